@@ -1,0 +1,74 @@
+// Keys, hashes, slots and places: the one order that everything follows.
+//
+//   key --mix--> hash       a fixed bijection of 64 bits, so no key is reserved and no two keys collide
+//   slot  = top bits of the hash           the unit that locks, grows, moves and is saved
+//   place = next bits of the hash          a position inside the slot's own table
+//
+// Sorting by hash sorts by slot first and by place inside the slot next, whatever the number of slots
+// and whatever the size of a slot's table: place() never falls as the hash rises.
+//
+// mix is the output function of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+// generators", OOPSLA'14; constants by Stafford, variant 13). tests/cpp/mix_test.cc pins it: a changed
+// mix would scramble every checkpoint ever written.
+
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/check.h"
+
+namespace shoal {
+
+enum class Slot : std::uint32_t {};
+
+constexpr std::uint32_t index_of(Slot slot) noexcept { return static_cast<std::uint32_t>(slot); }
+
+constexpr std::uint64_t mix(std::uint64_t key) noexcept {
+  std::uint64_t x = key + 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31U);
+}
+
+// The inverse of mix: each xor-shift is undone by repeating it, each product by the odd factor's inverse
+// modulo 2^64.
+constexpr std::uint64_t unmix(std::uint64_t hash) noexcept {
+  std::uint64_t x = hash;
+  x = (x ^ (x >> 31U) ^ (x >> 62U)) * 0x319642b2d24d8ec3U;
+  x = (x ^ (x >> 27U) ^ (x >> 54U)) * 0x96de1b173f119089U;
+  x = x ^ (x >> 30U) ^ (x >> 60U);
+  return x - 0x9e3779b97f4a7c15U;
+}
+
+// How the hash space is cut: a power of two of slots, fixed for the life of a store.
+class Slots {
+ public:
+  static constexpr std::size_t kFewest = 2;  // a table marks empty cells with the hash's slot bits, so one is needed
+  static constexpr std::size_t kMost = 65536;
+
+  explicit Slots(std::size_t count) : bits_(static_cast<unsigned>(std::bit_width(count)) - 1U) {
+    SHOAL_CHECK(count >= kFewest && count <= kMost && std::has_single_bit(count),
+                "slots must be a power of two from 2 to 65536, got " + std::to_string(count));
+  }
+
+  std::size_t count() const noexcept { return std::size_t{1} << bits_; }
+  unsigned bits() const noexcept { return bits_; }
+  Slot of(std::uint64_t hash) const noexcept { return Slot{static_cast<std::uint32_t>(hash >> (64U - bits_))}; }
+  // The least hash of a slot.
+  std::uint64_t first_hash(Slot slot) const noexcept { return std::uint64_t{index_of(slot)} << (64U - bits_); }
+
+  friend bool operator==(const Slots&, const Slots&) = default;
+
+ private:
+  unsigned bits_;
+};
+
+// The high half of a 128-bit product: scales a fraction (x of 2^64) to 0..n-1, monotone in x.
+constexpr std::uint64_t scale(std::uint64_t x, std::uint64_t n) noexcept {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::uint64_t>((static_cast<Wide>(x) * n) >> 64U);
+}
+
+}  // namespace shoal

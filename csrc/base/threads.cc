@@ -1,0 +1,163 @@
+#include "base/threads.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace shoal {
+
+namespace {
+
+std::atomic<std::size_t> stamp{1};
+
+// Installed when the library is loaded, so that no first use can race with a fork.
+[[maybe_unused]] const int installed = pthread_atfork(nullptr, nullptr, [] { stamp.fetch_add(1); });
+
+}  // namespace
+
+std::size_t process_stamp() noexcept { return stamp.load(std::memory_order_relaxed); }
+
+// The workers, and the one job they share. They belong to the process that started them: `stamp_` tells.
+class Pool::Crew {
+ public:
+  explicit Crew(std::size_t helpers) : stamp_(process_stamp()) {
+    threads_.reserve(helpers);
+    for (std::size_t i = 0; i < helpers; ++i) {
+      threads_.emplace_back([this] { serve(); });
+    }
+  }
+
+  ~Crew() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& thread : threads_) {
+      thread.join();
+    }
+  }
+
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+
+  bool alive() const noexcept { return stamp_ == process_stamp(); }
+
+  // False where another caller has the crew: the caller then does its work alone.
+  bool run(std::size_t parts, const std::function<void(std::size_t)>& work) {
+    const std::unique_lock turn(turn_, std::try_to_lock);
+    if (!turn.owns_lock()) {
+      return false;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      work_ = &work;
+      parts_ = parts;
+      next_.store(0, std::memory_order_relaxed);
+      ++job_;
+    }
+    wake_.notify_all();
+    drain(work, parts);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+    work_ = nullptr;  // under the lock: a worker that wakes late finds no job
+    if (failure_ != nullptr) {
+      const std::exception_ptr failure = std::exchange(failure_, nullptr);
+      lock.unlock();
+      std::rethrow_exception(failure);
+    }
+    return true;
+  }
+
+ private:
+  void drain(const std::function<void(std::size_t)>& work, std::size_t parts) {
+    for (;;) {
+      const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= parts) {
+        return;
+      }
+      try {
+        work(i);
+      } catch (...) {  // carried to the caller: an exception must not leave a thread
+        const std::lock_guard lock(mutex_);
+        if (failure_ == nullptr) {
+          failure_ = std::current_exception();
+        }
+      }
+    }
+  }
+
+  void serve() {
+    std::uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return stop_ || job_ != seen; });
+      if (stop_) {
+        return;
+      }
+      seen = job_;
+      if (work_ == nullptr) {
+        continue;
+      }
+      const auto& work = *work_;
+      const std::size_t parts = parts_;
+      ++busy_;
+      lock.unlock();
+      drain(work, parts);
+      lock.lock();
+      if (--busy_ == 0) {
+        done_.notify_one();
+      }
+    }
+  }
+
+  const std::size_t stamp_;
+  std::mutex turn_;  // held by the caller whose parts the crew works on
+  std::mutex mutex_;  // guards all below; taken after turn_
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  const std::function<void(std::size_t)>* work_ = nullptr;
+  std::size_t parts_ = 0;
+  std::atomic<std::size_t> next_{0};
+  std::uint64_t job_ = 0;
+  std::size_t busy_ = 0;
+  bool stop_ = false;
+  std::exception_ptr failure_;
+  std::vector<std::thread> threads_;
+};
+
+Pool::Pool(std::size_t threads)
+    : threads_(threads < 1 ? 1 : threads), crew_(threads_ > 1 ? std::make_unique<Crew>(threads_ - 1) : nullptr) {}
+
+Pool::~Pool() {
+  if (crew_ != nullptr && !crew_->alive()) {
+    // The workers did not survive the fork: joining them would wait for ever. Their records are left behind.
+    static_cast<void>(crew_.release());
+  }
+}
+
+void Pool::run(std::size_t parts, const std::function<void(std::size_t)>& work) {
+  if (parts > 1 && crew_ != nullptr && crew_->alive() && crew_->run(parts, work)) {
+    return;
+  }
+  std::exception_ptr failure;
+  for (std::size_t i = 0; i < parts; ++i) {
+    try {
+      work(i);
+    } catch (...) {  // as with a crew: the other parts end first
+      failure = failure == nullptr ? std::current_exception() : failure;
+    }
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
+  }
+}
+
+}  // namespace shoal
