@@ -1,0 +1,111 @@
+// A test harness in one file.
+//
+//   TEST(a_pull_never_creates_a_row) {        // the name is the sentence that the test proves
+//     CHECK(table.empty());
+//     CHECK_EQ(table.size(), 0);              // prints both values; integers compare by value, whatever
+//     their types CHECK_NEAR(loss, 0.6931, 1e-4);         // |a - b| <= bound, so never for NaN
+//     CHECK_THROWS(table.pull(k, r), "dim");  // throws a std::exception whose what() contains "dim"
+//   }
+//
+// A failed check prints itself and leaves its test by an exception, so that nothing runs on values already
+// known to be wrong. In a thread that the test started nobody catches it: it prints itself and ends the
+// program.
+//
+// Threads: checks may run in any thread; tests run one after another.
+
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <cstdio>
+#include <exception>
+#include <source_location>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace shoal::check {
+
+using Where = std::source_location;
+
+struct Failed {};
+struct Test {
+  std::string name;  // "slot_table_test/a_pull_never_creates_a_row"
+  void (*body)();
+};
+inline std::vector<Test> tests;
+
+inline bool add(std::string_view file, std::string_view name, void (*body)()) {
+  file.remove_prefix(file.rfind('/') + 1);
+  tests.push_back({std::string(file.substr(0, file.rfind('.'))) + "/" + std::string(name), body});
+  return true;
+}
+
+inline void expect(bool ok, const std::string& what, Where at = Where::current()) {
+  if (ok) return;
+  std::printf("%s:%u: %s\n", at.file_name(), static_cast<unsigned>(at.line()), what.c_str());
+  std::fflush(stdout);
+  throw Failed{};
+}
+
+void expect_that(bool ok, const auto& a, const auto& b, const std::string& names, Where at) {
+  std::ostringstream text;
+  text.precision(17);
+  if constexpr (requires { text << a << b; }) text << ": " << a << " and " << b;
+  expect(ok, names + text.str(), at);
+}
+
+template <class A, class B>
+void expect_equal(const A& a, const B& b, const std::string& names, Where at = Where::current()) {
+  if constexpr (std::integral<A> && std::integral<B> && !std::same_as<A, B>) {
+    expect_that(std::cmp_equal(a, b), a, b, names, at);  // -1 is not 2^64 - 1
+  } else {
+    expect_that(a == b, a, b, names, at);
+  }
+}
+
+void expect_throws(auto body, std::string_view part, const std::string& name, Where at = Where::current()) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    return expect(what.find(part) != std::string::npos, name + " threw \"" + what + '"', at);
+  }
+  expect(false, name + " threw nothing", at);
+}
+
+// Runs the tests whose name contains `part`, all for an empty one, and returns the exit code.
+inline int run(std::string_view part) {
+  int passed = 0, failed = 0;
+  for (const Test& test : tests) {
+    if (test.name.find(part) == std::string::npos) continue;
+    try {
+      test.body();
+      ++passed;
+      continue;
+    } catch (const Failed&) {  // it has printed itself
+    } catch (const std::exception& error) {
+      std::printf("threw \"%s\"\n", error.what());
+    }
+    ++failed;
+    std::printf("FAILED %s\n", test.name.c_str());
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 && passed > 0 ? 0 : 1;
+}
+
+}  // namespace shoal::check
+
+#define TEST(name)                                                                            \
+  static void name();                                                                         \
+  [[maybe_unused]] static const bool name##_added = shoal::check::add(__FILE__, #name, name); \
+  static void name()
+#define CHECK(...) shoal::check::expect(static_cast<bool>(__VA_ARGS__), "not true: " #__VA_ARGS__)
+#define CHECK_EQ(a, b) shoal::check::expect_equal(a, b, "not equal: " #a " and " #b)
+#define CHECK_NEAR(a, b, bound)                                                               \
+  shoal::check::expect_that(std::abs((a) - (b)) <= (bound), a, b, "not near: " #a " and " #b, \
+                            shoal::check::Where::current())
+#define CHECK_THROWS(expression, part) \
+  shoal::check::expect_throws([&] { static_cast<void>(expression); }, part, #expression)
