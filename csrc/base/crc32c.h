@@ -1,0 +1,18 @@
+// CRC-32C (Castagnoli, RFC 3720 B.4): the checksum of everything that is stored or sent.
+//
+// crc32c("123456789") == 0xe3069283. Extend: crc32c(b, crc32c(a)) is the checksum of a followed by b.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace shoal {
+
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
+
+// The portable twin of the machine's instruction: same results, a table instead. For tests and other machines.
+std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
+
+}  // namespace shoal

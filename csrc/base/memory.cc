@@ -1,0 +1,103 @@
+#include "base/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace shoal {
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = std::size_t{2} << 20U;
+
+constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+void advise_huge_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  if (bytes >= kHugePage) {
+    static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: a refusal costs speed, nothing else
+  }
+#endif
+}
+
+std::byte* map(std::size_t bytes) {
+  void* const got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (got == MAP_FAILED) {
+    throw std::bad_alloc();
+  }
+  advise_huge_pages(static_cast<std::byte*>(got), bytes);
+  return static_cast<std::byte*>(got);
+}
+
+std::byte* stretch(std::byte* data, std::size_t old_bytes, std::size_t bytes) {
+#ifdef __linux__
+  void* const got = mremap(data, old_bytes, bytes, MREMAP_MAYMOVE);
+  if (got == MAP_FAILED) {
+    throw std::bad_alloc();
+  }
+  advise_huge_pages(static_cast<std::byte*>(got), bytes);
+  return static_cast<std::byte*>(got);
+#else
+  std::byte* const got = map(bytes);
+  std::memcpy(got, data, std::min(old_bytes, bytes));
+  munmap(data, old_bytes);
+  return got;
+#endif
+}
+
+std::byte* allocate(std::size_t bytes) {
+  if (bytes >= Region::kMapped) {
+    return map(bytes);
+  }
+  void* const got = std::aligned_alloc(kCacheLine, bytes);
+  if (got == nullptr) {
+    throw std::bad_alloc();
+  }
+  std::memset(got, 0, bytes);
+  return static_cast<std::byte*>(got);
+}
+
+}  // namespace
+
+std::size_t Region::rounded(std::size_t bytes) noexcept {
+  return round_up(bytes, bytes >= kMapped ? kPage : kCacheLine);
+}
+
+void Region::resize(std::size_t wanted) {
+  const std::size_t bytes = rounded(wanted);
+  if (bytes == bytes_) {
+    return;
+  }
+  if (bytes == 0) {
+    release();
+    return;
+  }
+  if (bytes >= kMapped && bytes_ >= kMapped) {
+    data_ = stretch(data_, bytes_, bytes);
+  } else {
+    std::byte* const fresh = allocate(bytes);
+    if (data_ != nullptr) {
+      std::memcpy(fresh, data_, std::min(bytes, bytes_));
+    }
+    release();
+    data_ = fresh;
+  }
+  bytes_ = bytes;
+}
+
+void Region::release() noexcept {
+  if (bytes_ >= kMapped) {
+    munmap(data_, bytes_);
+  } else {
+    std::free(data_);
+  }
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace shoal

@@ -1,0 +1,60 @@
+// Region: one growable block of zeroed memory, and the only place that maps pages.
+//
+// Idea. A table grows in place: the block is stretched, its old bytes keep their offsets, and its new bytes read zero.
+// Large blocks are mappings of their own, which the system stretches by moving page tables and not bytes; so growth
+// needs no second copy, pages that were never written cost nothing, and shrinking gives pages back at once.
+//
+//   below kMapped bytes   heap, aligned to a cache line (a mapping would round up to a page)
+//   from kMapped bytes    anonymous mapping; huge pages are advised from 2 MiB
+//
+// Invariants
+//   I1  data() is aligned to kCacheLine; null where bytes() == 0.
+//   I2  the first min(old, new) bytes survive resize(); bytes beyond the old size read zero.
+//   I3  a resize() that throws (std::bad_alloc) has changed nothing.
+//
+// Threads: none of its own; one owner.
+
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace shoal {
+
+inline constexpr std::size_t kCacheLine = 64;
+
+class Region {
+ public:
+  static constexpr std::size_t kMapped = std::size_t{16} << 10U;
+
+  Region() = default;
+  explicit Region(std::size_t bytes) { resize(bytes); }
+  ~Region() { release(); }
+  Region(Region&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Region& operator=(Region&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  std::byte* data() noexcept { return data_; }
+  const std::byte* data() const noexcept { return data_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+  // The size that a request for `bytes` really takes: whole cache lines or whole pages. Ask for this much.
+  static std::size_t rounded(std::size_t bytes) noexcept;
+
+  // `bytes` is rounded up; shrinking gives memory back.
+  void resize(std::size_t bytes);
+
+ private:
+  void release() noexcept;
+
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace shoal
