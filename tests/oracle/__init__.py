@@ -1,0 +1,10 @@
+"""Slow, obvious float64 twins of everything the engine computes fast.
+
+Nothing here imports shoal: a test builds the same run twice, once on each side, and compares.
+
+optimizers  one class per update rule, straight from its paper
+others      the rules of other systems that look like ours and are not
+table       a table as a dict: dedupe, initial rows, zero and non-finite gradients
+hashing     mix and unmix on Python's integers; keys that meet in one slot or one place
+rounding    the grids of float16 and bfloat16
+"""
