@@ -1,0 +1,134 @@
+# Everything happens in this tree: the environment in .venv, everything built in build.
+# `make demo` and `make test` need python3 >= 3.11 (with headers), a C++20 compiler and make; pip fetches the rest.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+STAMPS := build/stamps
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+NATIVE := $(shell find csrc python/shoal -name '*.cc' -o -name '*.h' -o -name '*.pyx' -o -name '*.pxd' 2>/dev/null)
+PACKAGE := $(NATIVE) $(shell find csrc python/shoal -type d -not -name __pycache__ -o -name '*.py' -o -name '*.pyi' 2>/dev/null) \
+           pyproject.toml CMakeLists.txt LICENSE
+CPP := $(shell find csrc tests/cpp python/shoal -name '*.cc' -o -name '*.h' 2>/dev/null)
+PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxd' 2>/dev/null)
+
+say = @printf '==> %s\n'
+
+.PHONY: help demo test install lint format types cpp py asan tsan bench clean
+
+help:
+	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
+	@echo '             (a real file: make demo DATA=path FORMAT=libsvm|criteo)'
+	@echo 'make test    lint, types, layers, C++ tests, Python tests'
+	@echo 'make lint | types | cpp | py    one part of it'
+	@echo 'make asan | tsan                the C++ tests under the sanitizers'
+	@echo 'make bench   the benchmarks of bench/'
+	@echo 'make format  rewrite the sources as the formatters want them'
+	@echo 'make clean   remove build and .venv'
+
+# ---- the environment ----
+
+$(STAMPS)/venv: tools/find_python
+	@python=$$(tools/find_python) && printf '==> .venv: %s\n' "$$($$python --version) at $$python" && \
+	    rm -rf .venv && $$python -m venv .venv
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/compiler:
+	@command -v $${CXX:-c++} g++ clang++ >/dev/null || \
+	    { echo 'No C++ compiler: install g++ >= 12 or clang >= 14, or set CXX' >&2; exit 1; }
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/build-tools: requirements/build.txt $(STAMPS)/venv $(STAMPS)/compiler
+	$(say) '.venv: build tools'
+	@$(PIP) install -r requirements/build.txt
+	@touch $@
+
+$(STAMPS)/dev-tools: requirements/dev.txt $(STAMPS)/build-tools
+	$(say) '.venv: test tools'
+	@$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+# A missing torch is no failure: the tests that compare with it skip, and say so.
+$(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev-tools
+	$(say) '.venv: torch, as an oracle'
+	@plan=$$($(BIN)/python -m pip install --dry-run --no-input -r requirements/torch.txt 2>&1); \
+	case "$$plan" in \
+	    *nvidia-*) echo '    left out: only a CUDA build is on offer here (requirements/torch.txt has the command for a CPU build)' ;; \
+	    *'Would install'*) $(PIP) install -r requirements/torch.txt || echo '    left out: pip could not install it' ;; \
+	    *'already satisfied'*) ;; \
+	    *) echo '    left out: pip finds no torch for this machine' ;; \
+	esac
+	@touch $@
+
+$(STAMPS)/install: $(PACKAGE) $(STAMPS)/build-tools
+	$(say) 'building and installing shoal into .venv'
+	@$(PIP) install --no-build-isolation '.[plot]'
+	@touch $@
+
+install: $(STAMPS)/install
+
+# ---- what users see first ----
+
+demo: $(STAMPS)/install
+	$(say) 'training; the results go to build/demo'
+	@$(BIN)/shoal demo $(if $(DATA),--data '$(DATA)' --format '$(or $(FORMAT),$(error DATA needs FORMAT=libsvm or FORMAT=criteo))') --out build/demo
+
+# ---- tests ----
+
+test: export SHOAL_WERROR = ON
+test:
+	@start=$$(date +%s); $(MAKE) lint types cpp py && \
+	    printf '==> make test passed in %d s: lint, layers, types, C++ tests, Python tests\n' $$(($$(date +%s) - start)) || \
+	    { printf '==> make test FAILED: see above\n'; exit 1; }
+
+lint: $(STAMPS)/dev-tools
+	$(say) 'lint: ruff, clang-format, cython-lint, codespell, layers'
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+	@$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+	@$(if $(PYX),$(BIN)/cython-lint $(PYX))
+	@$(BIN)/codespell
+	@$(BIN)/python tools/check_layers.py
+
+types: $(STAMPS)/install $(STAMPS)/dev-tools
+	$(say) 'types: mypy, stubtest'
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m mypy.stubtest --concise --allowlist tools/stubtest_allowlist.txt shoal._core shoal._reader
+
+cpp: cpp-release cpp-dev
+asan: cpp-asan
+tsan: cpp-tsan
+
+# A fixed address-space layout, where the system grants it: the thread sanitizer of older compilers needs one.
+cpp-tsan: run = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: cpp-release cpp-dev cpp-asan cpp-tsan
+cpp-release cpp-dev cpp-asan cpp-tsan: cpp-%: $(STAMPS)/build-tools
+	$(say) 'C++ tests: $* (build/$*)'
+	@cmake --preset $* --log-level=WARNING >/dev/null
+	@cmake --build --preset $* -- --quiet
+	@$(run) ctest --preset $* --parallel $(JOBS)
+
+py: $(STAMPS)/install $(STAMPS)/torch
+	$(say) 'Python tests'
+	@$(BIN)/python -m pytest --quiet -n $(JOBS)
+
+# ---- the rest ----
+
+bench: $(STAMPS)/install $(STAMPS)/dev-tools
+	@set -e; for script in bench/bench_*.py; do printf '==> %s\n' "$$script"; $(BIN)/python "$$script"; done
+
+format: $(STAMPS)/dev-tools
+	@$(BIN)/ruff check --quiet --fix-only
+	@$(BIN)/ruff format
+	@$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+clean:
+	rm -rf build .venv

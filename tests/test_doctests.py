@@ -1,0 +1,23 @@
+"""The examples in the docstrings of the installed package run and print what they say."""
+
+import doctest
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+
+import shoal
+
+MODULES = ["shoal", *(m.name for m in pkgutil.walk_packages(shoal.__path__, "shoal.") if m.name != "shoal.__main__")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    output: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for test in doctest.DocTestFinder().find(module, extraglobs={"np": np, "shoal": shoal}):
+        runner.run(test, out=output.append)
+    assert runner.failures == 0, "".join(output)

@@ -1,0 +1,180 @@
+"""Check that folders and modules depend downward only, and that dangerous things live in one place.
+
+    python tools/check_layers.py [ROOT]
+
+One table for C++ includes (folders of ``csrc``) and Python imports (modules of ``python/shoal``): each name lists what
+it may use besides itself. A name that is not in the table is an error too: a new room gets its place on purpose.
+Prints one line per violation, ``file:line: what``, and ends with code 1 if there is any.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+CSRC = {
+    "base": "",
+    "route": "base",
+    "kernel": "base",
+    "optim": "base",
+    "table": "base",
+    "store": "base route optim table",
+    "bind": "base route kernel optim table store",
+}
+
+PYTHON = {
+    "_core": "",
+    "_reader": "",
+    "errors": "",
+    "optim": "_core errors",
+    "metrics": "_core errors",
+    "data": "_core _reader errors",
+    "table": "_core errors optim",
+    "checkpoint": "_core errors optim table",
+    "store": "_core errors optim table checkpoint",
+    "models": "_core errors optim table checkpoint store data metrics",
+    "demo": "_core errors optim table checkpoint store data metrics models",
+    "cli": "_core errors optim table checkpoint store data metrics models demo",
+    "__main__": "cli",
+    "__init__": "_core errors optim table checkpoint store data metrics models",
+}
+
+# C++ headers beside _reader.pyx belong to the reader and may use these folders.
+READER_HEADERS = "base"
+
+# Heavy or optional: imported inside the function that needs them, never by `import shoal`.
+LAZY = {"matplotlib", "pyarrow", "scipy", "sklearn", "torch"}
+
+# What only one place may do, as it looks in C++.
+ONLY_IN = [
+    (re.compile(r"\bmmap\s*\("), "mmap", {"base/memory.cc"}),
+    (re.compile(r"\bstd::j?thread\b(?!::)|\bstd::async\b|\bpthread_create\b"), "a thread start", {"base/threads.cc"}),
+    (re.compile(r"\bgetenv\b"), "reading the environment", set()),
+]
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
+CYTHON_EXTERN = re.compile(r'^\s*cdef\s+extern\s+from\s+"([^"]+)"')
+# Strings are matched first, so that a // inside one is no comment.
+COMMENT_OR_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def without_comments(text: str) -> str:
+    """Replace C++ comments by as many line ends as they hold."""
+    return COMMENT_OR_STRING.sub(lambda m: m[0] if m[0].startswith('"') else "\n" * m[0].count("\n"), text)
+
+
+def may_use(table: dict[str, str], user: str, used: str) -> bool:
+    """Tell whether ``user`` may depend on ``used``; both are names of the table."""
+    return user == used or used in table[user].split()
+
+
+def check_csrc(root: Path) -> Iterator[str]:
+    """Yield the violations in ``csrc`` and in the C++ headers of the reader."""
+    csrc = root / "csrc"
+    for path in sorted(p for p in csrc.rglob("*") if p.suffix in {".h", ".cc"}):
+        name = path.relative_to(csrc).as_posix()
+        folder = name.split("/")[0]
+        where = path.relative_to(root).as_posix()
+        if folder not in CSRC or name.count("/") != 1:
+            yield f"{where}:1: csrc/{Path(name).parent.as_posix()} is not in the table of tools/check_layers.py"
+            continue
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
+            for pattern, what, places in ONLY_IN:
+                if pattern.search(line) and name not in places:
+                    yield f"{where}:{number}: {what} belongs in {' or '.join(sorted(places)) or 'no file of csrc'}"
+            found = INCLUDE.match(line)
+            if not found:
+                continue
+            quoted, header = found[1] == '"', found[2]
+            if folder != "bind" and re.match(r"pybind11/|Python\.h$|numpy/", header):
+                yield f"{where}:{number}: {header} is for bind only"
+            elif quoted and header.split("/")[0] not in CSRC:
+                yield f'{where}:{number}: "{header}": write "folder/file.h", from csrc on'
+            elif quoted and not may_use(CSRC, folder, header.split("/")[0]):
+                yield f"{where}:{number}: {folder} may not include {header} (only: {CSRC[folder] or 'itself'})"
+
+    package = root / "python" / "shoal"
+    for path in sorted(p for p in package.rglob("*") if p.suffix in {".h", ".pyx", ".pxd"}):
+        where = path.relative_to(root).as_posix()
+        text = path.read_text()
+        for number, line in enumerate(text.splitlines(), 1):
+            found = CYTHON_EXTERN.match(line) if path.suffix != ".h" else INCLUDE.match(line)
+            header = found[found.lastindex or 0] if found else ""
+            folder = header.split("/")[0]
+            if folder in CSRC and folder not in READER_HEADERS.split():
+                yield f"{where}:{number}: the reader may not include {header} (only: {READER_HEADERS})"
+            elif re.match(r"pybind11/", header):
+                yield f"{where}:{number}: {header} is for csrc/bind only"
+
+
+def shoal_imports(path: Path, package: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, module) for each module of shoal that a file imports; ``__init__`` stands for the package itself."""
+    here = ["shoal", *path.relative_to(package).with_suffix("").parts]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level] if node.level else []
+            base += (node.module or "").split(".") if node.module else []
+            # `from shoal import table` names a module or something that the package exports.
+            names = [[*base, alias.name] if base == ["shoal"] else base for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name[0] == "shoal":
+                yield node.lineno, name[1] if len(name) > 1 and name[1] in PYTHON else "__init__"
+
+
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs when the module is imported: nothing in functions or under ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            child = ast.Module(child.orelse, [])
+        yield child
+        yield from run_at_import(child)
+
+
+def check_python(root: Path) -> Iterator[str]:
+    """Yield the violations in ``python/shoal``."""
+    package = root / "python" / "shoal"
+    for path in sorted(p for p in package.rglob("*") if p.suffix in {".py", ".pyi"}):
+        where = path.relative_to(root).as_posix()
+        module = path.relative_to(package).with_suffix("").parts[0]
+        if module not in PYTHON:
+            yield f"{where}:1: shoal.{module} is not in the table of tools/check_layers.py"
+            continue
+        tree = ast.parse(path.read_text(), where)
+        for line, used in shoal_imports(path, package, tree):
+            if not may_use(PYTHON, module, used):
+                yield f"{where}:{line}: {module} may not import {used} (only: {PYTHON[module] or 'nothing of shoal'})"
+        for node in run_at_import(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            for name in names:
+                if name.split(".")[0] in LAZY:
+                    yield f"{where}:{node.lineno}: import {name} inside the function that needs it"
+
+
+def check(root: Path) -> list[str]:
+    """Return all violations in the tree at ``root``."""
+    return [*check_csrc(root), *check_python(root)]
+
+
+def main() -> int:
+    """Run from the command line."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent.parent
+    violations = check(root)
+    for violation in violations:
+        print(violation)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
