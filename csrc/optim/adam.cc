@@ -1,0 +1,78 @@
+#include "optim/adam.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/simd.h"
+
+namespace shoal {
+
+namespace {
+
+// What is the same for all elements that share t.
+struct Factors {
+  float rate;
+  float take1;  // 1 - b1
+  float take2;  // 1 - b2
+  float eps;
+  float l2;
+  float kept;  // 1 - lr * weight_decay, or 1
+};
+
+Factors factors_at(const Adam& rule, double t) noexcept {
+  return {.rate = static_cast<float>(rule.lr * std::sqrt(1.0 - std::pow(rule.b2, t)) / (1.0 - std::pow(rule.b1, t))),
+          .take1 = static_cast<float>(1.0 - rule.b1),
+          .take2 = static_cast<float>(1.0 - rule.b2),
+          .eps = rule.eps,
+          .l2 = rule.decoupled ? 0.0F : static_cast<float>(rule.weight_decay),
+          .kept = rule.decoupled ? static_cast<float>(1.0 - rule.lr * rule.weight_decay) : 1.0F};
+}
+
+SHOAL_CLONES void steps(std::size_t count, const Factors& given, const float* g, float* w, float* m,
+                        float* v) noexcept {
+  const Factors f = given;
+  for (std::size_t e = 0; e < count; ++e) {
+    const float slope = g[e] + f.l2 * w[e];
+    const float mean = m[e] + f.take1 * (slope - m[e]);
+    const float square = v[e] + f.take2 * (slope * slope - v[e]);
+    const float root = std::sqrt(square) + f.eps;
+    w[e] = f.kept * w[e] - (mean == 0.0F ? 0.0F : f.rate * mean / root);
+    m[e] = mean;
+    v[e] = square;
+  }
+}
+
+}  // namespace
+
+Adam::Adam(Params& params)
+    : lr(params.positive("lr")),
+      b1(params.below_one("b1")),
+      b2(params.below_one("b2")),
+      eps(static_cast<float>(params.non_negative("eps"))),
+      weight_decay(params.non_negative("weight_decay")),
+      decoupled(params.rule() == kDecoupledName),
+      per_row_step(params.flag("per_row_step")) {}
+
+void Adam::start(const Block& block) const noexcept {
+  std::fill_n(block.columns[1], block.size(), 0.0F);
+  std::fill_n(block.columns[2], block.size(), 0.0F);
+  if (per_row_step) {
+    std::fill_n(block.row_state, block.rows, 0.0F);
+  }
+}
+
+void Adam::step(const Block& block) const noexcept {
+  const auto [w, m, v] = block.columns;
+  if (!per_row_step) {
+    steps(block.size(), factors_at(*this, static_cast<double>(block.step)), block.grads, w, m, v);
+    return;
+  }
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    const std::size_t first = r * block.dim;
+    float& t = block.row_state[r];
+    t += 1.0F;  // stays at 2^24, where the bias factors have long been 1
+    steps(block.dim, factors_at(*this, static_cast<double>(t)), block.grads + first, w + first, m + first, v + first);
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,57 @@
+#include "optim/ftrl.h"
+
+#include <algorithm>
+
+#include "optim/ftrl_weight.h"
+
+namespace shoal {
+
+namespace {
+
+SHOAL_CLONES void steps(std::size_t count, const Ftrl& given, const std::uint32_t* noise, const float* g, float* z,
+                        float* n) noexcept {
+  const Ftrl rule = given;  // a copy: the compiler need not fear that z or n alias it
+  for (std::size_t e = 0; e < count; ++e) {
+    const float root = std::sqrt(n[e]);
+    const float w = divided(shrink(z[e], rule.l1), stiffness(rule, root));  // before n moves: the paper's w_t
+    advance(rule, g[e], w, root, noise[e], z[e], n[e]);
+  }
+}
+
+SHOAL_CLONES void weights(std::size_t count, const Ftrl& given, const float* z, const float* n, float* w) noexcept {
+  const Ftrl rule = given;
+  for (std::size_t e = 0; e < count; ++e) {
+    w[e] = divided(shrink(z[e], rule.l1), stiffness(rule, std::sqrt(n[e])));
+  }
+}
+
+}  // namespace
+
+Ftrl::Ftrl(Params& params)
+    : inverse_alpha(static_cast<float>(1.0 / params.positive("alpha"))),
+      beta(static_cast<float>(params.non_negative("beta"))),
+      l1(static_cast<float>(params.non_negative("l1"))),
+      l2(static_cast<float>(params.non_negative("l2"))),
+      n0(static_cast<float>(params.non_negative("n0"))) {}
+
+void Ftrl::start(const Block& block) const noexcept {
+  std::fill_n(block.columns[1], block.size(), n0);
+  write(block, block.columns[0]);
+}
+
+void Ftrl::step(const Block& block) const noexcept {
+  steps(block.size(), *this, block.noise, block.grads, block.columns[0], block.columns[1]);
+}
+
+void Ftrl::read(const Block& block, float* w) const noexcept {
+  weights(block.size(), *this, block.columns[0], block.columns[1], w);
+}
+
+void Ftrl::write(const Block& block, const float* w) const noexcept {
+  for (std::size_t e = 0; e < block.size(); ++e) {
+    const float pull = w[e] * stiffness(*this, std::sqrt(block.columns[1][e]));
+    block.columns[0][e] = w[e] == 0.0F ? 0.0F : -pull - std::copysign(l1, w[e]);
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,82 @@
+#include "optim/group_ftrl.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "optim/ftrl_weight.h"
+
+namespace shoal {
+
+namespace {
+
+// 1 - t / |s|, or 0 where the whole row is 0; exactly 1 where l21 is 0.
+float share_left(const GroupFtrl& rule, std::size_t dim, const float* z) noexcept {
+  double squares = 0;
+  for (std::size_t e = 0; e < dim; ++e) {
+    const double s = static_cast<double>(shrink(z[e], rule.l1));
+    squares += s * s;
+  }
+  const double norm = std::sqrt(squares);
+  const double threshold = static_cast<double>(rule.l21) * std::sqrt(static_cast<double>(dim));
+  return norm <= threshold ? 0.0F : static_cast<float>(1.0 - threshold / norm);
+}
+
+}  // namespace
+
+GroupFtrl::GroupFtrl(Params& params)
+    : inverse_alpha(static_cast<float>(1.0 / params.positive("alpha"))),
+      beta(static_cast<float>(params.non_negative("beta"))),
+      l1(static_cast<float>(params.non_negative("l1"))),
+      l2(static_cast<float>(params.non_negative("l2"))),
+      l21(static_cast<float>(params.non_negative("l21"))),
+      n0(static_cast<float>(params.non_negative("n0"))) {}
+
+void GroupFtrl::start(const Block& block) const noexcept {
+  std::fill_n(block.columns[1], block.size(), n0);
+  write(block, block.columns[0]);
+}
+
+void GroupFtrl::step(const Block& block) const noexcept {
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    const std::size_t first = r * block.dim;
+    const float share = share_left(*this, block.dim, block.columns[0] + first);
+    for (std::size_t e = first; e < first + block.dim; ++e) {
+      float& z = block.columns[0][e];
+      float& n = block.columns[1][e];
+      const float root = std::sqrt(n);
+      const float w = divided(shrink(z, l1) * share, stiffness(*this, root));
+      advance(*this, block.grads[e], w, root, block.noise[e], z, n);
+    }
+  }
+}
+
+void GroupFtrl::read(const Block& block, float* w) const noexcept {
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    const std::size_t first = r * block.dim;
+    const float share = share_left(*this, block.dim, block.columns[0] + first);
+    for (std::size_t e = first; e < first + block.dim; ++e) {
+      w[e] = divided(shrink(block.columns[0][e], l1) * share, stiffness(*this, std::sqrt(block.columns[1][e])));
+    }
+  }
+}
+
+void GroupFtrl::write(const Block& block, const float* w) const noexcept {
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    const std::size_t first = r * block.dim;
+    double squares = 0;
+    for (std::size_t e = first; e < first + block.dim; ++e) {
+      const double pull = static_cast<double>(w[e] * stiffness(*this, std::sqrt(block.columns[1][e])));
+      squares += pull * pull;
+    }
+    const double threshold = static_cast<double>(l21) * std::sqrt(static_cast<double>(block.dim));
+    // s = pull * (1 + t / |pull|) is what share_left takes back to pull.
+    const float raise = squares == 0 ? 1.0F : static_cast<float>(1.0 + threshold / std::sqrt(squares));
+    for (std::size_t e = first; e < first + block.dim; ++e) {
+      const float weight = w[e];  // may be the very memory of z
+      const float pull = weight * stiffness(*this, std::sqrt(block.columns[1][e])) * raise;
+      block.columns[0][e] = weight == 0.0F ? 0.0F : -pull - std::copysign(l1, weight);
+    }
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,32 @@
+// Initial weights: a pure function of (seed, hash of the key, element). Integer mixing and basic IEEE operations only,
+// no library function, so every machine reads the same bits. An unseen key reads exactly the row it would be given.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace shoal {
+
+class Init {
+ public:
+  // Zeros (parameter unused), Constant (the value), Uniform (on [-parameter, parameter)), Normal (mean 0, standard
+  // deviation parameter). Bad names and parameters: std::invalid_argument.
+  Init(std::string_view name, double parameter, std::uint64_t seed);
+
+  void fill(std::uint64_t hash, std::size_t dim, float* weights) const noexcept;
+
+ private:
+  enum class Kind : std::uint8_t { kConstant, kUniform, kNormal };
+
+  Kind kind_;
+  float parameter_;
+  std::uint64_t seed_;
+};
+
+// The standard normal's inverse distribution function on (0, 1) to about 1e-15 (Wichura, Algorithm AS 241, Applied
+// Statistics 37, 1988).
+double normal_quantile(double p) noexcept;
+
+}  // namespace shoal

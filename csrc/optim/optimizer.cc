@@ -1,0 +1,74 @@
+#include "optim/optimizer.h"
+
+#include <utility>
+
+namespace shoal {
+
+namespace {
+
+float take_bound(std::map<std::string, double>& params, const char* name) {
+  const auto found = params.find(name);
+  if (found == params.end()) {
+    return std::numeric_limits<float>::infinity();
+  }
+  const double bound = found->second;
+  SHOAL_CHECK(bound > 0, std::string(name) + " must be > 0, got " + std::to_string(bound));
+  params.erase(found);
+  return static_cast<float>(bound);
+}
+
+Clip take_clip(std::map<std::string, double>& params) {
+  return {.value = take_bound(params, "clip_value"), .norm = take_bound(params, "clip_norm")};
+}
+
+template <class One>
+Rule made(Params params) {
+  One rule(params);
+  params.done();
+  return rule;
+}
+
+Rule make_rule(std::string_view name, std::map<std::string, double> values) {
+  Params params{std::string(name), std::move(values)};
+  if (name == Sgd::kName) {
+    return made<Sgd>(std::move(params));
+  }
+  if (name == Momentum::kName) {
+    return made<Momentum>(std::move(params));
+  }
+  if (name == Adagrad::kName) {
+    return made<Adagrad>(std::move(params));
+  }
+  if (name == RowWiseAdagrad::kName) {
+    return made<RowWiseAdagrad>(std::move(params));
+  }
+  if (name == Ftrl::kName) {
+    return made<Ftrl>(std::move(params));
+  }
+  if (name == GroupFtrl::kName) {
+    return made<GroupFtrl>(std::move(params));
+  }
+  SHOAL_CHECK(name == Adam::kName || name == Adam::kDecoupledName,
+              "no optimizer " + std::string(name) +
+                  ": SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam or AdamW");
+  return made<Adam>(std::move(params));
+}
+
+}  // namespace
+
+Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params)
+    : clip_(take_clip(params)), rule_(make_rule(name, std::move(params))) {}  // in this order: rule_ gets what is left
+
+std::span<const std::string_view> Optimizer::columns() const noexcept {
+  return std::visit([](const auto& rule) { return std::span<const std::string_view>(rule.kColumns); }, rule_);
+}
+
+bool Optimizer::derives_weights() const noexcept {
+  return std::visit([](const auto& rule) { return rule.kDerivesWeights; }, rule_);
+}
+
+std::string_view Optimizer::row_state() const noexcept {
+  return std::visit([](const auto& rule) { return rule.row_state(); }, rule_);
+}
+
+}  // namespace shoal

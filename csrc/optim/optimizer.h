@@ -1,0 +1,48 @@
+// Optimizer: one of the rules, chosen by name, with the clipping in front of it.
+//
+// A rule is a struct of float32 constants, formed from float64 hyper-parameters and rounded once, with
+//   kName, kColumns          its name and the names of its columns; columns[0] is w unless kDerivesWeights
+//   row_state()              the name of its number per row, or none
+//   start(block)             columns[0] holds initial weights; makes them a fresh row
+//   step(block)              one step of every row
+//   read, write              weights from columns and back, only where kDerivesWeights
+// std::visit once per batch; no choice is left inside a loop over rows.
+
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <variant>
+
+#include "optim/adagrad.h"
+#include "optim/adam.h"
+#include "optim/clip.h"
+#include "optim/ftrl.h"
+#include "optim/group_ftrl.h"
+#include "optim/momentum.h"
+#include "optim/rowwise_adagrad.h"
+#include "optim/sgd.h"
+
+namespace shoal {
+
+using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam>;
+
+class Optimizer {
+ public:
+  // Unknown names, unknown, missing or bad parameters: std::invalid_argument that names them. clip_value and
+  // clip_norm are parameters of every rule and may be left out.
+  Optimizer(std::string_view name, std::map<std::string, double> params);
+
+  const Rule& rule() const noexcept { return rule_; }
+  const Clip& clip() const noexcept { return clip_; }
+
+  std::span<const std::string_view> columns() const noexcept;
+  bool derives_weights() const noexcept;
+  std::string_view row_state() const noexcept;
+
+ private:
+  Clip clip_;
+  Rule rule_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,58 @@
+// Params: hyper-parameters by name, as a user or a manifest gives them. Each rule takes its own and says what is wrong.
+
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+
+namespace shoal {
+
+class Params {
+ public:
+  Params(std::string rule, std::map<std::string, double> values)
+      : rule_(std::move(rule)), values_(std::move(values)) {}
+
+  const std::string& rule() const noexcept { return rule_; }
+
+  // Each parameter is taken once; done() complains of those that nobody took.
+  double positive(const std::string& name) {
+    const double value = take(name);
+    SHOAL_CHECK(value > 0, rule_ + " needs " + name + " > 0, got " + std::to_string(value));
+    return value;
+  }
+  double non_negative(const std::string& name) {
+    const double value = take(name);
+    SHOAL_CHECK(value >= 0, rule_ + " needs " + name + " >= 0, got " + std::to_string(value));
+    return value;
+  }
+  double below_one(const std::string& name) {
+    const double value = take(name);
+    SHOAL_CHECK(value >= 0 && value < 1, rule_ + " needs 0 <= " + name + " < 1, got " + std::to_string(value));
+    return value;
+  }
+  bool flag(const std::string& name) { return take(name) != 0; }
+
+  void done() const {
+    SHOAL_CHECK(values_.empty(), rule_ + " has no parameter " + values_.begin()->first);
+  }
+
+ private:
+  double take(const std::string& name) {
+    const auto found = values_.find(name);
+    SHOAL_CHECK(found != values_.end(), rule_ + " needs a parameter " + name);
+    const double value = found->second;
+    SHOAL_CHECK(std::isfinite(value) && std::abs(value) < 3.4e38,
+                rule_ + " needs a finite float32 for " + name + ", got " + std::to_string(value));
+    values_.erase(found);
+    return value;
+  }
+
+  std::string rule_;
+  std::map<std::string, double> values_;
+};
+
+}  // namespace shoal
