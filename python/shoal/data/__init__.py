@@ -1,0 +1,13 @@
+"""Data: files of examples into batches of arrays.
+
+    file -> source.Lines (blocks of whole lines) -> rows.fill (one Cython call a block) -> Batch
+         -> ahead.Ahead (all of that in one background thread) -> Reader (what a user iterates)
+
+The formats, the hash and the rules of sharding are in ``docs/readers.md``.
+"""
+
+from shoal.data.batch import Batch
+from shoal.data.hashing import hash_strings
+from shoal.data.reader import Reader, read_criteo, read_libsvm
+
+__all__ = ["Batch", "Reader", "hash_strings", "read_criteo", "read_libsvm"]

@@ -1,0 +1,75 @@
+"""Batch: some examples as arrays, features row by row (CSR)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Some examples: a label each, and any number of (key, value) features each.
+
+    Example ``i`` has the features ``keys[indptr[i]:indptr[i + 1]]``.
+
+    Parameters
+    ----------
+    labels : float32[n]
+        0 or 1.
+    indptr : int64[n + 1]
+        From 0 to nnz, never falling.
+    keys : uint64[nnz]
+        Any keys, in any order, duplicates allowed.
+    values : float32[nnz] or None
+        None: every value is 1.
+
+    Raises
+    ------
+    ValueError
+        A dtype or a length is another.
+
+    Notes
+    -----
+    The arrays are the batch's own: the reader that made them does not touch them again.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batch = Batch(np.array([1, 0], np.float32), np.array([0, 2, 3]), np.array([7, 9, 7], np.uint64), None)
+    >>> len(batch), batch.nnz
+    (2, 3)
+    """
+
+    labels: NDArray[np.float32]
+    indptr: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    values: NDArray[np.float32] | None
+
+    def __post_init__(self) -> None:
+        _check("labels", self.labels, np.dtype(np.float32))
+        _check("indptr", self.indptr, np.dtype(np.int64), len(self.labels) + 1)
+        _check("keys", self.keys, np.dtype(np.uint64))
+        if self.values is not None:
+            _check("values", self.values, np.dtype(np.float32), len(self.keys))
+        if self.indptr[0] != 0 or self.indptr[-1] != len(self.keys):
+            raise ValueError(
+                f"indptr runs from {self.indptr[0]} to {self.indptr[-1]}: it must run from 0 to {len(self.keys)}, the "
+                f"number of keys"
+            )
+
+    def __len__(self) -> int:
+        """Examples in the batch."""
+        return len(self.labels)
+
+    @property
+    def nnz(self) -> int:
+        """Features in the batch, all examples together."""
+        return len(self.keys)
+
+
+def _check(name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic], length: int | None = None) -> None:
+    if array.dtype != dtype or array.ndim != 1 or (length is not None and len(array) != length):
+        want = f"{dtype}[{'any length' if length is None else length}]"
+        raise ValueError(f"{name} is {array.dtype}{list(array.shape)}: pass {want}")

@@ -1,0 +1,68 @@
+"""Criteo's integer columns: the log-squared buckets, and the keys of the buckets.
+
+The customary rule turns an integer v into a token:
+
+    v > 2    the decimal digits of floor(ln(v)^2)
+    v <= 2   "SP" and the decimal digits of v
+
+A bucket is thus an interval of integers, and the rule becomes a table of where the intervals begin. The table is exact:
+floor(ln(v)^2) >= b just where v >= exp(sqrt(b)), which is never a whole number for b >= 1.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.hashing import hash_strings
+
+INTEGER_COLUMNS = 13
+_BITS = 63  # of the largest integer
+_DIGITS = 40  # 19 before the point, and enough behind it to tell any of the bounds from a whole number
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The tables that `shoal._reader.parse_criteo` walks.
+
+    Parameters
+    ----------
+    floors : uint64[buckets + 1]
+        Bucket b holds the integers in [floors[b], floors[b + 1]); the last entry is 2^64 - 1.
+    cells : uint16[960]
+        The bucket of the least integer in each cell. A cell holds the integers that agree in their length and their
+        leading five bits, so that only a few buckets meet in one.
+    numbers : uint64[13, buckets]
+        The key of each bucket in each integer column.
+    """
+
+    floors: NDArray[np.uint64]
+    cells: NDArray[np.uint16]
+    numbers: NDArray[np.uint64]
+
+
+@functools.cache
+def buckets() -> Buckets:
+    """Make the tables, once in a process: some milliseconds."""
+    starts = [0, 1, 2]
+    tokens = ["SP0", "SP1", "SP2"]
+    context = Context(prec=_DIGITS)
+    b = 1
+    while (start := _start_of(b, context)) < 1 << _BITS:
+        starts.append(start)
+        tokens.append(str(b))
+        b += 1
+    floors = np.array([*starts, (1 << 64) - 1], np.uint64)
+    least = [*range(32), *(top << shift for shift in range(1, _BITS - 4) for top in range(16, 32))]
+    cells = np.searchsorted(floors, np.array(least, np.uint64), side="right") - 1
+    numbers = np.stack([hash_strings(tokens, field=column) for column in range(1, INTEGER_COLUMNS + 1)])
+    return Buckets(floors, cells.astype(np.uint16), numbers)
+
+
+def _start_of(b: int, context: Context) -> int:
+    """Compute the least integer v with ln(v)^2 >= b."""
+    return int(context.exp(context.sqrt(Decimal(b))).to_integral_value(ROUND_CEILING, context))

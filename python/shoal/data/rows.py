@@ -1,0 +1,201 @@
+"""Rows: blocks of text into batches, whatever the sizes of both.
+
+One set of arrays fills up block after block and grows when it must; a batch is a copy of what is in it, of just the
+right size. So a batch ends at its number of rows and not at a block's end, the large arrays are touched
+again and again, and what is handed out belongs to whom it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal import _reader
+from shoal.data.batch import Batch
+from shoal.data.criteo import buckets
+from shoal.data.source import Lines, LineTooLong
+
+_FIRST_ROWS = 1 << 10
+_FIRST_KEYS = 1 << 16
+_EXCERPT_BYTES = 80
+
+
+class Rows:
+    """The arrays that are being filled.
+
+    Parameters
+    ----------
+    most : int
+        Rows of a batch.
+    valued : bool
+        Whether the format has values.
+    """
+
+    def __init__(self, most: int, valued: bool) -> None:
+        self.row = 0
+        self._most = most
+        self._valued = valued
+        first = min(most, _FIRST_ROWS)
+        self.labels = np.empty(first, np.float32)
+        self.indptr = np.zeros(first + 1, np.int64)
+        self.keys = np.empty(_FIRST_KEYS, np.uint64)
+        self.values = np.empty(_FIRST_KEYS if valued else 0, np.float32)
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch is complete."""
+        return self.row == self._most
+
+    def grow(self) -> None:
+        """Double what stood in the way of the next line."""
+        if self.row == len(self.labels):
+            rows = min(2 * self.row, self._most)
+            self.labels = _longer(self.labels, rows)
+            self.indptr = _longer(self.indptr, rows + 1)
+        else:
+            self.keys = _longer(self.keys, 2 * len(self.keys))
+            self.values = _longer(self.values, 2 * len(self.values))
+
+    def take(self) -> Batch:
+        """Copy the rows out, and begin again."""
+        rows, self.row = self.row, 0
+        nnz = self.indptr[rows]
+        values = self.values[:nnz].copy() if self._valued else None
+        return Batch(self.labels[:rows].copy(), self.indptr[: rows + 1].copy(), self.keys[:nnz].copy(), values)
+
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def _longer(array: NDArray[Scalar], size: int) -> NDArray[Scalar]:
+    larger = np.empty(size, array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+Parse = Callable[[memoryview, int, Rows, bool], tuple[int, int, int, int, int, int]]
+
+
+def _parse_libsvm(text: memoryview, start: int, rows: Rows, skip: bool) -> tuple[int, int, int, int, int, int]:
+    return _reader.parse_libsvm(text, start, rows.labels, rows.indptr, rows.keys, rows.values, rows.row, skip)
+
+
+def _parse_criteo(text: memoryview, start: int, rows: Rows, skip: bool) -> tuple[int, int, int, int, int, int]:
+    table = buckets()
+    return _reader.parse_criteo(
+        text, start, rows.labels, rows.indptr, rows.keys, table.floors, table.cells, table.numbers, rows.row, skip
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a line is read.
+
+    Parameters
+    ----------
+    name : str
+        As the command line and messages call it.
+    parse : callable
+        One of the two walks of `shoal._reader` over a `Rows`.
+    valued : bool
+        Whether a feature has a value.
+    """
+
+    name: str
+    parse: Parse
+    valued: bool
+
+
+LIBSVM = Format("libsvm", _parse_libsvm, valued=True)
+CRITEO = Format("criteo", _parse_criteo, valued=False)
+
+
+class Part(NamedTuple):
+    """What a block, or a piece of one, came to.
+
+    Parameters
+    ----------
+    batches : list of Batch
+        Those that it completed.
+    skipped : int
+        Malformed lines so far.
+    fraction : float
+        As `Block`.
+    """
+
+    batches: list[Batch]
+    skipped: int
+    fraction: float
+
+
+def fill(lines: Lines, form: Format, batch_size: int, skip: bool) -> Generator[Part, None, None]:
+    """Read the lines into batches of ``batch_size`` rows, the last one smaller.
+
+    Parameters
+    ----------
+    lines : Lines
+        Where from.
+    form : Format
+        What the lines are.
+    batch_size : int
+        At least 1.
+    skip : bool
+        Whether malformed lines are counted and left out, or an error.
+
+    Yields
+    ------
+    Part
+        One for each block, with no batches in it too.
+
+    Raises
+    ------
+    ValueError
+        A malformed line or one that is too long, with the file, the line and what is wrong; damaged compression.
+    """
+    rows = Rows(batch_size, form.valued)
+    line = 1  # the number of the next one, counted from the first of the shard
+    skipped = 0
+    fraction = 0.0
+    try:
+        for text, offset, passed, fraction in lines:
+            line += passed
+            done = []
+            end = 0
+            while end < len(text):
+                end, count, rows.row, left_out, fault, at = form.parse(text, end, rows, skip)
+                line += count
+                skipped += left_out
+                if rows.full:
+                    done.append(rows.take())
+                elif fault:
+                    yield Part(done, skipped, fraction)
+                    for newlines in lines.newlines_before():
+                        line += newlines
+                        yield Part([], skipped, fraction)
+                    raise ValueError(_malformed(lines.path, line, offset + end, bytes(text[end:]), at - end, fault))
+                elif end < len(text):
+                    rows.grow()
+            yield Part(done, skipped, fraction)
+    except LineTooLong as error:
+        for newlines in lines.newlines_before():
+            line += newlines
+            yield Part([], skipped, fraction)
+        raise ValueError(f"{lines.path}, line {line}: {error}: split the line, or is this a text file?") from None
+    if rows.row:
+        yield Part([rows.take()], skipped, 1.0)
+
+
+def _malformed(path: str, line: int, offset: int, text: bytes, at: int, fault: int) -> str:
+    """Say what is wrong with the first line of `text`, at its byte `at`, and show the part around it."""
+    text = text.partition(b"\n")[0].rstrip(b"\r")
+    begin = max(0, min(at - _EXCERPT_BYTES // 2, len(text) - _EXCERPT_BYTES))
+    shown = text[begin : begin + _EXCERPT_BYTES].decode("utf-8", "backslashreplace")
+    before, behind = "..." if begin > 0 else "", "..." if begin + _EXCERPT_BYTES < len(text) else ""
+    return (
+        f"{path}, line {line}, column {at + 1} (the line begins at byte {offset}): {_reader.FAULTS[fault]}: "
+        f"{before + shown + behind!r}; on_error='skip' leaves such lines out and counts them"
+    )
