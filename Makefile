@@ -82,7 +82,6 @@ demo: $(STAMPS)/install
 
 # ---- tests ----
 
-test: export SHOAL_WERROR = ON
 test:
 	@start=$$(date +%s); $(MAKE) lint types cpp py && \
 	    printf '==> make test passed in %d s: lint, layers, types, C++ tests, Python tests\n' $$(($$(date +%s) - start)) || \

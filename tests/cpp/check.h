@@ -2,14 +2,14 @@
 //
 //   TEST(a_pull_never_creates_a_row) {        // the name is the sentence that the test proves
 //     CHECK(table.empty());
-//     CHECK_EQ(table.size(), 0);              // prints both values; integers compare by value, whatever
-//     their types CHECK_NEAR(loss, 0.6931, 1e-4);         // |a - b| <= bound, so never for NaN
+//     CHECK_EQ(table.size(), 0);              // prints both values; -1 is not 2^64 - 1
+//     CHECK_NEAR(loss, 0.6931, 1e-4);         // |a - b| <= bound, so never for NaN
 //     CHECK_THROWS(table.pull(k, r), "dim");  // throws a std::exception whose what() contains "dim"
 //   }
 //
 // A failed check prints itself and leaves its test by an exception, so that nothing runs on values already
-// known to be wrong. In a thread that the test started nobody catches it: it prints itself and ends the
-// program.
+// known to be wrong. In a thread that the test started nobody catches it: it prints itself and ends
+// the program.
 //
 // Threads: checks may run in any thread; tests run one after another.
 
@@ -19,7 +19,6 @@
 #include <concepts>
 #include <cstdio>
 #include <exception>
-#include <source_location>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -28,9 +27,11 @@
 
 namespace shoal::check {
 
-using Where = std::source_location;
-
 struct Failed {};
+struct Where {
+  const char* file;
+  int line;
+};
 struct Test {
   std::string name;  // "slot_table_test/a_pull_never_creates_a_row"
   void (*body)();
@@ -43,9 +44,9 @@ inline bool add(std::string_view file, std::string_view name, void (*body)()) {
   return true;
 }
 
-inline void expect(bool ok, const std::string& what, Where at = Where::current()) {
+inline void expect(bool ok, const std::string& what, Where at) {
   if (ok) return;
-  std::printf("%s:%u: %s\n", at.file_name(), static_cast<unsigned>(at.line()), what.c_str());
+  std::printf("%s:%d: %s\n", at.file, at.line, what.c_str());
   std::fflush(stdout);
   throw Failed{};
 }
@@ -58,15 +59,15 @@ void expect_that(bool ok, const auto& a, const auto& b, const std::string& names
 }
 
 template <class A, class B>
-void expect_equal(const A& a, const B& b, const std::string& names, Where at = Where::current()) {
+void expect_equal(const A& a, const B& b, const std::string& names, Where at) {
   if constexpr (std::integral<A> && std::integral<B> && !std::same_as<A, B>) {
-    expect_that(std::cmp_equal(a, b), a, b, names, at);  // -1 is not 2^64 - 1
+    expect_that(std::cmp_equal(a, b), a, b, names, at);
   } else {
     expect_that(a == b, a, b, names, at);
   }
 }
 
-void expect_throws(auto body, std::string_view part, const std::string& name, Where at = Where::current()) {
+void expect_throws(auto body, std::string_view part, const std::string& name, Where at) {
   try {
     body();
   } catch (const std::exception& error) {
@@ -102,10 +103,10 @@ inline int run(std::string_view part) {
   static void name();                                                                         \
   [[maybe_unused]] static const bool name##_added = shoal::check::add(__FILE__, #name, name); \
   static void name()
-#define CHECK(...) shoal::check::expect(static_cast<bool>(__VA_ARGS__), "not true: " #__VA_ARGS__)
-#define CHECK_EQ(a, b) shoal::check::expect_equal(a, b, "not equal: " #a " and " #b)
-#define CHECK_NEAR(a, b, bound)                                                               \
-  shoal::check::expect_that(std::abs((a) - (b)) <= (bound), a, b, "not near: " #a " and " #b, \
-                            shoal::check::Where::current())
+#define CHECK_AT (shoal::check::Where{__FILE__, __LINE__})
+#define CHECK(...) shoal::check::expect(static_cast<bool>(__VA_ARGS__), "not true: " #__VA_ARGS__, CHECK_AT)
+#define CHECK_EQ(a, b) shoal::check::expect_equal(a, b, "not equal: " #a " and " #b, CHECK_AT)
+#define CHECK_NEAR(a, b, bound) \
+  shoal::check::expect_that(std::abs((a) - (b)) <= (bound), a, b, "not near: " #a " and " #b, CHECK_AT)
 #define CHECK_THROWS(expression, part) \
-  shoal::check::expect_throws([&] { static_cast<void>(expression); }, part, #expression)
+  shoal::check::expect_throws([&] { static_cast<void>(expression); }, part, #expression, CHECK_AT)
