@@ -1,0 +1,265 @@
+#include "kernel/logistic.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/check.h"
+#include "base/simd.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::size_t kLeastEntries = 16384;  // entries worth a thread
+constexpr std::size_t kBlocks = 16;           // loss blocks summed on the stack at a time
+
+SHOAL_CLONES std::uint32_t greatest(std::span<const std::uint32_t> numbers) noexcept {
+  std::uint32_t most = 0;
+  for (const std::uint32_t number : numbers) {
+    most = std::max(most, number);
+  }
+  return most;
+}
+
+// After this no index of the examples leaves its array; `keys` unique keys.
+void check(const Examples& examples, std::size_t keys) {
+  const auto& [indptr, columns, values, bias] = examples;
+  const std::string entries = std::to_string(columns.size());
+  SHOAL_CHECK(!indptr.empty() && indptr.front() == 0, "indptr must begin with 0");
+  const auto fall = std::adjacent_find(indptr.begin(), indptr.end(), std::greater<>());
+  SHOAL_CHECK(fall == indptr.end(), "indptr falls at position " + std::to_string(fall - indptr.begin() + 1) + ": from " +
+                                        std::to_string(*fall) + " to " + std::to_string(*(fall + 1)));
+  SHOAL_CHECK(static_cast<std::uint64_t>(indptr.back()) == columns.size(),
+              "indptr must end with the number of entries, " + entries + ", got " + std::to_string(indptr.back()));
+  SHOAL_CHECK(values.empty() || values.size() == columns.size(),
+              "values must have one number for each of the " + entries + " entries, got " +
+                  std::to_string(values.size()));
+  SHOAL_CHECK(columns.empty() || greatest(columns) < keys,
+              "an entry is unique key " + std::to_string(greatest(columns)) + ", but there are only " +
+                  std::to_string(keys));
+  SHOAL_CHECK(!bias || *bias < keys,
+              "the bias is unique key " + std::to_string(*bias) + ", but there are only " + std::to_string(keys));
+}
+
+void check_sizes(std::size_t got, std::size_t examples, const char* name) {
+  SHOAL_CHECK(got == examples, std::string(name) + " must have one number for each of the " +
+                                   std::to_string(examples) + " examples, got " + std::to_string(got));
+}
+
+std::size_t begin_of(const Examples& examples, std::size_t i) noexcept {
+  return static_cast<std::size_t>(examples.indptr[i]);
+}
+
+// Calls work(begin, end) for neighbouring examples, in as many parts as the entries are worth.
+template <class Work>
+void each_piece(const Examples& examples, Pool& pool, const Work& work) {
+  const Pieces pieces{examples.size(),
+                      std::min(examples.size(), parts_for(examples.columns.size(), kLeastEntries, pool.threads()))};
+  pool.run(pieces.parts, [&](std::size_t p) { work(pieces.begin(p), pieces.begin(p + 1)); });
+}
+
+// Entry e times the number of its key.
+template <bool ones>
+double product(const Examples& examples, const float* weights, std::size_t e) noexcept {
+  const auto weight = static_cast<double>(weights[examples.columns[e]]);
+  return ones ? weight : weight * static_cast<double>(examples.values[e]);
+}
+
+// Entry e of an example with this slope.
+template <bool ones>
+double share(const Examples& examples, double slope, std::size_t e) noexcept {
+  return ones ? slope : slope * static_cast<double>(examples.values[e]);
+}
+
+// Entry k of an example goes into sum k % 4: four additions are under way at once.
+template <bool ones>
+void margins_of(const Examples& examples, const float* weights, std::size_t begin, std::size_t end,
+                double* out) noexcept {
+  const double bias = examples.bias ? static_cast<double>(weights[*examples.bias]) : 0.0;
+  for (std::size_t i = begin; i < end; ++i) {
+    double sums[4] = {};
+    std::size_t e = begin_of(examples, i);
+    const std::size_t last = begin_of(examples, i + 1);
+    for (; e + 4 <= last; e += 4) {
+      for (std::size_t k = 0; k < 4; ++k) {
+        sums[k] += product<ones>(examples, weights, e + k);
+      }
+    }
+    for (std::size_t k = 0; e < last; ++k, ++e) {
+      sums[k] += product<ones>(examples, weights, e);
+    }
+    out[i] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + bias;
+  }
+}
+
+// Adds each entry to the sum of its key, front to back: the plain meaning of a gradient.
+template <bool ones>
+void scatter(const Examples& examples, const double* slopes, double* sums) noexcept {
+  for (std::size_t i = 0; i < examples.size(); ++i) {
+    const std::size_t last = begin_of(examples, i + 1);
+    for (std::size_t e = begin_of(examples, i); e < last; ++e) {
+      sums[examples.columns[e]] += share<ones>(examples, slopes[i], e);
+    }
+    if (examples.bias) {
+      sums[*examples.bias] += slopes[i];
+    }
+  }
+}
+
+template <bool ones>
+void shares_of(const Examples& examples, const double* slopes, std::size_t begin, std::size_t end,
+               double* shares) noexcept {
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::size_t last = begin_of(examples, i + 1);
+    for (std::size_t e = begin_of(examples, i); e < last; ++e) {
+      shares[e] = share<ones>(examples, slopes[i], e);
+    }
+  }
+}
+
+// The bias's sum as scatter forms it: after each example its slope, besides any entries of the same key.
+double bias_sum(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
+                const double* shares) noexcept {
+  const std::size_t bias = *examples.bias;
+  std::size_t j = occurrences.firsts[bias];
+  const std::size_t last = occurrences.firsts[bias + 1];
+  double sum = 0.0;
+  for (std::size_t i = 0; i < examples.size(); ++i) {
+    for (; j < last && occurrences.order[j] < begin_of(examples, i + 1); ++j) {
+      sum += shares[occurrences.order[j]];
+    }
+    sum += slopes[i];
+  }
+  return sum;
+}
+
+}  // namespace
+
+void margins(const Examples& examples, std::span<const float> weights, std::span<double> out, Pool& pool) {
+  check(examples, weights.size());
+  check_sizes(out.size(), examples.size(), "margins");
+  each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
+    (examples.values.empty() ? margins_of<true> : margins_of<false>)(examples, weights.data(), begin, end,
+                                                                     out.data());
+  });
+}
+
+namespace {
+
+// e^-|a| is in (0, 1]: nothing below overflows or cancels.
+struct Point {
+  double p;     // probability of label 1
+  double q;     // of label 0, exact where 1 - p is not
+  double tail;  // log1p(e^-|a|), what the loss has beyond max(a, 0) - a y
+};
+
+Point point(double a) noexcept {
+  const double e = std::exp(-std::abs(a));
+  const double near = 1.0 / (1.0 + e);
+  const double far = e / (1.0 + e);
+  return {a >= 0.0 ? near : far, a >= 0.0 ? far : near, std::log1p(e)};
+}
+
+template <bool sloped>
+double losses_of(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
+                 std::span<double> slopes, Pool& pool) {
+  const std::size_t n = margins.size();
+  check_sizes(labels.size(), n, "labels");
+  SHOAL_CHECK(weights.empty() || weights.size() == n, "example weights must be one for each of the " +
+                                                          std::to_string(n) + " examples, got " +
+                                                          std::to_string(weights.size()));
+  if (sloped) {
+    check_sizes(slopes.size(), n, "slopes");
+  }
+  const auto odd = std::find_if(labels.begin(), labels.end(), [](float y) { return y != 0.0F && y != 1.0F; });
+  SHOAL_CHECK(odd == labels.end(), "labels must be 0 or 1, got " + std::to_string(*odd) + " at position " +
+                                       std::to_string(odd - labels.begin()));
+  const std::size_t blocks = (n + kLossBlock - 1) / kLossBlock;
+  double total = 0.0;
+  for (std::size_t first = 0; first < blocks; first += kBlocks) {
+    const std::size_t count = std::min(kBlocks, blocks - first);
+    double sums[kBlocks] = {};
+    pool.run(count, [&](std::size_t b) {
+      const std::size_t begin = (first + b) * kLossBlock;
+      const std::size_t end = std::min(n, begin + kLossBlock);
+      double sum = 0.0;
+      for (std::size_t i = begin; i < end; ++i) {
+        const double a = margins[i];
+        const bool one = labels[i] == 1.0F;
+        const double weight = weights.empty() ? 1.0 : static_cast<double>(weights[i]);
+        const Point at = point(a);
+        // max(a, 0) - a y is |a| where the sign of a is wrong and 0 where it is right.
+        sum += weight * (std::max(one ? -a : a, 0.0) + at.tail);
+        if (sloped) {
+          slopes[i] = weight * (one ? -at.q : at.p);
+        }
+      }
+      sums[b] = sum;
+    });
+    for (std::size_t b = 0; b < count; ++b) {
+      total += sums[b];
+    }
+  }
+  return total;
+}
+
+}  // namespace
+
+double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
+              std::span<double> slopes, Pool& pool) {
+  return losses_of<true>(margins, labels, weights, slopes, pool);
+}
+
+double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
+              Pool& pool) {
+  return losses_of<false>(margins, labels, weights, {}, pool);
+}
+
+void probabilities(std::span<const double> margins, std::span<double> out, Pool& pool) {
+  check_sizes(out.size(), margins.size(), "probabilities");
+  const Pieces pieces{margins.size(), parts_for(margins.size(), kLossBlock, pool.threads())};
+  pool.run(pieces.parts, [&](std::size_t p) {
+    for (std::size_t i = pieces.begin(p); i < pieces.begin(p + 1); ++i) {
+      const double e = std::exp(-std::abs(margins[i]));
+      out[i] = (margins[i] >= 0.0 ? 1.0 : e) / (1.0 + e);
+    }
+  });
+}
+
+void gradient(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
+              std::span<float> out, Pool& pool, GradientScratch& scratch) {
+  check(examples, out.size());
+  check_sizes(slopes.size(), examples.size(), "slopes");
+  const std::size_t entries = examples.columns.size();
+  const bool ones = examples.values.empty();
+  const std::size_t keys = out.size();
+  if (parts_for(entries, kLeastEntries, pool.threads()) <= 2) {
+    const auto sums = scratch.numbers.claim(keys);
+    std::fill(sums.begin(), sums.end(), 0.0);
+    (ones ? scatter<true> : scatter<false>)(examples, slopes.data(), sums.data());
+    std::transform(sums.begin(), sums.end(), out.begin(), [](double sum) { return static_cast<float>(sum); });
+    return;
+  }
+  const auto& [order, firsts] = occurrences;
+  SHOAL_CHECK(firsts.size() == keys + 1 && order.size() >= entries, "occurrences of another batch");
+  const auto shares = scratch.numbers.claim(entries);
+  each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
+    (ones ? shares_of<true> : shares_of<false>)(examples, slopes.data(), begin, end, shares.data());
+  });
+  const Pieces pieces{keys, 4 * pool.threads()};
+  pool.run(pieces.parts, [&](std::size_t p) {
+    for (std::size_t u = pieces.begin(p); u < pieces.begin(p + 1); ++u) {
+      double sum = 0.0;
+      for (std::size_t j = firsts[u]; j < firsts[u + 1]; ++j) {
+        sum += order[j] < entries ? shares[order[j]] : 0.0;
+      }
+      out[u] = static_cast<float>(sum);
+    }
+  });
+  if (examples.bias) {
+    out[*examples.bias] = static_cast<float>(bias_sum(examples, slopes, occurrences, shares.data()));
+  }
+}
+
+}  // namespace shoal

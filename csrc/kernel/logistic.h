@@ -1,0 +1,77 @@
+// Logistic regression over one batch: margins, losses, gradient.
+//
+// Idea. A batch is sparse rows (CSR) whose columns are the unique keys of a KeyBatch. The weights of those keys are
+// pulled once and stay fixed; one gradient per unique key goes back.
+//
+//   examples --weights--> margins a --labels--> losses and slopes dloss/da --examples--> gradient of each unique key
+//
+//   p = 1 / (1 + e^-a) for a >= 0, else e^a / (1 + e^a)
+//   loss = max(a, 0) - a y + log1p(e^-|a|)
+//   slope = p for y = 0, -1 / (1 + e^a) for y = 1, times the example's weight
+//   gradient of key k = sum over examples of slope x value, a sum and no mean
+//
+// Arithmetic. Sums are float64. A margin adds up an example's entries in four interleaved sums, a gradient adds up a
+// key's entries in order of occurrence and is rounded once, losses are added in blocks of kLossBlock examples: each
+// order is set by the data alone, so the bits do not depend on the number of threads.
+//
+// Threads: no state; the pool shares the work.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "base/buffer.h"
+#include "base/threads.h"
+
+namespace shoal {
+
+// Example i has the entries from indptr[i] to indptr[i + 1]; entry e is the unique key columns[e], with values[e].
+struct Examples {
+  std::span<const std::int64_t> indptr;    // examples + 1: from 0 to the number of entries, never falls
+  std::span<const std::uint32_t> columns;  // one for each entry: a KeyBatch's inverse
+  std::span<const float> values;           // one for each entry, or empty: each is 1
+  std::optional<std::uint32_t> bias;       // the unique key of the bias: the last entry of every example, with value 1
+
+  std::size_t size() const noexcept { return indptr.empty() ? 0 : indptr.size() - 1; }
+};
+
+// A KeyBatch's order and firsts: where each unique key occurs. Places beyond the last entry, such as that of a bias key
+// appended to the batch's keys, are passed over.
+struct Occurrences {
+  std::span<const std::uint32_t> order;
+  std::span<const std::uint32_t> firsts;
+};
+
+inline constexpr std::size_t kLossBlock = 1024;
+
+// Margins a: one for each example. `weights` has one number for each unique key.
+void margins(const Examples& examples, std::span<const float> weights, std::span<double> out, Pool& pool);
+
+// Losses of the examples, times their weights: the sum is returned. Slopes likewise. Labels are 0 or 1; example weights
+// are one for each example or empty: each is 1.
+double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
+              std::span<double> slopes, Pool& pool);
+
+// The same without slopes.
+double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
+              Pool& pool);
+
+// Probabilities p of label 1.
+void probabilities(std::span<const double> margins, std::span<double> out, Pool& pool);
+
+// Working memory of gradient, worth keeping. One call at a time.
+class GradientScratch {
+ private:
+  friend void gradient(const Examples&, std::span<const double>, Occurrences, std::span<float>, Pool&,
+                       GradientScratch&);
+  Buffer<double> numbers;
+};
+
+// The gradient of each unique key: `out` has one number for each. A key without entries gets 0.
+void gradient(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
+              std::span<float> out, Pool& pool, GradientScratch& scratch);
+
+}  // namespace shoal

@@ -1,0 +1,85 @@
+// KeyBatch: the keys of one batch, in hash order, each once.
+//
+// Idea. Dedupe, routing, memory order and lock order are one sort. Later steps walk this batch
+// front to back and hash nothing again.
+//
+//   hashes()   h0 < h1 < ... < h[m-1], m <= n keys as given
+//   inverse()  n numbers: hashes()[inverse()[i]] == mix(keys[i])
+//   begins()   slots + 1 numbers: slot s is [begins()[s], begins()[s + 1])
+//   order()    n numbers: the places 0..n-1 of the keys as given, sorted by hash, then by place
+//   firsts()   m + 1 numbers: hash u occurs at order()[firsts()[u]], ..., order()[firsts()[u + 1] - 1]
+//
+//   keys 7 3 7 with mix(3) < mix(7): hashes {mix(3), mix(7)}, inverse {1, 0, 1}, order {1, 0, 2}, firsts {0, 1, 3}
+//
+// Invariants (verify() checks them):
+//   I1  hashes ascend strictly.
+//   I2  inverse has n entries below m, and names every hash at least once.
+//   I3  begins runs from 0 to m, never falls; every hash lies in its own slot's slice.
+//   I4  order names every place once, firsts runs from 0 to n and rises strictly, and the places of one hash rise:
+//       so whatever is added up along order() is added in order of occurrence.
+//
+// Threads: immutable once built; any number of readers. Building uses the pool; the result is a function of the keys
+// and the slots alone.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/buffer.h"
+#include "base/mix.h"
+#include "base/threads.h"
+
+namespace shoal {
+
+// Working memory for building batches, worth keeping: fresh pages cost as much as a third of the sort. One build at a time.
+class KeyBatchScratch {
+ private:
+  friend class KeyBatch;
+  Buffer<std::uint64_t> hashes;     // n: grouped by top bits, later sorted
+  Buffer<std::uint32_t> places;     // n: where each of them stood
+  Buffer<std::uint64_t> words;      // two arrays for each part that sorts, as long as its largest group
+  Buffer<std::size_t> cuts;         // counts and offsets of the groups
+};
+
+class KeyBatch {
+ public:
+  static constexpr std::size_t kMostKeys = 0xffffffffU;
+
+  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch);
+  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch&& scratch = {});
+
+  // Of hashes as given instead of mix(keys): what a server has.
+  static KeyBatch of_hashes(std::span<const std::uint64_t> hashes, Slots slots, Pool& pool, KeyBatchScratch& scratch);
+
+  std::size_t size() const noexcept { return hashes_.size(); }     // m
+  std::size_t given() const noexcept { return inverse_.size(); }   // n
+  Slots slots() const noexcept { return slots_; }
+
+  std::span<const std::uint64_t> hashes() const noexcept { return hashes_; }
+  std::span<const std::uint32_t> inverse() const noexcept { return inverse_; }
+  std::span<const std::uint64_t> begins() const noexcept { return begins_; }
+  std::span<const std::uint32_t> order() const noexcept { return order_; }
+  std::span<const std::uint32_t> firsts() const noexcept { return firsts_; }
+
+  // Adds up the rows of each hash: grads is n x dim, out m x dim. In order of occurrence, in float64, rounded once.
+  void sum(std::span<const float> grads, std::size_t dim, std::span<float> out, Pool& pool) const;
+
+  // How often each hash occurs: out has m entries.
+  void counts(std::span<std::uint32_t> out) const;
+
+  bool verify() const;
+
+ private:
+  KeyBatch(std::span<const std::uint64_t> words, bool mixed, Slots slots, Pool& pool, KeyBatchScratch& scratch);
+
+  Slots slots_;
+  Buffer<std::uint64_t> hashes_;
+  Buffer<std::uint32_t> inverse_;
+  Buffer<std::uint64_t> begins_;
+  Buffer<std::uint32_t> order_;
+  Buffer<std::uint32_t> firsts_;
+};
+
+}  // namespace shoal

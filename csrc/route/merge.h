@@ -1,0 +1,42 @@
+// merge: several sorted lists of (hash, gradient) become one; equal hashes are added up.
+//
+// Idea. Workers send what a KeyBatch made: hashes ascending, each once. A server that waits for all of them adds the
+// rows of one hash in list order (the workers' ranks), in float64 rounded once, so the sum does not depend on who was
+// first. Lists laid end to end and sorted by (hash, place) are exactly that: a KeyBatch of hashes is the merge.
+//
+//   list 0   2:(1)  5:(1)
+//   list 1   5:(10) 9:(10)      ->   2:(1)  5:(11)  9:(10)
+//
+// Invariants
+//   I1  the hashes of the result ascend strictly; every hash of every list is there, and no other.
+//   I2  the rows are the sums in list order; counts, where every list has them, are added as well.
+//
+// Threads: the pool shares the work; the bits do not depend on it.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/buffer.h"
+#include "base/threads.h"
+#include "route/key_batch.h"
+
+namespace shoal {
+
+struct SortedList {
+  std::span<const std::uint64_t> hashes;  // ascending strictly
+  std::span<const float> grads;           // len(hashes) x dim
+  std::span<const std::uint32_t> counts;  // len(hashes), or empty: in all lists or in none
+};
+
+struct Merged {
+  Buffer<std::uint64_t> hashes;
+  Buffer<float> grads;
+  Buffer<std::uint32_t> counts;  // empty without counts in the lists; the greatest uint32 where a sum does not fit
+};
+
+Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch);
+
+}  // namespace shoal

@@ -1,0 +1,300 @@
+// KeyBatch against std::map, which sorts, dedupes and keeps places in the obvious way.
+
+#include "route/key_batch.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "base/mix.h"
+#include "base/threads.h"
+#include "check.h"
+
+using namespace shoal;
+
+namespace {
+
+using Keys = std::vector<std::uint64_t>;
+
+constexpr std::uint64_t kGreatest = ~std::uint64_t{0};
+
+// Pools of 1, 2, 3 and 8 threads, started once.
+std::vector<Pool*> pools() {
+  static Pool one(1), two(2), three(3), eight(8);
+  return {&one, &two, &three, &eight};
+}
+
+template <class T>
+bool same(std::span<const T> a, const std::vector<T>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
+
+// Every array of the batch must be what the map says, for every number of threads.
+void check_batch(const Keys& keys, std::size_t slot_count = 1024, bool mixed = false) {
+  std::map<std::uint64_t, std::vector<std::uint32_t>> places;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    places[mixed ? keys[i] : mix(keys[i])].push_back(static_cast<std::uint32_t>(i));
+  }
+  const Slots slots(slot_count);
+  Keys hashes, begins(slot_count + 1);
+  std::vector<std::uint32_t> order, firsts{0}, counts, inverse(keys.size());
+  for (const auto& [hash, at] : places) {
+    for (const std::uint32_t place : at) {
+      inverse[place] = static_cast<std::uint32_t>(hashes.size());
+    }
+    hashes.push_back(hash);
+    order.insert(order.end(), at.begin(), at.end());
+    firsts.push_back(static_cast<std::uint32_t>(order.size()));
+    counts.push_back(static_cast<std::uint32_t>(at.size()));
+    ++begins[index_of(slots.of(hash)) + 1];
+  }
+  for (std::size_t s = 0; s < slot_count; ++s) {
+    begins[s + 1] += begins[s];
+  }
+  KeyBatchScratch scratch;
+  for (Pool* pool : pools()) {
+    const KeyBatch batch =
+        mixed ? KeyBatch::of_hashes(keys, slots, *pool, scratch) : KeyBatch(keys, slots, *pool, scratch);
+    CHECK(batch.verify());
+    CHECK(batch.slots() == slots);
+    CHECK_EQ(batch.size(), hashes.size());
+    CHECK_EQ(batch.given(), keys.size());
+    CHECK(same(batch.hashes(), hashes));
+    CHECK(same(batch.inverse(), inverse));
+    CHECK(same(batch.begins(), begins));
+    CHECK(same(batch.order(), order));
+    CHECK(same(batch.firsts(), firsts));
+    std::vector<std::uint32_t> counted(batch.size());
+    batch.counts(counted);
+    CHECK(counted == counts);
+  }
+}
+
+Keys random_keys(std::size_t n, std::uint64_t distinct, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Keys keys(n);
+  for (auto& key : keys) {
+    key = random() % distinct;
+  }
+  return keys;
+}
+
+// Few keys make up most of the batch, as in a click log: key k with a weight of about 1 / k.
+Keys zipf_keys(std::size_t n, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Keys keys(n);
+  for (auto& key : keys) {
+    key = std::uint64_t{1} << (random() % 40U);
+    key += random() % key;
+  }
+  return keys;
+}
+
+// Keys whose hashes agree in their top `bits`.
+Keys colliding_keys(std::size_t n, unsigned bits, std::uint64_t distinct, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t top = random() >> (64U - bits) << (64U - bits);
+  Keys keys(n);
+  for (auto& key : keys) {
+    key = unmix(top | (random() % distinct) >> (distinct >> (64U - bits) == 0 ? 0U : bits));
+  }
+  return keys;
+}
+
+}  // namespace
+
+TEST(an_empty_batch_has_empty_slots) {
+  check_batch({});
+  check_batch({}, 2);
+}
+
+TEST(the_least_and_the_greatest_key_are_keys_like_any_other) {
+  check_batch({0});
+  check_batch({kGreatest});
+  check_batch({kGreatest, 0, kGreatest, 0, 0});
+  check_batch({unmix(0), unmix(kGreatest), unmix(0)});
+}
+
+TEST(the_least_and_the_greatest_hash_lie_in_the_first_and_the_last_slot) {
+  KeyBatchScratch scratch;
+  const KeyBatch batch = KeyBatch::of_hashes(Keys{kGreatest, 0}, Slots(4), *pools()[0], scratch);
+  CHECK(same(batch.begins(), Keys{0, 1, 1, 1, 2}));
+}
+
+TEST(a_batch_equals_a_map_at_every_awkward_length) {
+  for (const std::size_t n : {1U, 2U, 7U, 47U, 48U, 49U, 50U, 255U, 256U, 385U, 1023U, 1024U, 1025U, 2047U, 2048U, 5000U}) {
+    check_batch(random_keys(n, kGreatest, n));
+    check_batch(random_keys(n, n, n), 2);
+    check_batch(random_keys(n, 3, n), 65536);
+  }
+}
+
+TEST(a_large_batch_equals_a_map) {
+  check_batch(random_keys(200'000, kGreatest, 1));
+  check_batch(random_keys(200'000, 50'000, 2));
+  check_batch(random_keys(200'000, 10, 3), 2);
+}
+
+TEST(hot_keys_stay_in_order_of_occurrence) { check_batch(zipf_keys(200'000, 4)); }
+
+TEST(a_batch_of_one_key_alone_is_one_hash) {
+  for (const std::size_t n : {48U, 49U, 1000U, 200'000U}) {
+    check_batch(Keys(n, 12345));
+  }
+}
+
+TEST(sorted_and_reversed_hashes_are_a_batch) {
+  Keys hashes = random_keys(150'000, kGreatest, 5);
+  std::sort(hashes.begin(), hashes.end());
+  check_batch(hashes, 1024, true);
+  std::reverse(hashes.begin(), hashes.end());
+  check_batch(hashes, 1024, true);
+  check_batch(hashes, 1024, false);
+}
+
+TEST(keys_chosen_so_that_their_hashes_share_their_top_bits_are_sorted_all_the_same) {
+  for (const unsigned bits : {8U, 16U, 24U, 32U, 40U, 48U, 56U}) {
+    for (const std::size_t n : {20U, 100U, 3000U, 100'000U}) {
+      check_batch(colliding_keys(n, bits, kGreatest, bits + n));
+      check_batch(colliding_keys(n, bits, 40, bits + n));
+    }
+  }
+}
+
+TEST(small_dense_hashes_are_sorted_all_the_same) {
+  check_batch(random_keys(100'000, 70'000, 6), 1024, true);
+}
+
+TEST(many_groups_that_are_each_badly_distributed_are_sorted_all_the_same) {
+  Keys hashes = random_keys(100'000, kGreatest, 7);
+  for (auto& hash : hashes) {
+    hash &= 0xff80'0000'0000'03ffU;  // random top and bottom, nothing between
+  }
+  check_batch(hashes, 1024, true);
+}
+
+TEST(keys_chosen_by_an_enemy_cost_a_few_passes_and_not_a_square) {
+  // Insertion sort alone would need 1e6 * 1e6 / 4 moves here, minutes; ctest's limit stops that.
+  Keys hashes(1'000'000);
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    hashes[i] = hashes.size() - i;
+  }
+  KeyBatchScratch scratch;
+  const KeyBatch batch = KeyBatch::of_hashes(hashes, Slots(1024), *pools()[0], scratch);
+  CHECK_EQ(batch.size(), hashes.size());
+  CHECK(batch.verify());
+}
+
+TEST(one_scratch_serves_batches_of_all_sizes) {
+  KeyBatchScratch scratch;
+  for (const std::size_t n : {100'000U, 3U, 0U, 70'000U, 200'000U, 1U}) {
+    const Keys keys = random_keys(n, 50'000, n);
+    const KeyBatch batch(keys, Slots(16), *pools()[1], scratch);
+    CHECK(batch.verify());
+    for (std::size_t i = 0; i < n; ++i) {
+      CHECK_EQ(batch.hashes()[batch.inverse()[i]], mix(keys[i]));
+    }
+  }
+}
+
+TEST(a_batch_outlives_its_keys_and_its_move) {
+  Keys keys{5, 6, 5};
+  KeyBatch first(keys, Slots(2), *pools()[0]);
+  keys.clear();
+  const KeyBatch batch = std::move(first);
+  CHECK(batch.verify());
+  CHECK_EQ(batch.size(), 2);
+  CHECK_EQ(batch.hashes()[batch.inverse()[2]], mix(5));
+}
+
+TEST(more_keys_than_places_fit_are_refused_before_one_is_read) {
+  const std::uint64_t key = 0;
+  const std::span<const std::uint64_t> many(&key, std::size_t{1} << 32U);
+  CHECK_THROWS(KeyBatch(many, Slots(2), *pools()[0]), "4294967296");
+}
+
+namespace {
+
+// In order of occurrence, in float64, rounded once.
+std::vector<float> slow_sum(const KeyBatch& batch, const std::vector<float>& grads, std::size_t dim) {
+  std::vector<double> sums(batch.size() * dim);
+  std::vector<bool> seen(batch.size());
+  for (std::size_t i = 0; i < batch.given(); ++i) {
+    const std::size_t u = batch.inverse()[i];
+    for (std::size_t d = 0; d < dim; ++d) {
+      const auto grad = static_cast<double>(grads[i * dim + d]);
+      sums[u * dim + d] = seen[u] ? sums[u * dim + d] + grad : grad;
+    }
+    seen[u] = true;
+  }
+  return {sums.begin(), sums.end()};
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
+    return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+  });
+}
+
+void check_sum(const Keys& keys, std::size_t dim, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<float> grads(keys.size() * dim);
+  for (auto& grad : grads) {  // of very different sizes, so that another order gives other bits
+    grad = std::ldexp(static_cast<float>(random() % 2'000'001) - 1e6F, static_cast<int>(random() % 60));
+  }
+  for (Pool* pool : pools()) {
+    const KeyBatch batch(keys, Slots(1024), *pool);
+    std::vector<float> sums(batch.size() * dim, -1.0F);
+    batch.sum(grads, dim, sums, *pool);
+    CHECK(same_bits(sums, slow_sum(batch, grads, dim)));
+  }
+}
+
+}  // namespace
+
+TEST(sums_have_the_bits_of_the_slow_sum_for_every_dim_and_number_of_threads) {
+  for (const std::size_t dim : {1U, 2U, 7U, 16U, 64U, 255U, 256U, 257U, 600U}) {
+    check_sum({}, dim, dim);
+    check_sum({9}, dim, dim);
+    check_sum(Keys(40, 9), dim, dim);
+    check_sum(random_keys(2000, 700, dim), dim, dim);
+    check_sum(zipf_keys(1000, dim), dim, dim);
+  }
+  check_sum(random_keys(150'000, 50'000, 8), 1, 8);
+  check_sum(zipf_keys(150'000, 9), 1, 9);
+  check_sum(zipf_keys(50'000, 9), 3, 9);
+}
+
+TEST(a_sum_is_rounded_once) {
+  // In float32 1 + 2^-25 + ... stays 1; in float64 the four add up to a bit.
+  const float small = std::ldexp(1.0F, -25);
+  const KeyBatch batch(Keys(5, 1), Slots(2), *pools()[0]);
+  std::vector<float> sum(1);
+  batch.sum(std::vector<float>{1.0F, small, small, small, small}, 1, sum, *pools()[0]);
+  CHECK_EQ(sum[0], 1.0F + std::ldexp(1.0F, -23));
+}
+
+TEST(a_gradient_that_occurs_once_keeps_its_bits) {
+  const KeyBatch batch(Keys{1, 2}, Slots(2), *pools()[0]);
+  for (const std::size_t dim : {1U, 3U}) {
+    std::vector<float> sums(2 * dim);
+    batch.sum(std::vector<float>(2 * dim, -0.0F), dim, sums, *pools()[0]);
+    CHECK(same_bits(sums, std::vector<float>(2 * dim, -0.0F)));
+  }
+}
+
+TEST(sums_and_counts_of_the_wrong_length_are_refused_before_anything_is_written) {
+  const KeyBatch batch(Keys{1, 2, 1}, Slots(2), *pools()[0]);
+  std::vector<float> sums(4, 7.0F);
+  std::vector<std::uint32_t> counts(3, 7);
+  CHECK_THROWS(batch.sum(std::vector<float>(5), 2, sums, *pools()[0]), "3 x 2, got 5");
+  CHECK_THROWS(batch.sum(std::vector<float>(3), 1, sums, *pools()[0]), "2 x 1, got room for 4");
+  CHECK_THROWS(batch.sum({}, 0, sums, *pools()[0]), "grads");
+  CHECK_THROWS(batch.counts(counts), "room for 2 unique keys, got 3");
+  CHECK(sums == std::vector<float>(4, 7.0F));
+  CHECK(counts == std::vector<std::uint32_t>(3, 7));
+}
