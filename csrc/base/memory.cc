@@ -90,6 +90,17 @@ void Region::resize(std::size_t wanted) {
   bytes_ = bytes;
 }
 
+void Region::forget(std::size_t offset) noexcept {
+  if (offset >= bytes_) {
+    return;
+  }
+  const std::size_t pages = bytes_ >= kMapped ? std::min(round_up(offset, kPage), bytes_) : bytes_;
+  std::memset(data_ + offset, 0, pages - offset);
+  if (pages < bytes_ && madvise(data_ + pages, bytes_ - pages, MADV_DONTNEED) != 0) {
+    std::memset(data_ + pages, 0, bytes_ - pages);
+  }
+}
+
 void Region::release() noexcept {
   if (bytes_ >= kMapped) {
     munmap(data_, bytes_);

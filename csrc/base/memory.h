@@ -50,6 +50,9 @@ class Region {
   // `bytes` is rounded up; shrinking gives memory back.
   void resize(std::size_t bytes);
 
+  // What lies from `offset` on reads zero again; whole pages of it go back to the system until they are written.
+  void forget(std::size_t offset) noexcept;
+
  private:
   void release() noexcept;
 

@@ -15,6 +15,7 @@ class Init {
   // deviation parameter). Bad names and parameters: std::invalid_argument.
   Init(std::string_view name, double parameter, std::uint64_t seed);
 
+  bool same_for_all() const noexcept { return kind_ == Kind::kConstant; }
   void fill(std::uint64_t hash, std::size_t dim, float* weights) const noexcept;
 
  private:

@@ -1,0 +1,54 @@
+// Rows: between a row as a table keeps it (table/layout.h) and the columns of a Block (optim/block.h).
+//
+//   row   [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 | row state: float32 ]
+//
+// Column 0 has 16-bit numbers only where it is w: FTRL's z is an accumulator and stays float32.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/half.h"
+#include "optim/block.h"
+#include "optim/optimizer.h"
+
+namespace shoal {
+
+class Rows {
+ public:
+  static constexpr std::size_t kWidest = 4096;
+
+  Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer);
+
+  std::size_t dim() const noexcept { return dim_; }
+  Dtype dtype() const noexcept { return dtype_; }
+  std::size_t columns() const noexcept { return columns_; }
+  bool has_row_state() const noexcept { return has_row_state_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+  // Where column k (or the row state, k == columns()) starts in a row, and its bytes without padding.
+  std::size_t offset(std::size_t k) const noexcept;
+  std::size_t width(std::size_t k) const noexcept;
+
+  // block.rows rows into the block's columns and back. `take` says which rows are written. Weights of 16 bits are
+  // rounded with the block's noise.
+  void gather(std::span<std::byte* const> rows, const Block& block) const noexcept;
+  void scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows) const noexcept;
+
+  // Only column 0, as float32, of rows that hold weights.
+  void read_weights(std::span<std::byte* const> rows, float* weights) const noexcept;
+
+ private:
+  void widen(const std::byte* from, float* to) const noexcept;
+
+  std::size_t dim_;
+  Dtype dtype_;
+  std::size_t columns_;
+  bool has_row_state_;
+  std::size_t first_bytes_;  // column 0 with its padding
+  std::size_t bytes_;
+};
+
+}  // namespace shoal

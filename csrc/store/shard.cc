@@ -1,0 +1,624 @@
+#include "store/shard.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "base/noise.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
+constexpr std::size_t kBlockElements = 1024;
+constexpr std::size_t kBlockRows = 64;
+
+constexpr std::uint32_t kMagnitude = 0x7fffffffU;
+constexpr std::uint32_t kExponent = 0x7f800000U;  // all ones: infinity or NaN
+
+SHOAL_INLINE std::uint32_t is_finite(float x) noexcept {
+  return static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & kExponent) != kExponent);
+}
+
+SHOAL_INLINE std::uint32_t is_nonzero(float x) noexcept {
+  return static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & kMagnitude) != 0);
+}
+
+// moves[r]: some element of row r is not zero.
+SHOAL_CLONES void mark_moving(const float* x, std::size_t rows, std::size_t dim, std::uint32_t* moves) noexcept {
+  if (dim == 1) {
+    for (std::size_t r = 0; r < rows; ++r) {
+      moves[r] = is_nonzero(x[r]);
+    }
+    return;
+  }
+  for (std::size_t r = 0; r < rows; ++r) {
+    std::uint32_t any = 0;
+    for (std::size_t e = 0; e < dim; ++e) {
+      any |= is_nonzero(x[r * dim + e]);
+    }
+    moves[r] = any;
+  }
+}
+
+// finite[r] stays 1 where all elements of row r are finite.
+SHOAL_CLONES void mark_finite(const float* x, std::size_t rows, std::size_t dim, std::uint32_t* finite) noexcept {
+  if (dim == 1) {
+    for (std::size_t r = 0; r < rows; ++r) {
+      finite[r] &= is_finite(x[r]);
+    }
+    return;
+  }
+  for (std::size_t r = 0; r < rows; ++r) {
+    std::uint32_t all = 1;
+    for (std::size_t e = 0; e < dim; ++e) {
+      all &= is_finite(x[r * dim + e]);
+    }
+    finite[r] &= all;
+  }
+}
+
+SHOAL_CLONES void fill_noise(std::span<const std::uint64_t> hashes, std::size_t dim, std::uint64_t shared,
+                             std::uint32_t* noise) noexcept {
+  if (dim == 1) {
+    for (std::size_t r = 0; r < hashes.size(); ++r) {
+      noise[r] = row_noise(shared, hashes[r]);
+    }
+    return;
+  }
+  for (std::size_t r = 0; r < hashes.size(); ++r) {
+    const std::uint32_t row = row_noise(shared, hashes[r]);
+    for (std::size_t e = 0; e < dim; ++e) {
+      noise[r * dim + e] = element_noise(row, static_cast<std::uint32_t>(e));
+    }
+  }
+}
+
+std::size_t aligned(std::size_t n) noexcept {
+  return (n + Shard::kSectionAlignment - 1) / Shard::kSectionAlignment * Shard::kSectionAlignment;
+}
+
+}  // namespace
+
+struct Shard::Guarded {
+  Guarded(const Layout& layout, Slot slot) : table(layout, slot) {}
+  std::shared_mutex lock;
+  SlotTable table;
+};
+
+// One allocation a part: grads, columns, row state, noise, flags, row pointers and places for rows that are not there.
+struct Shard::Workspace {
+  explicit Workspace(const Rows& rows)
+      : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, kBlockRows)),
+        elements(most * rows.dim()),
+        floats(new float[elements * (kMostColumns + 1) + most]),
+        noise(new std::uint32_t[elements]),
+        flags(new std::uint32_t[2 * most]),
+        pointers(new std::byte*[most]),
+        fresh(new std::byte[most * rows.bytes()]) {}
+
+  // A block of `count` rows; all its arrays are free to be written.
+  Block block(std::size_t count, std::size_t dim) noexcept {
+    float* const at = floats.get();
+    return {.rows = count,
+            .dim = dim,
+            .grads = at,
+            .columns = {at + elements, at + 2 * elements, at + 3 * elements},
+            .row_state = at + (kMostColumns + 1) * elements,
+            .noise = noise.get(),
+            .step = 0};
+  }
+  std::uint32_t* moves() noexcept { return flags.get(); }
+  std::uint32_t* finite() noexcept { return flags.get() + most; }
+
+  std::size_t most;
+  std::size_t elements;
+  std::unique_ptr<float[]> floats;
+  std::unique_ptr<std::uint32_t[]> noise;
+  std::unique_ptr<std::uint32_t[]> flags;
+  std::unique_ptr<std::byte*[]> pointers;
+  std::unique_ptr<std::byte[]> fresh;
+};
+
+Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool)
+    : spec_(spec),
+      slots_(slots),
+      pool_(pool),
+      rows_(spec.dim, spec.dtype, spec.optimizer),
+      layout_(rows_.bytes(), slots),
+      stamp_(process_stamp()) {
+  tables_.reserve(slots.count());
+  for (std::size_t s = 0; s < slots.count(); ++s) {
+    tables_.push_back(std::make_unique<Guarded>(layout_, Slot{static_cast<std::uint32_t>(s)}));
+  }
+  if (spec.init.same_for_all() && spec.dtype == Dtype::kFloat32) {
+    std::vector<std::byte> row(rows_.bytes());
+    fill_fresh(0, row.data());
+    fresh_row_ = std::move(row);
+  }
+}
+
+Shard::~Shard() = default;
+
+// --- the walk ---------------------------------------------------------------------------------------------------
+
+void Shard::check_process() const {
+  if (stamp_ != process_stamp()) {
+    throw WrongProcess(
+        "this store was made before a fork and belongs to the parent process: make a store of its own in the child, or "
+        "start children with the 'spawn' method");
+  }
+}
+
+void Shard::check_batch(const SlotSlices& batch) const {
+  check_process();
+  SHOAL_CHECK(batch.begins.size() == slots_.count() + 1 && batch.begins.front() == 0 &&
+                  batch.begins.back() == batch.hashes.size(),
+              "the batch is cut into " + std::to_string(batch.begins.size() - 1) + " slots, the store into " +
+                  std::to_string(slots_.count()) + ": make it with the store's key_batch()");
+}
+
+std::shared_lock<std::shared_mutex> Shard::enter() const {
+  { const std::lock_guard wait(turnstile_); }
+  return std::shared_lock(gate_);
+}
+
+void Shard::freeze() {
+  check_process();
+  const std::lock_guard hold(turnstile_);
+  gate_.lock();
+}
+
+void Shard::thaw() { gate_.unlock(); }
+
+template <class Lock, class Worker>
+void Shard::walk(const SlotSlices& batch, const Worker& worker) const {
+  const std::size_t parts = parts_for(batch.hashes.size(), kLeastKeys, pool_.threads());
+  const Pieces pieces{batch.hashes.size(), parts};
+  const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or behind it
+    return part == parts ? slots_.count()
+                         : static_cast<std::size_t>(std::lower_bound(batch.begins.begin(), batch.begins.end() - 1,
+                                                                     pieces.begin(part)) -
+                                                    batch.begins.begin());
+  };
+  pool_.run(parts, [&](std::size_t part) {
+    auto work = worker();
+    const std::size_t end = first_slot(part + 1);
+    const auto next_with_keys = [&](std::size_t s) {
+      while (s < end && batch.begins[s] == batch.begins[s + 1]) {
+        ++s;
+      }
+      return s;
+    };
+    const auto enter_slot = [&](std::size_t s) {
+      Lock lock(tables_[s]->lock);
+      tables_[s]->table.prefetch(batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]));
+      return lock;
+    };
+    std::size_t s = next_with_keys(first_slot(part));
+    Lock held = s < end ? enter_slot(s) : Lock();
+    while (s < end) {
+      const std::size_t next = next_with_keys(s + 1);
+      Lock upcoming = next < end ? enter_slot(next) : Lock();  // its lines arrive while this slot is worked on
+      work(tables_[s]->table, batch.begins[s], batch.begins[s + 1]);
+      held = std::move(upcoming);
+      s = next;
+    }
+  });
+}
+
+// --- rows that are not there ------------------------------------------------------------------------------------
+
+void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
+  if (!fresh_row_.empty()) {
+    std::memcpy(row, fresh_row_.data(), fresh_row_.size());
+    return;
+  }
+  // One row of up to kWidest elements and three columns: small enough for the stack.
+  std::array<std::array<float, Rows::kWidest>, kMostColumns> columns;
+  std::array<std::uint32_t, Rows::kWidest> noise;
+  float row_state = 0.0F;
+  const Block block{.rows = 1,
+                    .dim = rows_.dim(),
+                    .grads = nullptr,
+                    .columns = {columns[0].data(), columns[1].data(), columns[2].data()},
+                    .row_state = &row_state,
+                    .noise = noise.data(),
+                    .step = 0};
+  spec_.init.fill(hash, rows_.dim(), block.columns[0]);
+  std::visit([&](const auto& rule) { rule.start(block); }, spec_.optimizer.rule());
+  fill_noise({&hash, 1}, rows_.dim(), step_noise(spec_.seed, 0), noise.data());  // step 0: no push has it
+  const std::uint32_t take = 1;
+  rows_.scatter(block, {&take, 1}, {&row, 1});
+}
+
+void Shard::find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+                          Workspace& work) const noexcept {
+  table.find(hashes, rows);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == nullptr) [[unlikely]] {
+      if (!fresh_row_.empty()) {
+        rows[r] = fresh_row_.data();
+      } else {
+        rows[r] = work.fresh.get() + r * rows_.bytes();
+        fill_fresh(hashes[r], rows[r]);
+      }
+    }
+  }
+}
+
+std::size_t Shard::find_or_create(SlotTable& table, std::span<const std::uint64_t> hashes,
+                                  std::span<std::byte*> rows) const {
+  table.find(hashes, rows);
+  const auto missing = static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
+  if (missing == 0) {
+    return 0;
+  }
+  if (!table.has_room(missing)) {
+    table.make_room(missing);
+    table.find(hashes, rows);
+  }
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == nullptr) {
+      rows[r] = table.insert(hashes[r]);
+      fill_fresh(hashes[r], rows[r]);
+    }
+  }
+  return missing;
+}
+
+// --- requests ---------------------------------------------------------------------------------------------------
+
+void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
+  check_batch(batch);
+  SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
+  std::visit(
+      [&](const auto& rule) {
+        walk<std::shared_lock<std::shared_mutex>>(batch, [&] {
+          return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
+            for (std::size_t i = first; i < last; i += work.most) {
+              const std::size_t count = std::min(work.most, last - i);
+              const std::span<std::byte*> rows(work.pointers.get(), count);
+              find_or_fresh(table, batch.hashes.subspan(i, last - i), rows, work);
+              float* const out = weights.data() + i * rows_.dim();
+              if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+                const Block block = work.block(count, rows_.dim());
+                rows_.gather(rows, block);
+                rule.read(block, out);
+              } else {
+                rows_.read_weights(rows, out);
+              }
+            }
+          };
+        });
+      },
+      spec_.optimizer.rule());
+  pulls_.fetch_add(1, std::memory_order_relaxed);
+  rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
+}
+
+template <class Change>
+void Shard::change(const SlotSlices& batch, const Change& change_block) {
+  const auto entered = enter();
+  std::atomic<std::uint64_t> created{0};
+  walk<std::unique_lock<std::shared_mutex>>(batch, [&] {
+    return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
+      // Ascending keys poured into a small table would all queue up at its front: make room for them first.
+      if (last - first > table.size() / 8) {
+        std::size_t missing = 0;
+        for (std::size_t i = first; i < last; i += work.most) {
+          const std::span<std::byte*> rows(work.pointers.get(), std::min(work.most, last - i));
+          table.find(batch.hashes.subspan(i, last - i), rows);
+          missing += static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
+        }
+        table.make_room(missing);
+      }
+      std::uint64_t fresh = 0;
+      for (std::size_t i = first; i < last; i += work.most) {
+        const std::size_t count = std::min(work.most, last - i);
+        const std::span<std::byte*> rows(work.pointers.get(), count);
+        fresh += find_or_create(table, batch.hashes.subspan(i, last - i), rows);
+        change_block(work, rows, i);
+      }
+      if (fresh != 0) {
+        created.fetch_add(fresh, std::memory_order_relaxed);
+      }
+    };
+  });
+  rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
+}
+
+void Shard::push(const SlotSlices& batch, std::span<const float> grads, std::uint64_t step) {
+  check_batch(batch);
+  const std::size_t dim = rows_.dim();
+  SHOAL_CHECK(grads.size() == batch.hashes.size() * dim, "grads must be len(keys) x dim");
+  const std::uint64_t shared = step_noise(spec_.seed, step);
+  const Clip clip = spec_.optimizer.clip();
+  std::atomic<std::uint64_t> dropped{0};
+  std::visit(
+      [&](const auto& rule) {
+        change(batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first) {
+          Block block = work.block(rows.size(), dim);
+          block.step = step;
+          std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
+          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+          rows_.gather(rows, block);
+
+          std::uint32_t* const moves = work.moves();
+          std::uint32_t* const finite = work.finite();
+          mark_moving(block.grads, block.rows, dim, moves);
+          std::fill_n(finite, block.rows, 1U);
+          mark_finite(block.grads, block.rows, dim, finite);
+          if (clip.active()) {
+            clip.apply(block);
+          }
+          rule.step(block);
+          for (std::size_t k = 0; k < rows_.columns(); ++k) {
+            mark_finite(block.columns[k], block.rows, dim, finite);
+          }
+          if (rows_.has_row_state()) {
+            mark_finite(block.row_state, block.rows, 1, finite);
+          }
+          std::uint64_t bad = 0;
+          for (std::size_t r = 0; r < block.rows; ++r) {
+            bad += moves[r] & (finite[r] ^ 1U);
+            moves[r] &= finite[r];
+          }
+          rows_.scatter(block, {moves, block.rows}, rows);
+          if (bad != 0) {
+            dropped.fetch_add(bad, std::memory_order_relaxed);
+          }
+        });
+      },
+      spec_.optimizer.rule());
+  pushes_.fetch_add(1, std::memory_order_relaxed);
+  rows_pushed_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
+  nonfinite_rows_.fetch_add(dropped.load(), std::memory_order_relaxed);
+}
+
+void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
+  check_batch(batch);
+  const std::size_t dim = rows_.dim();
+  SHOAL_CHECK(weights.size() == batch.hashes.size() * dim, "rows must be len(keys) x dim");
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    SHOAL_CHECK(is_finite(weights[i]) != 0, "weights must be finite: one of them is " + std::to_string(weights[i]));
+  }
+  const std::uint64_t shared = step_noise(spec_.seed, 0);
+  std::visit(
+      [&](const auto& rule) {
+        change(batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first) {
+          const Block block = work.block(rows.size(), dim);
+          rows_.gather(rows, block);
+          const float* const given = weights.data() + first * dim;
+          if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+            rule.write(block, given);
+          } else {
+            std::memcpy(block.columns[0], given, block.size() * sizeof(float));
+          }
+          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+          std::fill_n(work.moves(), block.rows, 1U);
+          rows_.scatter(block, {work.moves(), block.rows}, rows);
+        });
+      },
+      spec_.optimizer.rule());
+}
+
+std::size_t Shard::erase(const SlotSlices& batch) {
+  check_batch(batch);
+  const auto entered = enter();
+  std::atomic<std::size_t> erased{0};
+  walk<std::unique_lock<std::shared_mutex>>(batch, [&] {
+    return [&](SlotTable& table, std::size_t first, std::size_t last) {
+      std::size_t count = 0;
+      for (std::size_t i = first; i < last; ++i) {
+        count += table.erase(batch.hashes[i]) ? 1U : 0U;
+      }
+      table.give_back();
+      erased.fetch_add(count, std::memory_order_relaxed);
+    };
+  });
+  rows_erased_.fetch_add(erased.load(), std::memory_order_relaxed);
+  return erased.load();
+}
+
+void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) const {
+  check_batch(batch);
+  SHOAL_CHECK(there.size() == batch.hashes.size(), "the answer takes one byte a key");
+  walk<std::shared_lock<std::shared_mutex>>(batch, [&] {
+    return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
+      for (std::size_t i = first; i < last; i += work.most) {
+        const std::span<std::byte*> rows(work.pointers.get(), std::min(work.most, last - i));
+        table.find(batch.hashes.subspan(i, last - i), rows);
+        for (std::size_t r = 0; r < rows.size(); ++r) {
+          there[i + r] = rows[r] != nullptr ? 1 : 0;
+        }
+      }
+    };
+  });
+}
+
+void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> values) const {
+  check_batch(batch);
+  const bool of_row = column == rows_.columns();
+  SHOAL_CHECK(column < rows_.columns() || (of_row && rows_.has_row_state()), "there is no such column");
+  const std::size_t width = of_row ? 1 : rows_.dim();
+  SHOAL_CHECK(values.size() == batch.hashes.size() * width, "values must be len(keys) x the column's width");
+  walk<std::shared_lock<std::shared_mutex>>(batch, [&] {
+    return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
+      for (std::size_t i = first; i < last; i += work.most) {
+        const std::size_t count = std::min(work.most, last - i);
+        const std::span<std::byte*> rows(work.pointers.get(), count);
+        find_or_fresh(table, batch.hashes.subspan(i, last - i), rows, work);
+        const Block block = work.block(count, rows_.dim());
+        rows_.gather(rows, block);
+        std::memcpy(values.data() + i * width, of_row ? block.row_state : block.columns[column],
+                    count * width * sizeof(float));
+      }
+    };
+  });
+}
+
+// --- by slot ----------------------------------------------------------------------------------------------------
+
+std::vector<std::size_t> Shard::section_offsets(std::size_t rows) const {
+  std::vector<std::size_t> offsets{0};
+  std::size_t end = rows * sizeof(std::uint64_t);
+  for (std::size_t k = 0; k < rows_.columns() + (rows_.has_row_state() ? 1 : 0); ++k) {
+    offsets.push_back(aligned(end));
+    end = offsets.back() + rows * rows_.width(k);
+  }
+  offsets.push_back(aligned(end));
+  return offsets;
+}
+
+std::vector<std::byte> Shard::section(Slot slot) const {
+  check_process();
+  const Guarded& guarded = *tables_[index_of(slot)];
+  const std::shared_lock lock(tables_[index_of(slot)]->lock);
+  const auto entries = guarded.table.entries();
+  const auto offsets = section_offsets(entries.size());
+  std::vector<std::byte> bytes(offsets.back());
+  for (std::size_t r = 0; r < entries.size(); ++r) {
+    std::memcpy(bytes.data() + r * sizeof(std::uint64_t), &entries[r].hash, sizeof(std::uint64_t));
+    for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
+      const std::size_t width = rows_.width(k);
+      std::memcpy(bytes.data() + offsets[k + 1] + r * width, entries[r].row + rows_.offset(k), width);
+    }
+  }
+  return bytes;
+}
+
+void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
+  check_process();
+  // A count that is too large for the bytes must not be multiplied first.
+  SHOAL_CHECK(rows <= section.size() / sizeof(std::uint64_t) && section.size() == section_offsets(rows).back(),
+              "a section of " + std::to_string(section.size()) + " bytes does not hold " + std::to_string(rows) +
+                  " rows of this table");
+  const auto offsets = section_offsets(rows);
+  std::vector<std::uint64_t> hashes(rows);
+  if (rows != 0) {
+    std::memcpy(hashes.data(), section.data(), rows * sizeof(std::uint64_t));
+  }
+  SHOAL_CHECK(std::adjacent_find(hashes.begin(), hashes.end(), std::greater_equal<>()) == hashes.end(),
+              "the hashes of a section must ascend");
+  const auto entered = enter();
+  for (std::size_t first = 0; first < rows;) {
+    const std::size_t slot = index_of(slots_.of(hashes[first]));
+    const std::size_t last = static_cast<std::size_t>(
+        std::partition_point(hashes.begin() + static_cast<std::ptrdiff_t>(first), hashes.end(),
+                             [&](std::uint64_t hash) { return index_of(slots_.of(hash)) == slot; }) -
+        hashes.begin());
+    const std::unique_lock lock(tables_[slot]->lock);
+    SlotTable& table = tables_[slot]->table;
+    for (std::size_t r = first; r < last; ++r) {
+      std::byte* row = nullptr;
+      table.find({&hashes[r], 1}, {&row, 1});
+      SHOAL_CHECK(row == nullptr, "a key of the section is in the table already: restore into an empty table");
+    }
+    if (!table.has_room(last - first)) {
+      table.reserve(table.size() + last - first);
+    }
+    for (std::size_t r = first; r < last; ++r) {
+      std::byte* const row = table.insert(hashes[r]);
+      for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
+        const std::size_t width = rows_.width(k);
+        std::memcpy(row + rows_.offset(k), section.data() + offsets[k + 1] + r * width, width);
+      }
+    }
+    first = last;
+  }
+}
+
+void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
+  check_process();
+  SHOAL_CHECK(rows.size() == cut.count(), "reserve takes one number of rows a slot");
+  if (cut.bits() < slots_.bits()) {
+    return;  // which of its finer slots a coarse slot's rows belong to is only known from their hashes
+  }
+  const auto entered = enter();
+  const std::size_t together = cut.count() / slots_.count();
+  for (std::size_t s = 0; s < slots_.count(); ++s) {
+    std::size_t total = 0;
+    for (std::size_t c = s * together; c < (s + 1) * together; ++c) {
+      total += rows[c];
+    }
+    const std::unique_lock lock(tables_[s]->lock);
+    tables_[s]->table.reserve(total);
+  }
+}
+
+void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
+  check_process();
+  const std::shared_lock lock(tables_[index_of(slot)]->lock);
+  const auto entries = tables_[index_of(slot)]->table.entries();
+  hashes.resize(entries.size());
+  weights.resize(entries.size() * rows_.dim());
+  Workspace work(rows_);
+  std::visit(
+      [&](const auto& rule) {
+        for (std::size_t i = 0; i < entries.size(); i += work.most) {
+          const std::size_t count = std::min(work.most, entries.size() - i);
+          for (std::size_t r = 0; r < count; ++r) {
+            hashes[i + r] = entries[i + r].hash;
+            work.pointers[r] = const_cast<std::byte*>(entries[i + r].row);  // gathered from, not written
+          }
+          const std::span<std::byte* const> rows(work.pointers.get(), count);
+          if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+            const Block block = work.block(count, rows_.dim());
+            rows_.gather(rows, block);
+            rule.read(block, weights.data() + i * rows_.dim());
+          } else {
+            rows_.read_weights(rows, weights.data() + i * rows_.dim());
+          }
+        }
+      },
+      spec_.optimizer.rule());
+}
+
+// --- what there is ----------------------------------------------------------------------------------------------
+
+std::size_t Shard::size() const {
+  check_process();
+  std::size_t rows = 0;
+  for (const auto& guarded : tables_) {
+    const std::shared_lock lock(guarded->lock);
+    rows += guarded->table.size();
+  }
+  return rows;
+}
+
+ShardStats Shard::stats() const {
+  check_process();
+  ShardStats stats;
+  stats.bytes = tables_.size() * sizeof(Guarded);
+  for (const auto& guarded : tables_) {
+    const std::shared_lock lock(guarded->lock);
+    stats.rows += guarded->table.size();
+    stats.cells += guarded->table.cells();
+    stats.bytes += guarded->table.bytes();
+  }
+  stats.pulls = pulls_.load();
+  stats.pushes = pushes_.load();
+  stats.rows_pulled = rows_pulled_.load();
+  stats.rows_pushed = rows_pushed_.load();
+  stats.rows_created = rows_created_.load();
+  stats.rows_erased = rows_erased_.load();
+  stats.nonfinite_rows = nonfinite_rows_.load();
+  return stats;
+}
+
+std::string Shard::verify() const {
+  check_process();
+  for (std::size_t s = 0; s < tables_.size(); ++s) {
+    const std::shared_lock lock(tables_[s]->lock);
+    const int broken = tables_[s]->table.verify();
+    if (broken != 0) {
+      return "slot " + std::to_string(s) + " breaks invariant I" + std::to_string(broken);
+    }
+  }
+  return {};
+}
+
+}  // namespace shoal

@@ -1,0 +1,172 @@
+// Shard: the slots of one table that one process holds, and what can be asked of them.
+//
+// Idea. Every request is a batch in hash order, each hash once, cut by slot (route/key_batch.h makes one). A thread takes
+// a run of slots and walks it: lock a slot, find its rows, step them block by block in place, unlock. Results depend on
+// the batch alone: not on threads, nor on the number of slots.
+//
+//   pull     never creates a row; an unseen key reads the row that it would be given
+//   push     one optimizer step per row, creating rows; a row with an all-zero gradient keeps every bit; a row whose
+//            gradient or whose new value is not finite stays whole, and is counted
+//   assign   sets weights, creating rows; the optimizer's state of a row that is there stays
+//
+// Invariants (verify() checks them)
+//   every SlotTable's own (I1 to I5)
+//
+// Threads. Any number of callers. Locks, in this order:
+//   1. gate_   shared by push, assign, erase and restore; alone by freeze(), which keeps a checkpoint still. A waiting
+//              freeze stops new writers first (turnstile_), so that it cannot starve.
+//   2. slots   in ascending order, at most two at a time: the next slot's lines are fetched while this one is worked on.
+//              Readers share a slot. No row is ever seen half written.
+// Fork: a child's copy of a shard throws WrongProcess: its locks may be held by threads that the child does not have.
+// Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/mix.h"
+#include "base/threads.h"
+#include "optim/init.h"
+#include "optim/optimizer.h"
+#include "store/rows.h"
+#include "table/slot_table.h"
+
+namespace shoal {
+
+struct WrongProcess : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What a table is: the same on every server, written into every manifest.
+struct TableSpec {
+  std::size_t dim;
+  Dtype dtype;
+  Optimizer optimizer;
+  Init init;
+  std::uint64_t seed;  // of the rounding noise
+};
+
+// A batch as a shard takes it: hashes ascend strictly, slot s is [begins[s], begins[s + 1]).
+struct SlotSlices {
+  std::span<const std::uint64_t> hashes;
+  std::span<const std::uint64_t> begins;
+};
+
+struct ShardStats {
+  std::uint64_t rows = 0;
+  std::uint64_t cells = 0;  // rows there is place for without growing: rows / cells is the load
+  std::uint64_t bytes = 0;
+  std::uint64_t pulls = 0;  // calls
+  std::uint64_t pushes = 0;
+  std::uint64_t rows_pulled = 0;
+  std::uint64_t rows_pushed = 0;
+  std::uint64_t rows_created = 0;
+  std::uint64_t rows_erased = 0;
+  std::uint64_t nonfinite_rows = 0;
+};
+
+class Shard {
+ public:
+  // The pool must outlive the shard.
+  Shard(const TableSpec& spec, Slots slots, Pool& pool);
+  ~Shard();
+  Shard(const Shard&) = delete;
+  Shard& operator=(const Shard&) = delete;
+
+  const TableSpec& spec() const noexcept { return spec_; }
+  const Slots& slots() const noexcept { return slots_; }
+  const Rows& rows() const noexcept { return rows_; }
+
+  // The number of the last push, and a new one: 1 is the first.
+  std::uint64_t step() const noexcept { return step_.load(std::memory_order_relaxed); }
+  void set_step(std::uint64_t step) noexcept { step_.store(step, std::memory_order_relaxed); }
+  std::uint64_t advance() noexcept { return step_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+  void pull(const SlotSlices& batch, std::span<float> weights) const;
+  void push(const SlotSlices& batch, std::span<const float> grads, std::uint64_t step);
+  void assign(const SlotSlices& batch, std::span<const float> weights);
+  std::size_t erase(const SlotSlices& batch);
+  void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
+  // Column k of the batch's rows as float32, dim a row (1 a row for the row state, k == rows().columns()).
+  void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
+
+  // --- by slot: checkpoints and iteration -----------------------------------------------------------------------
+
+  // The rows of one slot in ascending order of hash, in columns: hashes, then each column as stored, each column's
+  // start aligned to kSectionAlignment. Offsets are section_offsets(rows).
+  std::vector<std::byte> section(Slot slot) const;
+  std::vector<std::size_t> section_offsets(std::size_t rows) const;  // columns + 2 numbers: the last is the size
+  static constexpr std::size_t kSectionAlignment = 64;
+
+  // Adds the rows of a section, which may come from any cut of the hash space, to a table that has none of them. A wrong
+  // size or hashes that do not ascend: std::invalid_argument, nothing changed. A row that is there already: the same,
+  // and slots before its own are restored.
+  void restore(std::size_t rows, std::span<const std::byte> section);
+  // Room for as many rows in each slot of `cut`: what restore needs to fill a table in one pass.
+  void reserve(Slots cut, std::span<const std::size_t> rows);
+
+  // Hashes and weights of one slot in ascending order of hash.
+  void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
+
+  // Writers wait from freeze() to thaw(); called in pairs by one thread.
+  void freeze();
+  void thaw();
+
+  std::size_t size() const;
+  ShardStats stats() const;
+  // "" where all invariants hold, else which one broke and where.
+  std::string verify() const;
+
+ private:
+  struct Guarded;    // a SlotTable and its lock
+  struct Workspace;  // what one part of a batch works in
+
+  void check_batch(const SlotSlices& batch) const;
+  void check_process() const;
+  // worker(), called once a part, gives work(table, first, last), called for every slot with keys in ascending order.
+  template <class Lock, class Worker>
+  void walk(const SlotSlices& batch, const Worker& worker) const;
+  // change(block, rows, first) for every block of rows, created where missing.
+  template <class Change>
+  void change(const SlotSlices& batch, const Change& change_block);
+  std::shared_lock<std::shared_mutex> enter() const;
+
+  void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
+  // The rows of hashes[0, rows.size()), created where missing: how many were.
+  std::size_t find_or_create(SlotTable& table, std::span<const std::uint64_t> hashes,
+                             std::span<std::byte*> rows) const;
+  // The rows of hashes[0, rows.size()); for a missing one, its initial row, which lives in `work`.
+  void find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+                     Workspace& work) const noexcept;
+
+  TableSpec spec_;
+  Slots slots_;
+  Pool& pool_;
+  Rows rows_;
+  Layout layout_;
+  std::size_t stamp_;                 // the process that may use this
+  mutable std::vector<std::byte> fresh_row_;  // the initial row where it is the same for every key, else empty
+  std::vector<std::unique_ptr<Guarded>> tables_;  // one a slot
+  mutable std::mutex turnstile_;
+  mutable std::shared_mutex gate_;
+  std::atomic<std::uint64_t> step_{0};
+  mutable std::atomic<std::uint64_t> pulls_{0};
+  mutable std::atomic<std::uint64_t> rows_pulled_{0};
+  std::atomic<std::uint64_t> pushes_{0};
+  std::atomic<std::uint64_t> rows_pushed_{0};
+  std::atomic<std::uint64_t> rows_created_{0};
+  std::atomic<std::uint64_t> rows_erased_{0};
+  std::atomic<std::uint64_t> nonfinite_rows_{0};
+};
+
+}  // namespace shoal

@@ -1,0 +1,41 @@
+// Layout: how many bytes a row takes and where they stand. It knows widths, not formulas.
+//
+//   row     [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 each | row state ]
+//   bucket  one cache line: `cells` hashes of 8 bytes, then as many payloads
+//
+//   narrow (row <= 16 bytes)   the payload is the row            4 B: 5 cells   8 B: 4   12 B: 3   16 B: 2
+//   wide                       the payload is a row number of 4 bytes, the row stands in the slot's slab       5 cells
+//
+// At dim 1, FTRL's (z, n) is 8 bytes: four (hash, z, n) fill the line of 64, so 16 bytes a key at a full table.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/memory.h"
+#include "base/mix.h"
+
+namespace shoal {
+
+struct Layout {
+  static constexpr std::size_t kNarrowest = 4;
+  static constexpr std::size_t kWidestNarrow = 16;
+
+  Layout(std::size_t row, Slots cut)
+      : row_bytes(row),
+        narrow(row <= kWidestNarrow),
+        payload_bytes(narrow ? row : sizeof(std::uint32_t)),
+        cells(kCacheLine / (sizeof(std::uint64_t) + payload_bytes)),
+        slots(cut) {
+    SHOAL_CHECK(row >= kNarrowest && row % 4 == 0, "a row takes a multiple of 4 bytes, got " + std::to_string(row));
+  }
+
+  std::size_t row_bytes;
+  bool narrow;
+  std::size_t payload_bytes;
+  std::size_t cells;  // per bucket
+  Slots slots;
+};
+
+}  // namespace shoal
