@@ -4,10 +4,12 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL: # the steps share .venv; compilers and tests run in parallel by themselves
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
-STAMPS := build/stamps
+# What has been done to .venv; gone with it.
+STAMPS := .venv/stamps
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -40,12 +42,9 @@ $(STAMPS)/venv: tools/find_python
 	    rm -rf .venv && $$python -m venv .venv
 	@mkdir -p $(@D) && touch $@
 
-$(STAMPS)/compiler:
-	@command -v $${CXX:-c++} g++ clang++ >/dev/null || \
-	    { echo 'No C++ compiler: install g++ >= 12 or clang >= 14, or set CXX' >&2; exit 1; }
-	@mkdir -p $(@D) && touch $@
-
-$(STAMPS)/build-tools: requirements/build.txt $(STAMPS)/venv $(STAMPS)/compiler
+$(STAMPS)/build-tools: requirements/build.txt $(STAMPS)/venv
+	@for compiler in "$${CXX:-c++}" g++ clang++; do command -v $$compiler >/dev/null && exit; done; \
+	    echo 'No C++ compiler: install g++ >= 12 or clang >= 14, or set CXX' >&2; exit 1
 	$(say) '.venv: build tools'
 	@$(PIP) install -r requirements/build.txt
 	@touch $@
@@ -60,7 +59,7 @@ $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev-tools
 	$(say) '.venv: torch, as an oracle'
 	@plan=$$($(BIN)/python -m pip install --dry-run --no-input -r requirements/torch.txt 2>&1); \
 	case "$$plan" in \
-	    *nvidia-*) echo '    left out: only a CUDA build is on offer here (requirements/torch.txt has the command for a CPU build)' ;; \
+	    *'Would install'*nvidia-*) echo '    left out: only a CUDA build is on offer here (requirements/torch.txt has the command for a CPU build)' ;; \
 	    *'Would install'*) $(PIP) install -r requirements/torch.txt || echo '    left out: pip could not install it' ;; \
 	    *'already satisfied'*) ;; \
 	    *) echo '    left out: pip finds no torch for this machine' ;; \
@@ -117,7 +116,7 @@ cpp-release cpp-dev cpp-asan cpp-tsan: cpp-%: $(STAMPS)/build-tools
 
 py: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests'
-	@$(BIN)/python -m pytest --quiet -n $(JOBS)
+	@$(BIN)/python -m pytest --quiet -n 2
 
 # ---- the rest ----
 
