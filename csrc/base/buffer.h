@@ -1,9 +1,12 @@
-// Buffer<T>: a heap array of plain numbers that nobody has set yet.
+// Buffer<T>: an array of plain numbers that nobody has set yet.
 //
 // Idea. A vector writes zeros that are overwritten at once; for arrays of megabytes that is a pass over memory.
 //
 //   results  Buffer<float> rows(n);   exactly n elements
 //   scratch  buffer.claim(n);         room for n, kept from call to call; what it held is lost
+//
+//   below kMapped bytes   heap, which hands recently used pages out again
+//   from kMapped bytes    a Region: the heap would map fresh pages as well, but small ones
 //
 // Threads: none of its own; one owner.
 
@@ -15,43 +18,57 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/memory.h"
+
 namespace shoal {
 
 template <class T>
 class Buffer {
  public:
   static_assert(std::is_trivially_default_constructible_v<T> && std::is_trivially_destructible_v<T>);
+  static constexpr std::size_t kMapped = std::size_t{32} << 20U;  // glibc's greatest threshold
 
   Buffer() = default;
-  explicit Buffer(std::size_t size) : data_(std::make_unique_for_overwrite<T[]>(size)), size_(size) {}
-  Buffer(Buffer&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
+  explicit Buffer(std::size_t size) : size_(size) {
+    if (size >= kMapped / sizeof(T)) {
+      region_.resize(size * sizeof(T));
+      data_ = reinterpret_cast<T*>(region_.data());
+    } else {
+      heap_ = std::make_unique_for_overwrite<T[]>(size);
+      data_ = heap_.get();
+    }
+  }
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(heap_, other.heap_);
+    std::swap(region_, other.region_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
   }
 
-  T* data() noexcept { return data_.get(); }
-  const T* data() const noexcept { return data_.get(); }
+  T* data() noexcept { return data_; }
+  const T* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
-  T* begin() noexcept { return data(); }
-  T* end() noexcept { return data() + size_; }
-  const T* begin() const noexcept { return data(); }
-  const T* end() const noexcept { return data() + size_; }
+  T* begin() noexcept { return data_; }
+  T* end() noexcept { return data_ + size_; }
+  const T* begin() const noexcept { return data_; }
+  const T* end() const noexcept { return data_ + size_; }
   T& operator[](std::size_t i) noexcept { return data_[i]; }
   const T& operator[](std::size_t i) const noexcept { return data_[i]; }
 
   std::span<T> claim(std::size_t size) {
     if (size > size_) {
-      const std::size_t more = size + size / 4;  // batches vary: do not allocate for every longest one so far
-      *this = Buffer();                          // first, so that old and new never exist together
-      *this = Buffer(more);
+      *this = Buffer();                  // first, so that old and new never exist together
+      *this = Buffer(size + size / 4);   // batches vary: do not allocate for every longest one so far
     }
-    return {data(), size};
+    return {data_, size};
   }
 
  private:
-  std::unique_ptr<T[]> data_;
+  std::unique_ptr<T[]> heap_;
+  Region region_;
+  T* data_ = nullptr;
   std::size_t size_ = 0;
 };
 

@@ -1,20 +1,21 @@
 // How a batch is sorted, in passes that are linear whatever the keys are:
 //
-//   1 count    the hashes of each group; a group is a value of the top bits, about 1000 hashes
-//   2 scatter  (hash, place) into their groups
-//   3 sort     each group in the first-level cache: words of 32 further bits of the hash and 32 bits of the position in
-//              the group, by a radix sort of the first 16 bits and an insertion sort of what remains, which is little,
-//              as hashes are uniform. Where it is not little (keys chosen by an enemy), radix sort of all 64 bits
+//   1 count    the hashes of each group; a group is a value of the top bits, about 3000 hashes
+//   2 scatter  hashes and their places into the groups
+//   3 sort     each group, in cache: radix sort by the next 16 bits, then an insertion sort of what
+//              remains, which is little, as hashes are uniform. Where it is not (keys chosen by an enemy), radix sort
+//              by all bits
 //   4 emit     a hash that differs from the one before is new
 //
-// 1 and 2 share the batch, 3 and 4 the groups; equal hashes never leave their order of occurrence, so nothing depends on
-// the number of threads.
+// Threads share the batch in 1 and 2 and the groups in 3 and 4. Every pass is stable: equal hashes stay in order of
+// occurrence, so nothing depends on the number of threads.
 
 #include "route/key_batch.h"
 
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "base/simd.h"
@@ -24,16 +25,10 @@ namespace shoal {
 
 namespace {
 
-using Word = std::uint64_t;  // 32 bits of the hash, 32 bits of the position in the group
 using Place = std::uint32_t;
 
-constexpr unsigned kDigit = 8;
-constexpr std::size_t kDigits = std::size_t{1} << kDigit;
-constexpr std::size_t kBlock = 512;     // hashes mixed at a time: 4 KiB
-constexpr std::size_t kLeast = 32768;   // keys worth a thread
-constexpr std::size_t kNear = 48;       // groups up to here are sorted by insertion
-
-constexpr Place position(Word word) noexcept { return static_cast<Place>(word); }
+constexpr std::size_t kBlock = 512;    // hashes mixed at a time: 4 KiB
+constexpr std::size_t kLeast = 65536;  // keys worth a thread
 
 SHOAL_CLONES void mix_block(const std::uint64_t* keys, std::size_t n, std::uint64_t* hashes) noexcept {
   for (std::size_t i = 0; i < n; ++i) {
@@ -70,55 +65,65 @@ class Source {
   bool mixed_;
 };
 
-// The top bits that make groups of 500 to 1000 hashes, so that a group's words fit the first-level cache; 2048 groups
-// at most, or the scatter would miss the second-level cache at every step.
+// The top bits that make groups of 2048 to 4095 hashes: sorting one stays in the second-level cache, and 1 million keys
+// make 256 groups. Groups of 512 to 1023 would fit the first level, but there the scatter into four times as many groups
+// misses the page tables' cache: 0.75 of the speed at 1 million keys. More than 2048 groups lose more than they gain.
 unsigned group_bits(std::size_t n) noexcept {
-  const auto bits = static_cast<unsigned>(std::bit_width(n / 1024));
-  return std::min(bits, 11U);
+  return std::min(static_cast<unsigned>(std::bit_width(n / 4096)), 11U);
 }
 
-// A stable radix sort of n words by `digits` bytes from bit `shift` up, lowest byte first. `from` and `to` change roles;
-// the result is where `from` points in the end.
+// Hashes and where they stood, side by side.
+struct Pairs {
+  std::uint64_t* hashes;
+  Place* places;
+
+  void move(std::size_t from, const Pairs& to, std::size_t at) const noexcept {
+    to.hashes[at] = hashes[from];
+    to.places[at] = places[from];
+  }
+  Pairs operator+(std::size_t n) const noexcept { return {hashes + n, places + n}; }
+};
+
+// A stable radix sort by `digits` bytes from bit `shift` up, lowest first. An even number of digits and of passes: the
+// result is back in `pairs`.
 template <unsigned digits>
-void radix_sort(Word*& from, Word*& to, std::size_t n, unsigned shift) noexcept {
-  std::uint32_t counts[digits][kDigits] = {};
+void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned shift) noexcept {
+  static_assert(digits % 2 == 0);
+  constexpr std::size_t kValues = 256;
+  Place ends[digits][kValues] = {};
   for (std::size_t i = 0; i < n; ++i) {
     for (unsigned d = 0; d < digits; ++d) {
-      ++counts[d][(from[i] >> (shift + d * kDigit)) % kDigits];
+      ++ends[d][(pairs.hashes[i] >> (shift + 8 * d)) % kValues];
     }
   }
   for (unsigned d = 0; d < digits; ++d) {
-    const unsigned low = shift + d * kDigit;
-    std::uint32_t* const next = counts[d];
-    if (next[(from[0] >> low) % kDigits] == n) {
-      continue;  // one digit for all
-    }
-    std::uint32_t sum = 0;
-    for (std::size_t v = 0; v < kDigits; ++v) {
-      const std::uint32_t count = next[v];
-      next[v] = sum;
-      sum += count;
+    const Pairs& from = d % 2 == 0 ? pairs : spare;
+    const Pairs& to = d % 2 == 0 ? spare : pairs;
+    Place* const next = ends[d];
+    Place sum = 0;
+    for (std::size_t v = 0; v < kValues; ++v) {
+      sum += std::exchange(next[v], sum);
     }
     for (std::size_t i = 0; i < n; ++i) {
-      to[next[(from[i] >> low) % kDigits]++] = from[i];
+      from.move(i, to, next[(from.hashes[i] >> (shift + 8 * d)) % kValues]++);
     }
-    std::swap(from, to);
   }
 }
 
-// Insertion sort; gives up after `moves` moves: false, and the words are still all there.
-bool insertion_sort(Word* words, std::size_t n, std::size_t moves) noexcept {
+// A stable insertion sort that gives up after `moves` moves: false, and all pairs are still there, equal ones in order.
+bool insertion_sort(const Pairs& pairs, std::size_t n, std::size_t moves) noexcept {
   for (std::size_t i = 1; i < n; ++i) {
-    const Word word = words[i];
-    if (word >= words[i - 1]) {
+    const std::uint64_t hash = pairs.hashes[i];
+    if (hash >= pairs.hashes[i - 1]) {
       continue;
     }
+    const Place place = pairs.places[i];
     std::size_t j = i;
-    do {
-      words[j] = words[j - 1];
-      --j;
-    } while (j > 0 && words[j - 1] > word);
-    words[j] = word;
+    for (; j > 0 && pairs.hashes[j - 1] > hash; --j) {
+      pairs.move(j - 1, pairs, j);
+    }
+    pairs.hashes[j] = hash;
+    pairs.places[j] = place;
     if (i - j > moves) {
       return false;
     }
@@ -127,58 +132,21 @@ bool insertion_sort(Word* words, std::size_t n, std::size_t moves) noexcept {
   return true;
 }
 
-// One group: hashes that share their top `bits`.
-struct Group {
-  std::uint64_t* hashes;
-  Place* places;
-  std::size_t n;
-  unsigned bits;
-
-  Word word(std::size_t i) const noexcept { return ((hashes[i] << bits) & ~Word{0xffffffffU}) | i; }
-
-  // Positions by 48 bits of the hash and then by occurrence, or false.
-  bool sort(Word*& words, Word*& spare) const noexcept {
-    for (std::size_t i = 0; i < n; ++i) {
-      words[i] = word(i);
-    }
-    if (n <= kNear) {
-      return insertion_sort(words, n, kNear * kNear);
-    }
-    radix_sort<2>(words, spare, n, 48);
-    return insertion_sort(words, n, 2 * n);
+// Hashes that share their top `bits`: sorted, and how many differ.
+std::size_t sort_group(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned bits) noexcept {
+  constexpr std::size_t kFew = 48;
+  if (n > kFew) {
+    radix_sort<2>(pairs, spare, n, 48 - bits);
   }
-
-  // Positions by the whole hash and then by occurrence, for groups that are not as random as they should be.
-  void sort_all_bits(Word*& words, Word*& spare) const noexcept {
-    for (std::size_t i = 0; i < n; ++i) {
-      words[i] = (hashes[i] << 32U) | i;
-    }
-    radix_sort<4>(words, spare, n, 32);
-    for (std::size_t i = 0; i < n; ++i) {
-      const Place at = position(words[i]);
-      words[i] = (hashes[at] & ~Word{0xffffffffU}) | at;
-    }
-    radix_sort<4>(words, spare, n, 32);
+  if (!insertion_sort(pairs, n, n > kFew ? 2 * n : kFew * kFew)) {
+    radix_sort<8>(pairs, spare, n, 0);
   }
-
-  // Puts hashes and places into the order of the words, the hashes also into `sorted`; how many differ, or -1 if the order is wrong.
-  bool arrange(const Word* words, std::uint64_t* sorted, Place* order, std::size_t& unique) const noexcept {
-    std::uint64_t before = hashes[position(words[0])];
-    std::size_t differing = 1;
-    bool falls = false;
-    for (std::size_t j = 0; j < n; ++j) {
-      const Place at = position(words[j]);
-      const std::uint64_t hash = hashes[at];
-      sorted[j] = hash;
-      order[j] = places[at];
-      differing += hash != before ? 1U : 0U;
-      falls |= hash < before;
-      before = hash;
-    }
-    unique = differing;
-    return !falls;
+  std::size_t differing = n == 0 ? 0 : 1;
+  for (std::size_t i = 1; i < n; ++i) {
+    differing += pairs.hashes[i] != pairs.hashes[i - 1] ? 1U : 0U;
   }
-};
+  return differing;
+}
 
 }  // namespace
 
@@ -202,19 +170,23 @@ KeyBatch::KeyBatch(std::span<const std::uint64_t> given, bool mixed, Slots slots
   const unsigned bits = group_bits(n);
   const std::size_t groups = std::size_t{1} << bits;
   const auto group_of = [bits](std::uint64_t hash) { return bits == 0 ? 0 : hash >> (64U - bits); };
+  const auto first_slot = [&](std::size_t group) { return ((group << slots.bits()) + groups - 1) >> bits; };
 
-  inverse_ = Buffer<Place>(n);
-  order_ = Buffer<Place>(n);
-  begins_ = Buffer<std::uint64_t>(slots.count() + 1);
-  std::uint64_t* const hashes = scratch.hashes.claim(n).data();
-  Place* const places = scratch.places.claim(n).data();
+  // One piece of memory for all results: given back and taken again, it is the same memory, and no page is fresh.
+  given_ = n;
+  memory_ = Buffer<std::uint64_t>(n + slots.count() + 1 + (3 * n + 2) / 2);
+  hashes_ = memory_.data();
+  begins_ = hashes_ + n;
+  order_ = reinterpret_cast<Place*>(begins_ + slots.count() + 1);
+  inverse_ = order_ + n;
+  firsts_ = inverse_ + n;
 
   // 1 and 2. A piece's offset into a group follows the pieces before it: order of occurrence is kept.
   const Pieces pieces{n, parts_for(n, kLeast, pool.threads())};
   const std::span<std::size_t> cuts = scratch.cuts.claim(groups * (pieces.parts + 2) + 1);
-  std::size_t* const begins = cuts.data();               // groups + 1: where a group begins
-  std::size_t* const uniques = begins + groups + 1;      // groups: its differing hashes, later those before it
-  std::size_t* const offsets = uniques + groups;         // groups for each piece
+  std::size_t* const begins = cuts.data();           // groups + 1: where a group begins
+  std::size_t* const uniques = begins + groups + 1;  // groups: its differing hashes, later those before it
+  std::size_t* const offsets = uniques + groups;     // groups for each piece
   pool.run(pieces.parts, [&](std::size_t p) {
     std::size_t* const counts = offsets + p * groups;
     std::fill_n(counts, groups, 0);
@@ -224,86 +196,74 @@ KeyBatch::KeyBatch(std::span<const std::uint64_t> given, bool mixed, Slots slots
   for (std::size_t g = 0; g < groups; ++g) {
     begins[g] = total;
     for (std::size_t p = 0; p < pieces.parts; ++p) {
-      const std::size_t count = offsets[p * groups + g];
-      offsets[p * groups + g] = total;
-      total += count;
+      total += std::exchange(offsets[p * groups + g], total);
     }
   }
   begins[groups] = total;
+  // Alone, the uniques may be written over the hashes they come from; threads would meet.
+  const Pairs pairs{pieces.parts == 1 ? hashes_ : scratch.hashes.claim(n).data(), order_};
   pool.run(pieces.parts, [&](std::size_t p) {
     std::size_t* const next = offsets + p * groups;
     source.each(pieces.begin(p), pieces.begin(p + 1), [&](std::uint64_t hash, Place place) {
       const std::size_t to = next[group_of(hash)]++;
-      hashes[to] = hash;
-      places[to] = place;
+      pairs.hashes[to] = hash;
+      pairs.places[to] = place;
     });
   });
 
-  // 3. More parts than threads: hot keys make some groups large.
-  const std::size_t parts = pieces.parts == 1 ? 1 : std::min(groups, 8 * pieces.parts);
-  const Pieces shares{groups, parts};
-  std::size_t room = 0;
-  Buffer<std::size_t> rooms(parts + 1);
-  for (std::size_t p = 0; p < parts; ++p) {
-    rooms[p] = room;
-    std::size_t largest = 0;
-    for (std::size_t g = shares.begin(p); g < shares.begin(p + 1); ++g) {
-      largest = std::max(largest, begins[g + 1] - begins[g]);
+  const auto emit = [&](std::size_t g, std::size_t unique) {
+    std::size_t u = unique - 1;  // wraps where nothing is before: the first hash is new
+    std::uint64_t before = begins[g] == begins[g + 1] ? 0 : ~pairs.hashes[begins[g]];
+    for (std::size_t j = begins[g]; j < begins[g + 1]; ++j) {
+      u += pairs.hashes[j] != before ? 1U : 0U;
+      before = pairs.hashes[j];
+      hashes_[u] = before;
+      firsts_[u + 1] = static_cast<Place>(j + 1);
+      inverse_[order_[j]] = static_cast<Place>(u);
     }
-    room += 2 * largest;
-  }
-  rooms[parts] = room;
-  Word* const all_words = scratch.words.claim(room).data();
-  pool.run(parts, [&](std::size_t p) {
-    const std::size_t half = (rooms[p + 1] - rooms[p]) / 2;
-    for (std::size_t g = shares.begin(p); g < shares.begin(p + 1); ++g) {
-      const std::size_t begin = begins[g];
-      const Group group{hashes + begin, places + begin, begins[g + 1] - begin, bits};
-      uniques[g] = 0;
-      if (group.n == 0) {
-        continue;
+    // The slots whose least hash is in this group.
+    std::size_t slot = first_slot(g);
+    for (; unique != u + 1; ++unique) {
+      for (const std::size_t to = index_of(slots.of(hashes_[unique])); slot <= to; ++slot) {
+        begins_[slot] = unique;
       }
-      Word* words = all_words + rooms[p];
-      Word* spare = words + half;
-      if (!group.sort(words, spare) || !group.arrange(words, spare, order_.data() + begin, uniques[g])) {
-        group.sort_all_bits(words, spare);
-        group.arrange(words, spare, order_.data() + begin, uniques[g]);
-      }
-      std::copy_n(spare, group.n, group.hashes);
     }
-  });
+    std::fill(begins_ + slot, begins_ + std::max(slot, first_slot(g + 1)), unique);
+  };
 
-  // 4.
-  std::size_t unique = 0;
+  // 3 and 4. More parts than threads: hot keys make some groups large.
+  const Pieces shares{groups, pieces.parts == 1 ? 1 : std::min(groups, 8 * pieces.parts)};
+  std::size_t largest = 0;
   for (std::size_t g = 0; g < groups; ++g) {
-    const std::size_t count = uniques[g];
-    uniques[g] = unique;
-    unique += count;
+    largest = std::max(largest, begins[g + 1] - begins[g]);
   }
-  hashes_ = Buffer<std::uint64_t>(unique);
-  firsts_ = Buffer<Place>(unique + 1);
+  const Pairs spares{scratch.spare_hashes.claim(shares.parts * largest).data(), scratch.spare_places.claim(shares.parts * largest).data()};
+  const auto sort = [&](std::size_t g, std::size_t p) {
+    return sort_group(pairs + begins[g], spares + p * largest, begins[g + 1] - begins[g], bits);
+  };
   firsts_[0] = 0;
-  pool.run(parts, [&](std::size_t p) {
-    for (std::size_t g = shares.begin(p); g < shares.begin(p + 1); ++g) {
-      std::size_t u = uniques[g] - 1;  // wraps where nothing is before: the first hash is new
-      std::uint64_t before = begins[g] == begins[g + 1] ? 0 : ~hashes[begins[g]];
-      for (std::size_t j = begins[g]; j < begins[g + 1]; ++j) {
-        u += hashes[j] != before ? 1U : 0U;
-        before = hashes[j];
-        hashes_[u] = before;
-        firsts_[u + 1] = static_cast<Place>(j + 1);
-        inverse_[order_[j]] = static_cast<Place>(u);
+  if (shares.parts == 1) {
+    for (std::size_t g = 0; g < groups; ++g) {
+      const std::size_t differing = sort(g, 0);
+      emit(g, size_);
+      size_ += differing;
+    }
+  } else {
+    pool.run(shares.parts, [&](std::size_t p) {
+      for (std::size_t g = shares.begin(p); g < shares.begin(p + 1); ++g) {
+        uniques[g] = sort(g, p);
       }
+    });
+    for (std::size_t g = 0; g < groups; ++g) {
+      size_ += std::exchange(uniques[g], size_);
     }
-  });
-
-  std::size_t slot = 0;
-  for (std::size_t u = 0; u < unique; ++u) {
-    for (const std::size_t to = index_of(slots.of(hashes_[u])); slot <= to; ++slot) {
-      begins_[slot] = u;
-    }
+    pool.run(shares.parts, [&](std::size_t p) {
+      for (std::size_t g = shares.begin(p); g < shares.begin(p + 1); ++g) {
+        emit(g, uniques[g]);
+      }
+    });
   }
-  std::fill(begins_.begin() + slot, begins_.end(), unique);
+  begins_[slots.count()] = size_;
   SHOAL_DCHECK(verify());
 }
 
@@ -314,6 +274,24 @@ void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<floa
   SHOAL_CHECK(out.size() == size() * dim, "the sums need unique keys x dim: " + std::to_string(size()) + " x " +
                                               std::to_string(dim) + ", got room for " + std::to_string(out.size()));
   sum_rows(order(), firsts(), dim, [&](Place place) { return grads.data() + place * dim; }, out, pool);
+}
+
+void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<float> out, Pool& pool) const {
+  SHOAL_CHECK(rows.size() == size() * dim, "rows must be len(unique keys) x dim");
+  SHOAL_CHECK(out.size() == given() * dim, "out must be len(keys) x dim");
+  const Pieces pieces{given(), parts_for(given() * dim, std::size_t{1} << 16U, pool.threads())};
+  pool.run(pieces.parts, [&](std::size_t part) {
+    const std::size_t end = pieces.begin(part + 1);
+    if (dim == 1) {
+      for (std::size_t i = pieces.begin(part); i < end; ++i) {
+        out[i] = rows[inverse_[i]];
+      }
+      return;
+    }
+    for (std::size_t i = pieces.begin(part); i < end; ++i) {
+      std::copy_n(rows.data() + inverse_[i] * dim, dim, out.data() + i * dim);
+    }
+  });
 }
 
 void KeyBatch::counts(std::span<std::uint32_t> out) const {
@@ -332,7 +310,7 @@ bool KeyBatch::verify() const {
       return false;
     }
   }
-  if (begins_.size() != slots_.count() + 1 || begins_[0] != 0 || begins_[slots_.count()] != m) {  // I3
+  if (begins_[0] != 0 || begins_[slots_.count()] != m) {  // I3
     return false;
   }
   for (std::size_t s = 0; s < slots_.count(); ++s) {
@@ -345,7 +323,7 @@ bool KeyBatch::verify() const {
       }
     }
   }
-  if (order_.size() != n || firsts_.size() != m + 1 || firsts_[0] != 0 || firsts_[m] != n) {  // I2, I4
+  if (firsts_[0] != 0 || firsts_[m] != n) {  // I2, I4
     return false;
   }
   // n places, each named by the hash that order puts it under: since inverse holds one number for each place, no place

@@ -37,10 +37,10 @@ namespace shoal {
 class KeyBatchScratch {
  private:
   friend class KeyBatch;
-  Buffer<std::uint64_t> hashes;     // n: grouped by top bits, later sorted
-  Buffer<std::uint32_t> places;     // n: where each of them stood
-  Buffer<std::uint64_t> words;      // two arrays for each part that sorts, as long as its largest group
-  Buffer<std::size_t> cuts;         // counts and offsets of the groups
+  Buffer<std::uint64_t> hashes;        // n, where threads share the batch
+  Buffer<std::uint64_t> spare_hashes;  // the largest group, for each part that sorts
+  Buffer<std::uint32_t> spare_places;
+  Buffer<std::size_t> cuts;  // counts and offsets of the groups
 };
 
 class KeyBatch {
@@ -53,18 +53,21 @@ class KeyBatch {
   // Of hashes as given instead of mix(keys): what a server has.
   static KeyBatch of_hashes(std::span<const std::uint64_t> hashes, Slots slots, Pool& pool, KeyBatchScratch& scratch);
 
-  std::size_t size() const noexcept { return hashes_.size(); }     // m
-  std::size_t given() const noexcept { return inverse_.size(); }   // n
+  std::size_t size() const noexcept { return size_; }    // m
+  std::size_t given() const noexcept { return given_; }  // n
   Slots slots() const noexcept { return slots_; }
 
-  std::span<const std::uint64_t> hashes() const noexcept { return hashes_; }
-  std::span<const std::uint32_t> inverse() const noexcept { return inverse_; }
-  std::span<const std::uint64_t> begins() const noexcept { return begins_; }
-  std::span<const std::uint32_t> order() const noexcept { return order_; }
-  std::span<const std::uint32_t> firsts() const noexcept { return firsts_; }
+  std::span<const std::uint64_t> hashes() const noexcept { return {hashes_, size_}; }
+  std::span<const std::uint32_t> inverse() const noexcept { return {inverse_, given_}; }
+  std::span<const std::uint64_t> begins() const noexcept { return {begins_, slots_.count() + 1}; }
+  std::span<const std::uint32_t> order() const noexcept { return {order_, given_}; }
+  std::span<const std::uint32_t> firsts() const noexcept { return {firsts_, size_ + 1}; }
 
   // Adds up the rows of each hash: grads is n x dim, out m x dim. In order of occurrence, in float64, rounded once.
   void sum(std::span<const float> grads, std::size_t dim, std::span<float> out, Pool& pool) const;
+
+  // The other way: the row of each unique hash to every key as given. rows is m x dim, out n x dim.
+  void expand(std::span<const float> rows, std::size_t dim, std::span<float> out, Pool& pool) const;
 
   // How often each hash occurs: out has m entries.
   void counts(std::span<std::uint32_t> out) const;
@@ -75,11 +78,14 @@ class KeyBatch {
   KeyBatch(std::span<const std::uint64_t> words, bool mixed, Slots slots, Pool& pool, KeyBatchScratch& scratch);
 
   Slots slots_;
-  Buffer<std::uint64_t> hashes_;
-  Buffer<std::uint32_t> inverse_;
-  Buffer<std::uint64_t> begins_;
-  Buffer<std::uint32_t> order_;
-  Buffer<std::uint32_t> firsts_;
+  std::size_t given_ = 0;
+  std::size_t size_ = 0;
+  Buffer<std::uint64_t> memory_;  // of the five arrays
+  std::uint64_t* hashes_ = nullptr;
+  std::uint64_t* begins_ = nullptr;
+  std::uint32_t* order_ = nullptr;
+  std::uint32_t* inverse_ = nullptr;
+  std::uint32_t* firsts_ = nullptr;
 };
 
 }  // namespace shoal
