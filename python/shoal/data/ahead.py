@@ -7,7 +7,7 @@ Threads
 How it ends
     - The wrapped iterator ends or raises: the consumer sees the items before that, then the end or the exception.
     - The consumer stops early: `close`, by name, by garbage collection or at the exit of the interpreter. The producer
-      notices at its next item.
+      notices when it next yields.
     - The process forks: a child has no producer; asking for an item there raises.
 """
 
@@ -39,16 +39,16 @@ class _Channel(Generic[T]):
         # Re-entrant, since a garbage collection inside a locked region may close a channel.
         self._changed = threading.Condition(threading.RLock())
 
-    def put(self, item: T) -> bool:
-        """Hand on an item, waiting for room; False when the consumer is gone."""
+    def put(self, item: T | None) -> bool:
+        """Hand on an item, waiting for room, or nothing but the question: False when the consumer is gone."""
         with self._changed:
-            while len(self._items) >= self._depth and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                return False
-            self._items.append(item)
-            self._changed.notify_all()
-            return True
+            if item is not None:
+                while len(self._items) >= self._depth and not self._closed:
+                    self._changed.wait()
+                if not self._closed:
+                    self._items.append(item)
+                    self._changed.notify_all()
+            return not self._closed
 
     def end(self, error: BaseException | None) -> None:
         """Tell the consumer that nothing follows."""
@@ -82,7 +82,7 @@ class _Channel(Generic[T]):
             self._changed.notify_all()
 
 
-def _produce(items: Generator[T, None, None], channel: _Channel[T]) -> None:
+def _produce(items: Generator[T | None, None, None], channel: _Channel[T]) -> None:
     try:
         with contextlib.closing(items):
             for item in items:
@@ -108,7 +108,7 @@ class Ahead(Iterator[T]):
     Parameters
     ----------
     items : generator
-        Advanced and closed in the thread.
+        Advanced and closed in the thread. It yields None when there is no item yet, so that it can be ended.
     depth : int
         Items that may wait.
     name : str
@@ -119,7 +119,7 @@ class Ahead(Iterator[T]):
     ``next`` blocks until an item is there. One consumer at a time.
     """
 
-    def __init__(self, items: Generator[T, None, None], depth: int, name: str) -> None:
+    def __init__(self, items: Generator[T | None, None, None], depth: int, name: str) -> None:
         self._channel: _Channel[T] = _Channel(depth)
         self._pid = os.getpid()
         thread = threading.Thread(target=_produce, args=(items, self._channel), name=name, daemon=True)

@@ -15,7 +15,7 @@ from shoal.data.source import Lines, open_regular
 
 OnError = Literal["raise", "skip"]
 
-# A part is what a block of 1 MiB came to, or one larger batch.
+# A part is the batches that end in one block, or one batch longer than that.
 _PARTS_AHEAD = 2
 
 
@@ -54,9 +54,9 @@ class Reader:
 
     Notes
     -----
-    A pass reads, decompresses and parses in a background thread, a few MiB ahead. The thread ends with the pass: at the
-    end of the data, on an error, and when the iterator is closed or dropped, as ``break`` does. Memory is bounded by
-    some blocks of 1 MiB and some batches, whatever the size of the file; a line has at most 16 MiB.
+    A pass reads, decompresses and parses in a background thread, some batches ahead. The thread ends with the pass: at
+    the end of the data, on an error, and when the iterator is closed or dropped, as ``break`` does. Memory is bounded
+    by a few batches and a line, whatever the size of the file; a line has at most 16 MiB.
 
     Any number of passes may run at a time; `skipped` and `progress` tell of the one that began last. One iterator
     belongs to one thread at a time. After a fork the child has to begin a new pass.
@@ -103,7 +103,6 @@ class Reader:
             for batches, skipped, fraction in ahead:
                 seen.skipped, seen.fraction = skipped, fraction
                 yield from batches
-            seen.fraction = 1.0
         finally:
             ahead.close()
 
@@ -129,7 +128,7 @@ class Reader:
         Notes
         -----
         A plain file is cut into ranges of bytes, and a shard reads just its own. A compressed file is decompressed
-        whole by each shard, which keeps every n-th MiB of text (``docs/readers.md``).
+        whole by each shard, which keeps every n-th block of 256 KiB of text (``docs/readers.md``).
         """
         if self._shards > 1:
             raise ValueError(

@@ -115,12 +115,12 @@ CRITEO = Format("criteo", _parse_criteo, valued=False)
 
 
 class Part(NamedTuple):
-    """What a block, or a piece of one, came to.
+    """What the blocks since the part before came to.
 
     Parameters
     ----------
     batches : list of Batch
-        Those that it completed.
+        Those that the last of them completed.
     skipped : int
         Malformed lines so far.
     fraction : float
@@ -132,7 +132,7 @@ class Part(NamedTuple):
     fraction: float
 
 
-def fill(lines: Lines, form: Format, batch_size: int, skip: bool) -> Generator[Part, None, None]:
+def fill(lines: Lines, form: Format, batch_size: int, skip: bool) -> Generator[Part | None, None, None]:
     """Read the lines into batches of ``batch_size`` rows, the last one smaller.
 
     Parameters
@@ -148,8 +148,9 @@ def fill(lines: Lines, form: Format, batch_size: int, skip: bool) -> Generator[P
 
     Yields
     ------
-    Part
-        One for each block, with no batches in it too.
+    Part or None
+        After each block: a part if it completed a batch, else None. At the end, and before an error, a part that tells
+        what was skipped.
 
     Raises
     ------
@@ -175,18 +176,18 @@ def fill(lines: Lines, form: Format, batch_size: int, skip: bool) -> Generator[P
                     yield Part(done, skipped, fraction)
                     for newlines in lines.newlines_before():
                         line += newlines
-                        yield Part([], skipped, fraction)
+                        yield None
                     raise ValueError(_malformed(lines.path, line, offset + end, bytes(text[end:]), at - end, fault))
                 elif end < len(text):
                     rows.grow()
-            yield Part(done, skipped, fraction)
+            yield Part(done, skipped, fraction) if done else None
     except LineTooLong as error:
+        yield Part([], skipped, fraction)
         for newlines in lines.newlines_before():
             line += newlines
-            yield Part([], skipped, fraction)
+            yield None
         raise ValueError(f"{lines.path}, line {line}: {error}: split the line, or is this a text file?") from None
-    if rows.row:
-        yield Part([rows.take()], skipped, 1.0)
+    yield Part([rows.take()] if rows.row else [], skipped, 1.0)
 
 
 def _malformed(path: str, line: int, offset: int, text: bytes, at: int, fault: int) -> str:

@@ -1,7 +1,7 @@
 r"""Lines: a file, or one shard of it, as blocks of whole lines in bounded memory.
 
     file        ....................................................................
-    block       |----- 1 MiB -----|----- 1 MiB -----|-- as much as there is --|
+    block       |---- 256 KiB ----|---- 256 KiB ----|-- as much as there is --|
     text        ~~~~~~~~~~~~~~~~\n~~~~ carried over, in front of the next block
 
 One buffer is used again and again. The part of a line behind the last newline is carried over to its front; a line is
@@ -10,8 +10,8 @@ held whole, so it has a limit.
 Shards. Each line is in exactly one of the n shards.
     plain       Shard r holds the lines whose first byte lies in [size * r // n, size * (r + 1) // n).
     compressed  Offsets in the text are not known beforehand, so every shard reads the whole file, and shard r keeps
-                the lines that end in the blocks r, r + n, r + 2n, ... of the text, a block being 1 MiB; an unended last
-                line ends where the text does.
+                the lines that end in the blocks r, r + n, r + 2n, ... of the text, 256 KiB each; an unended last line
+                ends where the text does.
 
 Threads. An iteration belongs to one thread; any number of them may run at a time.
 """
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from io import FileIO
 from typing import NamedTuple, Protocol
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 LINE_LIMIT_BYTES = 16 << 20
 
 # How a compressed file begins. No line of a format read here begins so.
