@@ -46,11 +46,11 @@ constexpr std::uint64_t unmix(std::uint64_t hash) noexcept {
 class Slots {
  public:
   static constexpr std::size_t kFewest = 2;  // a table marks empty cells with the hash's slot bits, so one is needed
-  static constexpr std::size_t kMost = 65536;
+  static constexpr std::size_t kMost = 16384;  // a slot takes up to two mappings, and Linux gives a process 65530
 
   explicit Slots(std::size_t count) : bits_(static_cast<unsigned>(std::bit_width(count)) - 1U) {
     SHOAL_CHECK(count >= kFewest && count <= kMost && std::has_single_bit(count),
-                "slots must be a power of two from 2 to 65536, got " + std::to_string(count));
+                "slots must be a power of two from 2 to 16384, got " + std::to_string(count));
   }
 
   std::size_t count() const noexcept { return std::size_t{1} << bits_; }

@@ -473,13 +473,12 @@ std::vector<std::size_t> Shard::section_offsets(std::size_t rows) const {
   return offsets;
 }
 
-std::vector<std::byte> Shard::section(Slot slot) const {
+std::size_t Shard::section(Slot slot, std::vector<std::byte>& bytes) const {
   check_process();
-  const Guarded& guarded = *tables_[index_of(slot)];
   const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  const auto entries = guarded.table.entries();
+  const auto entries = tables_[index_of(slot)]->table.entries();
   const auto offsets = section_offsets(entries.size());
-  std::vector<std::byte> bytes(offsets.back());
+  bytes.assign(offsets.back(), std::byte{0});
   for (std::size_t r = 0; r < entries.size(); ++r) {
     std::memcpy(bytes.data() + r * sizeof(std::uint64_t), &entries[r].hash, sizeof(std::uint64_t));
     for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
@@ -487,7 +486,7 @@ std::vector<std::byte> Shard::section(Slot slot) const {
       std::memcpy(bytes.data() + offsets[k + 1] + r * width, entries[r].row + rows_.offset(k), width);
     }
   }
-  return bytes;
+  return entries.size();
 }
 
 void Shard::restore(std::size_t rows, std::span<const std::byte> section) {

@@ -104,7 +104,7 @@ class Shard {
 
   // The rows of one slot in ascending order of hash, in columns: hashes, then each column as stored, each column's
   // start aligned to kSectionAlignment. Offsets are section_offsets(rows).
-  std::vector<std::byte> section(Slot slot) const;
+  std::size_t section(Slot slot, std::vector<std::byte>& bytes) const;  // returns the rows
   std::vector<std::size_t> section_offsets(std::size_t rows) const;  // columns + 2 numbers: the last is the size
   static constexpr std::size_t kSectionAlignment = 64;
 

@@ -1,0 +1,57 @@
+// Between NumPy arrays and spans: the only place where one becomes the other.
+//
+// Arguments are bound with .noconvert(): a wrong dtype or stride is a TypeError, never a silent copy (a copied output
+// would be filled and thrown away). The Python layer checks first and says it in the user's words.
+
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace shoal::bind {
+
+namespace py = pybind11;
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <class T>
+std::span<const T> in(const Array<T>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+// Throws ValueError if the array is read-only.
+template <class T>
+std::span<T> out(Array<T>& array) {
+  return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+// Fresh arrays, not set.
+template <class T>
+Array<T> fresh(std::size_t n) {
+  return Array<T>(static_cast<py::ssize_t>(n));
+}
+
+template <class T>
+Array<T> fresh(std::size_t n, std::size_t dim) {
+  return Array<T>({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
+}
+
+// A read-only array over memory that `owner` keeps.
+template <class T>
+Array<T> view(std::span<const T> data, const py::object& owner) {
+  Array<T> array({static_cast<py::ssize_t>(data.size())}, {static_cast<py::ssize_t>(sizeof(T))}, data.data(), owner);
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
+}
+
+template <class T>
+Array<T> copied(const std::vector<T>& data) {
+  return Array<T>(static_cast<py::ssize_t>(data.size()), data.data());
+}
+
+}  // namespace shoal::bind

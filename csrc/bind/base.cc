@@ -1,0 +1,48 @@
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/crc32c.h"
+#include "base/mix.h"
+#include "bind/array.h"
+#include "bind/bind.h"
+
+namespace shoal::bind {
+
+namespace {
+
+using Word = std::uint64_t;
+
+template <class Map>
+Array<Word> mapped(const Array<Word>& words, const Map& map) {
+  Array<Word> result = fresh<Word>(static_cast<std::size_t>(words.size()));
+  const auto from = in(words);
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    to[i] = map(from[i]);
+  }
+  return result;
+}
+
+std::uint32_t checksum(const py::buffer& buffer, std::uint32_t before) {
+  const py::buffer_info info = buffer.request();
+  const std::span bytes(static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize));
+  const py::gil_scoped_release nogil;
+  return crc32c(bytes, before);
+}
+
+}  // namespace
+
+void add_base(py::module_& module) {
+  py::class_<Workers>(module, "Workers")
+      .def(py::init<std::size_t>(), py::arg("threads"))
+      .def_property_readonly("threads", [](const Workers& workers) { return workers.pool.threads(); });
+  module.def("mix", [](const Array<Word>& keys) { return mapped(keys, [](Word key) { return mix(key); }); },
+             py::arg("keys").noconvert());
+  module.def("unmix", [](const Array<Word>& hashes) { return mapped(hashes, [](Word hash) { return unmix(hash); }); },
+             py::arg("hashes").noconvert());
+  module.def("crc32c", &checksum, py::arg("buffer"), py::arg("before") = 0);
+}
+
+}  // namespace shoal::bind

@@ -1,0 +1,46 @@
+// The parts of the module, one per folder of the engine, and what they share.
+
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "base/threads.h"
+#include "kernel/logistic.h"
+#include "route/key_batch.h"
+
+namespace shoal::bind {
+
+// A pool with the working memory that its callers share. A caller that finds it taken works with memory of its own.
+class Workers {
+ public:
+  explicit Workers(std::size_t threads) : pool(threads) {}
+
+  template <class Work>
+  auto with_scratch(const Work& work) {
+    const std::unique_lock turn(busy_, std::try_to_lock);
+    if (turn.owns_lock()) {
+      return work(key_scratch_, gradient_scratch_);
+    }
+    KeyBatchScratch keys;
+    GradientScratch gradients;
+    return work(keys, gradients);
+  }
+
+  Pool pool;
+
+ private:
+  std::mutex busy_;
+  KeyBatchScratch key_scratch_;
+  GradientScratch gradient_scratch_;
+};
+
+void add_base(pybind11::module_& module);
+void add_route(pybind11::module_& module);
+void add_kernel(pybind11::module_& module);
+void add_store(pybind11::module_& module);
+
+}  // namespace shoal::bind

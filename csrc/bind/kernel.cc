@@ -1,0 +1,88 @@
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "kernel/logistic.h"
+
+namespace shoal::bind {
+
+namespace {
+
+using Floats = std::optional<Array<float>>;
+
+std::span<const float> in_or_empty(const Floats& array) { return array ? in(*array) : std::span<const float>{}; }
+
+// The batch's keys are those of the entries and, where there is a bias, its key once more behind them.
+Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch, bool bias) {
+  const auto columns = batch.inverse();
+  SHOAL_CHECK(!bias || !columns.empty(), "a batch with a bias ends with the bias key");
+  return {.indptr = in(indptr),
+          .columns = bias ? columns.first(columns.size() - 1) : columns,
+          .values = in_or_empty(values),
+          .bias = bias ? std::optional(columns.back()) : std::nullopt};
+}
+
+Array<double> logistic_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch, bool bias,
+                               const Array<float>& weights, Workers& workers) {
+  const Examples examples = examples_of(indptr, values, batch, bias);
+  Array<double> result = fresh<double>(examples.size());
+  const auto to = out(result);
+  const auto given = in(weights);
+  const py::gil_scoped_release nogil;
+  margins(examples, given, to, workers.pool);
+  return result;
+}
+
+py::tuple logistic_losses(const Array<double>& margins, const Array<float>& labels, const Floats& weights,
+                          Workers& workers) {
+  Array<double> slopes = fresh<double>(static_cast<std::size_t>(margins.size()));
+  const auto to = out(slopes);
+  const auto from = in(margins);
+  const auto truth = in(labels);
+  const auto scale = in_or_empty(weights);
+  double sum = 0;
+  {
+    const py::gil_scoped_release nogil;
+    sum = losses(from, truth, scale, to, workers.pool);
+  }
+  return py::make_tuple(sum, slopes);
+}
+
+Array<float> logistic_gradient(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch, bool bias,
+                               const Array<double>& slopes, Workers& workers) {
+  const Examples examples = examples_of(indptr, values, batch, bias);
+  Array<float> result = fresh<float>(batch.size());
+  const auto to = out(result);
+  const auto from = in(slopes);
+  const py::gil_scoped_release nogil;
+  workers.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
+    gradient(examples, from, {batch.order(), batch.firsts()}, to, workers.pool, scratch);
+    return 0;
+  });
+  return result;
+}
+
+Array<double> logistic_probabilities(const Array<double>& margins, Workers& workers) {
+  Array<double> result = fresh<double>(static_cast<std::size_t>(margins.size()));
+  const auto to = out(result);
+  const auto from = in(margins);
+  const py::gil_scoped_release nogil;
+  probabilities(from, to, workers.pool);
+  return result;
+}
+
+}  // namespace
+
+void add_kernel(py::module_& module) {
+  module.def("logistic_margins", &logistic_margins, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
+             py::arg("batch"), py::arg("bias"), py::arg("weights").noconvert(), py::arg("workers"));
+  module.def("logistic_losses", &logistic_losses, py::arg("margins").noconvert(), py::arg("labels").noconvert(),
+             py::arg("weights").noconvert(), py::arg("workers"));
+  module.def("logistic_gradient", &logistic_gradient, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
+             py::arg("batch"), py::arg("bias"), py::arg("slopes").noconvert(), py::arg("workers"));
+  module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(), py::arg("workers"));
+}
+
+}  // namespace shoal::bind

@@ -1,0 +1,91 @@
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "route/key_batch.h"
+#include "route/merge.h"
+
+namespace shoal::bind {
+
+namespace {
+
+std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots, Workers& workers) {
+  const auto given = in(keys);
+  const py::gil_scoped_release nogil;
+  return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+    return std::make_unique<KeyBatch>(given, Slots(slots), workers.pool, scratch);
+  });
+}
+
+Array<float> sum(const KeyBatch& batch, const Array<float>& grads, std::size_t dim, Workers& workers) {
+  Array<float> result = fresh<float>(batch.size(), dim);
+  const auto from = in(grads);
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  batch.sum(from, dim, to, workers.pool);
+  return result;
+}
+
+// The rows of unique keys, given to every key of the batch as it came.
+void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Array<float>& given, Workers& workers) {
+  const auto from = in(rows);
+  const auto to = out(given);
+  SHOAL_CHECK(from.size() == batch.size() * dim && to.size() == batch.given() * dim,
+              "expand takes one row a unique key and gives one row a key");
+  const py::gil_scoped_release nogil;
+  batch.expand(from, dim, to, workers.pool);
+}
+
+Array<std::uint32_t> counts(const KeyBatch& batch) {
+  Array<std::uint32_t> result = fresh<std::uint32_t>(batch.size());
+  batch.counts(out(result));
+  return result;
+}
+
+py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<float>>>& lists, std::size_t dim,
+                      Workers& workers) {
+  std::vector<SortedList> sorted;
+  for (const auto& [hashes, grads] : lists) {
+    sorted.push_back({in(hashes), in(grads), {}});
+  }
+  Merged merged;
+  {
+    const py::gil_scoped_release nogil;
+    merged = workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+      return merge(sorted, dim, workers.pool, scratch);
+    });
+  }
+  Array<std::uint64_t> hashes = fresh<std::uint64_t>(merged.hashes.size());
+  Array<float> grads = fresh<float>(merged.hashes.size(), dim);
+  std::copy_n(merged.hashes.data(), merged.hashes.size(), hashes.mutable_data());
+  std::copy_n(merged.grads.data(), merged.grads.size(), grads.mutable_data());
+  return py::make_tuple(hashes, grads);
+}
+
+}  // namespace
+
+void add_route(py::module_& module) {
+  py::class_<KeyBatch>(module, "KeyBatch")
+      .def(py::init(&make_batch), py::arg("keys").noconvert(), py::arg("slots"), py::arg("workers"))
+      .def("__len__", &KeyBatch::size)
+      .def_property_readonly("given", &KeyBatch::given)
+      .def_property_readonly("slots", [](const KeyBatch& batch) { return batch.slots().count(); })
+      .def_property_readonly("hashes",
+                             [](const py::object& self) { return view(self.cast<const KeyBatch&>().hashes(), self); })
+      .def_property_readonly("inverse",
+                             [](const py::object& self) { return view(self.cast<const KeyBatch&>().inverse(), self); })
+      .def_property_readonly("begins",
+                             [](const py::object& self) { return view(self.cast<const KeyBatch&>().begins(), self); })
+      .def("counts", &counts)
+      .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("workers"))
+      .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
+           py::arg("workers"))
+      .def("verify", &KeyBatch::verify);
+  module.def("merge", &merge_lists, py::arg("lists"), py::arg("dim"), py::arg("workers"));
+}
+
+}  // namespace shoal::bind

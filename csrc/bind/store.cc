@@ -1,0 +1,186 @@
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "store/shard.h"
+
+namespace shoal::bind {
+
+namespace {
+
+SlotSlices slices(const KeyBatch& batch) { return {batch.hashes(), batch.begins()}; }
+
+Dtype dtype_of(const std::string& name) {
+  SHOAL_CHECK(name == "float32" || name == "float16" || name == "bfloat16",
+              "no dtype " + name + ": float32, float16 or bfloat16");
+  return name == "float32" ? Dtype::kFloat32 : (name == "float16" ? Dtype::kFloat16 : Dtype::kBfloat16);
+}
+
+std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, const std::string& optimizer,
+                                  std::map<std::string, double> params, const std::string& init, double init_parameter,
+                                  std::uint64_t init_seed, std::uint64_t seed, std::size_t slots, Workers& workers) {
+  const TableSpec spec{.dim = dim,
+                       .dtype = dtype_of(dtype),
+                       .optimizer = Optimizer(optimizer, std::move(params)),
+                       .init = Init(init, init_parameter, init_seed),
+                       .seed = seed};
+  return std::make_unique<Shard>(spec, Slots(slots), workers.pool);
+}
+
+void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
+  const auto to = out(rows);
+  const py::gil_scoped_release nogil;
+  shard.pull(slices(batch), to);
+}
+
+std::uint64_t push(Shard& shard, const KeyBatch& batch, const Array<float>& grads) {
+  const auto from = in(grads);
+  SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
+  const py::gil_scoped_release nogil;
+  const std::uint64_t step = shard.advance();
+  shard.push(slices(batch), from, step);
+  return step;
+}
+
+void assign(Shard& shard, const KeyBatch& batch, const Array<float>& rows) {
+  const auto from = in(rows);
+  const py::gil_scoped_release nogil;
+  shard.assign(slices(batch), from);
+}
+
+std::size_t erase(Shard& shard, const KeyBatch& batch) {
+  const py::gil_scoped_release nogil;
+  return shard.erase(slices(batch));
+}
+
+Array<std::uint8_t> contains(const Shard& shard, const KeyBatch& batch) {
+  Array<std::uint8_t> there = fresh<std::uint8_t>(batch.size());
+  const auto to = out(there);
+  const py::gil_scoped_release nogil;
+  shard.contains(slices(batch), to);
+  return there;
+}
+
+Array<float> state(const Shard& shard, const KeyBatch& batch, std::size_t column) {
+  Array<float> values = fresh<float>(batch.size(), column == shard.rows().columns() ? 1 : shard.rows().dim());
+  const auto to = out(values);
+  const py::gil_scoped_release nogil;
+  shard.state(slices(batch), column, to);
+  return values;
+}
+
+std::vector<std::string> columns(const Shard& shard) {
+  const auto names = shard.spec().optimizer.columns();
+  std::vector<std::string> all(names.begin(), names.end());
+  if (shard.rows().has_row_state()) {
+    all.emplace_back(shard.spec().optimizer.row_state());
+  }
+  return all;
+}
+
+std::size_t rows_of_section(const Shard& shard, std::size_t slot, std::vector<std::byte>& bytes) {
+  const py::gil_scoped_release nogil;
+  return shard.section(Slot{static_cast<std::uint32_t>(slot)}, bytes);
+}
+
+void check_slot(const Shard& shard, std::size_t slot) {
+  SHOAL_CHECK(slot < shard.slots().count(), "there is no slot " + std::to_string(slot));
+}
+
+// (rows, the section's bytes)
+py::tuple section(const Shard& shard, std::size_t slot) {
+  check_slot(shard, slot);
+  auto bytes = std::make_unique<std::vector<std::byte>>();
+  const std::size_t rows = rows_of_section(shard, slot, *bytes);
+  auto* const kept = bytes.get();
+  const py::capsule owner(bytes.release(), [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
+  const auto* const data = reinterpret_cast<const std::uint8_t*>(kept->data());
+  return py::make_tuple(rows, view(std::span(data, kept->size()), owner));
+}
+
+void restore(Shard& shard, std::size_t rows, const Array<std::uint8_t>& section) {
+  const auto bytes = std::as_bytes(in(section));
+  const py::gil_scoped_release nogil;
+  shard.restore(rows, bytes);
+}
+
+void reserve(Shard& shard, const std::vector<std::size_t>& rows) {
+  const py::gil_scoped_release nogil;
+  shard.reserve(Slots(rows.size()), rows);
+}
+
+// (hashes, weights) of one slot.
+py::tuple read_slot(const Shard& shard, std::size_t slot) {
+  check_slot(shard, slot);
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> weights;
+  {
+    const py::gil_scoped_release nogil;
+    shard.read_slot(Slot{static_cast<std::uint32_t>(slot)}, hashes, weights);
+  }
+  Array<float> rows = fresh<float>(hashes.size(), shard.rows().dim());
+  std::copy(weights.begin(), weights.end(), rows.mutable_data());
+  return py::make_tuple(copied(hashes), rows);
+}
+
+py::dict stats(const Shard& shard) {
+  const ShardStats stats = shard.stats();
+  py::dict all;
+  all["rows"] = stats.rows;
+  all["cells"] = stats.cells;
+  all["bytes"] = stats.bytes;
+  all["pulls"] = stats.pulls;
+  all["pushes"] = stats.pushes;
+  all["rows_pulled"] = stats.rows_pulled;
+  all["rows_pushed"] = stats.rows_pushed;
+  all["rows_created"] = stats.rows_created;
+  all["rows_erased"] = stats.rows_erased;
+  all["nonfinite_rows"] = stats.nonfinite_rows;
+  return all;
+}
+
+}  // namespace
+
+void add_store(py::module_& module) {
+  static const py::exception<void> shoal_error(module, "ShoalError");
+  py::register_exception<WrongProcess>(module, "WrongProcess", shoal_error.ptr());
+  // Descriptions are checked where they are made: a bad one is a ValueError that names the parameter.
+  module.def(
+      "check_optimizer",
+      [](const std::string& name, std::map<std::string, double> params) { Optimizer(name, std::move(params)); },
+      py::arg("name"), py::arg("params"));
+  module.def(
+      "check_init", [](const std::string& name, double parameter) { Init(name, parameter, 0); }, py::arg("name"),
+      py::arg("parameter"));
+  py::class_<Shard>(module, "Shard")
+      .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
+           py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"), py::arg("slots"),
+           py::arg("workers"), py::keep_alive<1, 11>())
+      .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
+      .def("push", &push, py::arg("batch"), py::arg("grads").noconvert())
+      .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert())
+      .def("erase", &erase, py::arg("batch"))
+      .def("contains", &contains, py::arg("batch"))
+      .def("columns", &columns)
+      .def("state", &state, py::arg("batch"), py::arg("column"))
+      .def("section", &section, py::arg("slot"))
+      .def("restore", &restore, py::arg("rows"), py::arg("section").noconvert())
+      .def("reserve", &reserve, py::arg("rows"))
+      .def("read_slot", &read_slot, py::arg("slot"))
+      .def("freeze", &Shard::freeze, py::call_guard<py::gil_scoped_release>())
+      .def("thaw", &Shard::thaw)
+      .def_property("step", &Shard::step, &Shard::set_step)
+      .def("__len__", &Shard::size)
+      .def("stats", &stats)
+      .def("verify", &Shard::verify, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace shoal::bind

@@ -1,0 +1,73 @@
+"""shoal: a sparse parameter server that you can pip install.
+
+Tables hold rows by 64-bit key, with the optimizer that moves them; ``pull`` reads rows, ``push`` sends gradients.
+
+Examples
+--------
+>>> import numpy as np
+>>> import shoal
+>>> with shoal.local() as store:
+...     user = store.table("user", dim=4, optimizer=shoal.Adagrad(lr=0.1))
+...     user.push(np.array([7, 2**64 - 1], np.uint64), np.ones((2, 4), np.float32)).wait()
+...     len(user)
+2
+"""
+
+from shoal.data import Batch, Reader, hash_strings, read_criteo, read_libsvm
+from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
+from shoal.metrics import Metrics
+from shoal.models import LogisticRegression
+from shoal.optim import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Constant,
+    GroupFTRL,
+    Momentum,
+    Normal,
+    RowWiseAdagrad,
+    Uniform,
+    Zeros,
+)
+from shoal.store import LocalStore, local
+from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Batch",
+    "ClosedError",
+    "Constant",
+    "CorruptionError",
+    "GroupFTRL",
+    "Handle",
+    "KeyBatch",
+    "LocalStore",
+    "LogisticRegression",
+    "Metrics",
+    "Momentum",
+    "Normal",
+    "Reader",
+    "RowWiseAdagrad",
+    "SGD",
+    "ShoalError",
+    "Table",
+    "TableSpec",
+    "TableStats",
+    "Uniform",
+    "WrongProcess",
+    "Zeros",
+    "hash_strings",
+    "local",
+    "mix",
+    "read_criteo",
+    "read_libsvm",
+    "unmix",
+]

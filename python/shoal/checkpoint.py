@@ -1,0 +1,375 @@
+"""Checkpoints: all rows of a store in a directory. ``docs/checkpoint-format.md`` has the bytes.
+
+A checkpoint is what its manifest says, and the manifest is written last and put in place by one rename. So a save that
+is cut off leaves the checkpoint that was there before, or none; never half of one.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from tqdm import tqdm
+
+from shoal import _core, optim
+from shoal.errors import CorruptionError
+from shoal.optim import Init, Optimizer
+from shoal.table import Table, TableSpec
+
+__all__ = ["MANIFEST", "Manifest", "load", "read_manifest", "save", "verify", "write_atomically"]
+
+MANIFEST = "manifest.json"
+FORMAT = "shoal checkpoint"
+VERSION = 1
+
+_HEADER = b"SHOALSLT" + (VERSION).to_bytes(4, "little") + bytes(52)  # the start of every slot file
+_SLOT_FILES = "*.slots"
+_FILE_BYTES = 1 << 30  # a slot file is closed once it is this long
+_AHEAD = 4  # sections per thread that are made or read ahead of the disk
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one slot: a piece of a slot file."""
+
+    slot: int
+    file: int
+    offset: int
+    bytes: int
+    rows: int
+    crc32c: int
+
+
+class SlotFile(msgspec.Struct, frozen=True):
+    """A file of sections."""
+
+    name: str
+    bytes: int
+
+
+class SavedTable(msgspec.Struct, frozen=True):
+    """A table's description and where its rows are."""
+
+    name: str
+    dim: int
+    dtype: str
+    seed: int
+    optimizer: str
+    params: dict[str, float]
+    init: str
+    init_parameter: float
+    init_seed: int
+    step: int
+    rows: int
+    files: list[SlotFile]
+    sections: list[Section]
+
+    def spec(self) -> TableSpec:
+        """Rebuild the description.
+
+        Raises
+        ------
+        ValueError, TypeError
+            It describes no table that this version knows.
+        """
+        return TableSpec(
+            name=self.name,
+            dim=self.dim,
+            optimizer=_optimizer(self.optimizer, self.params),
+            init=_init(self.init, self.init_parameter, self.init_seed),
+            dtype=self.dtype,
+            seed=self.seed,
+        )
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds."""
+
+    format: str
+    version: int
+    slots: int
+    tables: list[SavedTable]
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    crc32c: str  # of the bytes of `body`, eight hex digits
+    body: msgspec.Raw
+
+
+def _optimizer(name: str, params: dict[str, float]) -> Optimizer:
+    kind = getattr(optim, name, None) if name in optim.__all__ else None
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer):
+        raise ValueError(f"no optimizer {name!r}")
+    flags = {"nesterov", "decoupled", "per_row_step"}
+    values: dict[str, Any] = {key: bool(value) if key in flags else value for key, value in params.items()}
+    return kind(**values)
+
+
+def _init(name: str, parameter: float, seed: int) -> Init:
+    kind = getattr(optim, name, None) if name in optim.__all__ else None
+    if not (isinstance(kind, type) and issubclass(kind, Init) and kind is not Init):
+        raise ValueError(f"no initializer {name!r}")
+    values: dict[str, Any] = {kind.parameter_name: parameter} if kind.parameter_name else {}
+    if "seed" in kind.__dataclass_fields__:
+        values["seed"] = seed
+    return kind(**values)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put ``data`` in place of the file at ``path``, or leave that file as it was: nothing in between, on disk too."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+# --- saving -------------------------------------------------------------------------------------------------------
+
+
+class _SlotWriter:
+    """Appends sections to slot files of one table."""
+
+    def __init__(self, directory: Path, stem: str) -> None:
+        self._directory = directory
+        self._stem = stem
+        self._file: BinaryIO | None = None
+        self.files: list[SlotFile] = []
+        self.sections: list[Section] = []
+
+    def add(self, slot: int, rows: int, section: np.ndarray[Any, Any], crc32c: int) -> None:
+        if self._file is None:
+            name = f"{self._stem}-{len(self.files)}.slots"
+            self.files.append(SlotFile(name, 0))
+            self._file = (self._directory / name).open("xb")
+            self._file.write(_HEADER)
+        offset = self._file.tell()
+        self._file.write(memoryview(section))
+        self.sections.append(Section(slot, len(self.files) - 1, offset, section.nbytes, rows, crc32c))
+        if self._file.tell() >= _FILE_BYTES:
+            self.finish_file()
+
+    def finish_file(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.files[-1] = SlotFile(self.files[-1].name, self._file.tell())
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def save(directory: Path, tables: list[Table], slots: int, threads: int, *, progress: bool = False) -> None:
+    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.LocalStore.save`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stem = secrets.token_hex(4)  # no file of an earlier checkpoint is touched before the new manifest is in place
+    try:
+        with ExitStack() as still:
+            for table in tables:  # writers wait, so that all tables are of one moment
+                still.enter_context(_frozen(table.shard))
+            total = sum(len(table) for table in tables)
+            bar = still.enter_context(tqdm(total=total, desc="save", unit=" rows", unit_scale=True, disable=not progress))
+            saved = [_save_table(directory, f"{stem}-{k}", t, slots, threads, bar) for k, t in enumerate(tables)]
+        _sync_directory(directory)
+        body = msgspec.json.encode(Manifest(FORMAT, VERSION, slots, saved))
+        sealed = _Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body))
+        write_atomically(directory / MANIFEST, msgspec.json.encode(sealed))
+    except BaseException:
+        for left in directory.glob(f"{stem}-{_SLOT_FILES}"):
+            left.unlink(missing_ok=True)
+        raise
+    used = {file.name for table in saved for file in table.files}
+    for old in directory.glob(_SLOT_FILES):
+        if old.name not in used:
+            old.unlink(missing_ok=True)
+
+
+@contextmanager
+def _frozen(shard: _core.Shard) -> Iterator[None]:
+    shard.freeze()
+    try:
+        yield
+    finally:
+        shard.thaw()
+
+
+def _save_table(directory: Path, stem: str, table: Table, slots: int, threads: int, bar: Any) -> SavedTable:
+    spec, shard = table.spec, table.shard
+
+    def make(slot: int) -> tuple[int, int, np.ndarray[Any, Any], int]:
+        rows, section = shard.section(slot)
+        return slot, rows, section, _core.crc32c(section)
+
+    writer = _SlotWriter(directory, stem)
+    window = threads * _AHEAD
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for start in range(0, slots, window):
+                for slot, rows, section, crc32c in pool.map(make, range(start, min(start + window, slots))):
+                    if rows:
+                        writer.add(slot, rows, section, crc32c)
+                        bar.update(rows)
+        writer.finish_file()
+    finally:
+        writer.close()
+    return SavedTable(
+        name=spec.name,
+        dim=spec.dim,
+        dtype=spec.dtype,
+        seed=spec.seed,
+        optimizer=type(spec.optimizer).__name__,
+        params=spec.optimizer.params(),
+        init=type(spec.init).__name__,
+        init_parameter=spec.init.parameter,
+        init_seed=spec.init.init_seed,
+        step=shard.step,
+        rows=sum(section.rows for section in writer.sections),
+        files=writer.files,
+        sections=writer.sections,
+    )
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint.
+
+    Raises
+    ------
+    CorruptionError
+        It is missing, changed, or of a version that this one does not know.
+    """
+    path = directory / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptionError(f"{path} is missing: this is no checkpoint, or its save was cut off") from None
+    except NotADirectoryError:
+        raise CorruptionError(f"{directory} is a file, a checkpoint is a directory") from None
+    try:
+        sealed = msgspec.json.decode(raw, type=_Sealed, strict=True)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"{path} is damaged: {error}") from None
+    body = bytes(sealed.body)
+    if raw != msgspec.json.encode(sealed) or sealed.crc32c != f"{_core.crc32c(body):08x}":
+        raise CorruptionError(f"{path} is damaged: its checksum does not match")
+    try:
+        head = msgspec.json.decode(body)
+        if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") != VERSION:
+            raise CorruptionError(f"{path} is no checkpoint of version {VERSION}: load it with a newer shoal")
+        manifest = msgspec.json.decode(body, type=Manifest, strict=True)
+        for table in manifest.tables:
+            table.spec()
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise CorruptionError(f"{path} cannot be read: {error}") from None
+    return manifest
+
+
+def _check_files(directory: Path, table: SavedTable) -> None:
+    for file in table.files:
+        path = directory / file.name
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise CorruptionError(f"{path} is missing") from None
+        if size != file.bytes:
+            raise CorruptionError(f"{path} has {size} bytes instead of {file.bytes}")
+        with path.open("rb") as opened:
+            if opened.read(len(_HEADER)) != _HEADER:
+                raise CorruptionError(f"{path} is damaged: it does not start as a slot file does")
+
+
+def _sections(directory: Path, table: SavedTable, threads: int) -> Iterator[tuple[Section, np.ndarray[Any, Any]]]:
+    """Read the sections of a table, each checked against its checksum."""
+    with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
+        descriptors = [opened.enter_context((directory / file.name).open("rb", buffering=0)).fileno() for file in table.files]
+
+        def read(section: Section) -> np.ndarray[Any, Any]:
+            data = bytearray(section.bytes)
+            got = os.preadv(descriptors[section.file], [data], section.offset)
+            path = directory / table.files[section.file].name
+            if got != section.bytes:
+                raise CorruptionError(f"{path} ends within the rows of slot {section.slot}")
+            if _core.crc32c(data) != section.crc32c:
+                raise CorruptionError(f"{path} is damaged: the checksum of slot {section.slot} does not match")
+            return np.frombuffer(data, np.uint8)
+
+        window = threads * _AHEAD
+        for start in range(0, len(table.sections), window):
+            some = table.sections[start : start + window]
+            yield from zip(some, pool.map(read, some), strict=True)
+
+
+def verify(directory: Path, threads: int = 1, *, progress: bool = False) -> Manifest:
+    """Check every byte of a checkpoint.
+
+    Returns
+    -------
+    Manifest
+
+    Raises
+    ------
+    CorruptionError
+        Something is missing, cut short or changed: the message names the file.
+    """
+    manifest = read_manifest(directory)
+    total = sum(table.rows for table in manifest.tables)
+    with tqdm(total=total, desc="verify", unit=" rows", unit_scale=True, disable=not progress) as bar:
+        for table in manifest.tables:
+            _check_files(directory, table)
+            for section, _ in _sections(directory, table, threads):
+                bar.update(section.rows)
+    return manifest
+
+
+def load(
+    directory: Path, slots: int, workers: _core.Workers, *, progress: bool = False
+) -> list[tuple[TableSpec, _core.Shard]]:
+    """Read a checkpoint into new shards; see :meth:`shoal.store.LocalStore.load`."""
+    manifest = read_manifest(directory)
+    for table in manifest.tables:
+        _check_files(directory, table)
+    loaded: list[tuple[TableSpec, _core.Shard]] = []
+    total = sum(table.rows for table in manifest.tables)
+    with tqdm(total=total, desc="load", unit=" rows", unit_scale=True, disable=not progress) as bar:
+        for table in manifest.tables:
+            spec = table.spec()
+            shard = spec.shard(slots, workers)
+            rows = [0] * manifest.slots
+            for section in table.sections:
+                rows[section.slot] = section.rows
+            shard.reserve(rows)
+            for section, data in _sections(directory, table, workers.threads):
+                try:
+                    shard.restore(section.rows, data)
+                except ValueError as error:
+                    path = directory / table.files[section.file].name
+                    raise CorruptionError(f"{path}, slot {section.slot}: {error}") from None
+                bar.update(section.rows)
+            shard.step = table.step
+            loaded.append((spec, shard))
+    return loaded

@@ -1,0 +1,300 @@
+"""Descriptions of optimizers and initial rows.
+
+Descriptions are frozen values: they can be compared, hashed, pickled and written into a manifest. The rules themselves
+run in the engine, beside the rows. ``docs/optimizers.md`` has the formulas and their sources.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
+
+from shoal import _core
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "GroupFTRL",
+    "Init",
+    "Momentum",
+    "Normal",
+    "Optimizer",
+    "RowWiseAdagrad",
+    "Uniform",
+    "Zeros",
+]
+
+
+def _number(owner: object, name: str, value: object) -> float:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{type(owner).__name__} needs a number for {name}, got {type(value).__name__} {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What every optimizer has: bounds on the summed gradient of a row.
+
+    Parameters
+    ----------
+    clip_value : float, optional
+        Each element of the gradient is cut to ``[-clip_value, clip_value]``. First of the two.
+    clip_norm : float, optional
+        A row's gradient whose L2 norm is larger is scaled down to this.
+    """
+
+    clip_value: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        _core.check_optimizer(type(self).__name__, self.params())
+
+    def params(self) -> dict[str, float]:
+        """All hyper-parameters by name; bounds that are not set are left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: _number(self, name, value) for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent: ``w -= lr * g``.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    weight_decay : float
+        L2, as in torch: ``g += weight_decay * w``, on touched rows.
+
+    Examples
+    --------
+    >>> SGD(lr=0.1)
+    SGD(clip_value=None, clip_norm=None, lr=0.1, weight_decay=0.0)
+    """
+
+    lr: float = 0.01
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Momentum(Optimizer):
+    """SGD with momentum, as in torch with dampening 0; rows that a push does not touch keep their speed.
+
+    ``v = mu * v + g``, then ``w -= lr * v``, or with Nesterov's form ``w -= lr * (g + mu * v)``.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    mu : float
+        Share of the speed that is kept, in [0, 1).
+    nesterov : bool
+        Nesterov's form (Sutskever et al., ICML'13).
+    weight_decay : float
+        L2, as in torch.
+    """
+
+    lr: float = 0.01
+    mu: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi, Hazan, Singer, JMLR'11), as in torch: ``n += g**2; w -= lr * g / (sqrt(n) + eps)``.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate. With ``n0 = 0`` the first touch moves a weight by ``lr``, however small its gradient.
+    eps : float
+        Added to the root.
+    n0 : float
+        Where ``n`` starts.
+    weight_decay : float
+        L2, as in torch.
+    """
+
+    lr: float = 0.01
+    eps: float = 1e-10
+    n0: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWiseAdagrad(Optimizer):
+    """Adagrad with one accumulator per row (FBGEMM's EXACT_ROWWISE_ADAGRAD).
+
+    ``m += mean(g**2); w -= lr * g / (sqrt(m) + eps)``: a row takes ``dim + 1`` floats.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    eps : float
+        Added to the root.
+    weight_decay : float
+        L2 (``g + weight_decay * w`` also enters ``m``), or decoupled.
+    decoupled : bool
+        Whether weight decay is decoupled: ``w *= 1 - lr * weight_decay``.
+    """
+
+    lr: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FTRL(Optimizer):
+    """FTRL-Proximal (McMahan et al., KDD'13, Algorithm 1): sparse weights from L1, no weights stored.
+
+    A row is ``z`` and ``n``; ``w`` is 0 where ``|z| <= l1``, else
+    ``-(z - sgn(z) * l1) / ((beta + sqrt(n)) / alpha + l2)``.
+
+    Parameters
+    ----------
+    alpha : float
+        Learning rate.
+    beta : float
+        Slows the first steps; 1 is customary.
+    l1 : float
+        Weights whose evidence stays below it are exactly 0.
+    l2 : float
+        Shrinks all weights.
+    n0 : float
+        Where ``n`` starts.
+    """
+
+    alpha: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    n0: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFTRL(Optimizer):
+    """FTRL with a sparse group lasso: whole rows become 0 (Yue et al., ECML-PKDD'21).
+
+    Parameters
+    ----------
+    alpha, beta, l1, l2, n0 : float
+        As for :class:`FTRL`.
+    l21 : float
+        The group lasso's strength; it is multiplied by ``sqrt(dim)``.
+    """
+
+    alpha: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    l21: float = 0.0
+    n0: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(Optimizer):
+    """Adam (Kingma, Ba, ICLR'15), lazy as torch's SparseAdam: only touched rows move.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    b1, b2 : float
+        Decay of the two means, in [0, 1).
+    eps : float
+        Added to the root.
+    weight_decay : float
+        L2, as in torch: ``g += weight_decay * w``.
+    per_row_step : bool
+        Whether the bias correction counts each row's own steps (4 bytes a row) instead of the table's pushes.
+    """
+
+    lr: float = 0.001
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    per_row_step: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov, Hutter, ICLR'19) on touched rows: ``w *= 1 - lr * weight_decay``.
+
+    Parameters are those of :class:`Adam`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """Where a row starts: a pure function of (seed, key, element), so an unseen key reads what it would be given."""
+
+    parameter_name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        _core.check_init(type(self).__name__, self.parameter)
+
+    @property
+    def parameter(self) -> float:
+        """The one number that describes it, 0 where there is none."""
+        return _number(self, self.parameter_name, getattr(self, self.parameter_name)) if self.parameter_name else 0.0
+
+    @property
+    def init_seed(self) -> int:
+        """The seed, 0 where there is none."""
+        seed = getattr(self, "seed", 0)
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ValueError(f"{type(self).__name__} needs a seed from 0 to 2**64 - 1, got {seed!r}")
+        return seed
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros(Init):
+    """All weights start at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Init):
+    """All weights start at ``value``."""
+
+    value: float
+    parameter_name: ClassVar[str] = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform(Init):
+    """Weights start uniformly on ``[-scale, scale)``.
+
+    Parameters
+    ----------
+    scale : float
+        Half the width, at least 0.
+    seed : int
+        Tables with the same seed give a key the same row.
+    """
+
+    scale: float
+    seed: int = field(default=0, kw_only=True)
+    parameter_name: ClassVar[str] = "scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Normal(Init):
+    """Weights start normally distributed around 0.
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation, at least 0.
+    seed : int
+        Tables with the same seed give a key the same row.
+    """
+
+    std: float
+    seed: int = field(default=0, kw_only=True)
+    parameter_name: ClassVar[str] = "std"

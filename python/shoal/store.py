@@ -1,0 +1,213 @@
+"""Stores: where tables live. ``local`` keeps them in this process."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from shoal import _core, checkpoint
+from shoal.errors import ClosedError
+from shoal.optim import FTRL, Init, Optimizer, Zeros
+from shoal.table import KeyBatch, Keys, Table, TableSpec
+
+__all__ = ["LocalStore", "local"]
+
+_ZEROS = Zeros()
+_FTRL = FTRL()
+
+
+def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
+    """Make a store in this process.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Threads that share the work of one call; default: the cores that this process may use.
+    slots : int
+        Into how many parts the hash space is cut: a power of two from 2 to 16384. The default serves from a few rows to
+        billions; results do not depend on it.
+
+    Returns
+    -------
+    LocalStore
+
+    Examples
+    --------
+    >>> with local(threads=2) as store:
+    ...     table = store.table("user", dim=16)
+    """
+    return LocalStore(threads=threads, slots=slots)
+
+
+class LocalStore:
+    """All tables of one process. Made by :func:`local`; a context manager that closes itself.
+
+    Safe from any thread. After a fork the child's copy raises :class:`shoal.errors.WrongProcess`: make a store there.
+    """
+
+    def __init__(self, *, threads: int | None = None, slots: int = 1024) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = cores if threads is None else threads
+        if not isinstance(count, int) or not 1 <= count <= 1024:
+            raise ValueError(f"threads must be from 1 to 1024, got {threads!r}")
+        if not isinstance(slots, int) or slots not in {1 << bits for bits in range(1, 15)}:
+            raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")
+        self._slots = slots
+        self._workers = _core.Workers(count)
+        self._tables: dict[str, Table] = {}
+        self._open = True
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LocalStore(threads={self.threads}, slots={self._slots}, tables={list(self._tables)})"
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError("this store was closed: make a new one with shoal.local()")
+
+    @property
+    def threads(self) -> int:
+        """Threads that share the work of one call."""
+        return self._workers.threads
+
+    @property
+    def slots(self) -> int:
+        """Parts that the hash space is cut into."""
+        return self._slots
+
+    @property
+    def workers(self) -> _core.Workers:
+        """The engine's threads, for the kernels that take them."""
+        return self._workers
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables by name. Read-only."""
+        return MappingProxyType(self._tables)
+
+    def table(
+        self,
+        name: str,
+        *,
+        dim: int = 1,
+        optimizer: Optimizer = _FTRL,
+        init: Init = _ZEROS,
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> Table:
+        """Make a table, or get the one that was made by the same description.
+
+        Parameters
+        ----------
+        name : str
+            Unique in the store.
+        dim : int
+            Weights per row, 1 to 4096.
+        optimizer : Optimizer
+            The rule that pushes apply.
+        init : Init
+            Where rows start.
+        dtype : {"float32", "float16", "bfloat16"}
+            How weights are stored; 16 bits from dim 2, for optimizers that store weights, stochastically rounded.
+        seed : int
+            Of the rounding of accumulators and 16-bit weights.
+
+        Returns
+        -------
+        Table
+
+        Raises
+        ------
+        ValueError
+            A table of that name has another description.
+        """
+        self._check_open()
+        spec = TableSpec(name=name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed)
+        known = self._tables.get(name)
+        if known is not None:
+            _check_same(known.spec, spec)
+            return known
+        return self._tables.setdefault(name, Table(spec, self._slots, self._workers))
+
+    def key_batch(self, keys: Keys) -> KeyBatch:
+        """Sort keys once, for pulls and pushes on any table of this store.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Any order, duplicates allowed.
+
+        Returns
+        -------
+        KeyBatch
+        """
+        self._check_open()
+        return KeyBatch(keys, self._slots, self._workers)
+
+    def save(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
+        """Write a full checkpoint of all tables.
+
+        All rows are of one moment: pushes from other threads wait until it is written; pulls go on. A checkpoint that is
+        already in ``directory`` is replaced at the very end, by one rename: a save that is cut off leaves it whole.
+
+        Parameters
+        ----------
+        directory : path
+            Made if it is not there.
+        progress : bool
+            Whether to show a progress bar.
+        """
+        self._check_open()
+        checkpoint.save(Path(directory), list(self._tables.values()), self._slots, self.threads, progress=progress)
+
+    def load(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
+        """Read a checkpoint: its tables are made, or take the place of the rows of tables that are there.
+
+        It may have been written with any number of slots and threads. Tables that it does not name stay.
+
+        Parameters
+        ----------
+        directory : path
+        progress : bool
+            Whether to show a progress bar.
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing, cut short or changed. Nothing was loaded.
+        ValueError
+            A table of the store has another description than the checkpoint's. Nothing was loaded.
+        """
+        self._check_open()
+        for saved in checkpoint.read_manifest(Path(directory)).tables:
+            known = self._tables.get(saved.name)
+            if known is not None:
+                _check_same(known.spec, saved.spec())
+        for spec, shard in checkpoint.load(Path(directory), self._slots, self._workers, progress=progress):
+            self._tables.setdefault(spec.name, Table(spec, self._slots, self._workers)).replace_shard(shard)
+
+    def close(self) -> None:
+        """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on."""
+        self._open = False
+        for table in self._tables.values():
+            table.replace_shard(None)
+        self._tables.clear()
+
+
+def _check_same(known: TableSpec, spec: TableSpec) -> None:
+    if known != spec:
+        differ = [
+            f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}"
+            for name in ("dim", "optimizer", "init", "dtype", "seed")
+            if getattr(known, name) != getattr(spec, name)
+        ]
+        raise ValueError(f"table {spec.name!r} is there with {', '.join(differ)}: choose another name or that description")

@@ -1,0 +1,580 @@
+"""Tables: rows by 64-bit key, with their optimizer; and the batches of keys that all requests are made of."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.errors import ClosedError
+from shoal.optim import Init, Optimizer
+
+__all__ = ["Handle", "KeyBatch", "Table", "TableSpec", "TableStats", "mix", "unmix"]
+
+Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
+Rows: TypeAlias = npt.NDArray[np.float32]
+
+DTYPES = ("float32", "float16", "bfloat16")
+_WIDEST = 4096
+
+
+def as_keys(keys: npt.ArrayLike, what: str = "keys") -> npt.NDArray[np.uint64]:
+    """View ``keys`` as contiguous uint64[n]; int64 is taken bit for bit, anything else is an error."""
+    array = np.asarray(keys)
+    if array.dtype not in (np.uint64, np.int64):
+        raise TypeError(f"{what} must be uint64 or int64, got {array.dtype}: convert them, e.g. with np.asarray(x, np.uint64)")
+    if array.ndim != 1:
+        raise ValueError(f"{what} must have one dimension, got shape {array.shape}: pass {what}.ravel()")
+    return np.ascontiguousarray(array).view(np.uint64)
+
+
+def as_rows(values: npt.ArrayLike, shape: tuple[int, int], table: str, what: str) -> Rows:
+    """View ``values`` as contiguous float32[n, dim]; at dim 1 also float32[n]."""
+    array = np.asarray(values)
+    n, dim = shape
+    if array.dtype != np.float32:
+        raise TypeError(f"table {table!r} takes {what} as float32, got {array.dtype}: pass {what}.astype(np.float32)")
+    if array.shape != shape and not (dim == 1 and array.shape == (n,)):
+        raise ValueError(f"table {table!r} has dim {dim}, got {what} {array.shape} for {n} keys: pass float32[{n}, {dim}]")
+    return np.ascontiguousarray(array).reshape(shape)
+
+
+def as_out(out: Rows | None, shape: tuple[int, int], table: str) -> Rows:
+    """Return ``out``, or a fresh array where it is None."""
+    if out is None:
+        return np.empty(shape, np.float32)
+    if not isinstance(out, np.ndarray) or out.dtype != np.float32:
+        raise TypeError(f"out must be a float32 array, got {getattr(out, 'dtype', type(out).__name__)}")
+    if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(
+            f"out must be a writeable, C-contiguous float32[{shape[0]}, {shape[1]}] for table {table!r}, got {out.shape}"
+            f"{'' if out.flags.c_contiguous else ', not contiguous'}{'' if out.flags.writeable else ', read-only'}"
+        )
+    return out
+
+
+def mix(keys: Keys) -> npt.NDArray[np.uint64]:
+    """Hashes of keys: a fixed bijection of 64 bits, the order that everything in shoal follows.
+
+    Parameters
+    ----------
+    keys : uint64[n] or int64[n]
+
+    Returns
+    -------
+    uint64[n]
+
+    Examples
+    --------
+    >>> unmix(mix(np.array([7, 2**64 - 1], np.uint64))).tolist()
+    [7, 18446744073709551615]
+    """
+    return _core.mix(as_keys(keys))
+
+
+def unmix(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Keys of hashes: the inverse of :func:`mix`."""
+    return _core.unmix(as_keys(hashes, "hashes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """What a table is: the same on every server, written into every manifest.
+
+    Parameters
+    ----------
+    name : str
+        Unique in its store.
+    dim : int
+        Weights per row, 1 to 4096.
+    optimizer : Optimizer
+    init : Init
+    dtype : str
+        How weights are stored: ``float32``; from dim 2 also ``float16`` or ``bfloat16``, stochastically rounded.
+    seed : int
+        Of the rounding.
+    """
+
+    name: str
+    dim: int
+    optimizer: Optimizer
+    init: Init
+    dtype: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"a table needs a name, got {self.name!r}")
+        if not isinstance(self.dim, int) or not 1 <= self.dim <= _WIDEST:
+            raise ValueError(f"table {self.name!r} needs a dim from 1 to {_WIDEST}, got {self.dim!r}")
+        if not isinstance(self.optimizer, Optimizer):
+            raise TypeError(f"table {self.name!r} needs an optimizer such as shoal.FTRL(), got {self.optimizer!r}")
+        if not isinstance(self.init, Init):
+            raise TypeError(f"table {self.name!r} needs an initializer such as shoal.Zeros(), got {self.init!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"table {self.name!r} needs a dtype out of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ValueError(f"table {self.name!r} needs a seed from 0 to 2**64 - 1, got {self.seed!r}")
+
+    def shard(self, slots: int, workers: _core.Workers) -> _core.Shard:
+        """Make the empty rows of such a table."""
+        return _core.Shard(
+            dim=self.dim,
+            dtype=self.dtype,
+            optimizer=type(self.optimizer).__name__,
+            params=self.optimizer.params(),
+            init=type(self.init).__name__,
+            init_parameter=self.init.parameter,
+            init_seed=self.init.init_seed,
+            seed=self.seed,
+            slots=slots,
+            workers=workers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStats:
+    """Figures of one table at one moment; counters run since the table was made or loaded.
+
+    Parameters
+    ----------
+    rows : int
+    bytes : int
+        Memory of index and rows, in bytes.
+    bytes_per_row : float
+        NaN for an empty table.
+    load : float
+        Rows as a share of the places in the index.
+    pulls, pushes : int
+        Requests.
+    keys_pulled, keys_pushed : int
+        Unique keys in them.
+    rows_created, rows_erased : int
+    nonfinite_rows : int
+        Rows that a push left whole because its gradient, or the new row, was not finite.
+    """
+
+    rows: int
+    bytes: int
+    bytes_per_row: float
+    load: float
+    pulls: int
+    pushes: int
+    keys_pulled: int
+    keys_pushed: int
+    rows_created: int
+    rows_erased: int
+    nonfinite_rows: int
+
+
+class Handle:
+    """A push under way. In a local store it is done when :meth:`Table.push` returns."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> None:  # noqa: ARG002 - the same call on every kind of store
+        """Return once the push is applied.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+        """
+
+
+class KeyBatch:
+    """The keys of one batch in hash order, each once: sort once, then pull and push many times.
+
+    Made by ``store.key_batch(keys)``; fits every table of that store. Immutable; safe from any thread.
+
+    Examples
+    --------
+    >>> import shoal
+    >>> with shoal.local() as store:
+    ...     batch = store.key_batch(np.array([7, 3, 7], np.uint64))
+    ...     batch.sum(np.array([[1.0], [5.0], [2.0]], np.float32))[batch.inverse].ravel().tolist()
+    [3.0, 5.0, 3.0]
+    """
+
+    __slots__ = ("_native", "_workers")
+
+    def __init__(self, keys: Keys, slots: int, workers: _core.Workers) -> None:
+        self._native = _core.KeyBatch(as_keys(keys), slots, workers)
+        self._workers = workers
+
+    def __len__(self) -> int:
+        """Count the unique keys."""
+        return len(self._native)
+
+    @property
+    def native(self) -> _core.KeyBatch:
+        """The engine's object, for the kernels that take one."""
+        return self._native
+
+    @property
+    def given(self) -> int:
+        """Number of keys as given, duplicates counted."""
+        return self._native.given
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Hashes uint64[m], strictly ascending. Read-only."""
+        return self._native.hashes
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """Unique keys uint64[m] in hash order."""
+        return _core.unmix(self._native.hashes)
+
+    @property
+    def inverse(self) -> npt.NDArray[np.uint32]:
+        """For every key as given, which unique key it is: uint32[n]. Read-only."""
+        return self._native.inverse
+
+    @property
+    def begins(self) -> npt.NDArray[np.uint64]:
+        """Where each slot's hashes begin: uint64[slots + 1]. Read-only."""
+        return self._native.begins
+
+    def counts(self) -> npt.NDArray[np.uint32]:
+        """How often each unique key was given: uint32[m]."""
+        return self._native.counts()
+
+    def sum(self, grads: Rows) -> Rows:
+        """Add up the rows of each unique key, in order of occurrence, in float64, rounded once.
+
+        Parameters
+        ----------
+        grads : float32[n, dim]
+            One row for every key as given.
+
+        Returns
+        -------
+        float32[m, dim]
+        """
+        array = np.asarray(grads)
+        if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
+            raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
+        return self._native.sum(np.ascontiguousarray(array), array.shape[1], self._workers)
+
+    def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
+        """Give the row of each unique key to every key as given.
+
+        Parameters
+        ----------
+        rows : float32[m, dim]
+        out : float32[n, dim], optional
+
+        Returns
+        -------
+        float32[n, dim]
+        """
+        array = np.asarray(rows)
+        if array.dtype != np.float32 or array.ndim != 2 or len(array) != len(self):
+            raise ValueError(f"expand takes float32[{len(self)}, dim], got {array.dtype}{list(array.shape)}")
+        given = as_out(out, (self.given, array.shape[1]), "expand")
+        self._native.expand(np.ascontiguousarray(array), array.shape[1], given, self._workers)
+        return given
+
+
+class Table:
+    """Rows of ``dim`` weights by 64-bit key, with the optimizer that moves them. Made by ``store.table(...)``.
+
+    All keys are legal, 0 and 2**64 - 1 included; duplicates in a call are fine. Every method may be called from any
+    thread: a row is never seen half written. Calls block until they are done and release the GIL while they work.
+
+    Examples
+    --------
+    >>> import shoal
+    >>> store = shoal.local()
+    >>> table = store.table("user", dim=2, optimizer=shoal.SGD(lr=0.5))
+    >>> keys = np.array([7, 7, 3], np.uint64)
+    >>> table.push(keys, np.ones((3, 2), np.float32)).wait()
+    >>> table.pull(keys).tolist()
+    [[-1.0, -1.0], [-1.0, -1.0], [-0.5, -0.5]]
+    """
+
+    def __init__(self, spec: TableSpec, slots: int, workers: _core.Workers) -> None:
+        self._spec = spec
+        self._slots = slots
+        self._workers = workers
+        self._shard: _core.Shard | None = spec.shard(slots, workers)
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the table is."""
+        return self._spec
+
+    @property
+    def name(self) -> str:
+        """Its name in the store."""
+        return self._spec.name
+
+    @property
+    def dim(self) -> int:
+        """Weights per row."""
+        return self._spec.dim
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The rule that a push applies."""
+        return self._spec.optimizer
+
+    @property
+    def init(self) -> Init:
+        """Where rows start."""
+        return self._spec.init
+
+    @property
+    def dtype(self) -> str:
+        """How weights are stored."""
+        return self._spec.dtype
+
+    @property
+    def seed(self) -> int:
+        """Seed of the rounding."""
+        return self._spec.seed
+
+    @property
+    def step(self) -> int:
+        """Number of pushes so far."""
+        return self.shard.step
+
+    @property
+    def shard(self) -> _core.Shard:
+        """The engine's object.
+
+        Raises
+        ------
+        ClosedError
+            The store was closed.
+        """
+        if self._shard is None:
+            raise ClosedError(f"table {self.name!r} belongs to a store that was closed: make a new store")
+        return self._shard
+
+    def replace_shard(self, shard: _core.Shard | None) -> None:
+        """Put other rows in place of these: what loading and closing do."""
+        self._shard = shard
+
+    def _batch(self, keys: Keys) -> KeyBatch:
+        return KeyBatch(keys, self._slots, self._workers)
+
+    def pull(self, keys: Keys, *, out: Rows | None = None) -> Rows:
+        """Read the rows of ``keys``.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Any order, duplicates allowed. An unseen key reads its initial row and is not created.
+        out : float32[n, dim], optional
+            Filled and returned instead of a new array.
+
+        Returns
+        -------
+        float32[n, dim]
+
+        Examples
+        --------
+        >>> import shoal
+        >>> shoal.local().table("t", dim=16).pull(np.array([7, 7], np.uint64)).shape
+        (2, 16)
+        """
+        shard = self.shard
+        batch = self._batch(keys)
+        rows = as_out(out, (batch.given, self.dim), self.name)
+        unique = np.empty((len(batch), self.dim), np.float32)
+        shard.pull(batch.native, unique)
+        return batch.expand(unique, out=rows)
+
+    def push(self, keys: Keys, grads: Rows) -> Handle:
+        """Apply one optimizer step to the rows of ``keys``, creating rows that are not there.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Duplicates allowed: their gradients are summed first, in order of occurrence, then ONE step is made.
+        grads : float32[n, dim], at dim 1 also float32[n]
+            A row whose sum is all zeros keeps every bit. A row that is not finite, or would become so, stays whole and
+            is counted in ``stats().nonfinite_rows``.
+
+        Returns
+        -------
+        Handle
+            ``wait()`` returns once the push is applied.
+        """
+        shard = self.shard
+        batch = self._batch(keys)
+        summed = batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads"))
+        shard.push(batch.native, summed)
+        return Handle()
+
+    def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
+        """Read the rows of a batch's unique keys, in hash order.
+
+        Parameters
+        ----------
+        batch : KeyBatch
+            From this store's ``key_batch``.
+        out : float32[m, dim], optional
+
+        Returns
+        -------
+        float32[m, dim]
+        """
+        rows = as_out(out, (len(batch), self.dim), self.name)
+        self.shard.pull(batch.native, rows)
+        return rows
+
+    def push_unique(self, batch: KeyBatch, grads: Rows) -> Handle:
+        """Apply one optimizer step to a batch's unique keys.
+
+        Parameters
+        ----------
+        batch : KeyBatch
+            From this store's ``key_batch``.
+        grads : float32[m, dim], at dim 1 also float32[m]
+            Summed per unique key, in hash order.
+
+        Returns
+        -------
+        Handle
+        """
+        self.shard.push(batch.native, as_rows(grads, (len(batch), self.dim), self.name, "grads"))
+        return Handle()
+
+    def assign(self, keys: Keys, rows: Rows) -> None:
+        """Set the weights of ``keys``, creating rows that are not there.
+
+        The optimizer's state of a row that is there stays; a new row's starts fresh. FTRL and GroupFTRL, which store z,
+        read back the assigned weights up to float32 rounding.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Each once: of two rows for one key neither is right.
+        rows : float32[n, dim], at dim 1 also float32[n]
+            Finite.
+        """
+        shard = self.shard
+        batch = self._batch(keys)
+        if len(batch) != batch.given:
+            twice = batch.keys[batch.counts() > 1][0]
+            raise ValueError(
+                f"assign to table {self.name!r} takes each key once, {batch.given - len(batch)} of {batch.given} are "
+                f"repeated, first {twice}: drop the duplicates"
+            )
+        given = as_rows(rows, (batch.given, self.dim), self.name, "rows")
+        in_order = np.empty_like(given)
+        in_order[batch.inverse] = given
+        shard.assign(batch.native, in_order)
+
+    def erase(self, keys: Keys) -> int:
+        """Remove the rows of ``keys``; memory goes back to the system.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Keys that are not there are passed over.
+
+        Returns
+        -------
+        int
+            How many rows there were.
+        """
+        shard = self.shard
+        return shard.erase(self._batch(keys).native)
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Tell which of ``keys`` have a row.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+
+        Returns
+        -------
+        bool[n]
+        """
+        shard = self.shard
+        batch = self._batch(keys)
+        return shard.contains(batch.native).view(np.bool_)[batch.inverse]
+
+    def state(self, keys: Keys) -> dict[str, Rows]:
+        """Read weights and optimizer state as they are stored.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            A key without a row reads what its row would start with.
+
+        Returns
+        -------
+        dict of float32[n, dim]
+            By the names of ``docs/optimizers.md``, e.g. ``z`` and ``n`` for FTRL; one number per row (RowWiseAdagrad's
+            ``m``, Adam's own ``t``) is float32[n, 1].
+        """
+        shard = self.shard
+        batch = self._batch(keys)
+        return {name: batch.expand(shard.state(batch.native, k)) for k, name in enumerate(shard.columns())}
+
+    def items(self, batch_size: int = 65536) -> Iterator[tuple[npt.NDArray[np.uint64], Rows]]:
+        """Iterate over all rows, in hash order.
+
+        Parameters
+        ----------
+        batch_size : int
+            Rows in each piece but the last, at most; pieces end with slots.
+
+        Yields
+        ------
+        (uint64[k], float32[k, dim])
+            Keys and weights. Rows pushed meanwhile are seen or not, slot by slot.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        shard = self.shard
+        waiting: list[tuple[npt.NDArray[np.uint64], Rows]] = []
+        count = 0
+        for slot in range(self._slots):
+            hashes, rows = shard.read_slot(slot)
+            for start in range(0, len(hashes), batch_size):
+                piece = (_core.unmix(hashes[start : start + batch_size]), rows[start : start + batch_size])
+                if count + len(piece[0]) > batch_size:
+                    yield _joined(waiting)
+                    waiting, count = [], 0
+                waiting.append(piece)
+                count += len(piece[0])
+        if waiting:
+            yield _joined(waiting)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.shard)
+
+    def stats(self) -> TableStats:
+        """Read the table's figures."""
+        native: dict[str, Any] = self.shard.stats()
+        rows, size, cells = native["rows"], native["bytes"], native["cells"]
+        return TableStats(
+            rows=rows,
+            bytes=size,
+            bytes_per_row=size / rows if rows else float("nan"),
+            load=rows / cells if cells else 0.0,
+            pulls=native["pulls"],
+            pushes=native["pushes"],
+            keys_pulled=native["rows_pulled"],
+            keys_pushed=native["rows_pushed"],
+            rows_created=native["rows_created"],
+            rows_erased=native["rows_erased"],
+            nonfinite_rows=native["nonfinite_rows"],
+        )
+
+
+def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:
+    return np.concatenate([keys for keys, _ in pieces]), np.concatenate([rows for _, rows in pieces])
