@@ -1,6 +1,7 @@
 #include "route/merge.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -12,7 +13,7 @@ namespace shoal {
 
 namespace {
 
-void check(std::span<const SortedList> lists, std::size_t dim) {
+void check(std::span<const SortedList> lists, std::size_t dim, bool counted) {
   SHOAL_CHECK(dim > 0, "dim must be at least 1");
   std::size_t total = 0;
   for (std::size_t k = 0; k < lists.size(); ++k) {
@@ -23,8 +24,9 @@ void check(std::span<const SortedList> lists, std::size_t dim) {
     SHOAL_CHECK(list.grads.size() == n * dim, name + " has " + std::to_string(n) + " hashes of dim " +
                                                   std::to_string(dim) + " but " + std::to_string(list.grads.size()) +
                                                   " numbers of gradients");
-    SHOAL_CHECK(list.counts.size() == (lists[0].counts.empty() ? 0 : n) || n == 0,
-                name + " has " + std::to_string(n) + " hashes but " + std::to_string(list.counts.size()) + " counts");
+    SHOAL_CHECK(list.counts.size() == (counted ? n : 0),
+                name + " has " + std::to_string(n) + " hashes but " + std::to_string(list.counts.size()) +
+                    " counts: counts must come with every list or with none");
     const auto bad = std::adjacent_find(list.hashes.begin(), list.hashes.end(), std::greater_equal<>());
     SHOAL_CHECK(bad == list.hashes.end(), name + " does not ascend strictly: at position " +
                                               std::to_string(bad - list.hashes.begin() + 1) + " hash " +
@@ -37,7 +39,10 @@ void check(std::span<const SortedList> lists, std::size_t dim) {
 }  // namespace
 
 Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch) {
-  check(lists, dim);
+  // The first list that has hashes decides.
+  const auto filled = std::find_if(lists.begin(), lists.end(), [](const SortedList& l) { return !l.hashes.empty(); });
+  const bool counted = filled != lists.end() && !filled->counts.empty();
+  check(lists, dim, counted);
   std::size_t total = 0;
   for (const SortedList& list : lists) {
     total += list.hashes.size();
@@ -45,12 +50,10 @@ Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, Key
   Buffer<std::uint64_t> all(total);
   Buffer<const float*> rows(total);
   Buffer<std::uint32_t> counts(total);
-  bool counted = false;
   std::size_t at = 0;
   for (const SortedList& list : lists) {
     std::copy(list.hashes.begin(), list.hashes.end(), all.begin() + at);
     std::copy(list.counts.begin(), list.counts.end(), counts.begin() + at);
-    counted |= !list.counts.empty();
     for (std::size_t i = 0; i < list.hashes.size(); ++i) {
       rows[at + i] = list.grads.data() + i * dim;
     }

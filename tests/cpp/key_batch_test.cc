@@ -129,7 +129,7 @@ TEST(a_batch_equals_a_map_at_every_awkward_length) {
   for (const std::size_t n : {1U, 2U, 7U, 47U, 48U, 49U, 50U, 255U, 256U, 385U, 1023U, 1024U, 1025U, 2047U, 2048U, 5000U}) {
     check_batch(random_keys(n, kGreatest, n));
     check_batch(random_keys(n, n, n), 2);
-    check_batch(random_keys(n, 3, n), 65536);
+    check_batch(random_keys(n, 3, n), Slots::kMost);
   }
 }
 

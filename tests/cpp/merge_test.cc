@@ -1,0 +1,166 @@
+// merge against a map that adds the lists up one after the other.
+
+#include "route/merge.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "base/threads.h"
+#include "check.h"
+
+using namespace shoal;
+
+namespace {
+
+constexpr std::uint64_t kGreatest = ~std::uint64_t{0};
+
+struct List {
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> grads;
+  std::vector<std::uint32_t> counts;
+};
+
+std::vector<SortedList> views(const std::vector<List>& lists) {
+  std::vector<SortedList> result;
+  for (const List& list : lists) {
+    result.push_back({list.hashes, list.grads, list.counts});
+  }
+  return result;
+}
+
+// k lists of about n hashes below `distinct`, spread over all 64 bits; sizes of gradients differ widely, so that another
+// order of adding gives other bits.
+std::vector<List> random_lists(std::size_t k, std::size_t n, std::uint64_t distinct, std::size_t dim, bool counted,
+                               std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<List> lists(k);
+  for (List& list : lists) {
+    std::set<std::uint64_t> hashes;
+    for (std::size_t i = random() % 8 == 0 ? n : 0; i < n; ++i) {
+      hashes.insert(random() % distinct * (kGreatest / distinct));
+    }
+    list.hashes.assign(hashes.begin(), hashes.end());
+    for (std::size_t i = 0; i < hashes.size() * dim; ++i) {
+      list.grads.push_back(
+          std::ldexp(static_cast<float>(random() % 2'000'001) - 1e6F, static_cast<int>(random() % 60)));
+    }
+    for (std::size_t i = 0; counted && i < hashes.size(); ++i) {
+      list.counts.push_back(static_cast<std::uint32_t>(random() % 1000));
+    }
+  }
+  return lists;
+}
+
+void check_merge(const std::vector<List>& lists, std::size_t dim) {
+  struct Row {
+    std::vector<double> sums;
+    std::uint64_t count = 0;
+  };
+  std::map<std::uint64_t, Row> rows;
+  bool counted = false;
+  for (const List& list : lists) {
+    for (std::size_t i = 0; i < list.hashes.size(); ++i) {
+      const float* grads = list.grads.data() + i * dim;
+      Row& row = rows[list.hashes[i]];
+      if (row.sums.empty()) {
+        row.sums.assign(grads, grads + dim);
+      } else {
+        std::transform(row.sums.begin(), row.sums.end(), grads, row.sums.begin(), std::plus<double>());
+      }
+      row.count += list.counts.empty() ? 0 : list.counts[i];
+    }
+    counted |= !list.counts.empty();
+  }
+  KeyBatchScratch scratch;
+  for (const std::size_t threads : {1U, 2U, 3U, 8U}) {
+    Pool pool(threads);
+    const Merged merged = merge(views(lists), dim, pool, scratch);
+    CHECK_EQ(merged.hashes.size(), rows.size());
+    CHECK_EQ(merged.grads.size(), rows.size() * dim);
+    CHECK_EQ(merged.counts.size(), counted ? rows.size() : 0);
+    std::size_t u = 0;
+    for (const auto& [hash, row] : rows) {
+      CHECK_EQ(merged.hashes[u], hash);
+      for (std::size_t d = 0; d < dim; ++d) {
+        CHECK_EQ(std::bit_cast<std::uint32_t>(merged.grads[u * dim + d]),
+                 std::bit_cast<std::uint32_t>(static_cast<float>(row.sums[d])));
+      }
+      if (counted) {
+        CHECK_EQ(merged.counts[u], row.count);
+      }
+      ++u;
+    }
+  }
+}
+
+Merged merged(const std::vector<List>& lists, std::size_t dim = 1) {
+  Pool pool(1);
+  KeyBatchScratch scratch;
+  return merge(views(lists), dim, pool, scratch);
+}
+
+}  // namespace
+
+TEST(no_lists_and_empty_lists_merge_into_nothing) {
+  check_merge({}, 1);
+  check_merge(std::vector<List>(1), 3);
+  check_merge(std::vector<List>(3), 1);
+}
+
+TEST(one_list_merges_into_itself_bit_for_bit) {
+  check_merge({{{0, 7, kGreatest}, {-0.0F, 1.0F, 2.0F}, {}}}, 1);
+  check_merge({{}, {{0, 7}, {-0.0F, 1.0F, 2.0F, 3.0F}, {1, 2}}, {}}, 2);
+}
+
+TEST(equal_hashes_are_added_in_list_order) {
+  // 1e30 - 1e30 + 1 is 1; in any other order it is 0.
+  const Merged sum = merged({{{5}, {1e30F}, {}}, {{5}, {-1e30F}, {}}, {{5}, {1.0F}, {}}});
+  CHECK_EQ(sum.hashes.size(), 1);
+  CHECK_EQ(sum.grads[0], 1.0F);
+}
+
+TEST(a_merge_equals_a_map_for_any_number_of_lists_and_any_dim) {
+  for (const std::size_t k : {1U, 2U, 3U, 8U, 64U}) {
+    for (const std::size_t dim : {1U, 2U, 7U, 17U}) {
+      check_merge(random_lists(k, 300, 1'000'000, dim, false, k + dim), dim);
+      check_merge(random_lists(k, 300, 400, dim, true, k + dim), dim);
+    }
+  }
+}
+
+TEST(a_large_merge_full_of_ties_equals_a_map) {
+  check_merge(random_lists(8, 30'000, 20'000, 1, true, 1), 1);
+  check_merge(random_lists(3, 60'000, 1'000'000'000, 2, false, 2), 2);
+}
+
+TEST(a_count_that_does_not_fit_stays_at_the_greatest) {
+  const Merged sum = merged({{{5, 6}, {1, 1}, {0xffffffffU, 1}}, {{5, 6}, {1, 1}, {2, 2}}});
+  CHECK_EQ(sum.counts[0], 0xffffffffU);
+  CHECK_EQ(sum.counts[1], 3);
+}
+
+TEST(a_list_that_does_not_ascend_strictly_is_refused_with_its_number_and_position) {
+  CHECK_THROWS(merged({{{1}, {1}, {}}, {{1, 4, 4}, {1, 1, 1}, {}}}), "list 1 does not ascend strictly: at position 2");
+  CHECK_THROWS(merged({{{9, 8}, {1, 1}, {}}}), "list 0 does not ascend strictly: at position 1 hash 8 follows 9");
+}
+
+TEST(lengths_that_do_not_agree_are_refused_with_the_list) {
+  CHECK_THROWS(merged({{{1, 2}, {1, 1}, {}}, {{1, 2}, {1}, {}}}), "list 1 has 2 hashes of dim 1 but 1 numbers");
+  CHECK_THROWS(merged({{{1, 2}, {1, 1}, {}}}, 2), "list 0 has 2 hashes of dim 2 but 2 numbers");
+  CHECK_THROWS(merged({{{1}, {1}, {1}}, {{1, 2}, {1, 1}, {1}}}), "list 1 has 2 hashes but 1 counts");
+  CHECK_THROWS(merged({{{1}, {}, {}}}, 0), "dim");
+}
+
+TEST(counts_in_some_lists_only_are_refused_but_an_empty_list_has_none_to_give) {
+  CHECK_THROWS(merged({{{1}, {1}, {1}}, {{2}, {1}, {}}}), "list 1 has 1 hashes but 0 counts");
+  CHECK_THROWS(merged({{}, {{1}, {1}, {}}, {{2}, {1}, {1}}}), "list 2 has 1 hashes but 1 counts");
+  CHECK_EQ(merged({{}, {{1}, {1}, {3}}, {}}).counts[0], 3);
+}

@@ -1,0 +1,225 @@
+#include "base/threads.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+using namespace shoal;
+
+namespace {
+
+// Runs `parts` parts on the pool and tells whether each ran once.
+bool runs_each_once(Pool& pool, std::size_t parts) {
+  std::vector<std::atomic<int>> ran(parts);
+  pool.run(parts, [&](std::size_t i) { ++ran.at(i); });
+  for (const auto& count : ran) {
+    if (count != 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST(every_part_runs_exactly_once) {
+  for (const std::size_t threads : {0U, 1U, 2U, 3U, 8U}) {
+    Pool pool(threads);
+    CHECK_EQ(pool.threads(), threads == 0 ? 1 : threads);
+    for (const std::size_t parts : {0U, 1U, 2U, 3U, 7U, 8U, 9U, 1000U}) {
+      CHECK(runs_each_once(pool, parts));
+    }
+  }
+}
+
+TEST(a_pool_serves_many_small_jobs_in_a_row) {
+  Pool pool(3);
+  for (int i = 0; i < 5000; ++i) {
+    CHECK(runs_each_once(pool, 4));
+  }
+}
+
+TEST(what_the_parts_wrote_is_seen_after_run) {
+  Pool pool(4);
+  std::vector<std::size_t> numbers(1000);
+  for (std::size_t round = 0; round < 200; ++round) {
+    pool.run(numbers.size(), [&](std::size_t i) { numbers[i] += i; });
+    CHECK_EQ(std::accumulate(numbers.begin(), numbers.end(), std::size_t{0}), (round + 1) * 999 * 1000 / 2);
+  }
+}
+
+TEST(an_exception_is_carried_to_the_caller_after_the_other_parts_have_ended) {
+  for (const std::size_t threads : {1U, 2U, 8U}) {
+    Pool pool(threads);
+    for (int i = 0; i < 100; ++i) {
+      std::atomic<int> ran{0};
+      CHECK_THROWS(pool.run(20,
+                            [&](std::size_t part) {
+                              ++ran;
+                              if (part == 11) {
+                                throw std::runtime_error("part 11");
+                              }
+                            }),
+                   "part 11");
+      CHECK_EQ(ran, 20);
+      CHECK(runs_each_once(pool, 20));  // and is forgotten
+    }
+  }
+}
+
+TEST(one_of_several_exceptions_is_carried) {
+  Pool pool(4);
+  CHECK_THROWS(pool.run(8, [](std::size_t part) { throw std::runtime_error("part " + std::to_string(part)); }),
+               "part ");
+}
+
+TEST(a_part_may_run_parts_on_the_same_pool) {
+  Pool pool(3);
+  std::atomic<int> ran{0};
+  pool.run(5, [&](std::size_t) {
+    pool.run(7, [&](std::size_t) {
+      CHECK(runs_each_once(pool, 3));
+      ++ran;
+    });
+  });
+  CHECK_EQ(ran, 35);
+}
+
+TEST(an_exception_of_a_nested_part_reaches_the_outer_caller) {
+  Pool pool(2);
+  CHECK_THROWS(pool.run(4, [&](std::size_t) { pool.run(2, [](std::size_t) { throw std::runtime_error("inner"); }); }),
+               "inner");
+}
+
+TEST(many_callers_share_a_pool_and_none_waits_for_another_s_parts) {
+  Pool pool(3);
+  std::atomic<int> good{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 6; ++caller) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        good += runs_each_once(pool, 9) ? 1 : 0;
+      }
+    });
+  }
+  for (auto& caller : callers) {
+    caller.join();
+  }
+  CHECK_EQ(good, 6 * 300);
+}
+
+TEST(a_caller_gets_on_while_another_caller_s_part_takes_its_time) {
+  Pool pool(2);
+  std::atomic<bool> inside{false}, release{false};
+  std::thread slow([&] {
+    pool.run(2, [&](std::size_t) {
+      inside = true;
+      while (!release) {
+        std::this_thread::yield();
+      }
+    });
+  });
+  while (!inside) {
+    std::this_thread::yield();
+  }
+  CHECK(runs_each_once(pool, 10));  // would hang here
+  release = true;
+  slow.join();
+}
+
+TEST(pools_come_and_go) {
+  for (int i = 0; i < 200; ++i) {
+    Pool pool(4);
+    if (i % 2 == 0) {
+      CHECK(runs_each_once(pool, 4));
+    }
+  }
+}
+
+namespace {
+
+// In a child: `body` must be true within the minute.
+bool in_child(auto body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    _exit(body() ? 0 : 1);
+  }
+  int status = -1;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+TEST(a_forked_child_works_with_its_copy_of_a_pool_and_ends_it) {
+  auto pool = std::make_unique<Pool>(3);
+  CHECK(runs_each_once(*pool, 10));
+  const std::size_t stamp = process_stamp();
+  CHECK(in_child([&] {
+    const bool good = process_stamp() != stamp && runs_each_once(*pool, 10);
+    pool.reset();  // would wait for workers that are not there
+    return good;
+  }));
+  CHECK_EQ(process_stamp(), stamp);
+  CHECK(runs_each_once(*pool, 10));
+}
+
+TEST(a_child_forked_while_the_workers_are_busy_works) {
+  Pool pool(2);
+  std::atomic<bool> inside{false}, release{false};
+  std::thread other([&] {
+    pool.run(2, [&](std::size_t) {
+      inside = true;
+      while (!release) {
+        std::this_thread::yield();
+      }
+    });
+  });
+  while (!inside) {
+    std::this_thread::yield();
+  }
+  const bool good = in_child([&] { return runs_each_once(pool, 10); });
+  release = true;
+  other.join();
+  CHECK(good);
+}
+
+#ifndef __SANITIZE_THREAD__  // which cannot follow threads that start in a child
+TEST(a_forked_child_may_start_a_pool_of_its_own) {
+  Pool pool(2);
+  CHECK(in_child([] {
+    Pool own(3);
+    return runs_each_once(own, 10);
+  }));
+}
+#endif
+
+TEST(pieces_cover_everything_once_and_differ_by_little) {
+  for (const std::size_t n : {0UL, 1UL, 7UL, 1000UL, 1UL << 40U}) {
+    for (const std::size_t parts : {1U, 2U, 3U, 8U, 1000U}) {
+      const Pieces pieces{n, parts};
+      CHECK_EQ(pieces.begin(0), 0);
+      CHECK_EQ(pieces.begin(parts), n);
+      for (std::size_t i = 0; i < parts; ++i) {
+        const std::size_t length = pieces.begin(i + 1) - pieces.begin(i);
+        CHECK(length == n / parts || length == n / parts + 1);
+      }
+    }
+  }
+}
+
+TEST(parts_are_one_for_each_thread_but_none_is_too_small) {
+  CHECK_EQ(parts_for(0, 10, 4), 1);
+  CHECK_EQ(parts_for(19, 10, 4), 1);
+  CHECK_EQ(parts_for(20, 10, 4), 2);
+  CHECK_EQ(parts_for(1000, 10, 4), 4);
+}
