@@ -10,15 +10,16 @@
 #   Parsed   (end, lines, row, skipped, fault, at), see Stop
 #
 # The caller owns every array. A parse appends at `row`, so that one set of arrays fills up over many blocks, and stops
-# early, at the beginning of a line, when a further line may not fit; the caller makes room or takes the rows away, and
-# calls again with start = end. Nothing of a line that is not wholly parsed is left behind.
+# early, at the beginning of a line, when a further line may not fit; the caller makes room or takes the rows away,
+# and calls again with start = end. Nothing of a line that is not wholly parsed is left behind.
 #
 # Invariants
 #   I1  Bytes are read in [start, len(block)) only; eight at a time only where eight are left.
 #   I2  rows are written below len(labels), keys and values below len(keys).
-#   I3  On return indptr[row] is the number of keys in rows [0, row), and `end` is the beginning of a line or len(block).
+#   I3  On return indptr[row] is the number of keys in rows [0, row), and at `end` a line begins or the block ends.
 #
-# Threads. No state outside the arguments; the GIL is released during the walk. One set of arrays, one thread at a time.
+# Threads. No state outside of the arguments; the GIL is released during the walk. A set of arrays belongs to one thread
+# at a time.
 
 from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint64_t
 from libc.string cimport memchr, memcpy
@@ -97,7 +98,7 @@ cdef struct Stop:
     int64_t skipped  # malformed lines left out
     int fault
 
-# ---- small readers: each takes the place by pointer, moves it behind what it read, and returns a fault -----------------
+# ---- small readers: each takes the place by pointer, moves it behind what it read, and returns a fault -----
 
 cdef inline bint is_digit(uint8_t c) noexcept nogil:
     return <uint8_t>(c - 48) <= 9
@@ -264,7 +265,7 @@ cdef inline int read_key(const uint8_t** place, uint64_t* out) noexcept nogil:
     return GOOD
 
 
-# ---- keys of text -----------------------------------------------------------------------------------------------------
+# ---- keys of text ------------------------------------------------------------------------------------------
 
 cdef inline uint64_t scramble(uint64_t x) noexcept nogil:
     """A bijection on 64 bits: the finaliser of splitmix64 (Stafford's variant 13)."""
@@ -321,7 +322,7 @@ def hash_tokens(tokens, uint64_t field, uint64_t[::1] keys):
         i += 1
 
 
-# ---- libsvm -----------------------------------------------------------------------------------------------------------
+# ---- libsvm ------------------------------------------------------------------------------------------------
 
 cdef int libsvm_line(
     const uint8_t** place, const uint8_t* end, int64_t* count, uint64_t[::1] keys, float[::1] values
@@ -433,8 +434,8 @@ def parse_libsvm(
     (end, lines, row, skipped, fault, at)
         ``block[start:end]`` was consumed, ``lines`` lines of it, and the arrays now hold ``row`` rows. With ``fault``
         other than 0 the line at ``end`` is malformed at byte ``at``: ``FAULTS[fault]``; with ``skip`` such lines are
-        counted in ``skipped`` instead. Without fault and with ``end`` short of the block the arrays are full: ``labels``
-        when ``row == len(labels)``, else ``keys`` and ``values``.
+        counted in ``skipped`` instead. With no fault and ``end`` short of the block the arrays are full: ``labels`` if
+        ``row == len(labels)``, else ``keys`` and ``values``.
     """
     cdef Stop stop
     check_arrays(block, start, labels, indptr, keys, row)
@@ -447,7 +448,7 @@ def parse_libsvm(
     return stop.end, stop.lines, stop.row, stop.skipped, stop.fault, stop.at
 
 
-# ---- Criteo -----------------------------------------------------------------------------------------------------------
+# ---- Criteo ------------------------------------------------------------------------------------------------
 
 cdef inline int read_integer(const uint8_t** place, int64_t* out) noexcept nogil:
     """[+-] digits as a signed 64-bit number."""
