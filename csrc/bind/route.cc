@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
