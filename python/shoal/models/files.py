@@ -1,0 +1,178 @@
+"""Model directories: a description beside a checkpoint, replaced as one.
+
+    DIR/
+        model.json            {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
+        checkpoint-000001/    a checkpoint of one table (docs/checkpoint-format.md); model.json names it
+
+Invariants
+    I1  model.json names a complete checkpoint at every moment. Saving writes the new checkpoint beside the old one,
+        puts a new model.json in place by one rename, and then removes the old checkpoint.
+    I2  A directory that is not empty and has no model.json is never written to.
+
+What a cut-off save leaves behind (a checkpoint that no model.json names) the next save removes.
+
+Threads and processes: one writer at a time. A reader that finds its checkpoint gone because a save came between looks
+once more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal import _core, checkpoint
+from shoal.errors import CorruptionError
+from shoal.models.history import History
+from shoal.store import LocalStore
+from shoal.table import Table
+
+MODEL_FILE = "model.json"
+FORMAT = "shoal model"
+VERSION = 1
+LOGISTIC = "logistic regression"
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d{6})")
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model is, apart from its weights."""
+
+    format_name: str = msgspec.field(name="format", default=FORMAT)
+    version: int = VERSION
+    model: str = LOGISTIC
+    checkpoint: str = ""
+    table: str
+    bias: bool
+    optimizer: str
+    params: dict[str, float]
+    seed: int
+    examples: int
+    format: str | None = msgspec.field(name="reader_format")
+    history: History
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    crc32c: str  # of the bytes of `body`, eight hex digits
+    body: msgspec.Raw
+
+
+def is_model(directory: Path) -> bool:
+    """Tell whether there is a model, whole or damaged."""
+    return (directory / MODEL_FILE).is_file()
+
+
+def check_target(directory: Path, *, overwrite: bool) -> None:
+    """Say why a model may not be written to ``directory``; nothing is changed.
+
+    Raises
+    ------
+    ValueError
+        There is a model and ``overwrite`` is False, or something else.
+    """
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is a file: a model is a directory, choose another name")
+    if is_model(directory):
+        if not overwrite:
+            raise ValueError(f"{directory} holds a model already: allow to overwrite it or choose another name")
+    elif any(not _CHECKPOINT.fullmatch(path.name) for path in directory.iterdir()):
+        raise ValueError(f"{directory} is neither empty nor a model: choose another name")
+
+
+def save(directory: Path, described: ModelFile, store: LocalStore, table: Table, *, overwrite: bool) -> Path:
+    """Write a model; see `shoal.LogisticRegression.save`."""
+    check_target(directory, overwrite=overwrite)
+    directory.mkdir(parents=True, exist_ok=True)
+    taken = [int(found[1]) for path in directory.iterdir() if (found := _CHECKPOINT.fullmatch(path.name))]
+    name = f"checkpoint-{max(taken, default=0) + 1:06}"
+    try:
+        checkpoint.save(directory / name, [table], store.slots, store.threads)
+        body = msgspec.json.encode(msgspec.structs.replace(described, checkpoint=name))
+        sealed = msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
+        checkpoint.write_atomically(directory / MODEL_FILE, sealed)
+    except BaseException:
+        if not is_model(directory) or read(directory).checkpoint != name:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        raise
+    for path in directory.iterdir():
+        if _CHECKPOINT.fullmatch(path.name) and path.name != name:
+            shutil.rmtree(path, ignore_errors=True)
+    return directory
+
+
+def read(directory: Path) -> ModelFile:
+    """Read and check what a model is.
+
+    Raises
+    ------
+    CorruptionError
+        model.json is missing, changed, or of a version that this one does not know.
+    """
+    path = directory / MODEL_FILE
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptionError(f"{path} is missing: this is no model, or its first save was cut off") from None
+    except NotADirectoryError:
+        raise CorruptionError(f"{directory} is a file, a model is a directory") from None
+    try:
+        sealed = msgspec.json.decode(raw, type=_Sealed)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"{path} is damaged: {error}") from None
+    body = bytes(sealed.body)
+    if raw != msgspec.json.encode(sealed) or sealed.crc32c != f"{_core.crc32c(body):08x}":
+        raise CorruptionError(f"{path} is damaged: its checksum does not match")
+    head: Any = msgspec.json.decode(body)
+    known = {"format": FORMAT, "version": VERSION, "model": LOGISTIC}
+    if not isinstance(head, dict) or any(head.get(name) != value for name, value in known.items()):
+        raise CorruptionError(f"{path} is no {LOGISTIC} of version {VERSION}: load it with a newer shoal")
+    try:
+        head["history"] = _nan_for_null(head["history"])
+        described = msgspec.convert(head, ModelFile)
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise CorruptionError(f"{path} cannot be read: {error}") from None
+    if not _CHECKPOINT.fullmatch(described.checkpoint):
+        raise CorruptionError(f"{path} names no checkpoint but {described.checkpoint!r}")
+    return described
+
+
+def load(directory: Path, store: LocalStore) -> ModelFile:
+    """Read a model's weights into ``store``, which has no table of that name yet, and return what it is.
+
+    Raises
+    ------
+    CorruptionError
+        A file is missing, cut short or changed. Nothing was loaded.
+    ValueError
+        The store has a table of the model's name.
+    """
+    described = read(directory)
+    if described.table in store.tables:
+        raise ValueError(
+            f"the store has a table {described.table!r} already, which loading {directory} would overwrite: load into "
+            f"another store"
+        )
+    try:
+        store.load(directory / described.checkpoint)
+    except CorruptionError:
+        if read(directory).checkpoint == described.checkpoint:
+            raise
+        return load(directory, store)  # a save came between
+    if described.table not in store.tables:
+        raise CorruptionError(f"{directory / described.checkpoint} has no table {described.table!r}")
+    return described
+
+
+def _nan_for_null(value: Any, name: str = "") -> Any:
+    """Undo what JSON does to NaN; ``valid`` is the one thing that may be missing."""
+    if isinstance(value, dict):
+        return {key: _nan_for_null(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_nan_for_null(inner) for inner in value]
+    return math.nan if value is None and name != "valid" else value

@@ -1,0 +1,163 @@
+"""What happened while a model learned: a learning curve of bounded length, and a summary of every pass.
+
+    batches      |  |  |  |  |  |  |  |  |  |  |  |
+    points       |-----|-----|-----|-----|-----|--|      a window each; all windows of one pass as long, but its last
+
+A window starts out as one batch. When there are more than ``MOST_POINTS`` points, neighbours are merged and windows
+are twice as long from then on: a curve has between half as many and as many points, whatever the length of the data.
+
+Threads: a ``Curve`` belongs to the thread that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.metrics import Metrics, Progress
+
+MOST_POINTS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The learning curve at the end of a window of examples.
+
+    Attributes
+    ----------
+    examples : int
+        Examples that the model had learned from by then, in all its life.
+    pass_number : int
+        The pass over the data that the window lies in, from 1, in all the model's life.
+    window_examples : int
+        Examples of the window.
+    window_logloss : float
+        Mean loss of the window's examples, each predicted before it was learned from.
+    logloss : float
+        The same of all examples of the pass so far.
+    auc : float
+        AUC of all examples of the pass so far, within `shoal.metrics.Progress.auc_error`; NaN with one class only.
+    """
+
+    examples: int
+    pass_number: int
+    window_examples: int
+    window_logloss: float
+    logloss: float
+    auc: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass over the data.
+
+    Attributes
+    ----------
+    number : int
+        From 1, in all the model's life.
+    metrics : Metrics
+        Of each batch as predicted before it was learned from. In the first pass that is an honest estimate
+        (progressive validation); later passes have seen the examples before.
+    auc_error : float
+        The most that ``metrics.auc`` is off.
+    seconds : float
+        Wall-clock time, reading included, validation not.
+    skipped : int
+        Malformed lines that the reader left out.
+    complete : bool
+        False if the pass was interrupted.
+    valid : Metrics or None
+        Of the validation data after the pass.
+    """
+
+    number: int
+    metrics: Metrics
+    auc_error: float
+    seconds: float
+    skipped: int
+    complete: bool
+    valid: Metrics | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All that a model recorded while it learned.
+
+    Attributes
+    ----------
+    points : tuple of Point
+        The learning curve.
+    passes : tuple of Pass
+    """
+
+    points: tuple[Point, ...] = ()
+    passes: tuple[Pass, ...] = ()
+
+
+class Curve:
+    """The learning curve of one model while it grows."""
+
+    def __init__(self, points: tuple[Point, ...]) -> None:
+        self._points = list(points)
+        self._batches_per_window = 1
+        self._batches = 0
+        self._examples = 0
+        self._loss = 0.0
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points so far."""
+        return tuple(self._points)
+
+    def add(self, examples: int, loss: float, *, total: int, pass_number: int, progress: Progress) -> None:
+        """Count a batch of ``examples`` with this sum of losses; ``progress`` is the pass's, the batch included."""
+        self._batches += 1
+        self._examples += examples
+        self._loss += loss
+        if self._batches == self._batches_per_window:
+            self.close_window(total=total, pass_number=pass_number, progress=progress)
+
+    def close_window(self, *, total: int, pass_number: int, progress: Progress) -> None:
+        """End the current window, if there is anything in it."""
+        if self._examples > 0:
+            self._points.append(
+                Point(
+                    examples=total,
+                    pass_number=pass_number,
+                    window_examples=self._examples,
+                    window_logloss=self._loss / self._examples,
+                    logloss=progress.logloss,
+                    auc=progress.auc,
+                )
+            )
+        self._batches = 0
+        self._examples = 0
+        self._loss = 0.0
+        if len(self._points) > MOST_POINTS:
+            self._points = merged(self._points)
+            self._batches_per_window *= 2
+
+
+def merged(points: list[Point]) -> list[Point]:
+    """Merge neighbours two by two; windows of different passes stay apart."""
+    out: list[Point] = []
+    alone = False  # whether the last point of `out` waits for a neighbour
+    for point in points:
+        if alone and out[-1].pass_number == point.pass_number:
+            first = out.pop()
+            examples = first.window_examples + point.window_examples
+            losses = first.window_logloss * first.window_examples + point.window_logloss * point.window_examples
+            out.append(
+                Point(
+                    examples=point.examples,
+                    pass_number=point.pass_number,
+                    window_examples=examples,
+                    window_logloss=losses / examples,
+                    logloss=point.logloss,
+                    auc=point.auc,
+                )
+            )
+            alone = False
+        else:
+            out.append(point)
+            alone = True
+    return out

@@ -1,0 +1,109 @@
+"""Watching a pass over the data: the progress bar, Ctrl-C at a batch's end, and iterators that are closed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from shoal.data import Batch
+from shoal.metrics import Progress
+
+_TERMINAL_SECONDS = 0.1  # between two looks of a bar
+_FILE_SECONDS = 10.0  # where standard error is no terminal, every look is kept
+
+
+class Bar:
+    """A bar on standard error: share of the data, examples/s, progressive log-loss and AUC.
+
+    Parameters
+    ----------
+    title : str
+    reader : object
+        Its ``progress()`` tells the share; without one there is none to show.
+    seen : Progress
+        Filled by the one who learns.
+    show : bool
+    """
+
+    def __init__(self, title: str, reader: object, seen: Progress, *, show: bool) -> None:
+        self._share: Callable[[], float] | None = getattr(reader, "progress", None)
+        self._seen = seen
+        self._begin = self._next = time.perf_counter()
+        self._every = _TERMINAL_SECONDS if sys.stderr.isatty() else _FILE_SECONDS
+        shares = "{percentage:3.0f}% |{bar:24}| " if self._share else ""
+        rest = " <{remaining}" if self._share else ""
+        self._bar: Any = (
+            tqdm(total=1.0, desc=title, bar_format=f"{{desc}} {shares}{{elapsed}}{rest} {{postfix}}", miniters=1)
+            if show
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._look()
+            self._bar.close()
+
+    def update(self) -> None:
+        """Show where the pass is, if the last look is long enough ago."""
+        if self._bar is not None and time.perf_counter() >= self._next:
+            self._look()
+            self._next = time.perf_counter() + self._every
+
+    def _look(self) -> None:
+        seen = self._seen
+        rate = seen.examples / max(time.perf_counter() - self._begin, 1e-9)
+        self._bar.n = self._share() if self._share else 0.0
+        self._bar.set_postfix_str(
+            f"{seen.examples:,} examples, {rate:,.0f}/s, logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}"
+        )
+
+
+@contextmanager
+def interrupts_at_boundaries() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a flag, to be asked for at the end of a batch; a second one raises at once.
+
+    Only where Ctrl-C would have raised KeyboardInterrupt: in the main thread, with Python's own handler in place.
+    """
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came:
+            signal.default_int_handler(number, frame)
+        came = True
+
+    mine = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if mine:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: came
+    finally:
+        if mine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def closing(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Iterate, and close the iterator at the end whatever happens: a reader's thread then ends with the pass."""
+    iterator = iter(batches)
+    try:
+        yield from iterator
+    finally:
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
