@@ -142,6 +142,11 @@ class Reader:
         return self._path
 
     @property
+    def format(self) -> str:
+        """Name of the format: "libsvm" or "criteo". Models remember it: keys of another one would mean nothing."""
+        return self._form.name
+
+    @property
     def batch_size(self) -> int:
         """Examples in each batch but the last."""
         return self._batch_size
