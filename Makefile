@@ -11,7 +11,7 @@ BIN := .venv/bin
 # What has been done to .venv; gone with it.
 STAMPS := .venv/stamps
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
