@@ -26,7 +26,7 @@ CSRC = {
 PYTHON = {
     "_core": "",
     "_reader": "",
-    "errors": "",
+    "errors": "_core",
     "optim": "_core errors",
     "metrics": "_core errors",
     "data": "_core _reader errors",
