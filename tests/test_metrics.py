@@ -219,8 +219,9 @@ def test_nothing_seen_is_nan():
     assert seen.metrics().examples == 0
 
 
-def test_a_batch_returns_the_sum_of_its_losses_or_takes_it():
+def test_a_batch_returns_the_sum_of_its_losses_or_takes_the_sums():
     seen = Progress()
     assert seen.add([0, 1], [0.0, 0.0]) == pytest.approx(2 * math.log(2))
-    assert seen.add([0, 1], [0.0, 0.0], loss_sum=1.5) == 1.5
+    assert seen.add([0, 1], [0.0, 0.0], sums=(1.5, 0.5)) == 1.5
     assert seen.loss_sum == pytest.approx(2 * math.log(2) + 1.5)
+    assert seen.probability_sum == 1.5

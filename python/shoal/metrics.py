@@ -243,7 +243,7 @@ class Progress:
         self.probability_sum = 0.0
         self._counts = np.zeros(2 * _BINS, np.int64)  # negatives, then positives
 
-    def add(self, labels: npt.ArrayLike, margins: npt.ArrayLike, *, loss_sum: float | None = None) -> float:
+    def add(self, labels: npt.ArrayLike, margins: npt.ArrayLike, *, sums: tuple[float, float] | None = None) -> float:
         """Count a batch of examples.
 
         Parameters
@@ -251,8 +251,8 @@ class Progress:
         labels : float[n], 0 or 1
         margins : float[n]
             As predicted before the batch was learned from, if the result is to be progressive.
-        loss_sum : float, optional
-            The sum of the batch's losses, where it is known already.
+        sums : (float, float), optional
+            The sums of the batch's losses and of its probabilities, where they are known already.
 
         Returns
         -------
@@ -260,13 +260,13 @@ class Progress:
             The sum of the batch's losses.
         """
         y, a = _checked(labels, margins, "margins")
-        bins = np.clip(np.floor((a + _LIMIT) * _BINS_PER_UNIT), 0, _BINS - 1).astype(np.int64)
-        self._counts += np.bincount(bins + _BINS * (y != 0), minlength=2 * _BINS)
-        loss = float(np.sum(_losses(y, a))) if loss_sum is None else loss_sum
+        loss, probability = sums or (float(np.sum(_losses(y, a))), float(np.sum(probabilities(a))))
+        bins = np.clip((a + _LIMIT) * _BINS_PER_UNIT, 0, _BINS - 1).astype(np.int64)
+        self._counts += np.bincount(bins + _BINS * y.astype(np.int64), minlength=2 * _BINS)
         self.examples += len(y)
         self.positives += int(np.count_nonzero(y))
         self.loss_sum += loss
-        self.probability_sum += float(np.sum(probabilities(a)))
+        self.probability_sum += probability
         return loss
 
     def merge(self, other: Progress) -> None:

@@ -80,7 +80,9 @@ def check_target(directory: Path, *, overwrite: bool) -> None:
         raise ValueError(f"{directory} is a file: a model is a directory, choose another name")
     if is_model(directory):
         if not overwrite:
-            raise ValueError(f"{directory} holds a model already: allow to overwrite it or choose another name")
+            raise ValueError(
+                f"{directory} holds a model already: pass overwrite=True (--overwrite), or choose another name"
+            )
     elif any(not _CHECKPOINT.fullmatch(path.name) for path in directory.iterdir()):
         raise ValueError(f"{directory} is neither empty nor a model: choose another name")
 

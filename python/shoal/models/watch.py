@@ -39,9 +39,9 @@ class Bar:
         self._begin = self._next = time.perf_counter()
         self._every = _TERMINAL_SECONDS if sys.stderr.isatty() else _FILE_SECONDS
         shares = "{percentage:3.0f}% |{bar:24}| " if self._share else ""
-        rest = " <{remaining}" if self._share else ""
+        rest = "<{remaining}" if self._share else ""
         self._bar: Any = (
-            tqdm(total=1.0, desc=title, bar_format=f"{{desc}} {shares}{{elapsed}}{rest} {{postfix}}", miniters=1)
+            tqdm(total=1.0, desc=title, bar_format=f"{{desc}} {shares}{{elapsed}}{rest}{{postfix}}", delay=1e-9)
             if show
             else None
         )
@@ -64,6 +64,8 @@ class Bar:
 
     def _look(self) -> None:
         seen = self._seen
+        if seen.examples == 0:
+            return
         rate = seen.examples / max(time.perf_counter() - self._begin, 1e-9)
         self._bar.n = self._share() if self._share else 0.0
         self._bar.set_postfix_str(
