@@ -13,9 +13,11 @@
 //   wide rows  stand in a slab, addressed by row number; freed numbers are chained through the freed rows, and the slab
 //              is compacted once a quarter of it is free.
 //
-// Why the limits. With b cells a bucket a hit reads 1 + O(load^b) lines. For four cells that is about 1.1 lines at 0.80
-// and 1.4 at 0.90, and the next line is the neighbour. Growth is by 1/8 and costs one pass over the slot. If all slots
-// grew at one load, they would grow together: each has its own limit, spread over kSpread below the highest.
+// Why the limits. At a load of 0.75, 0.80, 0.86 and 0.90 a hit reads 1.27, 1.39, 1.65 and 1.96 lines where a line has
+// four cells (simulated; measured in bench/). Growth is by 1/8, one pass over the slot, so loads lie between 0.76 and
+// 0.86: 1.45 lines and, at 16 bytes a cell, 19.7 bytes a key on the whole. All slots of a table fill at one pace; if they
+// also grew at once, it would swing between 18.6 and 20.9 and stall in bunches. So each slot has sizes of its own: a
+// ladder of 9/8, whose rungs are shifted by slot.
 //
 // Invariants (verify() checks them)
 //   I1  A bucket's cells are filled from the front.
@@ -44,7 +46,9 @@ namespace shoal {
 class SlotTable {
  public:
   // How far ahead of its use a line is fetched, in keys.
-  static constexpr std::size_t kAhead = 24;
+  static constexpr std::size_t kAhead = 16;
+  // How many hashes are looked for at a time: find takes more, in rounds of this many.
+  static constexpr std::size_t kRound = 64;
 
   struct Entry {
     std::uint64_t hash;
@@ -66,7 +70,7 @@ class SlotTable {
   // asked for next. Rows stay where they are until reserve, erase or the end of the table.
   void find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) const noexcept;
 
-  // Room for `more` rows, at least an eighth of the table where it must grow. std::bad_alloc changes nothing.
+  // Room for `more` rows: up to the next rung of the slot's ladder where it must grow. std::bad_alloc changes nothing.
   bool has_room(std::size_t more) const noexcept { return size_ + more <= limit_; }
   void make_room(std::size_t more);
   // Room for `rows` in all, and no more: for callers that know the number.
@@ -86,9 +90,6 @@ class SlotTable {
   int verify() const;
 
  private:
-  template <std::size_t kCells, std::size_t kPayload>
-  void find_in(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) const noexcept;
-
   std::uint64_t cell_of(std::uint64_t hash) const noexcept { return hash | in_use_; }
   std::size_t home(std::uint64_t cell) const noexcept;
   std::byte* bucket(std::size_t b) const noexcept;
@@ -107,6 +108,7 @@ class SlotTable {
   void remove_cell(std::size_t b, std::size_t c) noexcept;
   void close_gap(std::size_t b) noexcept;
 
+  std::size_t rung_above(std::size_t rows) const noexcept;
   std::size_t buckets_for(std::size_t rows) const noexcept;
   void set_buckets(std::size_t buckets) noexcept;
 
@@ -121,6 +123,7 @@ class SlotTable {
   std::uint64_t first_hash_;  // the slot bits of its hashes
   std::uint64_t in_use_;      // the slot bits, all ones
   double load_limit_;
+  double phase_;  // where the slot's ladder of sizes starts, in [0, 1) rungs
   std::size_t buckets_ = 0;
   std::size_t size_ = 0;
   std::size_t limit_ = 0;

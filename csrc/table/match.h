@@ -1,0 +1,56 @@
+// Which of a bucket's cells hold a hash: bit c of the answer stands for cell c.
+//
+// A bucket is one cache line that starts with its cells. The portable twin and the wider one give the same bits; which
+// one runs is chosen once a batch (base/simd.h says why not by compiler flags).
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/simd.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace shoal {
+
+struct PortableMatch {
+  template <std::size_t kCells>
+  static SHOAL_INLINE unsigned in(const std::byte* line, std::uint64_t wanted) noexcept {
+    unsigned match = 0;
+    for (std::size_t c = 0; c < kCells; ++c) {  // no branch: which cell it is cannot be guessed
+      std::uint64_t cell;
+      std::memcpy(&cell, line + c * sizeof cell, sizeof cell);
+      match |= static_cast<unsigned>(cell == wanted) << c;
+    }
+    return match;
+  }
+};
+
+#if defined(__x86_64__)
+#define SHOAL_AVX2 __attribute__((target("avx2,bmi")))
+
+inline bool has_avx2() noexcept { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0; }
+
+struct Avx2Match {
+  template <std::size_t kCells>
+  SHOAL_AVX2 static inline unsigned in(const std::byte* line, std::uint64_t wanted) noexcept {
+    const __m256i cells = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line));
+    const __m256i same = _mm256_cmpeq_epi64(cells, _mm256_set1_epi64x(static_cast<long long>(wanted)));
+    auto match = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(same)));
+    if constexpr (kCells < 4) {
+      match &= (1U << kCells) - 1;  // the other lanes are payload
+    } else if constexpr (kCells == 5) {
+      std::uint64_t fifth;
+      std::memcpy(&fifth, line + 4 * sizeof fifth, sizeof fifth);
+      match |= static_cast<unsigned>(fifth == wanted) << 4U;
+    }
+    return match;
+  }
+};
+#endif
+
+}  // namespace shoal
