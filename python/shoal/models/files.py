@@ -36,7 +36,8 @@ FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d{6})")
+_CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
+_LEFT_BEHIND = re.compile(rf"\.{re.escape(MODEL_FILE)}\.[0-9a-f]{{8}}\.tmp")  # by a process that was killed
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +84,7 @@ def check_target(directory: Path, *, overwrite: bool) -> None:
             raise ValueError(
                 f"{directory} holds a model already: pass overwrite=True (--overwrite), or choose another name"
             )
-    elif any(not _CHECKPOINT.fullmatch(path.name) for path in directory.iterdir()):
+    elif any(not (_CHECKPOINT.fullmatch(p.name) or _LEFT_BEHIND.fullmatch(p.name)) for p in directory.iterdir()):
         raise ValueError(f"{directory} is neither empty nor a model: choose another name")
 
 
@@ -99,13 +100,23 @@ def save(directory: Path, described: ModelFile, store: LocalStore, table: Table,
         sealed = msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
         checkpoint.write_atomically(directory / MODEL_FILE, sealed)
     except BaseException:
-        if not is_model(directory) or read(directory).checkpoint != name:
+        if _named(directory) != name:
             shutil.rmtree(directory / name, ignore_errors=True)
         raise
     for path in directory.iterdir():
         if _CHECKPOINT.fullmatch(path.name) and path.name != name:
             shutil.rmtree(path, ignore_errors=True)
+        elif _LEFT_BEHIND.fullmatch(path.name):
+            path.unlink(missing_ok=True)
     return directory
+
+
+def _named(directory: Path) -> str | None:
+    """Return the checkpoint that model.json names, if it names one."""
+    try:
+        return read(directory).checkpoint
+    except CorruptionError:
+        return None
 
 
 def read(directory: Path) -> ModelFile:

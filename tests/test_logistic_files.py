@@ -1,0 +1,258 @@
+"""Model directories: a model comes back bit for bit, a cut-off save costs nothing, damage is named."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import Batch, CorruptionError, LogisticRegression, checkpoint
+from shoal.models import files
+
+OPTIMIZERS = [
+    shoal.FTRL(alpha=0.3, l1=0.3, clip_value=1.0),
+    shoal.SGD(lr=0.05),
+    shoal.Momentum(nesterov=True),
+    shoal.RowWiseAdagrad(decoupled=True, weight_decay=0.1),
+    shoal.Adam(per_row_step=True),
+]
+
+
+def make_batch(rng, n=200, keys=50):
+    return Batch(
+        (rng.random(n) < 0.3).astype(np.float32),
+        np.arange(0, 3 * n + 1, 3),
+        rng.integers(0, keys, 3 * n).astype(np.uint64),
+        rng.normal(size=3 * n).astype(np.float32),
+    )
+
+
+@pytest.fixture
+def batch(rng):
+    return make_batch(rng)
+
+
+@pytest.fixture
+def saved(batch, tmp_path):
+    with LogisticRegression() as model:
+        model.fit([batch, batch], valid=[batch], progress=False)
+        return model.save(tmp_path / "model")
+
+
+def predictions(directory, batch):
+    with LogisticRegression.load(directory) as model:
+        return model.predict_proba(batch)
+
+
+def snapshot(directory):
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_loaded_model_predicts_and_learns_on_bit_for_bit(rng, tmp_path, optimizer, bias):
+    first, second = make_batch(rng), make_batch(rng)
+    with LogisticRegression(optimizer, bias=bias, seed=3, table="mine") as model:
+        model.fit([first], progress=False)
+        model.save(tmp_path / "m")
+        with LogisticRegression.load(tmp_path / "m") as again:
+            assert (again.optimizer, again.has_bias, again.table.name) == (optimizer, bias, "mine")
+            assert (again.table.seed, again.examples, again.history) == (3, model.examples, model.history)
+            np.testing.assert_array_equal(again.decision_function(second), model.decision_function(second))
+            model.fit([second], progress=False)
+            again.fit([second], progress=False)
+            np.testing.assert_array_equal(again.decision_function(first), model.decision_function(first))
+            assert [a.tolist() for a in again.weights()] == [a.tolist() for a in model.weights()]
+
+
+def test_what_was_not_a_number_comes_back_so(tmp_path):
+    one_class = Batch(np.ones(4, np.float32), np.arange(5), np.arange(4, dtype=np.uint64), None)
+    with LogisticRegression() as model:
+        model.fit([one_class], progress=False)
+        model.save(tmp_path / "m")
+    with LogisticRegression.load(tmp_path / "m") as again:
+        (done,) = again.history.passes
+        assert np.isnan(done.metrics.auc)
+        assert np.isnan(again.history.points[0].auc)
+        assert done.valid is None
+
+
+def test_the_format_of_the_reader_is_kept(tmp_path):
+    path = tmp_path / "a.libsvm"
+    path.write_text("1 3:1\n0 4:1\n")
+    with LogisticRegression() as model:
+        model.fit(shoal.read_libsvm(path), progress=False).save(tmp_path / "m")
+    with LogisticRegression.load(tmp_path / "m") as again:
+        assert again.format == "libsvm"
+
+
+def test_a_store_with_other_slots_and_threads_reads_the_same_model(saved, batch):
+    expected = predictions(saved, batch)
+    for threads, slots in [(1, 2), (2, 4096)]:
+        with shoal.local(threads=threads, slots=slots) as store:
+            model = LogisticRegression.load(saved, store=store)
+            np.testing.assert_array_equal(model.predict_proba(batch), expected)
+
+
+def test_only_the_models_own_table_is_saved(batch, tmp_path):
+    with shoal.local() as store:
+        store.table("other", dim=8)
+        model = LogisticRegression(store=store)
+        model.partial_fit(batch)
+        model.save(tmp_path / "m")
+    with shoal.local() as store:
+        LogisticRegression.load(tmp_path / "m", store=store)
+        assert list(store.tables) == ["lr"]
+
+
+def test_loading_never_overwrites_a_table_of_the_store(saved):
+    with shoal.local() as store:
+        store.table("lr", dim=2)
+        with pytest.raises(ValueError, match="the store has a table 'lr' already"):
+            LogisticRegression.load(saved, store=store)
+        assert store.tables["lr"].dim == 2
+
+
+# ---- replacing -------------------------------------------------------------------------------------------------------
+
+
+def test_saving_again_replaces_the_model_and_leaves_nothing_behind(saved, batch):
+    with LogisticRegression.load(saved) as model:
+        model.partial_fit(batch)
+        model.save(saved)
+        np.testing.assert_array_equal(predictions(saved, batch), model.predict_proba(batch))
+    assert sorted(os.listdir(saved)) == ["checkpoint-000002", "model.json"]
+
+
+def test_a_model_is_kept_if_overwriting_is_not_allowed(saved, batch):
+    before = snapshot(saved)
+    with LogisticRegression.load(saved) as model, pytest.raises(ValueError, match="holds a model already"):
+        model.save(saved, overwrite=False)
+    assert snapshot(saved) == before
+
+
+def test_a_directory_or_file_that_is_no_model_is_never_written_to(batch, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with LogisticRegression() as model:
+        model.partial_fit(batch)
+        with pytest.raises(ValueError, match="neither empty nor a model"):
+            model.save(tmp_path)
+        with pytest.raises(ValueError, match="is a file"):
+            model.save(tmp_path / "thesis.tex")
+        (tmp_path / "empty").mkdir()
+        model.save(tmp_path / "empty")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+class CutOffError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["at the checkpoint", "within the checkpoint", "at the description"])
+def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeypatch, where):
+    before, expected = snapshot(saved), predictions(saved, batch)
+
+    def fail(*_, **__):
+        raise CutOffError
+
+    if where == "at the checkpoint":
+        monkeypatch.setattr(checkpoint, "save", fail)
+    elif where == "within the checkpoint":
+        monkeypatch.setattr(checkpoint, "_save_table", fail)
+    else:
+        whole = checkpoint.write_atomically
+        monkeypatch.setattr(
+            checkpoint, "write_atomically", lambda p, data: fail() if p.name == files.MODEL_FILE else whole(p, data)
+        )
+    with LogisticRegression.load(saved) as model:
+        model.partial_fit(batch)
+        with pytest.raises(CutOffError):
+            model.save(saved)
+    assert snapshot(saved) == before
+    np.testing.assert_array_equal(predictions(saved, batch), expected)
+
+
+def test_what_a_killed_save_left_behind_is_no_hindrance(saved, batch):
+    expected = predictions(saved, batch)
+    shutil.copytree(saved / "checkpoint-000001", saved / "checkpoint-000002")
+    (saved / "checkpoint-000002" / checkpoint.MANIFEST).unlink()
+    (saved / ".model.json.0badcafe.tmp").write_bytes(b"{")
+    np.testing.assert_array_equal(predictions(saved, batch), expected)
+    with LogisticRegression.load(saved) as model:
+        model.save(saved)
+    assert sorted(os.listdir(saved)) == ["checkpoint-000003", "model.json"]
+    np.testing.assert_array_equal(predictions(saved, batch), expected)
+
+
+def test_the_first_save_killed_early_leaves_a_directory_that_can_be_saved_to(batch, tmp_path):
+    (tmp_path / "m" / "checkpoint-000001").mkdir(parents=True)
+    (tmp_path / "m" / ".model.json.0badcafe.tmp").touch()
+    with pytest.raises(CorruptionError, match=r"model\.json is missing"):
+        LogisticRegression.load(tmp_path / "m")
+    with LogisticRegression() as model:
+        model.partial_fit(batch)
+        model.save(tmp_path / "m")
+        np.testing.assert_array_equal(predictions(tmp_path / "m", batch), model.predict_proba(batch))
+
+
+def test_a_load_that_a_save_overtakes_reads_the_new_model(saved, batch, monkeypatch):
+    old = files.read(saved)
+    with LogisticRegression.load(saved) as model:
+        model.partial_fit(batch)
+        model.save(saved)
+        expected = model.predict_proba(batch)
+    answers = iter([old])
+    whole = files.read
+    monkeypatch.setattr(files, "read", lambda directory: next(answers, None) or whole(directory))
+    np.testing.assert_array_equal(predictions(saved, batch), expected)
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_flipped_byte_of_the_description_is_noticed(saved):
+    path = saved / files.MODEL_FILE
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(CorruptionError, match=r"model\.json"):
+            files.read(saved)
+    for size in (0, 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CorruptionError, match=r"model\.json is damaged"):
+            files.read(saved)
+
+
+def test_damaged_weights_are_named_and_not_loaded(saved):
+    (path,) = (saved / "checkpoint-000001").glob("*.slots")
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+    with shoal.local() as store:
+        with pytest.raises(CorruptionError, match=path.name):
+            LogisticRegression.load(saved, store=store)
+        assert not store.tables
+    path.unlink()
+    with pytest.raises(CorruptionError, match=f"{path.name} is missing"):
+        LogisticRegression.load(saved)
+
+
+def test_a_newer_version_is_not_guessed_at(saved):
+    path = saved / files.MODEL_FILE
+    body = json.loads(path.read_bytes())["body"]
+    body["version"] = 2
+    text = json.dumps(body, separators=(",", ":")).encode()
+    path.write_bytes(b'{"crc32c":"%08x","body":%s}' % (shoal._core.crc32c(text), text))
+    with pytest.raises(CorruptionError, match="newer shoal"):
+        LogisticRegression.load(saved)
+
+
+def test_a_directory_that_is_no_model_or_not_there_is_said(tmp_path):
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(CorruptionError, match=r"model\.json is missing"):
+            LogisticRegression.load(path)
+    (tmp_path / "file").touch()
+    with pytest.raises(CorruptionError, match="is a file, a model is a directory"):
+        LogisticRegression.load(tmp_path / "file")
