@@ -148,6 +148,12 @@ def test_ftrl_starts_a_nonzero_weight_where_the_formula_reads_it_back():
     np.testing.assert_allclose(rule.weights(state), [0.7], **EXACT)
 
 
+def test_group_ftrl_starts_a_nonzero_row_where_the_formula_reads_it_back():
+    rule = GroupFTRL(alpha=0.05, l1=0.3, l2=0.2, l21=0.7, n0=0.1)
+    w0 = np.array([[0.7, -0.2, 0.0], [0.01, 0.02, -0.03]])
+    np.testing.assert_allclose(rule.weights(rule.start(w0)), w0, **EXACT)
+
+
 def test_hand_worked_steps_of_sgd_and_momentum():
     np.testing.assert_allclose(run(SGD(lr=0.1), 1.0, [0.5])[0], [[0.95]], **EXACT)
     np.testing.assert_allclose(run(Momentum(lr=0.1, mu=0.9), 0.0, [1, 1])[0][:, 0], [-0.1, -0.29], **EXACT)

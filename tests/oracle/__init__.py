@@ -6,5 +6,6 @@ optimizers  one class per update rule, straight from its paper
 others      the rules of other systems that look like ours and are not
 table       a table as a dict: dedupe, initial rows, zero and non-finite gradients
 hashing     mix and unmix on Python's integers; keys that meet in one slot or one place
+initial     the rows that unseen keys read
 rounding    the grids of float16 and bfloat16
 """

@@ -53,6 +53,66 @@ class Rule:
     def weights(self, state: State) -> np.ndarray:
         return state["w"]
 
+    def assigned(self, state: State, w: np.ndarray) -> State:
+        """Return the state whose weights are ``w``; whatever else there is stays."""
+        return state | {"w": np.array(w, np.float64)}
+
+
+class Run:
+    """Many steps of one rule, and how far a float32 twin may have strayed from it after them.
+
+    The bound is 8u sqrt(T) S, u = 2^-24, T steps, with S the size of what was added up:
+    n for n, |z| + l1 + sqrt(n) for z, that over the denominator for the weights derived from it, and
+    |w0| + sum |step| for weights that are stored. Running means (Momentum's v, Adam's m and v) have the running mean
+    of absolute values for S. Where weight decay and gradient cancel, their rounding errors do not: a step then counts
+    for as much as its two parts.
+    """
+
+    def __init__(self, rule: Rule, w0: np.ndarray):
+        self.rule = rule
+        self.state = rule.start(w0)
+        self.steps = 0
+        self.path = np.abs(rule.weights(self.state))
+        self.squares = self.state.get("n", np.zeros_like(self.path))
+        self.mean = np.zeros_like(self.path)
+
+    def push(self, g: np.ndarray) -> None:
+        """Step every row by its own gradient (none of them all zeros)."""
+        g = self.rule.clipped(np.asarray(g, np.float64))
+        before = self.rule.weights(self.state)
+        self.steps += 1
+        self.state = self.rule.step(self.state, g, self.steps)
+        decay = getattr(self.rule, "weight_decay", 0.0)
+        coupled = 0.0 if isinstance(self.rule, AdamW) or getattr(self.rule, "decoupled", False) else decay
+        slope, size = np.abs(g + coupled * before), np.abs(g) + coupled * np.abs(before)
+        step = np.abs(self.rule.weights(self.state) - before)
+        self.path = self.path + step * np.maximum(divided(size, slope), 1) + decay * np.abs(before)
+        self.squares = self.squares + slope * size
+        if isinstance(self.rule, Momentum):
+            self.mean = self.rule.mu * self.mean + size
+        elif isinstance(self.rule, Adam):
+            self.mean = np.maximum(self.mean, size)
+
+    @property
+    def weights(self) -> np.ndarray:
+        return self.rule.weights(self.state)
+
+    def sizes(self) -> dict[str, np.ndarray]:
+        """S for every column of the state, and for the weights as ``w``."""
+        state = self.state
+        if isinstance(self.rule, FTRL):
+            z = np.abs(state["z"]) + self.rule.l1 + np.sqrt(state["n"])
+            return {"z": z, "n": state["n"], "w": z / self.rule.denominator(state["n"])}
+        sizes = {"w": self.path, "t": np.zeros(1)}
+        if isinstance(self.rule, Momentum):
+            return sizes | {"v": self.mean}
+        if isinstance(self.rule, Adam):
+            return sizes | {"m": self.mean, "v": self.mean**2}
+        return sizes | {"n": self.squares, "m": np.mean(self.squares, axis=-1, keepdims=True)}
+
+    def bounds(self) -> dict[str, np.ndarray]:
+        return {name: 8 * 2.0**-24 * np.sqrt(self.steps) * size for name, size in self.sizes().items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Rule):
@@ -142,8 +202,11 @@ class FTRL(Rule):
 
     def start(self, w0):
         w = np.array(w0, np.float64)
-        n = np.full_like(w, self.n0)
-        return {"z": -w * self.denominator(n) - np.sign(w) * self.l1, "n": n}
+        return self.assigned({"n": np.full_like(w, self.n0)}, w)
+
+    def assigned(self, state, w):
+        w = np.array(w, np.float64)
+        return state | {"z": -w * self.denominator(state["n"]) - np.sign(w) * self.l1}
 
     def weights(self, state):
         z, n = state["z"], state["n"]
@@ -163,6 +226,13 @@ class GroupFTRL(FTRL):
     """Sparse group lasso: Yue et al., 2021, as in tfplus. The row's weights are zero together or not."""
 
     l21: float = 0.0
+
+    def assigned(self, state, w):
+        w = np.array(w, np.float64)
+        pull = w * self.denominator(state["n"])
+        # What weights() shrinks by the group's threshold must be that much longer.
+        s = pull * (1 + divided(self.l21 * np.sqrt(w.shape[-1]), norm(pull)))
+        return state | {"z": -s - np.sign(w) * self.l1}
 
     def weights(self, state):
         z, n = state["z"], state["n"]

@@ -50,8 +50,9 @@ class DictTable:
             self.rows[key] = row
 
     def assign(self, keys: Keys, rows: np.ndarray) -> None:
-        for key, row in zip(map(int, keys), rows, strict=True):
-            self.rows[key] = self.rule.start(np.asarray(row, np.float64))
+        """Set weights; what the rule remembers of a row that is there stays."""
+        for key, row in zip(map(int, keys), np.asarray(rows, np.float64), strict=True):
+            self.rows[key] = self.rule.assigned(self.state(key), row)
 
     def erase(self, keys: Keys) -> int:
         return sum(self.rows.pop(key, None) is not None for key in set(map(int, keys)))
