@@ -59,8 +59,8 @@ class Buffer {
 
   std::span<T> claim(std::size_t size) {
     if (size > size_) {
-      *this = Buffer();                  // first, so that old and new never exist together
-      *this = Buffer(size + size / 4);   // batches vary: do not allocate for every longest one so far
+      *this = Buffer();                 // first, so that old and new never exist together
+      *this = Buffer(size + size / 4);  // batches vary: do not allocate for every longest one so far
     }
     return {data_, size};
   }

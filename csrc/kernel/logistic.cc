@@ -29,18 +29,20 @@ void check(const Examples& examples, std::size_t keys) {
   const std::string entries = std::to_string(columns.size());
   SHOAL_CHECK(!indptr.empty() && indptr.front() == 0, "indptr must begin with 0");
   const auto fall = std::adjacent_find(indptr.begin(), indptr.end(), std::greater<>());
-  SHOAL_CHECK(fall == indptr.end(), "indptr falls at position " + std::to_string(fall - indptr.begin() + 1) + ": from " +
-                                        std::to_string(*fall) + " to " + std::to_string(*(fall + 1)));
-  SHOAL_CHECK(static_cast<std::uint64_t>(indptr.back()) == columns.size(),
-              "indptr must end with the number of entries, " + entries + ", got " + std::to_string(indptr.back()));
+  SHOAL_CHECK(fall == indptr.end(), "indptr falls at position " + std::to_string(fall - indptr.begin() + 1) +
+                                        ": from " + std::to_string(*fall) + " to " +
+                                        std::to_string(*(fall + 1)));
+  SHOAL_CHECK(
+      static_cast<std::uint64_t>(indptr.back()) == columns.size(),
+      "indptr must end with the number of entries, " + entries + ", got " + std::to_string(indptr.back()));
   SHOAL_CHECK(values.empty() || values.size() == columns.size(),
               "values must have one number for each of the " + entries + " entries, got " +
                   std::to_string(values.size()));
   SHOAL_CHECK(columns.empty() || greatest(columns) < keys,
               "an entry is unique key " + std::to_string(greatest(columns)) + ", but there are only " +
                   std::to_string(keys));
-  SHOAL_CHECK(!bias || *bias < keys,
-              "the bias is unique key " + std::to_string(*bias) + ", but there are only " + std::to_string(keys));
+  SHOAL_CHECK(!bias || *bias < keys, "the bias is unique key " + std::to_string(*bias) +
+                                         ", but there are only " + std::to_string(keys));
 }
 
 void check_sizes(std::size_t got, std::size_t examples, const char* name) {
@@ -55,8 +57,8 @@ std::size_t begin_of(const Examples& examples, std::size_t i) noexcept {
 // Calls work(begin, end) for neighbouring examples, in as many parts as the entries are worth.
 template <class Work>
 void each_piece(const Examples& examples, Pool& pool, const Work& work) {
-  const Pieces pieces{examples.size(),
-                      std::min(examples.size(), parts_for(examples.columns.size(), kLeastEntries, pool.threads()))};
+  const Pieces pieces{examples.size(), std::min(examples.size(), parts_for(examples.columns.size(),
+                                                                           kLeastEntries, pool.threads()))};
   pool.run(pieces.parts, [&](std::size_t p) { work(pieces.begin(p), pieces.begin(p + 1)); });
 }
 
@@ -163,8 +165,8 @@ Point point(double a) noexcept {
 }
 
 template <bool sloped>
-double losses_of(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
-                 std::span<double> slopes, Pool& pool) {
+double losses_of(std::span<const double> margins, std::span<const float> labels,
+                 std::span<const float> weights, std::span<double> slopes, Pool& pool) {
   const std::size_t n = margins.size();
   check_sizes(labels.size(), n, "labels");
   SHOAL_CHECK(weights.empty() || weights.size() == n, "example weights must be one for each of the " +
@@ -242,7 +244,8 @@ void gradient(const Examples& examples, std::span<const double> slopes, Occurren
     std::transform(sums.begin(), sums.end(), out.begin(), [](double sum) { return static_cast<float>(sum); });
     return;
   }
-  const auto& [order, firsts] = occurrences;
+  const std::span<const std::uint32_t> order = occurrences.order;
+  const std::span<const std::uint32_t> firsts = occurrences.firsts;
   SHOAL_CHECK(firsts.size() == keys + 1 && order.size() >= entries, "occurrences of another batch");
   const auto shares = scratch.numbers.claim(entries);
   each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {

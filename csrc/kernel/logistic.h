@@ -33,7 +33,8 @@ struct Examples {
   std::span<const std::int64_t> indptr;    // examples + 1: from 0 to the number of entries, never falls
   std::span<const std::uint32_t> columns;  // one for each entry: a KeyBatch's inverse
   std::span<const float> values;           // one for each entry, or empty: each is 1
-  std::optional<std::uint32_t> bias;       // the unique key of the bias: the last entry of every example, with value 1
+  std::optional<std::uint32_t>
+      bias;  // the unique key of the bias: the last entry of every example, with value 1
 
   std::size_t size() const noexcept { return indptr.empty() ? 0 : indptr.size() - 1; }
 };

@@ -20,6 +20,11 @@
 //
 // Threads: immutable once built; any number of readers. Building uses the pool; the result is a function of the keys
 // and the slots alone.
+//
+// Cost. A handful of linear passes, whatever the keys. On one core of a server of 2023: 120 to 130 million keys/s from
+// a thousand to 320,000 keys, 100 at a million, 45 at ten million (where the last pass, inverse, misses every cache).
+// Click logs with hot keys take as long as keys that all differ. 20 bytes for each key given are reserved for the results
+// and at most 20 more are worked in.
 
 #pragma once
 
@@ -33,12 +38,13 @@
 
 namespace shoal {
 
-// Working memory for building batches, worth keeping: fresh pages cost as much as a third of the sort. One build at a time.
+// Working memory for building batches, worth keeping: fresh pages would cost as much as a third of the sort. One build
+// at a time.
 class KeyBatchScratch {
  private:
   friend class KeyBatch;
   Buffer<std::uint64_t> hashes;        // n, where threads share the batch
-  Buffer<std::uint64_t> spare_hashes;  // the largest group, for each part that sorts
+  Buffer<std::uint64_t> spare_hashes;  // n, of which the largest group of each part that sorts is used
   Buffer<std::uint32_t> spare_places;
   Buffer<std::size_t> cuts;  // counts and offsets of the groups
 };
@@ -51,7 +57,8 @@ class KeyBatch {
   KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch&& scratch = {});
 
   // Of hashes as given instead of mix(keys): what a server has.
-  static KeyBatch of_hashes(std::span<const std::uint64_t> hashes, Slots slots, Pool& pool, KeyBatchScratch& scratch);
+  static KeyBatch of_hashes(std::span<const std::uint64_t> hashes, Slots slots, Pool& pool,
+                            KeyBatchScratch& scratch);
 
   std::size_t size() const noexcept { return size_; }    // m
   std::size_t given() const noexcept { return given_; }  // n
@@ -75,7 +82,8 @@ class KeyBatch {
   bool verify() const;
 
  private:
-  KeyBatch(std::span<const std::uint64_t> words, bool mixed, Slots slots, Pool& pool, KeyBatchScratch& scratch);
+  KeyBatch(std::span<const std::uint64_t> words, bool mixed, Slots slots, Pool& pool,
+           KeyBatchScratch& scratch);
 
   Slots slots_;
   std::size_t given_ = 0;

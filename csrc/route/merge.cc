@@ -21,26 +21,28 @@ void check(std::span<const SortedList> lists, std::size_t dim, bool counted) {
     const std::string name = "list " + std::to_string(k);
     const std::size_t n = list.hashes.size();
     total += n;
-    SHOAL_CHECK(list.grads.size() == n * dim, name + " has " + std::to_string(n) + " hashes of dim " +
-                                                  std::to_string(dim) + " but " + std::to_string(list.grads.size()) +
-                                                  " numbers of gradients");
+    SHOAL_CHECK(list.grads.size() == n * dim,
+                name + " has " + std::to_string(n) + " hashes of dim " + std::to_string(dim) + " but " +
+                    std::to_string(list.grads.size()) + " numbers of gradients");
     SHOAL_CHECK(list.counts.size() == (counted ? n : 0),
                 name + " has " + std::to_string(n) + " hashes but " + std::to_string(list.counts.size()) +
                     " counts: counts must come with every list or with none");
     const auto bad = std::adjacent_find(list.hashes.begin(), list.hashes.end(), std::greater_equal<>());
     SHOAL_CHECK(bad == list.hashes.end(), name + " does not ascend strictly: at position " +
                                               std::to_string(bad - list.hashes.begin() + 1) + " hash " +
-                                              std::to_string(*(bad + 1)) + " follows " + std::to_string(*bad));
+                                              std::to_string(*(bad + 1)) + " follows " +
+                                              std::to_string(*bad));
   }
-  SHOAL_CHECK(total <= KeyBatch::kMostKeys,
-              "a merge takes at most 2^32 - 1 hashes, got " + std::to_string(total) + ": merge fewer slots at a time");
+  SHOAL_CHECK(total <= KeyBatch::kMostKeys, "a merge takes at most 2^32 - 1 hashes, got " +
+                                                std::to_string(total) + ": merge fewer slots at a time");
 }
 
 }  // namespace
 
 Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch) {
   // The first list that has hashes decides.
-  const auto filled = std::find_if(lists.begin(), lists.end(), [](const SortedList& l) { return !l.hashes.empty(); });
+  const auto filled =
+      std::find_if(lists.begin(), lists.end(), [](const SortedList& l) { return !l.hashes.empty(); });
   const bool counted = filled != lists.end() && !filled->counts.empty();
   check(lists, dim, counted);
   std::size_t total = 0;
@@ -64,8 +66,9 @@ Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, Key
   merged.hashes = Buffer<std::uint64_t>(batch.size());
   std::copy(batch.hashes().begin(), batch.hashes().end(), merged.hashes.begin());
   merged.grads = Buffer<float>(batch.size() * dim);
-  sum_rows(batch.order(), batch.firsts(), dim, [&](std::uint32_t place) { return rows[place]; },
-           {merged.grads.data(), merged.grads.size()}, pool);
+  sum_rows(
+      batch.order(), batch.firsts(), dim, [&](std::uint32_t place) { return rows[place]; },
+      {merged.grads.data(), merged.grads.size()}, pool);
   if (counted) {
     merged.counts = Buffer<std::uint32_t>(batch.size());
     for (std::size_t u = 0; u < batch.size(); ++u) {

@@ -34,7 +34,8 @@ struct SortedList {
 struct Merged {
   Buffer<std::uint64_t> hashes;
   Buffer<float> grads;
-  Buffer<std::uint32_t> counts;  // empty without counts in the lists; the greatest uint32 where a sum does not fit
+  Buffer<std::uint32_t>
+      counts;  // empty without counts in the lists; the greatest uint32 where a sum does not fit
 };
 
 Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch);

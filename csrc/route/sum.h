@@ -13,22 +13,14 @@
 #include <cstdint>
 #include <span>
 
-#include "base/simd.h"
 #include "base/threads.h"
 
 namespace shoal {
 
-// sums[d] += row[d]
-SHOAL_INLINE void add_row(const float* row, double* sums, std::size_t dim) noexcept {
-  for (std::size_t d = 0; d < dim; ++d) {
-    sums[d] += static_cast<double>(row[d]);
-  }
-}
-
 // The hashes from `begin` to `end`, dim 1.
 template <class RowOf>
-void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t begin,
-                 std::size_t end, const RowOf& row_of, float* out) noexcept {
+void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts,
+                 std::size_t begin, std::size_t end, const RowOf& row_of, float* out) noexcept {
   for (std::size_t u = begin; u < end; ++u) {
     std::size_t j = firsts[u];
     auto sum = static_cast<double>(*row_of(order[j]));
@@ -39,31 +31,45 @@ void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint
   }
 }
 
-// The same for any dim, in strips of columns whose sums stay in registers and the first-level cache.
+// The same for any dim, in strips of columns whose sums stay in the first-level cache.
 template <class RowOf>
-void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t begin,
-                std::size_t end, std::size_t dim, const RowOf& row_of, float* out) noexcept {
+void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts,
+                std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of,
+                float* out) noexcept {
   constexpr std::size_t kStrip = 256;
-  constexpr std::size_t kAhead = 8;  // rows come from anywhere: ask for the lines early
+  constexpr std::size_t kAhead = 12;  // rows come from anywhere: ask for them early,
+  constexpr std::size_t kFewFloats =
+      64;  // the first lines at least; the hardware follows a long row by itself
+  constexpr std::size_t kLineFloats = 16;
   double sums[kStrip];
   for (std::size_t u = begin; u < end; ++u) {
     for (std::size_t left = 0; left < dim; left += kStrip) {
       const std::size_t width = std::min(kStrip, dim - left);
+      float* const to = out + u * dim + left;
+      const std::size_t last = firsts[u + 1];
       std::size_t j = firsts[u];
-      const float* first = row_of(order[j]) + left;
-      float* to = out + u * dim + left;
-      if (j + kAhead < order.size()) {
-        __builtin_prefetch(row_of(order[j + kAhead]) + left);
-      }
-      if (firsts[u + 1] - j == 1) {
+      const auto next_row = [&] {
+        if (j + kAhead < order.size()) {
+          const float* const ahead = row_of(order[j + kAhead]) + left;
+          for (std::size_t d = 0; d < std::min(width, kFewFloats); d += kLineFloats) {
+            __builtin_prefetch(ahead + d);
+          }
+        }
+        return row_of(order[j++]) + left;
+      };
+      const float* const first = next_row();
+      if (j == last) {
         std::copy_n(first, width, to);
         continue;
       }
       for (std::size_t d = 0; d < width; ++d) {
         sums[d] = static_cast<double>(first[d]);
       }
-      for (++j; j < firsts[u + 1]; ++j) {
-        add_row(row_of(order[j]) + left, sums, width);
+      while (j < last) {
+        const float* const row = next_row();
+        for (std::size_t d = 0; d < width; ++d) {
+          sums[d] += static_cast<double>(row[d]);
+        }
       }
       for (std::size_t d = 0; d < width; ++d) {
         to[d] = static_cast<float>(sums[d]);
@@ -83,7 +89,8 @@ void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_
   // A piece of the places ends at the end of a hash: hashes whose first place is in the piece.
   const auto hash_at = [&](std::size_t place) {
     return static_cast<std::size_t>(
-        std::lower_bound(firsts.begin(), firsts.end() - 1, static_cast<std::uint32_t>(place)) - firsts.begin());
+        std::lower_bound(firsts.begin(), firsts.end() - 1, static_cast<std::uint32_t>(place)) -
+        firsts.begin());
   };
   pool.run(pieces.parts, [&](std::size_t part) {
     const std::size_t begin = part == 0 ? 0 : hash_at(pieces.begin(part));

@@ -126,7 +126,8 @@ TEST(the_least_and_the_greatest_hash_lie_in_the_first_and_the_last_slot) {
 }
 
 TEST(a_batch_equals_a_map_at_every_awkward_length) {
-  for (const std::size_t n : {1U, 2U, 7U, 47U, 48U, 49U, 50U, 255U, 256U, 385U, 1023U, 1024U, 1025U, 2047U, 2048U, 5000U}) {
+  for (const std::size_t n :
+       {1U, 2U, 7U, 47U, 48U, 49U, 50U, 255U, 256U, 385U, 1023U, 1024U, 1025U, 2047U, 2048U, 5000U}) {
     check_batch(random_keys(n, kGreatest, n));
     check_batch(random_keys(n, n, n), 2);
     check_batch(random_keys(n, 3, n), Slots::kMost);
@@ -165,9 +166,7 @@ TEST(keys_chosen_so_that_their_hashes_share_their_top_bits_are_sorted_all_the_sa
   }
 }
 
-TEST(small_dense_hashes_are_sorted_all_the_same) {
-  check_batch(random_keys(100'000, 70'000, 6), 1024, true);
-}
+TEST(small_dense_hashes_are_sorted_all_the_same) { check_batch(random_keys(100'000, 70'000, 6), 1024, true); }
 
 TEST(many_groups_that_are_each_badly_distributed_are_sorted_all_the_same) {
   Keys hashes = random_keys(100'000, kGreatest, 7);
@@ -240,11 +239,16 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   });
 }
 
-void check_sum(const Keys& keys, std::size_t dim, std::uint64_t seed) {
+// The keys come twice, the second time with opposite gradients of very different sizes: what remains of each sum is
+// its rounding errors, so that any other order gives other bits.
+void check_sum(const Keys& half, std::size_t dim, std::uint64_t seed) {
   std::mt19937_64 random(seed);
+  Keys keys = half;
+  keys.insert(keys.end(), half.begin(), half.end());
   std::vector<float> grads(keys.size() * dim);
-  for (auto& grad : grads) {  // of very different sizes, so that another order gives other bits
-    grad = std::ldexp(static_cast<float>(random() % 2'000'001) - 1e6F, static_cast<int>(random() % 60));
+  for (std::size_t i = 0; i < grads.size() / 2; ++i) {
+    grads[i] = std::ldexp(static_cast<float>(random() % 2'000'001) - 1e6F, static_cast<int>(random() % 60));
+    grads[i + grads.size() / 2] = -grads[i];
   }
   for (Pool* pool : pools()) {
     const KeyBatch batch(keys, Slots(1024), *pool);
@@ -297,4 +301,27 @@ TEST(sums_and_counts_of_the_wrong_length_are_refused_before_anything_is_written)
   CHECK_THROWS(batch.counts(counts), "room for 2 unique keys, got 3");
   CHECK(sums == std::vector<float>(4, 7.0F));
   CHECK(counts == std::vector<std::uint32_t>(3, 7));
+}
+
+TEST(expanding_gives_each_key_the_row_of_its_hash) {
+  for (const std::size_t dim : {1U, 2U, 17U}) {
+    for (const std::size_t n : {0U, 1U, 385U, 150'000U}) {
+      const Keys keys = zipf_keys(n, n);
+      for (Pool* pool : pools()) {
+        const KeyBatch batch(keys, Slots(1024), *pool);
+        std::vector<float> rows(batch.size() * dim), out(n * dim, -1.0F);
+        for (std::size_t k = 0; k < rows.size(); ++k) {
+          rows[k] = static_cast<float>(k);
+        }
+        batch.expand(rows, dim, out, *pool);
+        for (std::size_t k = 0; k < out.size(); ++k) {
+          CHECK_EQ(out[k], static_cast<float>(batch.inverse()[k / dim] * dim + k % dim));
+        }
+      }
+    }
+  }
+  const KeyBatch batch(Keys{1, 2, 1}, Slots(2), *pools()[0]);
+  std::vector<float> out(3);
+  CHECK_THROWS(batch.expand(std::vector<float>(3), 1, out, *pools()[0]), "rows");
+  CHECK_THROWS(batch.expand(std::vector<float>(2), 1, std::span(out).first(2), *pools()[0]), "out");
 }

@@ -38,8 +38,8 @@ std::vector<SortedList> views(const std::vector<List>& lists) {
 
 // k lists of about n hashes below `distinct`, spread over all 64 bits; sizes of gradients differ widely, so that another
 // order of adding gives other bits.
-std::vector<List> random_lists(std::size_t k, std::size_t n, std::uint64_t distinct, std::size_t dim, bool counted,
-                               std::uint64_t seed) {
+std::vector<List> random_lists(std::size_t k, std::size_t n, std::uint64_t distinct, std::size_t dim,
+                               bool counted, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<List> lists(k);
   for (List& list : lists) {
@@ -148,12 +148,15 @@ TEST(a_count_that_does_not_fit_stays_at_the_greatest) {
 }
 
 TEST(a_list_that_does_not_ascend_strictly_is_refused_with_its_number_and_position) {
-  CHECK_THROWS(merged({{{1}, {1}, {}}, {{1, 4, 4}, {1, 1, 1}, {}}}), "list 1 does not ascend strictly: at position 2");
-  CHECK_THROWS(merged({{{9, 8}, {1, 1}, {}}}), "list 0 does not ascend strictly: at position 1 hash 8 follows 9");
+  CHECK_THROWS(merged({{{1}, {1}, {}}, {{1, 4, 4}, {1, 1, 1}, {}}}),
+               "list 1 does not ascend strictly: at position 2");
+  CHECK_THROWS(merged({{{9, 8}, {1, 1}, {}}}),
+               "list 0 does not ascend strictly: at position 1 hash 8 follows 9");
 }
 
 TEST(lengths_that_do_not_agree_are_refused_with_the_list) {
-  CHECK_THROWS(merged({{{1, 2}, {1, 1}, {}}, {{1, 2}, {1}, {}}}), "list 1 has 2 hashes of dim 1 but 1 numbers");
+  CHECK_THROWS(merged({{{1, 2}, {1, 1}, {}}, {{1, 2}, {1}, {}}}),
+               "list 1 has 2 hashes of dim 1 but 1 numbers");
   CHECK_THROWS(merged({{{1, 2}, {1, 1}, {}}}, 2), "list 0 has 2 hashes of dim 2 but 2 numbers");
   CHECK_THROWS(merged({{{1}, {1}, {1}}, {{1, 2}, {1, 1}, {1}}}), "list 1 has 2 hashes but 1 counts");
   CHECK_THROWS(merged({{{1}, {}, {}}}, 0), "dim");

@@ -78,8 +78,9 @@ TEST(an_exception_is_carried_to_the_caller_after_the_other_parts_have_ended) {
 
 TEST(one_of_several_exceptions_is_carried) {
   Pool pool(4);
-  CHECK_THROWS(pool.run(8, [](std::size_t part) { throw std::runtime_error("part " + std::to_string(part)); }),
-               "part ");
+  CHECK_THROWS(
+      pool.run(8, [](std::size_t part) { throw std::runtime_error("part " + std::to_string(part)); }),
+      "part ");
 }
 
 TEST(a_part_may_run_parts_on_the_same_pool) {
@@ -96,8 +97,9 @@ TEST(a_part_may_run_parts_on_the_same_pool) {
 
 TEST(an_exception_of_a_nested_part_reaches_the_outer_caller) {
   Pool pool(2);
-  CHECK_THROWS(pool.run(4, [&](std::size_t) { pool.run(2, [](std::size_t) { throw std::runtime_error("inner"); }); }),
-               "inner");
+  CHECK_THROWS(
+      pool.run(4, [&](std::size_t) { pool.run(2, [](std::size_t) { throw std::runtime_error("inner"); }); }),
+      "inner");
 }
 
 TEST(many_callers_share_a_pool_and_none_waits_for_another_s_parts) {
