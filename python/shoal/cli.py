@@ -397,7 +397,7 @@ examples:
     "inspect": """\
 examples:
   $ shoal inspect ctr
-  $ shoal inspect ctr/checkpoint-000001 --json
+  $ shoal inspect ctr/checkpoint-* --json
 
 Reads every byte. What is damaged is named, and the status is 1.
 """,

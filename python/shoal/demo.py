@@ -364,7 +364,8 @@ def _real(
         raise ValueError(
             f"{data} has {sum(sizes)} examples: the demonstration needs more than {BATCH_SIZE}, or --valid"
         )
-    cut = max(1, len(sizes) * 9 // 10)
+    ends = np.cumsum(sizes)
+    cut = 1 + int(np.argmin(np.abs(ends[:-1] - 0.9 * ends[-1])))  # the batch boundary nearest to nine tenths
     said = f"the last {sum(sizes[cut:]):,} of {sum(sizes):,} examples"
     say(f"training on the beginning of {data}, holding out {said}")
     return (

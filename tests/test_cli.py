@@ -1,0 +1,404 @@
+"""The command ``shoal`` as a user meets it: real processes for signals and pipes, ``main`` in this one for the rest."""
+
+import gzip
+import json
+import lzma
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import LogisticRegression, cli, demo
+
+SHOAL = [sys.executable, "-W", "error", "-m", "shoal"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory):
+    """A folder with the files that the examples of the help name."""
+    folder = tmp_path_factory.mktemp("logs")
+    planted = demo.PlantedModel(seed=1)
+    demo.write_log(folder / "day_0.tsv", planted, 6000, 0)
+    demo.write_log(folder / "day_1.tsv", planted, 3000, 1 << 40)
+    rng = np.random.default_rng(7)
+    for name, n in [("train.libsvm", 2000), ("test.libsvm", 500)]:
+        keys = rng.integers(1, 50, (n, 5))
+        labels = rng.random(n) < 1 / (1 + np.exp(-np.sin(keys).sum(1)))
+        rows = [
+            f"{int(y)} " + " ".join(f"{k}:1" for k in sorted(set(row))) for y, row in zip(labels, keys, strict=True)
+        ]
+        (folder / name).write_text("\n".join(rows) + "\n")
+
+    (folder / "train.libsvm.gz").write_bytes(gzip.compress((folder / "train.libsvm").read_bytes()))
+    return folder
+
+
+def run(*arguments):
+    """Run one command in this process; argparse leaves by SystemExit."""
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+def train(logs, model, *more):
+    return run("train", "lr", "--train", logs / "train.libsvm", "--format", "libsvm", "--model", model, *more)
+
+
+@pytest.fixture
+def model(logs, tmp_path):
+    assert train(logs, tmp_path / "small", "--quiet", "--batch-size", 64) == 0
+    return tmp_path / "small"
+
+
+# ---- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_example_of_each_help_runs(logs, tmp_path):
+    for path in logs.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "shoal").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shoal "$@"\n')
+    (bin_folder / "shoal").chmod(0o755)
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    ran = 0
+    for words in (["train", "lr"], ["predict"], ["evaluate"], ["inspect"], ["demo"], ["train"], []):
+        shown = subprocess.run([*SHOAL, *words, "--help"], capture_output=True, text=True, check=True).stdout
+        commands = re.findall(r"^  \$ (.+)$", shown, re.MULTILINE)
+        assert commands, f"the help of {words} has no examples"
+        for command in commands:
+            if command.startswith("shoal demo --out demo") and "--examples" not in command:
+                command = command.replace("--out demo", "--out demo --examples 5000")  # three seconds less
+            if words == ["train"] or not words:
+                command = command.replace("--model ctr", "--model ctr --overwrite") if "train" in command else command
+            done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            assert "Traceback" not in done.stderr, done.stderr
+            ran += 1
+    assert ran >= 12
+
+
+def test_help_does_not_wait_for_heavy_imports():
+    heavy = ("matplotlib", "sklearn", "torch", "shoal.demo")
+    code = f"import sys, shoal.cli; shoal.cli._parser(); print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_version_is_the_packages():
+    done = subprocess.run([*SHOAL, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"shoal {shoal.__version__}\n"
+
+
+# ---- train, predict, evaluate ----------------------------------------------------------------------------------------
+
+
+def test_a_model_is_trained_evaluated_and_predicts(logs, model, capsys):
+    assert run("evaluate", "--model", model, "--data", logs / "test.libsvm", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["examples"] == 500
+    assert facts["auc"] > 0.7
+    assert run("predict", "--model", model, "--data", logs / "test.libsvm", "--output", "p.txt") == 0
+    assert "500 probabilities in p.txt" in capsys.readouterr().out
+    written = [float(line) for line in Path("p.txt").read_text().splitlines()]
+    with LogisticRegression.load(model) as loaded:
+        np.testing.assert_array_equal(written, loaded.predict_proba(shoal.read_libsvm(logs / "test.libsvm")))
+    assert set(os.listdir()) == {"p.txt", "small"}
+
+
+def test_the_summary_names_what_people_want_to_know(logs, capsys):
+    assert train(logs, "m", "--epochs", 2, "--valid", logs / "test.libsvm") == 0
+    said = capsys.readouterr()
+    for word in (
+        "progressive",
+        "pass 2",
+        "valid",
+        "logloss",
+        "AUC",
+        "calibration",
+        "examples/s",
+        "bytes each",
+        "not zero",
+    ):
+        assert word in said.out
+    assert "2,000 examples, " in said.err
+
+
+def test_json_is_one_object_and_nothing_else(logs, capsys):
+    assert train(logs, "m", "--json", "--valid", logs / "test.libsvm", "--epochs", 2) == 0
+    out = capsys.readouterr().out
+    facts = json.loads(out)
+    assert out.count("\n") == 1
+    assert (facts["examples"], facts["interrupted"], facts["model"]) == (4000, False, "m")
+    assert facts["passes"][1]["valid"]["examples"] == 500
+    assert run("inspect", "m", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["verified"] is True
+    assert facts["trained_on"] == "libsvm"
+    (table,) = facts["tables"]
+    assert (table["optimizer"], table["dim"], table["rows"]) == ("FTRL", 1, 50)
+
+
+def test_quiet_says_nothing(logs, capsys):
+    assert train(logs, "m", "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_of_one_class_has_null_for_what_is_not_a_number(capsys):
+    Path("ones.libsvm").write_text("1 1:1\n1 2:1\n")
+    assert run("train", "lr", "--train", "ones.libsvm", "--format", "libsvm", "--model", "m", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["passes"][0]["metrics"]["auc"] is None
+
+
+def test_all_settings_reach_the_model(logs):
+    settings = ["--alpha", 0.3, "--beta", 2, "--l1", 0.5, "--l2", 0.25, "--seed", 9, "--threads", 1, "--slots", 64]
+    assert train(logs, "m", "--quiet", *settings) == 0
+    with LogisticRegression.load("m") as model:
+        assert model.optimizer == shoal.FTRL(alpha=0.3, beta=2.0, l1=0.5, l2=0.25)
+        assert model.table.seed == 9
+
+
+def test_threads_and_slots_give_the_same_bytes(logs):
+    settings = [(1, 1024), (2, 1024), (2, 16)]
+    for i, (threads, slots) in enumerate(settings):
+        assert train(logs, f"m{i}", "--quiet", "--threads", threads, "--slots", slots) == 0
+        arguments = ["--model", f"m{i}", "--data", logs / "test.libsvm", "--threads", threads]
+        assert run("predict", *arguments, "--output", f"p{i}", "--quiet") == 0
+    assert len({Path(f"p{i}").read_bytes() for i in range(len(settings))}) == 1
+
+
+def test_skipped_lines_are_counted_and_said(logs, model, capsys):
+    Path("torn.libsvm").write_text("1 3:1\noops\n0 4:1\n")
+    assert run("evaluate", "--model", model, "--data", "torn.libsvm", "--on-error", "skip") == 0
+    assert "1 malformed lines skipped" in capsys.readouterr().out
+    assert run("predict", "--model", model, "--data", "torn.libsvm", "--on-error", "skip", "--output", "-") == 0
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 2
+    assert "1 malformed lines skipped: they have no line in the output" in said.err
+    assert run("train", "lr", "--train", "torn.libsvm", "--format", "libsvm", "--model", "m", "--on-error", "skip") == 0
+    assert "1 malformed lines" in capsys.readouterr().out
+
+
+def test_predictions_replace_a_file_only_when_they_are_complete(logs, model):
+    Path("p.txt").write_text("old")
+    Path("torn.libsvm").write_text("1 3:1\n" * 3000 + "oops\n")
+    assert run("predict", "--model", model, "--data", "torn.libsvm", "--output", "p.txt") == 2
+    assert Path("p.txt").read_text() == "old"
+    assert {path.name for path in Path().iterdir()} == {"p.txt", "small", "torn.libsvm"}
+
+
+def test_a_reader_that_leaves_early_ends_predict_without_a_word(logs, model):
+    long = Path("long.libsvm")
+    long.write_text("1 3:1\n" * 200_000)
+    command = f"'{sys.executable}' -m shoal predict --model small --data long.libsvm --output - | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+# ---- what is in the way ----------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_replaced_only_on_request_and_then_as_one(logs, model, capsys):
+    before = {path: path.stat().st_mtime_ns for path in model.rglob("*")}
+    assert train(logs, model) == 2
+    assert "small holds a model already: pass overwrite=True (--overwrite)" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in model.rglob("*")} == before
+    assert train(logs, model, "--overwrite", "--alpha", 0.7, "--quiet") == 0
+    with LogisticRegression.load(model) as loaded:
+        assert loaded.optimizer == shoal.FTRL(alpha=0.7)
+
+
+def test_a_directory_that_is_no_model_is_refused_even_with_overwrite(logs, tmp_path, capsys):
+    Path("thesis").mkdir()
+    Path("thesis/chapter").write_text("x")
+    assert train(logs, "thesis", "--overwrite") == 2
+    assert "neither empty nor a model" in capsys.readouterr().err
+    assert os.listdir("thesis") == ["chapter"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["train", "lr", "--train", "no.libsvm", "--format", "libsvm", "--model", "m"], 2, "no.libsvm: No such file"),
+        (["train", "lr", "--train", ".", "--format", "libsvm", "--model", "m"], 2, "Is a directory"),
+        (["train", "lr", "--train", "torn", "--format", "libsvm", "--model", "m"], 2, "torn, line 2"),
+        (["train", "lr", "--train", "empty", "--format", "libsvm", "--model", "m"], 2, "empty has no examples"),
+        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--alpha", "-1"], 2, "alpha > 0"),
+        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--threads", "0"], 2, "threads"),
+        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--slots", "3"], 2, "power of two"),
+        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--epochs", "0"], 2, "epochs is 0"),
+        (
+            ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--batch-size", "0"],
+            2,
+            "batch_size",
+        ),
+        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "good/m"], 2, "good"),
+        (["predict", "--model", "no", "--data", "good", "--output", "-"], 2, "no: there is no such model"),
+        (["predict", "--model", "small", "--data", "no", "--output", "-"], 2, "no: No such file"),
+        (["predict", "--model", "small", "--data", "good", "--output", "."], 2, "is a directory"),
+        (["predict", "--model", "small", "--data", "good", "--output", "-", "--json"], 2, "both want standard output"),
+        (["predict", "--model", "small", "--data", "good", "--format", "criteo", "--output", "-"], 2, "on libsvm"),
+        (["evaluate", "--model", "here", "--data", "good"], 1, "model.json is missing"),
+        (["inspect", "no"], 2, "there is no such directory"),
+        (["inspect", "here"], 1, "model.json is missing"),
+        (["demo", "--out", "d", "--data", "good"], 2, "--data needs --format"),
+        (["demo", "--out", "d", "--valid", "good"], 2, "--valid goes with --data"),
+        (["demo", "--out", "d", "--examples", "3"], 2, "draw 1024 or more"),
+        (["demo", "--out", "d", "--data", "good", "--format", "libsvm"], 2, "needs more than 1024"),
+    ],
+)
+def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, arguments, status, says):
+    Path("torn").write_text("1 3:1\noops\n")
+    Path("empty").write_text("")
+    Path("good").write_text("1 3:1\n0 4:1\n")
+    Path("here").mkdir()
+    assert run(*arguments, "--quiet") == status
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("shoal: ")
+    assert says in said.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"], ["fly"], ["train", "lr"], ["train", "lr", "--format", "csv"]])
+def test_wrong_arguments_end_with_status_2_and_the_usage(arguments, capsys):
+    assert run(*arguments) == 2
+    assert "usage: shoal" in capsys.readouterr().err
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut short", "missing"])
+@pytest.mark.parametrize("which", ["model.json", "checkpoint-000001/manifest.json", "slots"])
+def test_a_damaged_file_is_named_by_every_command(logs, model, capsys, which, how):
+    path = next(model.rglob("*.slots")) if which == "slots" else model / which
+    whole = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:-8] if how == "cut short" else whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+    for command in (
+        ["inspect", model],
+        ["evaluate", "--model", model, "--data", logs / "test.libsvm"],
+        ["predict", "--model", model, "--data", logs / "test.libsvm", "--output", "p"],
+    ):
+        assert run(*command) == 1
+        said = capsys.readouterr()
+        assert path.name in said.err
+        assert said.err.count("\n") == 1
+        assert not Path("p").exists()
+
+
+def test_a_checkpoint_of_a_store_is_inspected_too(capsys):
+    with shoal.local(threads=1, slots=16) as store:
+        store.table("user", dim=4, optimizer=shoal.Adagrad(lr=0.5)).push(
+            np.arange(9, dtype=np.uint64), np.ones((9, 4), "f4")
+        )
+        store.table("none", dim=2)
+        store.save("ckpt")
+    assert run("inspect", "ckpt") == 0
+    out = capsys.readouterr().out
+    assert "checkpoint of 2 table(s) in 16 slots" in out
+    assert "table 'user': 9 rows, dim 4" in out
+    assert "Adagrad(" in out
+    assert "every checksum matches" in out
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_leaves_a_model_that_loads_and_status_130(logs):
+    endless = ["--batch-size", "64", "--epochs", "1000000", "--json"]
+    data = ["--train", str(logs / "train.libsvm"), "--format", "libsvm", "--model", "m"]
+    process = subprocess.Popen(
+        [*SHOAL, "train", "lr", *data, *endless],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        while "examples" not in process.stderr.read(64):  # the bar is there: it learns
+            pass
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    facts = json.loads(out)
+    assert facts["interrupted"] is True
+    assert re.search(r"interrupted after [\d,]+ examples; the model of that moment is in m", err)
+    with LogisticRegression.load("m") as model:
+        assert model.examples == facts["examples"] > 0
+        assert not model.history.passes[-1].complete or len(model.history.passes) > 1
+        assert model.evaluate(shoal.read_libsvm(logs / "test.libsvm")).auc > 0.7
+
+
+def test_ctrl_c_before_anything_was_learned_saves_nothing(logs, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LogisticRegression, "fit", interrupted)
+    assert train(logs, "m") == 130
+    assert capsys.readouterr().err == "shoal: interrupted\n"
+    assert os.listdir("m") == []
+
+
+# ---- real data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def libsvm(shoal_data):
+    folder = shoal_data / "libsvm"
+    if not folder.is_dir():
+        pytest.skip("SHOAL_DATA has no folder libsvm")
+    return folder
+
+
+def evaluated(model, data, capsys):
+    capsys.readouterr()
+    assert run("evaluate", "--model", model, "--data", data, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a9a_reaches_the_reference(libsvm, capsys):
+    # The settings were chosen on the training file alone: its last fifth, after learning from the first four.
+    settings = ["--alpha", 0.1, "--batch-size", 32, "--epochs", 2]
+    arguments = ["--train", libsvm / "a9a.xz", "--format", "libsvm", "--model", "a9a", "--quiet"]
+    assert run("train", "lr", *arguments, *settings) == 0
+    facts = evaluated("a9a", libsvm / "a9a.t.xz", capsys)
+    assert facts["examples"] == 16_281
+    assert facts["auc"] >= 0.9015
+    assert facts["logloss"] <= 0.3255
+    assert abs(facts["calibration"] - 1) < 0.02
+
+
+def test_agaricus_is_learned_in_full(libsvm, capsys):
+    arguments = ["--train", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--model", "mushrooms", "--quiet"]
+    assert run("train", "lr", *arguments, "--alpha", 1, "--batch-size", 32, "--epochs", 10) == 0
+    assert evaluated("mushrooms", libsvm / "agaricus.txt.test.xz", capsys)["auc"] == 1.0
+
+
+def test_a_compressed_file_is_read_as_it_is(libsvm, capsys):
+    plain = Path("agaricus.test")
+    plain.write_bytes(lzma.decompress((libsvm / "agaricus.txt.test.xz").read_bytes()))
+    arguments = ["--train", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--model", "m", "--quiet"]
+    assert run("train", "lr", *arguments) == 0
+    assert evaluated("m", plain, capsys)["auc"] == evaluated("m", libsvm / "agaricus.txt.test.xz", capsys)["auc"]
