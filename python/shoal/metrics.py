@@ -229,7 +229,7 @@ class Progress:
     Examples
     --------
     >>> seen = Progress()
-    >>> seen.add([0, 0, 1, 1], [-2.0, 0.0, 0.0, 2.0])
+    >>> loss = seen.add([0, 0, 1, 1], [-2.0, 0.0, 0.0, 2.0])
     >>> seen.auc, seen.examples
     (0.875, 4)
     """
