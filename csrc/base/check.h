@@ -13,20 +13,20 @@
 #include <string>
 
 // The message is only built when the condition fails.
-#define SHOAL_CHECK(condition, message)                        \
-  do {                                                         \
-    if (!(condition)) [[unlikely]] {                           \
+#define SHOAL_CHECK(condition, message)                       \
+  do {                                                        \
+    if (!(condition)) [[unlikely]] {                          \
       throw std::invalid_argument(std::string{} + (message)); \
-    }                                                          \
+    }                                                         \
   } while (false)
 
 #ifdef SHOAL_CHECKED
-#define SHOAL_DCHECK(condition)                                                             \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]] {                                                        \
+#define SHOAL_DCHECK(condition)                                                              \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]] {                                                         \
       std::fprintf(stderr, "%s:%d: invariant broken: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                         \
-    }                                                                                       \
+      std::abort();                                                                          \
+    }                                                                                        \
   } while (false)
 #else
 #define SHOAL_DCHECK(condition) static_cast<void>(0)

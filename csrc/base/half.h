@@ -17,14 +17,17 @@ enum class Dtype : std::uint8_t { kFloat32, kFloat16, kBfloat16 };
 
 constexpr std::uint32_t bytes_of(Dtype dtype) noexcept { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
-SHOAL_INLINE float from_bfloat16(std::uint16_t x) noexcept { return std::bit_cast<float>(std::uint32_t{x} << 16U); }
+SHOAL_INLINE float from_bfloat16(std::uint16_t x) noexcept {
+  return std::bit_cast<float>(std::uint32_t{x} << 16U);
+}
 
 SHOAL_INLINE std::uint16_t to_bfloat16(float x, std::uint32_t noise) noexcept {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = bits & 0x80000000U;
   const std::uint32_t size = bits & 0x7fffffffU;
   if (size > 0x7f800000U) {
-    return static_cast<std::uint16_t>((bits >> 16U) | 0x0040U);  // a NaN whose low bits held the payload stays a NaN
+    return static_cast<std::uint16_t>((bits >> 16U) |
+                                      0x0040U);  // a NaN whose low bits held the payload stays a NaN
   }
   const std::uint32_t rounded = size + (noise & 0xffffU);
   const std::uint32_t kept = size == 0x7f800000U ? size : (rounded >= 0x7f800000U ? 0x7f7f0000U : rounded);
@@ -38,7 +41,8 @@ SHOAL_INLINE float from_float16(std::uint16_t x) noexcept {
     return std::bit_cast<float>(sign | 0x7f800000U | ((size & 0x3ffU) << 13U));
   }
   // As a float whose exponent is 112 too small, subnormals included; one exact product mends it.
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(size << 13U) * 0x1p112F));
+  return std::bit_cast<float>(sign |
+                              std::bit_cast<std::uint32_t>(std::bit_cast<float>(size << 13U) * 0x1p112F));
 }
 
 SHOAL_INLINE std::uint16_t to_float16(float x, std::uint32_t noise) noexcept {
@@ -51,7 +55,8 @@ SHOAL_INLINE std::uint16_t to_float16(float x, std::uint32_t noise) noexcept {
   if (size >= 0x477fe000U) {  // 65504 and above
     return static_cast<std::uint16_t>(sign | 0x7bffU);
   }
-  if (size < 0x38800000U) {  // below 2^-14 the grid is 2^-24: x / 2^-24 < 1024, so its 24 bits below the point suffice
+  if (size <
+      0x38800000U) {  // below 2^-14 the grid is 2^-24: x / 2^-24 < 1024, so its 24 bits below the point suffice
     const float steps = std::bit_cast<float>(size) * 0x1p24F;
     const auto below = static_cast<std::uint32_t>(steps);
     const auto rest = static_cast<std::uint32_t>((steps - static_cast<float>(below)) * 0x1p24F);

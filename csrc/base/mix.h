@@ -45,8 +45,10 @@ constexpr std::uint64_t unmix(std::uint64_t hash) noexcept {
 // How the hash space is cut: a power of two of slots, fixed for the life of a store.
 class Slots {
  public:
-  static constexpr std::size_t kFewest = 2;  // a table marks empty cells with the hash's slot bits, so one is needed
-  static constexpr std::size_t kMost = 16384;  // a slot takes up to two mappings, and Linux gives a process 65530
+  static constexpr std::size_t kFewest =
+      2;  // a table marks empty cells with the hash's slot bits, so one is needed
+  static constexpr std::size_t kMost =
+      16384;  // a slot takes up to two mappings, and Linux gives a process 65530
 
   explicit Slots(std::size_t count) : bits_(static_cast<unsigned>(std::bit_width(count)) - 1U) {
     SHOAL_CHECK(count >= kFewest && count <= kMost && std::has_single_bit(count),
@@ -55,9 +57,13 @@ class Slots {
 
   std::size_t count() const noexcept { return std::size_t{1} << bits_; }
   unsigned bits() const noexcept { return bits_; }
-  Slot of(std::uint64_t hash) const noexcept { return Slot{static_cast<std::uint32_t>(hash >> (64U - bits_))}; }
+  Slot of(std::uint64_t hash) const noexcept {
+    return Slot{static_cast<std::uint32_t>(hash >> (64U - bits_))};
+  }
   // The least hash of a slot.
-  std::uint64_t first_hash(Slot slot) const noexcept { return std::uint64_t{index_of(slot)} << (64U - bits_); }
+  std::uint64_t first_hash(Slot slot) const noexcept {
+    return std::uint64_t{index_of(slot)} << (64U - bits_);
+  }
 
   friend bool operator==(const Slots&, const Slots&) = default;
 

@@ -36,7 +36,8 @@ SHOAL_INLINE constexpr std::uint32_t element_noise(std::uint32_t row_noise, std:
 }
 
 // The bits for one number: `column` keeps the numbers of one element apart.
-SHOAL_INLINE constexpr std::uint32_t bits_for(std::uint32_t noise, std::uint32_t column, std::uint32_t old) noexcept {
+SHOAL_INLINE constexpr std::uint32_t bits_for(std::uint32_t noise, std::uint32_t column,
+                                              std::uint32_t old) noexcept {
   return scramble((noise + column * 0x7f4a7c15U) ^ old);
 }
 
@@ -45,7 +46,8 @@ SHOAL_INLINE constexpr std::uint32_t bits_for(std::uint32_t noise, std::uint32_t
 // to nearest once more.)
 SHOAL_INLINE float round_stochastically(double x, std::uint32_t bits) noexcept {
   constexpr std::uint64_t kDropped = (std::uint64_t{1} << 29U) - 1;  // 52 - 23 mantissa bits
-  return static_cast<float>(std::bit_cast<double>((std::bit_cast<std::uint64_t>(x) + (bits & kDropped)) & ~kDropped));
+  return static_cast<float>(
+      std::bit_cast<double>((std::bit_cast<std::uint64_t>(x) + (bits & kDropped)) & ~kDropped));
 }
 
 // An accumulator, a sum of many small terms, must not stall: x + change, rounded stochastically.

@@ -119,7 +119,7 @@ class Pool::Crew {
   }
 
   const std::size_t stamp_;
-  std::mutex turn_;  // held by the caller whose parts the crew works on
+  std::mutex turn_;   // held by the caller whose parts the crew works on
   std::mutex mutex_;  // guards all below; taken after turn_
   std::condition_variable wake_;
   std::condition_variable done_;
@@ -134,7 +134,8 @@ class Pool::Crew {
 };
 
 Pool::Pool(std::size_t threads)
-    : threads_(threads < 1 ? 1 : threads), crew_(threads_ > 1 ? std::make_unique<Crew>(threads_ - 1) : nullptr) {}
+    : threads_(threads < 1 ? 1 : threads),
+      crew_(threads_ > 1 ? std::make_unique<Crew>(threads_ - 1) : nullptr) {}
 
 Pool::~Pool() {
   if (crew_ != nullptr && !crew_->alive()) {

@@ -44,7 +44,8 @@ Array<T> fresh(std::size_t n, std::size_t dim) {
 // A read-only array over memory that `owner` keeps.
 template <class T>
 Array<T> view(std::span<const T> data, const py::object& owner) {
-  Array<T> array({static_cast<py::ssize_t>(data.size())}, {static_cast<py::ssize_t>(sizeof(T))}, data.data(), owner);
+  Array<T> array({static_cast<py::ssize_t>(data.size())}, {static_cast<py::ssize_t>(sizeof(T))}, data.data(),
+                 owner);
   array.attr("setflags")(py::arg("write") = false);
   return array;
 }

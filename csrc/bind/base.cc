@@ -27,7 +27,8 @@ Array<Word> mapped(const Array<Word>& words, const Map& map) {
 
 std::uint32_t checksum(const py::buffer& buffer, std::uint32_t before) {
   const py::buffer_info info = buffer.request();
-  const std::span bytes(static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize));
+  const std::span bytes(static_cast<const std::byte*>(info.ptr),
+                        static_cast<std::size_t>(info.size * info.itemsize));
   const py::gil_scoped_release nogil;
   return crc32c(bytes, before);
 }
@@ -38,10 +39,13 @@ void add_base(py::module_& module) {
   py::class_<Workers>(module, "Workers")
       .def(py::init<std::size_t>(), py::arg("threads"))
       .def_property_readonly("threads", [](const Workers& workers) { return workers.pool.threads(); });
-  module.def("mix", [](const Array<Word>& keys) { return mapped(keys, [](Word key) { return mix(key); }); },
-             py::arg("keys").noconvert());
-  module.def("unmix", [](const Array<Word>& hashes) { return mapped(hashes, [](Word hash) { return unmix(hash); }); },
-             py::arg("hashes").noconvert());
+  module.def(
+      "mix", [](const Array<Word>& keys) { return mapped(keys, [](Word key) { return mix(key); }); },
+      py::arg("keys").noconvert());
+  module.def(
+      "unmix",
+      [](const Array<Word>& hashes) { return mapped(hashes, [](Word hash) { return unmix(hash); }); },
+      py::arg("hashes").noconvert());
   module.def("crc32c", &checksum, py::arg("buffer"), py::arg("before") = 0);
 }
 

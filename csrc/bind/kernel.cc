@@ -14,10 +14,13 @@ namespace {
 
 using Floats = std::optional<Array<float>>;
 
-std::span<const float> in_or_empty(const Floats& array) { return array ? in(*array) : std::span<const float>{}; }
+std::span<const float> in_or_empty(const Floats& array) {
+  return array ? in(*array) : std::span<const float>{};
+}
 
 // The batch's keys are those of the entries and, where there is a bias, its key once more behind them.
-Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch, bool bias) {
+Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
+                     bool bias) {
   const auto columns = batch.inverse();
   SHOAL_CHECK(!bias || !columns.empty(), "a batch with a bias ends with the bias key");
   return {.indptr = in(indptr),
@@ -26,8 +29,8 @@ Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, co
           .bias = bias ? std::optional(columns.back()) : std::nullopt};
 }
 
-Array<double> logistic_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch, bool bias,
-                               const Array<float>& weights, Workers& workers) {
+Array<double> logistic_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
+                               bool bias, const Array<float>& weights, Workers& workers) {
   const Examples examples = examples_of(indptr, values, batch, bias);
   Array<double> result = fresh<double>(examples.size());
   const auto to = out(result);
@@ -52,8 +55,8 @@ py::tuple logistic_losses(const Array<double>& margins, const Array<float>& labe
   return py::make_tuple(sum, slopes);
 }
 
-Array<float> logistic_gradient(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch, bool bias,
-                               const Array<double>& slopes, Workers& workers) {
+Array<float> logistic_gradient(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
+                               bool bias, const Array<double>& slopes, Workers& workers) {
   const Examples examples = examples_of(indptr, values, batch, bias);
   Array<float> result = fresh<float>(batch.size());
   const auto to = out(result);
@@ -78,13 +81,16 @@ Array<double> logistic_probabilities(const Array<double>& margins, Workers& work
 }  // namespace
 
 void add_kernel(py::module_& module) {
-  module.def("logistic_margins", &logistic_margins, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
-             py::arg("batch"), py::arg("bias"), py::arg("weights").noconvert(), py::arg("workers"));
-  module.def("logistic_losses", &logistic_losses, py::arg("margins").noconvert(), py::arg("labels").noconvert(),
-             py::arg("weights").noconvert(), py::arg("workers"));
-  module.def("logistic_gradient", &logistic_gradient, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
-             py::arg("batch"), py::arg("bias"), py::arg("slopes").noconvert(), py::arg("workers"));
-  module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(), py::arg("workers"));
+  module.def("logistic_margins", &logistic_margins, py::arg("indptr").noconvert(),
+             py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("weights").noconvert(),
+             py::arg("workers"));
+  module.def("logistic_losses", &logistic_losses, py::arg("margins").noconvert(),
+             py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("workers"));
+  module.def("logistic_gradient", &logistic_gradient, py::arg("indptr").noconvert(),
+             py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("slopes").noconvert(),
+             py::arg("workers"));
+  module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),
+             py::arg("workers"));
 }
 
 }  // namespace shoal::bind

@@ -3,7 +3,8 @@
 #include "bind/bind.h"
 
 PYBIND11_MODULE(_core, module) {
-  module.doc() = "The engine: arrays in, arrays out. Use the functions and classes of shoal, which say what they take.";
+  module.doc() =
+      "The engine: arrays in, arrays out. Use the functions and classes of shoal, which say what they take.";
   shoal::bind::add_base(module);
   shoal::bind::add_route(module);
   shoal::bind::add_kernel(module);

@@ -33,7 +33,8 @@ Array<float> sum(const KeyBatch& batch, const Array<float>& grads, std::size_t d
 }
 
 // The rows of unique keys, given to every key of the batch as it came.
-void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Array<float>& given, Workers& workers) {
+void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Array<float>& given,
+            Workers& workers) {
   const auto from = in(rows);
   const auto to = out(given);
   SHOAL_CHECK(from.size() == batch.size() * dim && to.size() == batch.given() * dim,
@@ -48,8 +49,8 @@ Array<std::uint32_t> counts(const KeyBatch& batch) {
   return result;
 }
 
-py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<float>>>& lists, std::size_t dim,
-                      Workers& workers) {
+py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<float>>>& lists,
+                      std::size_t dim, Workers& workers) {
   std::vector<SortedList> sorted;
   for (const auto& [hashes, grads] : lists) {
     sorted.push_back({in(hashes), in(grads), {}});
@@ -76,12 +77,13 @@ void add_route(py::module_& module) {
       .def("__len__", &KeyBatch::size)
       .def_property_readonly("given", &KeyBatch::given)
       .def_property_readonly("slots", [](const KeyBatch& batch) { return batch.slots().count(); })
-      .def_property_readonly("hashes",
-                             [](const py::object& self) { return view(self.cast<const KeyBatch&>().hashes(), self); })
-      .def_property_readonly("inverse",
-                             [](const py::object& self) { return view(self.cast<const KeyBatch&>().inverse(), self); })
-      .def_property_readonly("begins",
-                             [](const py::object& self) { return view(self.cast<const KeyBatch&>().begins(), self); })
+      .def_property_readonly(
+          "hashes", [](const py::object& self) { return view(self.cast<const KeyBatch&>().hashes(), self); })
+      .def_property_readonly(
+          "inverse",
+          [](const py::object& self) { return view(self.cast<const KeyBatch&>().inverse(), self); })
+      .def_property_readonly(
+          "begins", [](const py::object& self) { return view(self.cast<const KeyBatch&>().begins(), self); })
       .def("counts", &counts)
       .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("workers"))
       .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),

@@ -25,8 +25,9 @@ Dtype dtype_of(const std::string& name) {
 }
 
 std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, const std::string& optimizer,
-                                  std::map<std::string, double> params, const std::string& init, double init_parameter,
-                                  std::uint64_t init_seed, std::uint64_t seed, std::size_t slots, Workers& workers) {
+                                  std::map<std::string, double> params, const std::string& init,
+                                  double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
+                                  std::size_t slots, Workers& workers) {
   const TableSpec spec{.dim = dim,
                        .dtype = dtype_of(dtype),
                        .optimizer = Optimizer(optimizer, std::move(params)),
@@ -101,7 +102,8 @@ py::tuple section(const Shard& shard, std::size_t slot) {
   auto bytes = std::make_unique<std::vector<std::byte>>();
   const std::size_t rows = rows_of_section(shard, slot, *bytes);
   auto* const kept = bytes.get();
-  const py::capsule owner(bytes.release(), [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
+  const py::capsule owner(bytes.release(),
+                          [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
   const auto* const data = reinterpret_cast<const std::uint8_t*>(kept->data());
   return py::make_tuple(rows, view(std::span(data, kept->size()), owner));
 }
@@ -155,15 +157,17 @@ void add_store(py::module_& module) {
   // Descriptions are checked where they are made: a bad one is a ValueError that names the parameter.
   module.def(
       "check_optimizer",
-      [](const std::string& name, std::map<std::string, double> params) { Optimizer(name, std::move(params)); },
+      [](const std::string& name, std::map<std::string, double> params) {
+        Optimizer(name, std::move(params));
+      },
       py::arg("name"), py::arg("params"));
   module.def(
-      "check_init", [](const std::string& name, double parameter) { Init(name, parameter, 0); }, py::arg("name"),
-      py::arg("parameter"));
+      "check_init", [](const std::string& name, double parameter) { Init(name, parameter, 0); },
+      py::arg("name"), py::arg("parameter"));
   py::class_<Shard>(module, "Shard")
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
-           py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"), py::arg("slots"),
-           py::arg("workers"), py::keep_alive<1, 11>())
+           py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
+           py::arg("slots"), py::arg("workers"), py::keep_alive<1, 11>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
       .def("push", &push, py::arg("batch"), py::arg("grads").noconvert())
       .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert())

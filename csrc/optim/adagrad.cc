@@ -9,8 +9,8 @@ namespace shoal {
 
 namespace {
 
-SHOAL_CLONES void steps(std::size_t count, const Adagrad& rule, const std::uint32_t* noise, const float* g, float* w,
-                        float* n) noexcept {
+SHOAL_CLONES void steps(std::size_t count, const Adagrad& rule, const std::uint32_t* noise, const float* g,
+                        float* w, float* n) noexcept {
   const float lr = rule.lr;
   const float eps = rule.eps;
   const float weight_decay = rule.weight_decay;

@@ -20,7 +20,8 @@ struct Factors {
 };
 
 Factors factors_at(const Adam& rule, double t) noexcept {
-  return {.rate = static_cast<float>(rule.lr * std::sqrt(1.0 - std::pow(rule.b2, t)) / (1.0 - std::pow(rule.b1, t))),
+  return {.rate = static_cast<float>(rule.lr * std::sqrt(1.0 - std::pow(rule.b2, t)) /
+                                     (1.0 - std::pow(rule.b1, t))),
           .take1 = static_cast<float>(1.0 - rule.b1),
           .take2 = static_cast<float>(1.0 - rule.b2),
           .eps = rule.eps,
@@ -71,7 +72,8 @@ void Adam::step(const Block& block) const noexcept {
     const std::size_t first = r * block.dim;
     float& t = block.row_state[r];
     t += 1.0F;  // stays at 2^24, where the bias factors have long been 1
-    steps(block.dim, factors_at(*this, static_cast<double>(t)), block.grads + first, w + first, m + first, v + first);
+    steps(block.dim, factors_at(*this, static_cast<double>(t)), block.grads + first, w + first, m + first,
+          v + first);
   }
 }
 

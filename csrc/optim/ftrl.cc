@@ -8,8 +8,8 @@ namespace shoal {
 
 namespace {
 
-SHOAL_CLONES void steps(std::size_t count, const Ftrl& given, const std::uint32_t* noise, const float* g, float* z,
-                        float* n) noexcept {
+SHOAL_CLONES void steps(std::size_t count, const Ftrl& given, const std::uint32_t* noise, const float* g,
+                        float* z, float* n) noexcept {
   const Ftrl rule = given;  // a copy: the compiler need not fear that z or n alias it
   for (std::size_t e = 0; e < count; ++e) {
     const float root = std::sqrt(n[e]);
@@ -18,7 +18,8 @@ SHOAL_CLONES void steps(std::size_t count, const Ftrl& given, const std::uint32_
   }
 }
 
-SHOAL_CLONES void weights(std::size_t count, const Ftrl& given, const float* z, const float* n, float* w) noexcept {
+SHOAL_CLONES void weights(std::size_t count, const Ftrl& given, const float* z, const float* n,
+                          float* w) noexcept {
   const Ftrl rule = given;
   for (std::size_t e = 0; e < count; ++e) {
     w[e] = divided(shrink(z[e], rule.l1), stiffness(rule, std::sqrt(n[e])));

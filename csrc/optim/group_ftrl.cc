@@ -55,7 +55,8 @@ void GroupFtrl::read(const Block& block, float* w) const noexcept {
     const std::size_t first = r * block.dim;
     const float share = share_left(*this, block.dim, block.columns[0] + first);
     for (std::size_t e = first; e < first + block.dim; ++e) {
-      w[e] = divided(shrink(block.columns[0][e], l1) * share, stiffness(*this, std::sqrt(block.columns[1][e])));
+      w[e] =
+          divided(shrink(block.columns[0][e], l1) * share, stiffness(*this, std::sqrt(block.columns[1][e])));
     }
   }
 }

@@ -57,7 +57,8 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
 }  // namespace
 
 Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params)
-    : clip_(take_clip(params)), rule_(make_rule(name, std::move(params))) {}  // in this order: rule_ gets what is left
+    : clip_(take_clip(params)),
+      rule_(make_rule(name, std::move(params))) {}  // in this order: rule_ gets what is left
 
 std::span<const std::string_view> Optimizer::columns() const noexcept {
   return std::visit([](const auto& rule) { return std::span<const std::string_view>(rule.kColumns); }, rule_);

@@ -31,14 +31,13 @@ class Params {
   }
   double below_one(const std::string& name) {
     const double value = take(name);
-    SHOAL_CHECK(value >= 0 && value < 1, rule_ + " needs 0 <= " + name + " < 1, got " + std::to_string(value));
+    SHOAL_CHECK(value >= 0 && value < 1,
+                rule_ + " needs 0 <= " + name + " < 1, got " + std::to_string(value));
     return value;
   }
   bool flag(const std::string& name) { return take(name) != 0; }
 
-  void done() const {
-    SHOAL_CHECK(values_.empty(), rule_ + " has no parameter " + values_.begin()->first);
-  }
+  void done() const { SHOAL_CHECK(values_.empty(), rule_ + " has no parameter " + values_.begin()->first); }
 
  private:
   double take(const std::string& name) {

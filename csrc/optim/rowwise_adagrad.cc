@@ -25,7 +25,8 @@ SHOAL_INLINE double mean_square(std::size_t dim, float decay, const float* g, co
     const double h = static_cast<double>(g[e] + decay * w[e]);
     parts[k] += h * h;
   }
-  const double sum = ((parts[0] + parts[4]) + (parts[2] + parts[6])) + ((parts[1] + parts[5]) + (parts[3] + parts[7]));
+  const double sum =
+      ((parts[0] + parts[4]) + (parts[2] + parts[6])) + ((parts[1] + parts[5]) + (parts[3] + parts[7]));
   return sum / static_cast<double>(dim);
 }
 
@@ -54,7 +55,9 @@ RowWiseAdagrad::RowWiseAdagrad(Params& params)
       weight_decay(static_cast<float>(params.non_negative("weight_decay"))),
       decoupled(params.flag("decoupled")) {}
 
-void RowWiseAdagrad::start(const Block& block) const noexcept { std::fill_n(block.row_state, block.rows, 0.0F); }
+void RowWiseAdagrad::start(const Block& block) const noexcept {
+  std::fill_n(block.row_state, block.rows, 0.0F);
+}
 
 void RowWiseAdagrad::step(const Block& block) const noexcept { steps(*this, block); }
 

@@ -10,7 +10,8 @@ namespace shoal {
 
 namespace {
 
-constexpr std::uint32_t kWeightColumn = 7;  // keeps the noise of a weight's rounding apart from the accumulators'
+constexpr std::uint32_t kWeightColumn =
+    7;  // keeps the noise of a weight's rounding apart from the accumulators'
 
 }  // namespace
 
@@ -23,9 +24,11 @@ Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer)
       bytes_(first_bytes_ + ((columns_ - 1) * dim + (has_row_state_ ? 1 : 0)) * sizeof(float)) {
   SHOAL_CHECK(dim >= 1 && dim <= kWidest,
               "dim must be from 1 to " + std::to_string(kWidest) + ", got " + std::to_string(dim));
-  SHOAL_CHECK(dtype == Dtype::kFloat32 || dim >= 2, "16-bit weights need dim >= 2: at dim 1 they would save nothing");
+  SHOAL_CHECK(dtype == Dtype::kFloat32 || dim >= 2,
+              "16-bit weights need dim >= 2: at dim 1 they would save nothing");
   SHOAL_CHECK(dtype == Dtype::kFloat32 || !optimizer.derives_weights(),
-              "this optimizer keeps z and n, not weights, and both need float32: choose dtype float32, or an optimizer "
+              "this optimizer keeps z and n, not weights, and both need float32: choose dtype float32, or an "
+              "optimizer "
               "that stores weights");
 }
 
@@ -103,7 +106,8 @@ void Rows::scatter(const Block& block, std::span<const std::uint32_t> take,
         for (std::size_t e = 0; e < dim_; ++e) {
           const std::uint32_t bits =
               bits_for(block.noise[r * dim_ + e], kWeightColumn, std::bit_cast<std::uint32_t>(first[e]));
-          const std::uint16_t half = dtype_ == Dtype::kFloat16 ? to_float16(first[e], bits) : to_bfloat16(first[e], bits);
+          const std::uint16_t half =
+              dtype_ == Dtype::kFloat16 ? to_float16(first[e], bits) : to_bfloat16(first[e], bits);
           std::memcpy(row + e * sizeof half, &half, sizeof half);
         }
       }

@@ -35,7 +35,8 @@ class Rows {
   // block.rows rows into the block's columns and back. `take` says which rows are written. Weights of 16 bits are
   // rounded with the block's noise.
   void gather(std::span<std::byte* const> rows, const Block& block) const noexcept;
-  void scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows) const noexcept;
+  void scatter(const Block& block, std::span<const std::uint32_t> take,
+               std::span<std::byte* const> rows) const noexcept;
 
   // Only column 0, as float32, of rows that hold weights.
   void read_weights(std::span<std::byte* const> rows, float* weights) const noexcept;

@@ -27,7 +27,8 @@ SHOAL_INLINE std::uint32_t is_nonzero(float x) noexcept {
 }
 
 // moves[r]: some element of row r is not zero.
-SHOAL_CLONES void mark_moving(const float* x, std::size_t rows, std::size_t dim, std::uint32_t* moves) noexcept {
+SHOAL_CLONES void mark_moving(const float* x, std::size_t rows, std::size_t dim,
+                              std::uint32_t* moves) noexcept {
   if (dim == 1) {
     for (std::size_t r = 0; r < rows; ++r) {
       moves[r] = is_nonzero(x[r]);
@@ -44,7 +45,8 @@ SHOAL_CLONES void mark_moving(const float* x, std::size_t rows, std::size_t dim,
 }
 
 // finite[r] stays 1 where all elements of row r are finite.
-SHOAL_CLONES void mark_finite(const float* x, std::size_t rows, std::size_t dim, std::uint32_t* finite) noexcept {
+SHOAL_CLONES void mark_finite(const float* x, std::size_t rows, std::size_t dim,
+                              std::uint32_t* finite) noexcept {
   if (dim == 1) {
     for (std::size_t r = 0; r < rows; ++r) {
       finite[r] &= is_finite(x[r]);
@@ -147,7 +149,8 @@ Shard::~Shard() = default;
 void Shard::check_process() const {
   if (stamp_ != process_stamp()) {
     throw WrongProcess(
-        "this store was made before a fork and belongs to the parent process: make a store of its own in the child, or "
+        "this store was made before a fork and belongs to the parent process: make a store of its own in the "
+        "child, or "
         "start children with the 'spawn' method");
   }
 }
@@ -161,7 +164,9 @@ void Shard::check_batch(const SlotSlices& batch) const {
 }
 
 std::shared_lock<std::shared_mutex> Shard::enter() const {
-  { const std::lock_guard wait(turnstile_); }
+  {
+    const std::lock_guard wait(turnstile_);
+  }
   return std::shared_lock(gate_);
 }
 
@@ -178,10 +183,11 @@ void Shard::walk(const SlotSlices& batch, const Worker& worker) const {
   const std::size_t parts = parts_for(batch.hashes.size(), kLeastKeys, pool_.threads());
   const Pieces pieces{batch.hashes.size(), parts};
   const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or behind it
-    return part == parts ? slots_.count()
-                         : static_cast<std::size_t>(std::lower_bound(batch.begins.begin(), batch.begins.end() - 1,
-                                                                     pieces.begin(part)) -
-                                                    batch.begins.begin());
+    return part == parts
+               ? slots_.count()
+               : static_cast<std::size_t>(
+                     std::lower_bound(batch.begins.begin(), batch.begins.end() - 1, pieces.begin(part)) -
+                     batch.begins.begin());
   };
   pool_.run(parts, [&](std::size_t part) {
     auto work = worker();
@@ -194,14 +200,16 @@ void Shard::walk(const SlotSlices& batch, const Worker& worker) const {
     };
     const auto enter_slot = [&](std::size_t s) {
       Lock lock(tables_[s]->lock);
-      tables_[s]->table.prefetch(batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]));
+      tables_[s]->table.prefetch(
+          batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]));
       return lock;
     };
     std::size_t s = next_with_keys(first_slot(part));
     Lock held = s < end ? enter_slot(s) : Lock();
     while (s < end) {
       const std::size_t next = next_with_keys(s + 1);
-      Lock upcoming = next < end ? enter_slot(next) : Lock();  // its lines arrive while this slot is worked on
+      Lock upcoming =
+          next < end ? enter_slot(next) : Lock();  // its lines arrive while this slot is worked on
       work(tables_[s]->table, batch.begins[s], batch.begins[s + 1]);
       held = std::move(upcoming);
       s = next;
@@ -234,8 +242,8 @@ void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
   rows_.scatter(block, {&take, 1}, {&row, 1});
 }
 
-void Shard::find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
-                          Workspace& work) const noexcept {
+void Shard::find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes,
+                          std::span<std::byte*> rows, Workspace& work) const noexcept {
   table.find(hashes, rows);
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] == nullptr) [[unlikely]] {
@@ -383,7 +391,8 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(weights.size() == batch.hashes.size() * dim, "rows must be len(keys) x dim");
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    SHOAL_CHECK(is_finite(weights[i]) != 0, "weights must be finite: one of them is " + std::to_string(weights[i]));
+    SHOAL_CHECK(is_finite(weights[i]) != 0,
+                "weights must be finite: one of them is " + std::to_string(weights[i]));
   }
   const std::uint64_t shared = step_noise(spec_.seed, 0);
   std::visit(
@@ -492,9 +501,10 @@ std::size_t Shard::section(Slot slot, std::vector<std::byte>& bytes) const {
 void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
   check_process();
   // A count that is too large for the bytes must not be multiplied first.
-  SHOAL_CHECK(rows <= section.size() / sizeof(std::uint64_t) && section.size() == section_offsets(rows).back(),
-              "a section of " + std::to_string(section.size()) + " bytes does not hold " + std::to_string(rows) +
-                  " rows of this table");
+  SHOAL_CHECK(
+      rows <= section.size() / sizeof(std::uint64_t) && section.size() == section_offsets(rows).back(),
+      "a section of " + std::to_string(section.size()) + " bytes does not hold " + std::to_string(rows) +
+          " rows of this table");
   const auto offsets = section_offsets(rows);
   std::vector<std::uint64_t> hashes(rows);
   if (rows != 0) {
@@ -514,7 +524,8 @@ void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
     for (std::size_t r = first; r < last; ++r) {
       std::byte* row = nullptr;
       table.find({&hashes[r], 1}, {&row, 1});
-      SHOAL_CHECK(row == nullptr, "a key of the section is in the table already: restore into an empty table");
+      SHOAL_CHECK(row == nullptr,
+                  "a key of the section is in the table already: restore into an empty table");
     }
     if (!table.has_room(last - first)) {
       table.reserve(table.size() + last - first);

@@ -22,10 +22,10 @@
 
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <array>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -105,7 +105,8 @@ class Shard {
   // The rows of one slot in ascending order of hash, in columns: hashes, then each column as stored, each column's
   // start aligned to kSectionAlignment. Offsets are section_offsets(rows).
   std::size_t section(Slot slot, std::vector<std::byte>& bytes) const;  // returns the rows
-  std::vector<std::size_t> section_offsets(std::size_t rows) const;  // columns + 2 numbers: the last is the size
+  std::vector<std::size_t> section_offsets(
+      std::size_t rows) const;  // columns + 2 numbers: the last is the size
   static constexpr std::size_t kSectionAlignment = 64;
 
   // Adds the rows of a section, which may come from any cut of the hash space, to a table that has none of them. A wrong
@@ -146,16 +147,17 @@ class Shard {
   std::size_t find_or_create(SlotTable& table, std::span<const std::uint64_t> hashes,
                              std::span<std::byte*> rows) const;
   // The rows of hashes[0, rows.size()); for a missing one, its initial row, which lives in `work`.
-  void find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
-                     Workspace& work) const noexcept;
+  void find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes,
+                     std::span<std::byte*> rows, Workspace& work) const noexcept;
 
   TableSpec spec_;
   Slots slots_;
   Pool& pool_;
   Rows rows_;
   Layout layout_;
-  std::size_t stamp_;                 // the process that may use this
-  mutable std::vector<std::byte> fresh_row_;  // the initial row where it is the same for every key, else empty
+  std::size_t stamp_;  // the process that may use this
+  mutable std::vector<std::byte>
+      fresh_row_;  // the initial row where it is the same for every key, else empty
   std::vector<std::unique_ptr<Guarded>> tables_;  // one a slot
   mutable std::mutex turnstile_;
   mutable std::shared_mutex gate_;

@@ -28,7 +28,8 @@ struct Layout {
         payload_bytes(narrow ? row : sizeof(std::uint32_t)),
         cells(kCacheLine / (sizeof(std::uint64_t) + payload_bytes)),
         slots(cut) {
-    SHOAL_CHECK(row >= kNarrowest && row % 4 == 0, "a row takes a multiple of 4 bytes, got " + std::to_string(row));
+    SHOAL_CHECK(row >= kNarrowest && row % 4 == 0,
+                "a row takes a multiple of 4 bytes, got " + std::to_string(row));
   }
 
   std::size_t row_bytes;

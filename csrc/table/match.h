@@ -33,7 +33,9 @@ struct PortableMatch {
 #if defined(__x86_64__)
 #define SHOAL_AVX2 __attribute__((target("avx2,bmi")))
 
-inline bool has_avx2() noexcept { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0; }
+inline bool has_avx2() noexcept {
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0;
+}
 
 struct Avx2Match {
   template <std::size_t kCells>

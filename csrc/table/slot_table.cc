@@ -108,9 +108,9 @@ struct Buckets {
   std::uint64_t in_use;
 };
 
-// In rounds without branches on what is found: round 0 looks at every hash's home, the next at the following bucket for
-// those whose bucket was full of others, whose line has been fetched meanwhile. (With a loop per hash, each displaced
-// hash cost a wrong guess and the whole latency of its second line: a third of the speed at a load of 0.9.)
+// In rounds: round 0 looks at every hash's home, the next at the following bucket for those whose bucket was full of
+// others, whose line has been fetched meanwhile. (With a loop per hash, each displaced hash cost the latency of its second
+// line: a third of the speed at a load of 0.9.)
 template <std::size_t kCells, std::size_t kPayload, class Match>
 SHOAL_INLINE void find_round(const Buckets& table, std::span<const std::uint64_t> hashes,
                              std::span<std::byte*> rows) noexcept {
@@ -127,11 +127,12 @@ SHOAL_INLINE void find_round(const Buckets& table, std::span<const std::uint64_t
     const bool goes_on = match == 0 && load<std::uint64_t>(line + (kCells - 1) * sizeof(std::uint64_t)) != 0;
     const auto cell = static_cast<std::size_t>(std::countr_zero(match | (1U << kCells)));
     rows[i] = match != 0 ? line + kCells * sizeof(std::uint64_t) + cell * kPayload : nullptr;
-    const std::size_t next = b + 1 == count ? 0 : b + 1;
-    open[left] = static_cast<std::uint32_t>(i);
-    open_at[left] = next;
-    left += goes_on ? 1U : 0U;
-    fetch(goes_on ? lines + next * kCacheLine : line);
+    if (goes_on) [[unlikely]] {
+      open[left] = static_cast<std::uint32_t>(i);
+      open_at[left++] = b + 1 == count ? 0 : b + 1;
+      fetch(line +
+            kCacheLine);  // one: fetching further ahead was slower, fetching for every hash slower still
+    }
   };
   const std::size_t last = hashes.size() - 1;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -148,8 +149,8 @@ SHOAL_INLINE void find_round(const Buckets& table, std::span<const std::uint64_t
 }
 
 template <class Match>
-SHOAL_INLINE void find_by(std::size_t payload_bytes, const Buckets& table, std::span<const std::uint64_t> hashes,
-                          std::span<std::byte*> rows) noexcept {
+SHOAL_INLINE void find_by(std::size_t payload_bytes, const Buckets& table,
+                          std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) noexcept {
   switch (payload_bytes) {
     case 4:
       return find_round<5, 4, Match>(table, hashes, rows);
@@ -163,8 +164,8 @@ SHOAL_INLINE void find_by(std::size_t payload_bytes, const Buckets& table, std::
 }
 
 #if defined(__x86_64__)
-SHOAL_AVX2 void find_avx2(std::size_t payload_bytes, const Buckets& table, std::span<const std::uint64_t> hashes,
-                          std::span<std::byte*> rows) noexcept {
+SHOAL_AVX2 void find_avx2(std::size_t payload_bytes, const Buckets& table,
+                          std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) noexcept {
   find_by<Avx2Match>(payload_bytes, table, hashes, rows);
 }
 #endif
@@ -194,7 +195,8 @@ void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*
   if (layout_->narrow) {
     return;
   }
-  constexpr std::size_t kFetched = 8 * kCacheLine;  // beyond it the machine's own prefetcher has seen the pattern
+  constexpr std::size_t kFetched =
+      8 * kCacheLine;  // beyond it the machine's own prefetcher has seen the pattern
   const std::size_t fetched = std::min(layout_->row_bytes, kFetched);
   for (auto& row : rows) {
     if (row != nullptr) {
@@ -241,8 +243,9 @@ std::size_t SlotTable::buckets_for(std::size_t rows) const noexcept {
 
 void SlotTable::set_buckets(std::size_t buckets) noexcept {
   buckets_ = buckets;
-  limit_ = buckets == 0 ? 0
-                        : std::min(cells() - 1, static_cast<std::size_t>(static_cast<double>(cells()) * load_limit_));
+  limit_ = buckets == 0
+               ? 0
+               : std::min(cells() - 1, static_cast<std::size_t>(static_cast<double>(cells()) * load_limit_));
 }
 
 std::size_t SlotTable::rung_above(std::size_t rows) const noexcept {
@@ -290,7 +293,8 @@ void SlotTable::resize_index(std::size_t buckets) {
       if (kept == 0) {
         break;
       }
-      std::memcpy(place_cell(kept, true), line + cell_bytes + c * layout_->payload_bytes, layout_->payload_bytes);
+      std::memcpy(place_cell(kept, true), line + cell_bytes + c * layout_->payload_bytes,
+                  layout_->payload_bytes);
     }
   }
 }
@@ -337,7 +341,8 @@ void SlotTable::spread(std::size_t old_buckets, Region& lifted) noexcept {
     }
     for (std::size_t i = held; i < count; ++i) {
       if (!put(i, false)) {
-        std::memmove(lifted.data() + held * stride, lifted.data() + i * stride, stride);  // held <= i: already put
+        std::memmove(lifted.data() + held * stride, lifted.data() + i * stride,
+                     stride);  // held <= i: already put
         ++held;
       }
     }
@@ -386,7 +391,9 @@ void SlotTable::remove_cell(std::size_t b, std::size_t c) noexcept {
 
 // Bucket b was full and lost a cell: one that had passed over it, if there is any, must come back (I3).
 void SlotTable::close_gap(std::size_t b) noexcept {
-  const auto distance = [this](std::size_t from, std::size_t to) { return to >= from ? to - from : to + buckets_ - from; };
+  const auto distance = [this](std::size_t from, std::size_t to) {
+    return to >= from ? to - from : to + buckets_ - from;
+  };
   for (std::size_t j = after(b); j != b; j = after(j)) {
     const bool was_full = full(j);
     const std::size_t n = filled(j);
