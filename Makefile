@@ -88,12 +88,14 @@ test:
 
 lint: $(STAMPS)/dev-tools
 	$(say) 'lint: ruff, clang-format, cython-lint, codespell, layers'
-	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --quiet --check
-	@$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
-	@$(if $(PYX),$(BIN)/cython-lint $(PYX))
-	@$(BIN)/codespell
-	@$(BIN)/python tools/check_layers.py
+	@ok=true; \
+	$(BIN)/ruff check --quiet || ok=false; \
+	$(BIN)/ruff format --quiet --check || ok=false; \
+	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP) || ok=false;) \
+	$(if $(PYX),$(BIN)/cython-lint $(PYX) || ok=false;) \
+	$(BIN)/codespell || ok=false; \
+	$(BIN)/python tools/check_layers.py || ok=false; \
+	$$ok
 
 types: $(STAMPS)/install $(STAMPS)/dev-tools
 	$(say) 'types: mypy, stubtest'
