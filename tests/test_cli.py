@@ -133,7 +133,7 @@ def test_the_summary_names_what_people_want_to_know(logs, capsys):
         "not zero",
     ):
         assert word in said.out
-    assert "2,000 examples, " in said.err
+    assert "2.00k examples, " in said.err
 
 
 def test_json_is_one_object_and_nothing_else(logs, capsys):

@@ -175,6 +175,6 @@ def test_the_command_prints_the_account_or_json(tmp_path, capsys):
     said = capsys.readouterr()
     facts = json.loads(said.out)
     assert facts["train"]["examples"] == 2000
-    assert "2,000 examples" in said.err
+    assert "2.00k examples" in said.err
     assert cli.main(["demo", "--out", str(tmp_path / "b"), "--examples", "2000"]) == 0
     assert "best reachable" in capsys.readouterr().out

@@ -38,7 +38,7 @@ class Bar:
         self._seen = seen
         self._begin = self._next = time.perf_counter()
         self._every = _TERMINAL_SECONDS if sys.stderr.isatty() else _FILE_SECONDS
-        shares = "{percentage:3.0f}% |{bar:24}| " if self._share else ""
+        shares = "{percentage:3.0f}% |{bar}| " if self._share else ""
         rest = "<{remaining}" if self._share else ""
         self._bar: Any = (
             tqdm(total=1.0, desc=title, bar_format=f"{{desc}} {shares}{{elapsed}}{rest}{{postfix}}", delay=1e-9)
@@ -68,9 +68,9 @@ class Bar:
             return
         rate = seen.examples / max(time.perf_counter() - self._begin, 1e-9)
         self._bar.n = self._share() if self._share else 0.0
-        self._bar.set_postfix_str(
-            f"{seen.examples:,} examples, {rate:,.0f}/s, logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}"
-        )
+        # Short enough for 80 columns.
+        examples, rate = tqdm.format_sizeof(seen.examples), tqdm.format_sizeof(rate)
+        self._bar.set_postfix_str(f"{examples} examples, {rate}/s, logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}")
 
 
 @contextmanager
