@@ -12,6 +12,7 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+OUTSIDE := $(PATH)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
@@ -37,9 +38,10 @@ help:
 
 # ---- the environment ----
 
-$(STAMPS)/venv: tools/find_python
-	@python=$$(tools/find_python) && printf '==> .venv: %s\n' "$$($$python --version) at $$python" && \
-	    rm -rf .venv && $$python -m venv .venv
+$(STAMPS)/venv: | tools/find_python
+	@python=$$(PATH='$(OUTSIDE)' tools/find_python) && \
+	    printf '==> .venv: %s\n' "$$($$python --version) at $$python" && \
+	    $$python -m venv .venv
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/build-tools: requirements/build.txt $(STAMPS)/venv
