@@ -31,12 +31,6 @@ constexpr auto kTable = [] {
   return table;
 }();
 
-std::uint64_t load(const std::byte* p) noexcept {
-  std::uint64_t word;
-  std::memcpy(&word, p, sizeof word);
-  return word;
-}
-
 std::uint32_t by_byte(std::uint32_t crc, const std::byte* p, std::size_t n) noexcept {
   for (std::size_t i = 0; i < n; ++i) {
     crc = (crc >> 8U) ^ kTable[0][(crc ^ std::to_integer<std::uint32_t>(p[i])) & 0xffU];
@@ -45,6 +39,12 @@ std::uint32_t by_byte(std::uint32_t crc, const std::byte* p, std::size_t n) noex
 }
 
 #if defined(__x86_64__)
+std::uint64_t load(const std::byte* p) noexcept {
+  std::uint64_t word;
+  std::memcpy(&word, p, sizeof word);
+  return word;
+}
+
 // Three streams hide the instruction's latency of three; their checksums are joined by shifting over zeros, which a
 // table does (kShift[k][b]: byte k of a checksum moved over kStream zero bytes).
 constexpr std::size_t kStream = 1024;
