@@ -1,0 +1,136 @@
+"""Saves that are cut off: what was there before is there after, or a load says that nothing is.
+
+By a full disk, by SIGKILL at random moments, by a failing device.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+
+KEYS = np.arange(200, dtype=np.uint64)
+
+
+def fill(store, value):
+    table = store.table("t", dim=2, optimizer=shoal.SGD())
+    table.assign(KEYS, np.full((200, 2), value, np.float32))
+    other = store.table("u", dim=1, optimizer=shoal.FTRL())
+    other.assign(KEYS, np.full(200, value, np.float32))
+
+
+def loaded(folder):
+    """Return the one number that all rows of all tables hold."""
+    with shoal.local() as store:
+        store.load(folder)
+        rows = np.concatenate([store.tables["t"].pull(KEYS).ravel(), store.tables["u"].pull(KEYS).ravel()])
+        assert np.all(np.abs(rows - rows[0]) < 1e-3), "rows of two moments"
+        return round(float(rows[0]))
+
+
+LIMITED = """
+import resource, signal, sys
+import numpy as np, shoal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with shoal.local(slots=4) as store:
+    table = store.table("t", dim=64, optimizer=shoal.SGD())
+    keys = np.arange(2000, dtype=np.uint64)
+    table.assign(keys, np.ones((2000, 64), np.float32))
+    store.save(sys.argv[1])
+    table.assign(keys, np.full((2000, 64), 2, np.float32))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        store.save(sys.argv[1])
+    except OSError as error:
+        print("refused", error.errno)
+    table.push(keys, np.ones((2000, 64), np.float32))  # nobody waits for the save that failed
+with shoal.local() as store:
+    store.load(sys.argv[1])
+    print(float(store.tables["t"].pull(keys).min()), float(store.tables["t"].pull(keys).max()))
+"""
+
+
+def test_a_file_that_may_not_grow_is_an_error_and_the_old_checkpoint_stays(tmp_path):
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "c")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "refused 27\n1.0 1.0\n"), done.stderr
+    assert len(list((tmp_path / "c").iterdir())) == 2  # what was written of the new one is gone
+
+
+ENDLESS = """
+import sys
+import numpy as np, shoal
+keys = np.arange(200, dtype=np.uint64)
+with shoal.local(slots=64) as store:
+    t = store.table("t", dim=2, optimizer=shoal.SGD())
+    u = store.table("u", dim=1, optimizer=shoal.FTRL())
+    value = 0
+    while True:
+        value += 1
+        t.assign(keys, np.full((200, 2), value, np.float32))
+        u.assign(keys, np.full(200, value, np.float32))
+        store.save(sys.argv[1])
+        print(value, flush=True)
+"""
+
+
+def test_a_process_killed_while_saving_leaves_a_checkpoint_of_one_moment(tmp_path):
+    seed = 11
+    print(f"seed {seed}")
+    wait = random.Random(seed)
+    folder = tmp_path / "c"
+    for _ in range(6):
+        with subprocess.Popen([sys.executable, "-c", ENDLESS, str(folder)], stdout=subprocess.PIPE, text=True) as child:
+            child.stdout.readline()  # one save is done
+            time.sleep(wait.uniform(0.0, 0.15))
+            child.send_signal(signal.SIGKILL)
+            rest = child.stdout.read().split()
+        done = int(rest[-1]) if rest else 1
+        assert loaded(folder) in {done, done + 1}
+    litter = len(list(folder.iterdir()))
+    with shoal.local() as store:
+        fill(store, 5)
+        store.save(folder)
+    assert loaded(folder) == 5
+    assert len(list(folder.iterdir())) == 3, f"{litter} files before"
+
+
+def test_a_failed_load_changes_nothing_and_leaves_nothing_locked(tmp_path, monkeypatch):
+    with shoal.local() as store:
+        fill(store, 3)
+        store.save(tmp_path / "c")
+        fill(store, 4)
+        real = os.preadv
+
+        def failing(*args):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "preadv", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            store.load(tmp_path / "c")
+        monkeypatch.setattr(os, "preadv", real)
+        np.testing.assert_array_equal(store.tables["t"].pull(KEYS), np.full((200, 2), 4))
+        store.tables["t"].push(KEYS, np.ones((200, 2), np.float32)).wait()
+        store.load(tmp_path / "c")
+        assert store.tables["t"].pull(KEYS)[0, 0] == 3
+
+
+def test_a_path_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with shoal.local() as store:
+        fill(store, 1)
+        with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
+            store.save(tmp_path / "file" / "c")
+        with pytest.raises(OSError):  # noqa: PT011
+            store.save(tmp_path / "file")
+        store.tables["t"].push(KEYS, np.ones((200, 2), np.float32)).wait()
+    assert Path(tmp_path / "file").read_bytes() == b""
