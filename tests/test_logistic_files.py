@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -256,3 +259,30 @@ def test_a_directory_that_is_no_model_or_not_there_is_said(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CorruptionError, match="is a file, a model is a directory"):
         LogisticRegression.load(tmp_path / "file")
+
+
+SAVES_FOR_EVER = """
+import sys, numpy as np
+from shoal import LogisticRegression
+with LogisticRegression.load(sys.argv[1]) as model:
+    print("saving", flush=True)
+    while True:
+        model.save(sys.argv[1])
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_model(saved, batch, rng):
+    expected = predictions(saved, batch)
+    for _ in range(8):
+        process = subprocess.Popen([sys.executable, "-c", SAVES_FOR_EVER, str(saved)], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"saving\n"
+            time.sleep(rng.uniform(0, 0.1))
+        finally:
+            process.kill()
+            process.communicate()
+        np.testing.assert_array_equal(predictions(saved, batch), expected)
+    with LogisticRegression.load(saved) as model:
+        model.save(saved)
+    assert len(os.listdir(saved)) == 2
