@@ -413,6 +413,18 @@ def test_labels_other_than_0_and_1_are_refused_and_nothing_is_learned(rng):
         assert model.predict_proba(wrong).shape == (2,)
 
 
+def test_data_of_another_format_than_the_models_is_refused(rng, tmp_path):
+    libsvm, criteo = tmp_path / "a.libsvm", tmp_path / "a.tsv"
+    libsvm.write_text("1 3:1\n0 4:1\n")
+    criteo.write_text("1\t5" + "\t" * 38 + "\n")
+    with LogisticRegression() as model:
+        model.fit(shoal.read_libsvm(libsvm), progress=False)
+        for call in (model.fit, model.evaluate, model.predict_proba):
+            with pytest.raises(ValueError, match="learned from libsvm data, its keys mean nothing for criteo"):
+                call(shoal.read_criteo(criteo))
+        assert model.examples == 2
+
+
 def test_a_closed_model_says_so(rng):
     model = LogisticRegression()
     model.partial_fit(make_batch(rng, 10))

@@ -254,6 +254,7 @@ class LogisticRegression:
             _check_iterable(valid, "valid", passes=epochs)
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}: pass 1 or more")
+        self._check_format(reader)
         self._format = getattr(reader, "format", None) or self._format
         for number in range(1, epochs + 1):
             self._fit_pass(reader, valid, f"pass {number}/{epochs}" if epochs > 1 else "train", progress)
@@ -299,7 +300,7 @@ class LogisticRegression:
         workers = self._store.workers
         loss, slopes = _core.logistic_losses(margins, batch.labels, None, workers)
         # A slope is p - y, so these sums are known; what is wrong with a label is said before anything has changed.
-        progress.add(batch.labels, margins, sums=(loss, float(np.sum(slopes)) + float(np.sum(batch.labels))))
+        progress.add(batch.labels, margins, sums=(loss, float(np.sum(slopes) + np.sum(batch.labels, dtype=np.float64))))
         gradient = _core.logistic_gradient(batch.indptr, batch.values, keys.native, self._has_bias, slopes, workers)
         self._table.push_unique(keys, gradient).wait()
         self._examples += len(batch)
@@ -337,6 +338,7 @@ class LogisticRegression:
             return self._predict(data)
         _check_iterable(data, "data", passes=1)
         self._check_fitted()
+        self._check_format(data)
         parts = [self._predict(batch) for batch in closing(data)]
         return np.concatenate(parts) if parts else np.empty(0)
 
@@ -379,6 +381,7 @@ class LogisticRegression:
         batches = [data] if isinstance(data, Batch) else data
         _check_iterable(batches, "data", passes=1)
         self._check_fitted()
+        self._check_format(data)
         labels: list[npt.NDArray[np.float32]] = []
         margins: list[Floats] = []
         for batch in closing(batches):
@@ -395,6 +398,14 @@ class LogisticRegression:
     def _check_fitted(self) -> None:
         if len(self._table) == 0:
             raise ValueError("this model has learned nothing yet: call fit or partial_fit, or LogisticRegression.load")
+
+    def _check_format(self, data: object) -> None:
+        form = getattr(data, "format", None)
+        if form is not None and self._format not in (None, form):
+            raise ValueError(
+                f"this model learned from {self._format} data, its keys mean nothing for {form}: pass a reader of "
+                f"{self._format} data"
+            )
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
