@@ -242,6 +242,58 @@ def test_weight_decay_pulls_each_rule_in_its_own_way():
             assert table.pull(key)[0, 0] == pytest.approx(weight, rel=3e-7), optimizer
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        shoal.SGD(lr=0.3, weight_decay=0.1),
+        shoal.Momentum(nesterov=True),
+        shoal.Adagrad(lr=0.3),
+        shoal.Adam(),
+        shoal.AdamW(),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_every_element_of_a_row_gets_the_bits_of_a_row_of_dim_one(optimizer):
+    """Vector bodies and scalar tails are one formula. (Squares of 1/2 and 3 need no rounding of n.)"""
+    key = np.array([9], np.uint64)
+    with shoal.local(threads=1) as store:
+        tables = [
+            store.table(str(dim), dim=dim, optimizer=optimizer, init=shoal.Constant(0.7))
+            for dim in [*range(1, 35), 63, 64, 65, 385, 4096]
+        ]
+        for g in (0.5, -3.0, 0.5):
+            for table in tables:
+                table.push(key, np.full((1, table.dim), g, np.float32)).wait()
+            one = tables[0].state(key)
+            for table in tables:
+                for name, column in table.state(key).items():
+                    np.testing.assert_array_equal(column, np.broadcast_to(one[name], column.shape), err_msg=table.name)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [shoal.Adagrad(eps=0.0), shoal.RowWiseAdagrad(eps=0.0), shoal.Adam(eps=0.0), shoal.AdamW(eps=0.0)],
+    ids=lambda x: type(x).__name__,
+)
+def test_without_eps_a_weight_without_slope_stays(optimizer):
+    """Its step would be 0 / 0."""
+    with shoal.local() as store:
+        table = store.table("t", dim=2, optimizer=optimizer, init=shoal.Constant(0.5))
+        key = np.array([1], np.uint64)
+        table.push(key, np.array([[1, 0]], np.float32)).wait()
+        assert table.stats().nonfinite_rows == 0
+        assert table.pull(key)[0, 0] < 0.5
+        assert table.pull(key)[0, 1] == 0.5
+
+
+def test_subnormal_numbers_are_kept():
+    with shoal.local() as store:
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        key = np.array([1], np.uint64)
+        table.push(key, np.array([1e-40], np.float32)).wait()
+        assert table.pull(key)[0, 0] == -np.float32(1e-40)
+
+
 def test_rowwise_adagrad_of_dim_one_is_adagrad(rng):
     keys = random_keys(rng, 100)
     with shoal.local() as store:
