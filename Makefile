@@ -84,15 +84,17 @@ demo: $(STAMPS)/install
 # ---- tests ----
 
 test:
-	@start=$$(date +%s); $(MAKE) lint types cpp py && \
-	    printf '==> make test passed in %d s: lint, layers, types, C++ tests, Python tests\n' $$(($$(date +%s) - start)) || \
-	    { printf '==> make test FAILED: see above\n'; exit 1; }
+	@start=$$(date +%s); failed=; \
+	for part in lint types cpp py; do $(MAKE) $$part || failed="$$failed $$part"; done; \
+	took="$$(($$(date +%s) - start)) s"; \
+	if [ -n "$$failed" ]; then echo "==> make test FAILED in$$failed, after $$took"; exit 1; fi; \
+	echo "==> make test passed in $$took: lint, layers, types, C++ tests, Python tests"
 
 lint: $(STAMPS)/dev-tools
 	$(say) 'lint: ruff, clang-format, cython-lint, codespell, layers'
 	@ok=true; \
-	$(BIN)/ruff check --quiet || ok=false; \
-	$(BIN)/ruff format --quiet --check || ok=false; \
+	$(BIN)/ruff check --quiet --output-format concise || ok=false; \
+	$(BIN)/ruff format --quiet --check --output-format concise || ok=false; \
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP) || ok=false;) \
 	$(if $(PYX),$(BIN)/cython-lint $(PYX) || ok=false;) \
 	$(BIN)/codespell || ok=false; \
