@@ -50,12 +50,17 @@ class Pool::Crew {
 
   bool alive() const noexcept { return stamp_ == process_stamp(); }
 
+  struct Turn {
+    std::atomic_flag& taken;
+    ~Turn() { taken.clear(std::memory_order_release); }
+  };
+
   // False where another caller has the crew: the caller then does its work alone.
   bool run(std::size_t parts, const std::function<void(std::size_t)>& work) {
-    const std::unique_lock turn(turn_, std::try_to_lock);
-    if (!turn.owns_lock()) {
+    if (taken_.test_and_set(std::memory_order_acquire)) {
       return false;
     }
+    const Turn turn{taken_};
     {
       const std::lock_guard lock(mutex_);
       work_ = &work;
@@ -119,8 +124,8 @@ class Pool::Crew {
   }
 
   const std::size_t stamp_;
-  std::mutex turn_;   // held by the caller whose parts the crew works on
-  std::mutex mutex_;  // guards all below; taken after turn_
+  std::atomic_flag taken_;  // by the caller whose parts the crew works on; not a mutex, since its own parts may ask too
+  std::mutex mutex_;        // guards all below
   std::condition_variable wake_;
   std::condition_variable done_;
   const std::function<void(std::size_t)>* work_ = nullptr;

@@ -39,7 +39,7 @@ void keep(std::byte* at, T value) noexcept {
   std::memcpy(at, &value, sizeof value);
 }
 
-void fetch(const std::byte* line) noexcept { __builtin_prefetch(line, 1); }
+void fetch(const std::byte* line) noexcept { __builtin_prefetch(line, 1, 0); }
 
 }  // namespace
 

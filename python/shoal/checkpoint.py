@@ -191,7 +191,9 @@ def save(directory: Path, tables: list[Table], slots: int, threads: int, *, prog
             for table in tables:  # writers wait, so that all tables are of one moment
                 still.enter_context(_frozen(table.shard))
             total = sum(len(table) for table in tables)
-            bar = still.enter_context(tqdm(total=total, desc="save", unit=" rows", unit_scale=True, disable=not progress))
+            bar = still.enter_context(
+                tqdm(total=total, desc="save", unit=" rows", unit_scale=True, disable=not progress)
+            )
             saved = [_save_table(directory, f"{stem}-{k}", t, slots, threads, bar) for k, t in enumerate(tables)]
         _sync_directory(directory)
         body = msgspec.json.encode(Manifest(FORMAT, VERSION, slots, saved))
@@ -306,7 +308,9 @@ def _check_files(directory: Path, table: SavedTable) -> None:
 def _sections(directory: Path, table: SavedTable, threads: int) -> Iterator[tuple[Section, np.ndarray[Any, Any]]]:
     """Read the sections of a table, each checked against its checksum."""
     with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
-        descriptors = [opened.enter_context((directory / file.name).open("rb", buffering=0)).fileno() for file in table.files]
+        descriptors = [
+            opened.enter_context((directory / file.name).open("rb", buffering=0)).fileno() for file in table.files
+        ]
 
         def read(section: Section) -> np.ndarray[Any, Any]:
             data = bytearray(section.bytes)

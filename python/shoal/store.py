@@ -210,4 +210,6 @@ def _check_same(known: TableSpec, spec: TableSpec) -> None:
             for name in ("dim", "optimizer", "init", "dtype", "seed")
             if getattr(known, name) != getattr(spec, name)
         ]
-        raise ValueError(f"table {spec.name!r} is there with {', '.join(differ)}: choose another name or that description")
+        raise ValueError(
+            f"table {spec.name!r} is there with {', '.join(differ)}: choose another name or that description"
+        )

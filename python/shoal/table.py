@@ -24,7 +24,9 @@ def as_keys(keys: npt.ArrayLike, what: str = "keys") -> npt.NDArray[np.uint64]:
     """View ``keys`` as contiguous uint64[n]; int64 is taken bit for bit, anything else is an error."""
     array = np.asarray(keys)
     if array.dtype not in (np.uint64, np.int64):
-        raise TypeError(f"{what} must be uint64 or int64, got {array.dtype}: convert them, e.g. with np.asarray(x, np.uint64)")
+        raise TypeError(
+            f"{what} must be uint64 or int64, got {array.dtype}: convert them, e.g. with np.asarray(x, np.uint64)"
+        )
     if array.ndim != 1:
         raise ValueError(f"{what} must have one dimension, got shape {array.shape}: pass {what}.ravel()")
     return np.ascontiguousarray(array).view(np.uint64)
@@ -37,7 +39,9 @@ def as_rows(values: npt.ArrayLike, shape: tuple[int, int], table: str, what: str
     if array.dtype != np.float32:
         raise TypeError(f"table {table!r} takes {what} as float32, got {array.dtype}: pass {what}.astype(np.float32)")
     if array.shape != shape and not (dim == 1 and array.shape == (n,)):
-        raise ValueError(f"table {table!r} has dim {dim}, got {what} {array.shape} for {n} keys: pass float32[{n}, {dim}]")
+        raise ValueError(
+            f"table {table!r} has dim {dim}, got {what} {array.shape} for {n} keys: pass float32[{n}, {dim}]"
+        )
     return np.ascontiguousarray(array).reshape(shape)
 
 
