@@ -19,7 +19,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 NATIVE := $(shell find csrc python/shoal -name '*.cc' -o -name '*.h' -o -name '*.pyx' -o -name '*.pxd' 2>/dev/null)
 PACKAGE := $(NATIVE) $(shell find csrc python/shoal -type d -not -name __pycache__ -o -name '*.py' -o -name '*.pyi' 2>/dev/null) \
            pyproject.toml CMakeLists.txt LICENSE
-CPP := $(shell find csrc tests/cpp python/shoal -name '*.cc' -o -name '*.h' 2>/dev/null)
+CPP := $(shell find csrc tests/cpp bench/cpp python/shoal -name '*.cc' -o -name '*.h' 2>/dev/null)
 PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxd' 2>/dev/null)
 
 say = @printf '==> %s\n'
@@ -113,11 +113,16 @@ tsan: cpp-tsan
 # A fixed address-space layout, where the system grants it: the thread sanitizer of older compilers needs one.
 cpp-tsan: run = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: cpp-release cpp-dev cpp-asan cpp-tsan
-cpp-release cpp-dev cpp-asan cpp-tsan: cpp-%: $(STAMPS)/build-tools
-	$(say) 'C++ tests: $* (build/$*)'
+PRESETS := release dev asan tsan
+.PHONY: $(PRESETS:%=compile-%) $(PRESETS:%=cpp-%)
+
+$(PRESETS:%=compile-%): compile-%: $(STAMPS)/build-tools
+	$(say) 'C++: compiling $* (build/$*)'
 	@cmake --preset $* --log-level=WARNING >/dev/null
 	@cmake --build --preset $* -- --quiet
+
+$(PRESETS:%=cpp-%): cpp-%: compile-%
+	$(say) 'C++: testing $*'
 	@$(run) ctest --preset $* --parallel $(JOBS)
 
 py: $(STAMPS)/install $(STAMPS)/torch
@@ -126,7 +131,7 @@ py: $(STAMPS)/install $(STAMPS)/torch
 
 # ---- the rest ----
 
-bench: $(STAMPS)/install $(STAMPS)/dev-tools
+bench: $(STAMPS)/install $(STAMPS)/dev-tools compile-release
 	@set -e; for script in bench/bench_*.py; do printf '==> %s\n' "$$script"; $(BIN)/python "$$script"; done
 
 format: $(STAMPS)/dev-tools
