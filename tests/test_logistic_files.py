@@ -165,10 +165,7 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeyp
     elif where == "within the checkpoint":
         monkeypatch.setattr(checkpoint, "_save_table", fail)
     else:
-        whole = checkpoint.write_atomically
-        monkeypatch.setattr(
-            checkpoint, "write_atomically", lambda p, data: fail() if p.name == files.MODEL_FILE else whole(p, data)
-        )
+        monkeypatch.setattr(files, "write_sealed", fail)
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
         with pytest.raises(CutOffError):
@@ -257,7 +254,7 @@ def test_a_directory_that_is_no_model_or_not_there_is_said(tmp_path):
         with pytest.raises(CorruptionError, match=r"model\.json is missing"):
             LogisticRegression.load(path)
     (tmp_path / "file").touch()
-    with pytest.raises(CorruptionError, match="is a file, a model is a directory"):
+    with pytest.raises(CorruptionError, match="is a file where a directory should be"):
         LogisticRegression.load(tmp_path / "file")
 
 

@@ -31,13 +31,14 @@ PYTHON = {
     "metrics": "_core errors",
     "data": "_core _reader errors",
     "table": "_core errors optim",
-    "checkpoint": "_core errors optim table",
-    "store": "_core errors optim table checkpoint",
-    "models": "_core errors optim table checkpoint store data metrics",
-    "demo": "_core errors optim table checkpoint store data metrics models",
-    "cli": "_core errors optim table checkpoint store data metrics models demo",
+    "sealed": "_core errors",
+    "checkpoint": "_core errors optim table sealed",
+    "store": "_core errors optim table sealed checkpoint",
+    "models": "_core errors optim table sealed checkpoint store data metrics",
+    "demo": "_core errors optim table sealed checkpoint store data metrics models",
+    "cli": "_core errors optim table sealed checkpoint store data metrics models demo",
     "__main__": "cli",
-    "__init__": "_core errors optim table checkpoint store data metrics models",
+    "__init__": "_core errors optim table sealed checkpoint store data metrics models",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

@@ -124,8 +124,9 @@ class Pool::Crew {
   }
 
   const std::size_t stamp_;
-  std::atomic_flag taken_;  // by the caller whose parts the crew works on; not a mutex, since its own parts may ask too
-  std::mutex mutex_;        // guards all below
+  std::atomic_flag
+      taken_;  // by the caller whose parts the crew works on; not a mutex, since its own parts may ask too
+  std::mutex mutex_;  // guards all below
   std::condition_variable wake_;
   std::condition_variable done_;
   const std::function<void(std::size_t)>* work_ = nullptr;

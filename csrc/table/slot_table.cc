@@ -23,7 +23,7 @@ double highest_load(std::size_t cells) noexcept {
     case 3:
       return 0.84;
     default:
-      return 0.86;
+      return 0.87;
   }
 }
 

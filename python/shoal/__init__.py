@@ -56,7 +56,6 @@ __all__ = [
     "Normal",
     "Reader",
     "RowWiseAdagrad",
-    "SGD",
     "ShoalError",
     "Table",
     "TableSpec",

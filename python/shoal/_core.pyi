@@ -1,4 +1,4 @@
-"""The engine. Private: use the functions and classes of ``shoal``, which check and explain what they take."""
+# The engine. Private: use the functions and classes of shoal, which check and explain what they take.
 
 from collections.abc import Sequence
 from typing import Any

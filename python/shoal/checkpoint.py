@@ -19,9 +19,10 @@ from tqdm import tqdm
 from shoal import _core, optim
 from shoal.errors import CorruptionError
 from shoal.optim import Init, Optimizer
+from shoal.sealed import read_sealed, sync_directory, write_sealed
 from shoal.table import Table, TableSpec
 
-__all__ = ["MANIFEST", "Manifest", "load", "read_manifest", "save", "verify", "write_atomically"]
+__all__ = ["MANIFEST", "Manifest", "load", "read_manifest", "save", "verify"]
 
 MANIFEST = "manifest.json"
 FORMAT = "shoal checkpoint"
@@ -95,11 +96,6 @@ class Manifest(msgspec.Struct, frozen=True):
     tables: list[SavedTable]
 
 
-class _Sealed(msgspec.Struct, frozen=True):
-    crc32c: str  # of the bytes of `body`, eight hex digits
-    body: msgspec.Raw
-
-
 def _optimizer(name: str, params: dict[str, float]) -> Optimizer:
     kind = getattr(optim, name, None) if name in optim.__all__ else None
     if not (isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer):
@@ -117,31 +113,6 @@ def _init(name: str, parameter: float, seed: int) -> Init:
     if "seed" in kind.__dataclass_fields__:
         values["seed"] = seed
     return kind(**values)
-
-
-# --- files --------------------------------------------------------------------------------------------------------
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put ``data`` in place of the file at ``path``, or leave that file as it was: nothing in between, on disk too."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_directory(path.parent)
 
 
 # --- saving -------------------------------------------------------------------------------------------------------
@@ -164,7 +135,7 @@ class _SlotWriter:
             self._file = (self._directory / name).open("xb")
             self._file.write(_HEADER)
         offset = self._file.tell()
-        self._file.write(memoryview(section))
+        self._file.write(section.data)
         self.sections.append(Section(slot, len(self.files) - 1, offset, section.nbytes, rows, crc32c))
         if self._file.tell() >= _FILE_BYTES:
             self.finish_file()
@@ -195,10 +166,9 @@ def save(directory: Path, tables: list[Table], slots: int, threads: int, *, prog
                 tqdm(total=total, desc="save", unit=" rows", unit_scale=True, disable=not progress)
             )
             saved = [_save_table(directory, f"{stem}-{k}", t, slots, threads, bar) for k, t in enumerate(tables)]
-        _sync_directory(directory)
+        sync_directory(directory)
         body = msgspec.json.encode(Manifest(FORMAT, VERSION, slots, saved))
-        sealed = _Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body))
-        write_atomically(directory / MANIFEST, msgspec.json.encode(sealed))
+        write_sealed(directory / MANIFEST, body)
     except BaseException:
         for left in directory.glob(f"{stem}-{_SLOT_FILES}"):
             left.unlink(missing_ok=True)
@@ -266,19 +236,7 @@ def read_manifest(directory: Path) -> Manifest:
         It is missing, changed, or of a version that this one does not know.
     """
     path = directory / MANIFEST
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise CorruptionError(f"{path} is missing: this is no checkpoint, or its save was cut off") from None
-    except NotADirectoryError:
-        raise CorruptionError(f"{directory} is a file, a checkpoint is a directory") from None
-    try:
-        sealed = msgspec.json.decode(raw, type=_Sealed, strict=True)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(f"{path} is damaged: {error}") from None
-    body = bytes(sealed.body)
-    if raw != msgspec.json.encode(sealed) or sealed.crc32c != f"{_core.crc32c(body):08x}":
-        raise CorruptionError(f"{path} is damaged: its checksum does not match")
+    body = read_sealed(path, missing="this is no checkpoint, or its save was cut off")
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") != VERSION:
@@ -286,9 +244,30 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = msgspec.json.decode(body, type=Manifest, strict=True)
         for table in manifest.tables:
             table.spec()
+            _check_sections(manifest.slots, table)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
     return manifest
+
+
+def _check_sections(slots: int, table: SavedTable) -> None:
+    """Refuse a description that leads outside of its files: nothing is opened or allocated by unchecked numbers."""
+    for file in table.files:
+        if Path(file.name).name != file.name or not file.name.endswith(_SLOT_FILES[1:]):
+            raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is no name of a slot file")
+    last = -1
+    for section in table.sections:
+        if not last < section.slot < slots:
+            raise ValueError(f"table {table.name!r} has rows of slot {section.slot} after slot {last} of {slots}")
+        last = section.slot
+        if not 0 <= section.file < len(table.files):
+            raise ValueError(f"table {table.name!r}, slot {section.slot}: there is no file {section.file}")
+        if min(section.offset, section.bytes, section.rows) < 0 or (
+            section.offset + section.bytes > table.files[section.file].bytes
+        ):
+            raise ValueError(f"table {table.name!r}, slot {section.slot}: its rows lie outside of their file")
+    if table.rows != sum(section.rows for section in table.sections):
+        raise ValueError(f"table {table.name!r}: {table.rows} rows are not the sum of its sections")
 
 
 def _check_files(directory: Path, table: SavedTable) -> None:

@@ -1,7 +1,7 @@
 """What can go wrong in the world, as opposed to in a call.
 
-Bad input is a :class:`ValueError` or :class:`TypeError` that names the thing, the number and the remedy. Everything else
-that shoal raises on purpose is a :class:`ShoalError`.
+Bad input is a :class:`ValueError` or :class:`TypeError` that names the thing, the number and the remedy. Everything
+else that shoal raises on purpose is a :class:`ShoalError`.
 """
 
 from shoal._core import ShoalError, WrongProcess

@@ -156,8 +156,8 @@ class LocalStore:
     def save(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
         """Write a full checkpoint of all tables.
 
-        All rows are of one moment: pushes from other threads wait until it is written; pulls go on. A checkpoint that is
-        already in ``directory`` is replaced at the very end, by one rename: a save that is cut off leaves it whole.
+        All rows are of one moment: pushes from other threads wait until it is written; pulls go on. A checkpoint that
+        is already in ``directory`` is replaced at the very end, by one rename: a save that is cut off leaves it whole.
 
         Parameters
         ----------

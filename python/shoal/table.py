@@ -53,7 +53,8 @@ def as_out(out: Rows | None, shape: tuple[int, int], table: str) -> Rows:
         raise TypeError(f"out must be a float32 array, got {getattr(out, 'dtype', type(out).__name__)}")
     if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(
-            f"out must be a writeable, C-contiguous float32[{shape[0]}, {shape[1]}] for table {table!r}, got {out.shape}"
+            f"out must be a writeable, C-contiguous float32[{shape[0]}, {shape[1]}] for table {table!r}, "
+            f"got {out.shape}"
             f"{'' if out.flags.c_contiguous else ', not contiguous'}{'' if out.flags.writeable else ', read-only'}"
         )
     return out
@@ -178,7 +179,7 @@ class Handle:
 
     __slots__ = ()
 
-    def wait(self, timeout: float | None = None) -> None:  # noqa: ARG002 - the same call on every kind of store
+    def wait(self, timeout: float | None = None) -> None:
         """Return once the push is applied.
 
         Parameters

@@ -25,9 +25,10 @@ from typing import Any
 
 import msgspec
 
-from shoal import _core, checkpoint
+from shoal import checkpoint
 from shoal.errors import CorruptionError
 from shoal.models.history import History
+from shoal.sealed import read_sealed, write_sealed
 from shoal.store import LocalStore
 from shoal.table import Table
 
@@ -55,11 +56,6 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     examples: int
     format: str | None = msgspec.field(name="reader_format")
     history: History
-
-
-class _Sealed(msgspec.Struct, frozen=True):
-    crc32c: str  # of the bytes of `body`, eight hex digits
-    body: msgspec.Raw
 
 
 def is_model(directory: Path) -> bool:
@@ -97,8 +93,7 @@ def save(directory: Path, described: ModelFile, store: LocalStore, table: Table,
     try:
         checkpoint.save(directory / name, [table], store.slots, store.threads)
         body = msgspec.json.encode(msgspec.structs.replace(described, checkpoint=name))
-        sealed = msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
-        checkpoint.write_atomically(directory / MODEL_FILE, sealed)
+        write_sealed(directory / MODEL_FILE, body)
     except BaseException:
         if _named(directory) != name:
             shutil.rmtree(directory / name, ignore_errors=True)
@@ -106,8 +101,6 @@ def save(directory: Path, described: ModelFile, store: LocalStore, table: Table,
     for path in directory.iterdir():
         if _CHECKPOINT.fullmatch(path.name) and path.name != name:
             shutil.rmtree(path, ignore_errors=True)
-        elif _LEFT_BEHIND.fullmatch(path.name):
-            path.unlink(missing_ok=True)
     return directory
 
 
@@ -128,19 +121,7 @@ def read(directory: Path) -> ModelFile:
         model.json is missing, changed, or of a version that this one does not know.
     """
     path = directory / MODEL_FILE
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise CorruptionError(f"{path} is missing: this is no model, or its first save was cut off") from None
-    except NotADirectoryError:
-        raise CorruptionError(f"{directory} is a file, a model is a directory") from None
-    try:
-        sealed = msgspec.json.decode(raw, type=_Sealed)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(f"{path} is damaged: {error}") from None
-    body = bytes(sealed.body)
-    if sealed.crc32c != f"{_core.crc32c(body):08x}":
-        raise CorruptionError(f"{path} is damaged: its checksum does not match")
+    body = read_sealed(path, missing="this is no model, or its first save was cut off")
     head: Any = msgspec.json.decode(body)
     known = {"format": FORMAT, "version": VERSION, "model": LOGISTIC}
     if not isinstance(head, dict) or any(head.get(name) != value for name, value in known.items()):

@@ -1,0 +1,85 @@
+"""Sealed files: small JSON files that are written whole or not at all, and say so when they were changed.
+
+    {"crc32c": "<eight hex digits>", "body": <any JSON value>}
+
+The checksum is of the bytes of ``body`` as they stand in the file.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from shoal import _core
+from shoal.errors import CorruptionError
+
+__all__ = ["read_sealed", "sync_directory", "write_atomically", "write_sealed"]
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    crc32c: str
+    body: msgspec.Raw
+
+
+def sync_directory(directory: Path) -> None:
+    """Return once the names in ``directory`` are on disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put ``data`` in place of the file at ``path``, or leave that file as it was: nothing in between, on disk too.
+
+    One writer at a time: what writers that were killed left behind is removed.
+    """
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def write_sealed(path: Path, body: bytes) -> None:
+    """Write ``body``, one JSON value, atomically under its checksum."""
+    write_atomically(path, msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body))))
+
+
+def read_sealed(path: Path, *, missing: str) -> bytes:
+    """Read the body of a sealed file.
+
+    Parameters
+    ----------
+    path : Path
+    missing : str
+        What it means that the file is not there.
+
+    Raises
+    ------
+    CorruptionError
+        It is missing or was changed.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptionError(f"{path} is missing: {missing}") from None
+    except NotADirectoryError:
+        raise CorruptionError(f"{path.parent} is a file where a directory should be") from None
+    try:
+        sealed = msgspec.json.decode(raw, type=_Sealed)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"{path} is damaged: {error}") from None
+    body = bytes(sealed.body)
+    if raw != msgspec.json.encode(sealed) or sealed.crc32c != f"{_core.crc32c(body):08x}":
+        raise CorruptionError(f"{path} is damaged: its checksum does not match")
+    return body
