@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
 constexpr std::size_t kBlockElements = 1024;
-constexpr std::size_t kBlockRows = 64;
+constexpr std::size_t kBlockRows = 128;
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 constexpr std::uint32_t kExponent = 0x7f800000U;  // all ones: infinity or NaN
@@ -199,6 +199,11 @@ void Shard::walk(const SlotSlices& batch, const Worker& worker) const {
       return s;
     };
     const auto enter_slot = [&](std::size_t s) {
+      // The slot behind this one: its lock and its table's own fields would miss the cache one after the other.
+      const auto* const behind = reinterpret_cast<const std::byte*>(tables_[std::min(s + 1, end - 1)].get());
+      for (std::size_t at = 0; at < sizeof(Guarded); at += kCacheLine) {
+        __builtin_prefetch(behind + at, 1);
+      }
       Lock lock(tables_[s]->lock);
       tables_[s]->table.prefetch(
           batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]));

@@ -48,7 +48,7 @@ class SlotTable {
   // How far ahead of its use a line is fetched, in keys.
   static constexpr std::size_t kAhead = 16;
   // How many hashes are looked for at a time: find takes more, in rounds of this many.
-  static constexpr std::size_t kRound = 64;
+  static constexpr std::size_t kRound = 128;
 
   struct Entry {
     std::uint64_t hash;
