@@ -25,7 +25,7 @@ inline constexpr std::size_t kCacheLine = 64;
 
 class Region {
  public:
-  static constexpr std::size_t kMapped = std::size_t{8} << 10U;
+  static constexpr std::size_t kMapped = std::size_t{4} << 10U;
 
   Region() = default;
   explicit Region(std::size_t bytes) { resize(bytes); }

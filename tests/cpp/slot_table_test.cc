@@ -1,0 +1,243 @@
+// SlotTable against a map, with verify() after every step.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "check.h"
+#include "table/match.h"
+#include "table/slot_table.h"
+
+namespace shoal {
+namespace {
+
+using Rows = std::map<std::uint64_t, std::uint32_t>;  // what a table should hold: a number a row
+
+std::byte* find_one(const SlotTable& table, std::uint64_t hash) {
+  std::byte* row = nullptr;
+  table.find({&hash, 1}, {&row, 1});
+  return row;
+}
+
+// A row's first and last words hold its number.
+void write(std::byte* row, std::size_t row_bytes, std::uint32_t number) {
+  std::memcpy(row + row_bytes - 4, &number, 4);
+  std::memcpy(row, &number, 4);
+}
+
+std::uint32_t read(const std::byte* row, std::size_t row_bytes) {
+  std::uint32_t first = 0;
+  std::uint32_t last = 0;
+  std::memcpy(&first, row, 4);
+  std::memcpy(&last, row + row_bytes - 4, 4);
+  CHECK_EQ(first, last);
+  return first;
+}
+
+void check_same(const SlotTable& table, const Rows& rows, std::size_t row_bytes) {
+  CHECK_EQ(table.verify(), 0);
+  CHECK_EQ(table.size(), rows.size());
+  const auto entries = table.entries();
+  CHECK_EQ(entries.size(), rows.size());
+  auto expected = rows.begin();
+  for (const auto& entry : entries) {  // both ascend
+    CHECK_EQ(entry.hash, expected->first);
+    CHECK_EQ(read(entry.row, row_bytes), expected->second);
+    ++expected;
+  }
+}
+
+void insert(SlotTable& table, Rows& rows, std::uint64_t hash, std::size_t row_bytes, std::uint32_t number) {
+  if (find_one(table, hash) != nullptr) {
+    CHECK(rows.contains(hash));
+    return;
+  }
+  CHECK(!rows.contains(hash));
+  table.make_room(1);
+  write(table.insert(hash), row_bytes, number);
+  rows[hash] = number;
+}
+
+// Fills, empties and fills again with hashes from `draw`, which lie in slot 2 of 4.
+void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(std::mt19937_64&)>& draw) {
+  const Slots slots(4);
+  const Layout layout(row_bytes, slots);
+  SlotTable table(layout, Slot{2});
+  Rows rows;
+  std::mt19937_64 random(row_bytes);
+  for (int phase = 0; phase < 30; ++phase) {
+    const bool erasing = phase % 10 >= 6;
+    for (int k = 0; k < 150; ++k) {
+      const std::uint64_t hash = erasing && !rows.empty() && k % 3 != 0 ? rows.begin()->first : draw(random);
+      if (erasing) {
+        CHECK_EQ(table.erase(hash), rows.erase(hash) == 1);
+      } else {
+        insert(table, rows, hash, row_bytes, static_cast<std::uint32_t>(random()));
+      }
+    }
+    if (erasing) {
+      table.give_back();
+    }
+    check_same(table, rows, row_bytes);
+  }
+  while (!rows.empty()) {
+    CHECK(table.erase(rows.begin()->first));
+    rows.erase(rows.begin());
+  }
+  table.give_back();
+  CHECK_EQ(table.bytes(), 0);
+}
+
+constexpr std::uint64_t kFirst = 0x8000000000000000U;  // slot 2 of 4
+constexpr std::uint64_t kLast = 0xbfffffffffffffffU;
+constexpr std::size_t kRowBytes[] = {4, 8, 12, 16, 20, 68, 128};
+
+TEST(a_table_agrees_with_a_map_on_mixed_keys) {
+  for (const std::size_t bytes : kRowBytes) {
+    check_against_map(bytes, [](std::mt19937_64& random) { return random() >> 2U | kFirst; });
+  }
+}
+
+TEST(neighbouring_hashes_at_either_end_of_a_slot_wrap_around_and_grow) {
+  for (const std::size_t bytes : kRowBytes) {
+    check_against_map(bytes, [](std::mt19937_64& random) { return kLast - random() % 1000; });
+    check_against_map(bytes, [](std::mt19937_64& random) { return kFirst + random() % 1000; });
+    check_against_map(bytes, [](std::mt19937_64& random) {
+      return random() % 2 == 0 ? kLast - random() % 300 : random() >> 2U | kFirst;
+    });
+  }
+}
+
+TEST(hash_0_and_the_greatest_hash_have_rows_like_any_other) {
+  for (const std::size_t count : {2UL, 1024UL, 16384UL}) {
+    const Slots slots(count);
+    const Layout layout(8, slots);
+    for (const std::uint64_t hash : {std::uint64_t{0}, ~std::uint64_t{0}}) {
+      SlotTable table(layout, slots.of(hash));
+      Rows rows;
+      CHECK(find_one(table, hash) == nullptr);
+      insert(table, rows, hash, 8, 7);
+      check_same(table, rows, 8);
+      CHECK(table.erase(hash));
+      CHECK(!table.erase(hash));
+    }
+  }
+}
+
+TEST(many_hashes_are_found_in_one_call_as_they_are_one_by_one) {
+  const Slots slots(2);
+  const Layout layout(8, slots);
+  SlotTable table(layout, Slot{1});
+  std::mt19937_64 random(3);
+  std::vector<std::uint64_t> hashes;
+  for (int i = 0; i < 5000; ++i) {
+    hashes.push_back(random() | kFirst);
+  }
+  std::sort(hashes.begin(), hashes.end());
+  for (std::size_t i = 0; i < hashes.size(); i += 2) {  // every other one is there
+    table.make_room(1);
+    table.insert(hashes[i]);
+  }
+  for (const std::size_t count : {1UL, 15UL, 16UL, 17UL, 127UL, 128UL, 129UL, 5000UL}) {
+    std::vector<std::byte*> rows(count);
+    table.find(hashes, rows);
+    for (std::size_t i = 0; i < count; ++i) {
+      CHECK(rows[i] == find_one(table, hashes[i]));
+      CHECK_EQ(rows[i] != nullptr, i % 2 == 0);
+    }
+  }
+}
+
+TEST(both_ways_of_matching_a_bucket_agree) {
+#if defined(__x86_64__)
+  if (!has_avx2()) {
+    return;
+  }
+  std::mt19937_64 random(4);
+  alignas(64) std::uint64_t words[8];
+  for (int i = 0; i < 10'000; ++i) {
+    for (auto& word : words) {
+      word = random() % 3;
+    }
+    const auto* const line = reinterpret_cast<const std::byte*>(words);
+    const std::uint64_t wanted = random() % 3;
+    CHECK_EQ(Avx2Match::in<2>(line, wanted), PortableMatch::in<2>(line, wanted));
+    CHECK_EQ(Avx2Match::in<3>(line, wanted), PortableMatch::in<3>(line, wanted));
+    CHECK_EQ(Avx2Match::in<4>(line, wanted), PortableMatch::in<4>(line, wanted));
+    CHECK_EQ(Avx2Match::in<5>(line, wanted), PortableMatch::in<5>(line, wanted));
+  }
+#endif
+}
+
+TEST(a_key_of_8_byte_rows_takes_less_than_20_bytes_at_every_size) {
+  const Slots slots(64);
+  const Layout layout(8, slots);
+  std::vector<SlotTable> tables;
+  for (std::uint32_t s = 0; s < slots.count(); ++s) {
+    tables.emplace_back(layout, Slot{s});
+  }
+  std::size_t keys = 0;
+  for (const std::size_t target : {200'000UL, 215'000UL, 230'000UL, 260'000UL, 300'000UL}) {
+    for (; keys < target; ++keys) {
+      const std::uint64_t hash = mix(keys);
+      SlotTable& table = tables[index_of(slots.of(hash))];
+      table.make_room(1);
+      table.insert(hash);
+    }
+    std::size_t bytes = 0;
+    for (const auto& table : tables) {
+      bytes += table.bytes();
+    }
+    CHECK(bytes < 20 * keys);
+    CHECK(bytes > 18 * keys);
+  }
+}
+
+TEST(reserve_makes_room_for_that_many_and_keeps_what_is_there) {
+  const Slots slots(2);
+  const Layout layout(12, slots);
+  SlotTable table(layout, Slot{1});
+  Rows rows;
+  insert(table, rows, kFirst, 12, 1);
+  table.reserve(10'000);
+  CHECK(table.has_room(9'999));
+  check_same(table, rows, 12);
+  const std::size_t bytes = table.bytes();
+  std::mt19937_64 random(5);
+  while (rows.size() < 10'000) {
+    insert(table, rows, random() | kFirst, 12, 2);
+  }
+  CHECK_EQ(table.bytes(), bytes);
+  check_same(table, rows, 12);
+}
+
+TEST(verify_names_a_broken_invariant) {
+  const Slots slots(2);
+  const Layout layout(8, slots);
+  const auto broken = [&](const std::function<void(std::byte*)>& damage) {
+    SlotTable table(layout, Slot{1});
+    table.reserve(100);
+    std::byte* const row =
+        table.insert(kFirst);  // the first cell of the first bucket, whose payloads start at 32
+    damage(row - 32);
+    return table.verify();
+  };
+  const auto put = [](std::byte* line, std::size_t cell, std::uint64_t value) {
+    std::memcpy(line + cell * 8, &value, 8);
+  };
+  CHECK_EQ(broken([](std::byte*) {}), 0);
+  CHECK_EQ(broken([&](std::byte* line) { put(line, 2, kFirst + 1); }), 1);
+  CHECK_EQ(broken([&](std::byte* line) { put(line, 0, 1); }), 2);
+  CHECK_EQ(broken([&](std::byte* line) { put(line, 1, kFirst); }), 2);
+  CHECK_EQ(broken([&](std::byte* line) { put(line, 0, ~std::uint64_t{0}); }), 3);
+  CHECK_EQ(broken([&](std::byte* line) { put(line, 0, 0); }), 4);
+}
+
+}  // namespace
+}  // namespace shoal
