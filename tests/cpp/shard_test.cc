@@ -1,0 +1,305 @@
+// Shard: requests against a plain map, equal bits for any cut and number of threads, threads at once, forks.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "route/key_batch.h"
+#include "store/shard.h"
+
+namespace shoal {
+namespace {
+
+TableSpec sgd(std::size_t dim, double lr, const char* init = "Zeros", double parameter = 0,
+              Dtype dtype = Dtype::kFloat32) {
+  return {.dim = dim,
+          .dtype = dtype,
+          .optimizer = Optimizer("SGD", {{"lr", lr}, {"weight_decay", 0.0}}),
+          .init = Init(init, parameter, 4),
+          .seed = 1};
+}
+
+TableSpec ftrl() {
+  return {
+      .dim = 1,
+      .dtype = Dtype::kFloat32,
+      .optimizer = Optimizer("FTRL", {{"alpha", 0.1}, {"beta", 1.0}, {"l1", 0.1}, {"l2", 0.1}, {"n0", 0.0}}),
+      .init = Init("Zeros", 0, 0),
+      .seed = 1};
+}
+
+struct Store {
+  Store(const TableSpec& spec, std::size_t slots, std::size_t threads)
+      : pool(threads), cut(slots), shard(spec, cut, pool) {}
+
+  std::vector<float> pull(const std::vector<std::uint64_t>& keys) {
+    const KeyBatch batch(keys, cut, pool);
+    const std::size_t dim = shard.rows().dim();
+    std::vector<float> unique(batch.size() * dim);
+    std::vector<float> rows(keys.size() * dim);
+    shard.pull({batch.hashes(), batch.begins()}, unique);
+    batch.expand(unique, dim, rows, pool);
+    return rows;
+  }
+  void push(const std::vector<std::uint64_t>& keys, const std::vector<float>& grads) {
+    const KeyBatch batch(keys, cut, pool);
+    const std::size_t dim = shard.rows().dim();
+    std::vector<float> sums(batch.size() * dim);
+    batch.sum(grads, dim, sums, pool);
+    shard.push({batch.hashes(), batch.begins()}, sums, shard.advance());
+  }
+  std::size_t erase(const std::vector<std::uint64_t>& keys) {
+    const KeyBatch batch(keys, cut, pool);
+    return shard.erase({batch.hashes(), batch.begins()});
+  }
+
+  Pool pool;
+  Slots cut;
+  Shard shard;
+};
+
+std::vector<std::uint64_t> draw_keys(std::mt19937_64& random, std::size_t n, std::uint64_t among) {
+  std::vector<std::uint64_t> keys(n);
+  for (auto& key : keys) {
+    key = random() % among;
+    if (key == 1) {
+      key = ~std::uint64_t{0};
+    }
+    if (key % 3 == 2) {
+      key = unmix(~std::uint64_t{0} - key);  // neighbours at the end of the last slot
+    }
+  }
+  return keys;
+}
+
+TEST(pushes_and_erasures_agree_with_a_map_for_every_cut_and_number_of_threads) {
+  for (const std::size_t slots : {2UL, 64UL, 4096UL}) {
+    for (const std::size_t threads : {1UL, 3UL}) {
+      Store store(sgd(2, 0.25), slots, threads);
+      std::map<std::uint64_t, std::array<float, 2>> rows;
+      std::mt19937_64 random(slots);
+      for (int phase = 0; phase < 12; ++phase) {
+        const auto keys = draw_keys(random, 6000, 3000);
+        std::vector<float> grads(2 * keys.size());
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+          for (std::size_t e = 0; e < 2; ++e) {
+            grads[2 * i + e] = static_cast<float>(static_cast<int>(random() % 9) - 4);
+            rows[keys[i]][e] -= 0.25F * grads[2 * i + e];  // quarters: exact in any order
+          }
+        }
+        store.push(keys, grads);
+        if (phase % 3 == 2) {
+          const auto gone = draw_keys(random, 2000, 3000);
+          std::size_t count = 0;
+          for (const std::uint64_t key : gone) {
+            count += rows.erase(key);
+          }
+          CHECK_EQ(store.erase(gone), count);
+        }
+        CHECK_EQ(store.shard.verify(), "");
+        CHECK_EQ(store.shard.size(), rows.size());
+        const auto asked = draw_keys(random, 5000, 3500);
+        const auto got = store.pull(asked);
+        for (std::size_t i = 0; i < asked.size(); ++i) {
+          const auto found = rows.find(asked[i]);
+          for (std::size_t e = 0; e < 2; ++e) {
+            CHECK_EQ(got[2 * i + e], found == rows.end() ? 0.0F : found->second[e]);
+          }
+        }
+        CHECK_EQ(store.shard.size(), rows.size());  // a pull creates nothing
+      }
+    }
+  }
+}
+
+TEST(the_bits_are_the_same_for_every_cut_and_number_of_threads) {
+  const auto run = [](std::size_t slots, std::size_t threads) {
+    Store store(ftrl(), slots, threads);
+    std::mt19937_64 random(3);
+    std::normal_distribution<float> normal;
+    for (int t = 0; t < 8; ++t) {
+      const auto keys = draw_keys(random, 20'000, 6000);
+      std::vector<float> grads(keys.size());
+      for (float& g : grads) {
+        g = normal(random);
+      }
+      store.push(keys, grads);
+    }
+    return store.pull(draw_keys(random, 20'000, 7000));
+  };
+  const auto expected = run(1024, 1);
+  CHECK(run(1024, 2) == expected);
+  CHECK(run(2, 3) == expected);
+  CHECK(run(16384, 4) == expected);
+}
+
+TEST(an_unseen_key_reads_the_row_that_it_would_be_given) {
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16}) {
+    Store store(sgd(5, 0.5, "Normal", 0.3, dtype), 64, 1);
+    const std::vector<std::uint64_t> keys{0, 7, ~std::uint64_t{0}};
+    const auto before = store.pull(keys);
+    CHECK_EQ(store.shard.size(), 0);
+    store.push(keys, std::vector<float>(15, 0.0F));  // all zero: created, and every bit kept
+    CHECK_EQ(store.shard.size(), 3);
+    CHECK(store.pull(keys) == before);
+    CHECK(std::any_of(before.begin(), before.end(), [](float w) { return w != 0; }));
+  }
+}
+
+TEST(rows_that_would_not_be_finite_stay_whole_and_are_counted) {
+  Store store(ftrl(), 64, 1);
+  const std::vector<std::uint64_t> keys{1, 2, 3, 4, 5};
+  store.push(keys, {1, 1, 1, 1, 1});
+  const auto before = store.pull(keys);
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  store.push(keys,
+             {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf, 1e20F, 2.0F});  // 1e20^2 is no float32
+  const auto after = store.pull(keys);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK_EQ(after[i], before[i]);
+  }
+  CHECK(after[4] != before[4]);
+  CHECK_EQ(store.shard.stats().nonfinite_rows, 4);
+}
+
+TEST(sections_restore_into_any_cut_and_wrong_ones_change_nothing) {
+  Store store(ftrl(), 16, 1);
+  std::mt19937_64 random(5);
+  const auto keys = draw_keys(random, 5000, 4000);
+  store.push(keys, std::vector<float>(keys.size(), 0.5F));
+  const auto expected = store.pull(keys);
+  for (const std::size_t slots : {2UL, 16UL, 1024UL}) {
+    Store other(ftrl(), slots, 1);
+    std::vector<std::byte> bytes;
+    for (std::uint32_t s = 0; s < 16; ++s) {
+      const std::size_t rows = store.shard.section(Slot{s}, bytes);
+      other.shard.restore(rows, bytes);
+    }
+    CHECK_EQ(other.shard.verify(), "");
+    CHECK_EQ(other.shard.size(), store.shard.size());
+    CHECK(other.pull(keys) == expected);
+  }
+  Store empty(ftrl(), 16, 1);
+  std::vector<std::byte> bytes;
+  const std::size_t rows = store.shard.section(Slot{3}, bytes);
+  CHECK(rows > 2);
+  CHECK_THROWS(empty.shard.restore(rows + 1000, bytes), "does not hold");
+  CHECK_THROWS(empty.shard.restore(std::numeric_limits<std::size_t>::max(), bytes), "does not hold");
+  std::swap_ranges(bytes.begin(), bytes.begin() + 8, bytes.begin() + 8);
+  CHECK_THROWS(empty.shard.restore(rows, bytes), "must ascend");
+  CHECK_EQ(empty.shard.size(), 0);
+}
+
+TEST(a_batch_that_is_cut_otherwise_is_refused) {
+  Store store(ftrl(), 16, 1);
+  Pool pool(1);
+  const std::vector<std::uint64_t> keys{1, 2};
+  const KeyBatch batch(keys, Slots(64), pool);
+  std::vector<float> rows(2);
+  CHECK_THROWS(store.shard.pull({batch.hashes(), batch.begins()}, rows), "64 slots");
+}
+
+TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
+  constexpr std::size_t kDim = 4;
+  constexpr int kRounds = 40;
+  Store store(sgd(kDim, 0.5), 64, 2);
+  std::vector<std::uint64_t> keys(3000);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = i;
+  }
+  const KeyBatch batch(keys, store.cut, store.pool);
+  const SlotSlices slices{batch.hashes(), batch.begins()};
+  std::atomic<bool> torn{false};
+  const auto push = [&] {
+    const std::vector<float> ones(keys.size() * kDim, 1.0F);
+    for (int i = 0; i < kRounds; ++i) {
+      store.shard.push(slices, ones, store.shard.advance());
+    }
+  };
+  const auto pull = [&] {
+    std::vector<float> rows(keys.size() * kDim);
+    for (int i = 0; i < kRounds; ++i) {
+      store.shard.pull(slices, rows);
+      for (std::size_t r = 0; r < keys.size(); ++r) {
+        for (std::size_t e = 1; e < kDim; ++e) {
+          torn = torn || rows[r * kDim + e] != rows[r * kDim];
+        }
+      }
+    }
+  };
+  const auto others = [&] {  // keys of their own come and go meanwhile
+    Pool pool(1);
+    std::vector<std::byte> bytes;
+    for (int i = 0; i < kRounds / 4; ++i) {
+      std::vector<std::uint64_t> strangers(500);
+      for (std::size_t k = 0; k < strangers.size(); ++k) {
+        strangers[k] = 1'000'000 + k * static_cast<std::size_t>(i + 1);
+      }
+      const KeyBatch mine(strangers, store.cut, pool);
+      store.shard.push({mine.hashes(), mine.begins()}, std::vector<float>(mine.size() * kDim, 1.0F),
+                       store.shard.advance());
+      store.shard.freeze();
+      store.shard.section(Slot{5}, bytes);
+      store.shard.thaw();
+      store.shard.erase({mine.hashes(), mine.begins()});
+      store.shard.stats();
+    }
+  };
+  {
+    std::vector<std::thread> threads;
+    for (const auto& work : std::vector<std::function<void()>>{push, push, pull, others}) {
+      threads.emplace_back(work);
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+  }
+  CHECK(!torn);
+  CHECK_EQ(store.shard.verify(), "");
+  CHECK_EQ(store.shard.size(), keys.size());
+  for (const float w : store.pull(keys)) {
+    CHECK_EQ(w, -0.5F * 2 * kRounds);
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which does not follow a fork of a process with threads
+TEST(a_child_after_a_fork_gets_an_error_and_ends_without_waiting) {
+  auto store = std::make_unique<Store>(ftrl(), 64, 2);
+  store->push({1, 2, 3}, {1, 1, 1});
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // a hang ends the child by a signal
+    int code = 1;
+    try {
+      store->pull({1});
+    } catch (const WrongProcess&) {
+      code = 0;
+    }
+    store.reset();
+    _exit(code);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ(WEXITSTATUS(status), 0);
+  CHECK_EQ(store->shard.size(), 3);
+}
+#endif
+
+}  // namespace
+}  // namespace shoal
