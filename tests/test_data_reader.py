@@ -170,6 +170,17 @@ def test_progress_rises_from_zero_to_one(file, packer):
     assert reader.progress() <= seen[0]
 
 
+def test_progress_tells_of_the_pass_that_began_last(file):
+    reader = read_libsvm(file(numbered(200_000)), batch_size=1000)
+    first, second = iter(reader), iter(reader)
+    next(first)
+    next(second)
+    before = reader.progress()
+    assert sum(1 for _ in first) == 199
+    assert reader.progress() == before < 1.0
+    second.close()
+
+
 # ---- errors ----
 
 
@@ -235,12 +246,14 @@ def test_an_error_names_file_line_column_byte_and_text(file):
 
 
 def test_an_error_shows_the_part_of_a_long_line_where_it_is(file):
-    for front, shown in ((1, "'1 1:1 bad 2:1"), (200, ":1 1:1 bad 2:1 2:1"), (400, "1:1 bad'")):
+    for front, shown in ((1, ": '1 1:1 bad 2:1"), (200, ":1 1:1 bad 2:1 2:1"), (400, "1:1 bad'")):
         back = b" 2:1" * (400 - front)
         path = file(b"1" + b" 1:1" * front + b" bad" + back)
         with pytest.raises(ValueError, match="bad") as caught:
             list(read_libsvm(path))
         assert shown in str(caught.value)
+        assert (": '..." in str(caught.value)) == (front > 1)
+        assert ("...'; on_error" in str(caught.value)) == (front < 400)
         assert len(str(caught.value)) < len(str(path)) + 350
 
 
@@ -327,6 +340,15 @@ def test_the_thread_ends_with_an_exception_in_the_loop(file):
     with pytest.raises(ZeroDivisionError):
         divide_all_by_zero()
     assert reading_threads() == []
+
+
+def test_the_thread_ends_while_an_exception_keeps_the_frames_of_the_pass(file):
+    batches = iter(read_libsvm(file(numbered(200_000)), batch_size=100))
+    next(batches)
+    with pytest.raises(KeyError) as caught:
+        batches.throw(KeyError("from the loop"))
+    assert reading_threads() == []
+    assert caught.value.__traceback__ is not None
 
 
 def test_the_thread_ends_with_an_error_in_the_data(file):
@@ -503,6 +525,33 @@ print(10 + sum(len(batch) for batch in batches))
     first, *others = done.stdout.splitlines()
     assert "begin a new pass in this one" in first
     assert others == ["200000", "child 0", "200000"]
+
+
+def test_a_forked_child_can_drop_a_pass_whose_lock_was_held_at_the_fork(file):
+    script = """
+import os, sys, threading
+from shoal.data.ahead import Ahead
+def ones():
+    while True: yield 1
+ahead = Ahead(ones(), 1, "ones")
+held, forked = threading.Event(), threading.Event()
+def hold():
+    with ahead._channel._changed:
+        held.set()
+        forked.wait()
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    del ahead
+    os._exit(3)
+forked.set()
+holder.join()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = run(script, file(b""))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
 # ---- Batch ----

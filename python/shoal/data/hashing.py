@@ -45,7 +45,7 @@ def hash_strings(tokens: Sequence[str] | Sequence[bytes] | NDArray[Any], field: 
     """
     if isinstance(tokens, str | bytes):
         raise TypeError(f"tokens is a single {type(tokens).__name__}: pass a list of them")
-    flat: list[Any] = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
+    flat: list[Any] = list(tokens)
     keys = np.empty(len(flat), np.uint64)
     _reader.hash_tokens(flat, field, keys)
     return keys

@@ -195,7 +195,7 @@ class _Window:
         """Read until there are `want` more bytes, or the stream ends; returns how many there are."""
         carried = self.carried
         self._offset += self._taken
-        needed = carried + want + 1  # one more for the newline that an unended last line lacks
+        needed = carried + want
         if len(self.buffer) < needed:
             larger = bytearray(max(needed, min(2 * len(self.buffer), self._limit)))
             larger[:carried] = memoryview(self.buffer)[self._taken : self._filled]
@@ -224,7 +224,7 @@ class _Window:
         return self._take(self.buffer.find(b"\n", self._new, self._filled) + 1)
 
     def rest(self) -> tuple[memoryview, int]:
-        """Take all there is, with a newline at its end, and its offset."""
+        """Take all there is, with a newline at its end, and its offset; only behind a fill that fell short."""
         if self.carried and self.buffer[self._filled - 1] != _NEWLINE:
             self.buffer[self._filled] = _NEWLINE
             self._filled += 1
