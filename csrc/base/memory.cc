@@ -2,6 +2,10 @@
 
 #include <sys/mman.h>
 
+#ifdef __linux__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -63,6 +67,12 @@ std::byte* allocate(std::size_t bytes) {
 }
 
 }  // namespace
+
+void trim_heap() noexcept {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 std::size_t Region::rounded(std::size_t bytes) noexcept {
   return round_up(bytes, bytes >= kMapped ? kPage : kCacheLine);

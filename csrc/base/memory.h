@@ -23,6 +23,10 @@ namespace shoal {
 
 inline constexpr std::size_t kCacheLine = 64;
 
+// Gives free pages of the heap back to the system: what tables leave there when they outgrow it. Milliseconds, so not
+// for every batch.
+void trim_heap() noexcept;
+
 class Region {
  public:
   static constexpr std::size_t kMapped = std::size_t{4} << 10U;

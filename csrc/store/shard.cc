@@ -340,7 +340,10 @@ void Shard::change(const SlotSlices& batch, const Change& change_block) {
       }
     };
   });
-  rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
+  const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
+  if (std::bit_width(before) != std::bit_width(before + created.load())) {
+    trim_heap();  // a few dozen times in a table's life: slots that outgrew the heap left it full of holes
+  }
 }
 
 void Shard::push(const SlotSlices& batch, std::span<const float> grads, std::uint64_t step) {
