@@ -88,28 +88,28 @@ def test_no_row_is_ever_seen_half_written(dim):
     with shoal.local(threads=2, slots=4) as store:
         table = sgd(store, dim=dim)
         keys = np.arange(64, dtype=np.uint64)
-        stop = threading.Event()
+        pulls = [0, 0]  # by each of two threads
+        done = threading.Event()
 
         def push():
             grads = np.ones((64, dim), np.float32)
-            for _ in range(400):
+            deadline = time.monotonic() + 60
+            while min(pulls) < 50 and time.monotonic() < deadline:
                 table.push(keys, grads)
-            stop.set()
+            done.set()
 
-        def pull():
-            seen = 0
+        def pull(me):
             last = np.zeros(64)
-            while not stop.is_set():
+            while not done.is_set():
                 rows = table.pull(keys)
                 assert np.all(rows == rows[:, :1]), "torn"
                 assert np.all(rows[:, 0] <= last), "a row went back"
                 last = rows[:, 0]
-                seen += 1
-            return seen
+                pulls[me] += 1
 
-        _, *seen = together(push, pull, pull)
-        assert min(seen) > 10
-        assert np.all(table.pull(keys) == -400 * RATE)
+        together(push, lambda: pull(0), lambda: pull(1))
+        assert min(pulls) >= 50
+        assert np.all(table.pull(keys) == -RATE * table.step)
 
 
 def test_items_see_whole_rows_while_others_push():
