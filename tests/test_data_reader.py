@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from oracle.text import bits, libsvm_row, rows_of, rows_of_batch
 from shoal.data import Batch, Reader, read_criteo, read_libsvm
-from shoal.data.ahead import Ahead
+from shoal.data.ahead import Ahead, _Channel
 from shoal.data.rows import LIBSVM, fill
 from shoal.data.source import Lines
 
@@ -457,6 +457,13 @@ def test_an_iterator_that_was_closed_has_ended():
     assert reading_threads() == []
     with pytest.raises(StopIteration):
         next(ahead)
+
+
+def test_a_channel_may_be_closed_by_a_thread_that_is_inside_of_it():
+    channel: _Channel[int] = _Channel(1)
+    with channel._changed:  # as a garbage collection at this place may
+        channel.close()
+    assert not channel.put(1)
 
 
 def iter_forever():

@@ -43,7 +43,7 @@ class _Channel(Generic[T]):
         """Hand on an item, waiting for room, or nothing but the question: False when the consumer is gone."""
         with self._changed:
             if item is not None:
-                while len(self._items) >= self._depth and not self._closed:
+                while len(self._items) >= self._depth:  # closing empties it
                     self._changed.wait()
                 if not self._closed:
                     self._items.append(item)
