@@ -98,7 +98,17 @@ def test_an_integer_may_be_written_in_several_ways_and_has_one_key(keys_of):
 
 
 def test_a_category_is_any_bytes_but_tab_and_newline(keys_of):
-    tokens = [b"a", b"1234567", b"12345678", b"123456789", b"1" * 5000, b" x ", b"\xff\0\r#", "ä".encode()]
+    tokens = [
+        b"a",
+        b"1234567",
+        b"12345678",
+        b"123456789",
+        b"1" * 5000,
+        b" x ",
+        b"\xff\0\r#",
+        b"1234567\r",
+        "ä".encode(),
+    ]
     text = b"".join(line(c20="?").encode().replace(b"?", token) for token in tokens)
     assert [row[0] for row in keys_of(text)] == hash_strings(tokens, field=20).tolist()
 
@@ -145,6 +155,11 @@ def test_a_malformed_line_is_an_error_or_skipped(keys_of, text, complaint):
     with pytest.raises(ValueError, match=complaint):
         keys_of(text)
     assert keys_of(line(c1="1") + text + line(c1="2"), on_error="skip") == [[key(1, "SP1")], [key(1, "SP2")]]
+
+
+def test_nothing_of_a_malformed_line_stays_behind(keys_of):
+    for bad in (line(c1="1", c2="2", c13="x"), line(c1="5", c39="a")[:-1] + "\tb\n", "1" + "\t5" * 30 + "\n"):
+        assert keys_of(bad * 2 + line(c1="2") + bad, on_error="skip") == [[key(1, "SP2")]]
 
 
 def test_tables_are_of_the_shapes_that_the_parser_is_told():

@@ -120,6 +120,11 @@ def test_a_malformed_line_is_an_error_or_skipped(rows, line, complaint):
     assert rows(b"1 1:1\n" + line + b"\n0 2:2\n", on_error="skip") == [(1.0, [(1, 1.0)]), (0.0, [(2, 2.0)])]
 
 
+def test_nothing_of_a_malformed_line_stays_behind(rows):
+    for bad in (b"1 3:1 4:1 bad\n", b"1 3:1 qid:x\n", b"1 3:1 4:x\n", b"1 3:1 18446744073709551616:1\n"):
+        assert rows(bad * 2 + b"0 5:1\n" + bad, on_error="skip") == [(0.0, [(5, 1.0)])]
+
+
 FEATURES = st.tuples(st.integers(0, 2**64 - 1), st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 

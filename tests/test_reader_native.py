@@ -202,6 +202,20 @@ def test_pieces_of_libsvm_in_any_order_come_to_what_the_slow_parser_says(data):
     assert skipped == malformed
 
 
+LIBSVM_TOKENS = st.sampled_from([b"3:1", b"4:-0.5", b"qid:7", b"18446744073709551615:1e-3", b"9:0"])
+LIBSVM_FAULTS = st.sampled_from([b"", b"", b"", b" 3", b" 3:", b" 3:x", b" qid:x", b" 3:1e39", b" :1", b" 1 # c"])
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"1", b"-1", b"2"]), st.lists(LIBSVM_TOKENS, max_size=5), LIBSVM_FAULTS)))
+def test_good_and_malformed_libsvm_lines_come_to_what_the_slow_parser_says(lines):
+    data = b"".join(b" ".join([label, *tokens]) + fault + b"\n" for label, tokens, fault in lines) or b"\n"
+    arrays = Arrays(len(data), len(data))
+    skipped = parse_all(arrays.libsvm, arrays, data)
+    rows, malformed = rows_of(data, libsvm_row)
+    assert bits(rows_of_batch(arrays.batch())) == bits(rows)
+    assert skipped == malformed
+
+
 @given(st.binary(max_size=300))
 def test_random_bytes_come_to_what_the_slow_parsers_say(data):
     data += b"\n"
