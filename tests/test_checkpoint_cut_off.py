@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal import sealed
 
 KEYS = np.arange(200, dtype=np.uint64)
 
@@ -100,7 +101,7 @@ def test_a_process_killed_while_saving_leaves_a_checkpoint_of_one_moment(tmp_pat
         fill(store, 5)
         store.save(folder)
     assert loaded(folder) == 5
-    assert len([path for path in folder.iterdir() if path.suffix != ".tmp"]) == 3  # the litter is gone
+    assert len(list(folder.iterdir())) == 3  # the litter is gone
 
 
 def test_a_failed_load_changes_nothing_and_leaves_nothing_locked(tmp_path, monkeypatch):
@@ -133,3 +134,19 @@ def test_a_path_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
             store.save(tmp_path / "file")
         store.tables["t"].push(KEYS, np.ones((200, 2), np.float32)).wait()
     assert Path(tmp_path / "file").read_bytes() == b""
+
+
+def test_an_interruption_after_the_new_manifest_is_in_place_leaves_the_new_checkpoint(tmp_path, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with shoal.local() as store:
+        fill(store, 1)
+        store.save(tmp_path)
+        fill(store, 2)
+        whole = sealed.sync_directory
+        monkeypatch.setattr(sealed, "sync_directory", interrupt)  # the sync behind the rename of the manifest
+        with pytest.raises(KeyboardInterrupt):
+            store.save(tmp_path)
+        monkeypatch.setattr(sealed, "sync_directory", whole)
+    assert loaded(tmp_path) == 2

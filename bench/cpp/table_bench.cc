@@ -141,8 +141,7 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
     }
     const KeyBatch sorted(batch, slots, pool, scratch);
     const auto start = Clock::now();
-    shard.push({sorted.hashes(), sorted.begins()}, std::span(grads).first(sorted.size() * dim),
-               shard.advance());
+    shard.push({sorted.hashes(), sorted.begins()}, std::span(grads).first(sorted.size() * dim));
     const double seconds = seconds_since(start);
     slowest = std::max(slowest, seconds);
     inserting += seconds;
@@ -210,8 +209,7 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
       draw_batch();
       const KeyBatch sorted(batch, slots, pool, scratch);
       const auto start = Clock::now();
-      shard.push({sorted.hashes(), sorted.begins()}, std::span(grads).first(sorted.size() * dim),
-                 shard.advance());
+      shard.push({sorted.hashes(), sorted.begins()}, std::span(grads).first(sorted.size() * dim));
       pushing += seconds_since(start);
       pushed += static_cast<double>(sorted.size());
     }

@@ -29,7 +29,7 @@ void trim_heap() noexcept;
 
 class Region {
  public:
-  static constexpr std::size_t kMapped = std::size_t{4} << 10U;
+  static constexpr std::size_t kMapped = std::size_t{16} << 10U;
 
   Region() = default;
   explicit Region(std::size_t bytes) { resize(bytes); }

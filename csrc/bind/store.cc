@@ -46,9 +46,7 @@ std::uint64_t push(Shard& shard, const KeyBatch& batch, const Array<float>& grad
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
   const py::gil_scoped_release nogil;
-  const std::uint64_t step = shard.advance();
-  shard.push(slices(batch), from, step);
-  return step;
+  return shard.push(slices(batch), from);
 }
 
 void assign(Shard& shard, const KeyBatch& batch, const Array<float>& rows) {

@@ -314,7 +314,6 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
 
 template <class Change>
 void Shard::change(const SlotSlices& batch, const Change& change_block) {
-  const auto entered = enter();
   std::atomic<std::uint64_t> created{0};
   walk<std::unique_lock<std::shared_mutex>>(batch, [&] {
     return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
@@ -346,10 +345,12 @@ void Shard::change(const SlotSlices& batch, const Change& change_block) {
   }
 }
 
-void Shard::push(const SlotSlices& batch, std::span<const float> grads, std::uint64_t step) {
+std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads) {
   check_batch(batch);
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(grads.size() == batch.hashes.size() * dim, "grads must be len(keys) x dim");
+  const auto entered = enter();
+  const std::uint64_t step = step_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t shared = step_noise(spec_.seed, step);
   const Clip clip = spec_.optimizer.clip();
   std::atomic<std::uint64_t> dropped{0};
@@ -392,6 +393,7 @@ void Shard::push(const SlotSlices& batch, std::span<const float> grads, std::uin
   pushes_.fetch_add(1, std::memory_order_relaxed);
   rows_pushed_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
   nonfinite_rows_.fetch_add(dropped.load(), std::memory_order_relaxed);
+  return step;
 }
 
 void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
@@ -402,6 +404,7 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
     SHOAL_CHECK(is_finite(weights[i]) != 0,
                 "weights must be finite: one of them is " + std::to_string(weights[i]));
   }
+  const auto entered = enter();
   const std::uint64_t shared = step_noise(spec_.seed, 0);
   std::visit(
       [&](const auto& rule) {

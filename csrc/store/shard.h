@@ -87,13 +87,13 @@ class Shard {
   const Slots& slots() const noexcept { return slots_; }
   const Rows& rows() const noexcept { return rows_; }
 
-  // The number of the last push, and a new one: 1 is the first.
+  // The number of the last push; 1 is the first.
   std::uint64_t step() const noexcept { return step_.load(std::memory_order_relaxed); }
   void set_step(std::uint64_t step) noexcept { step_.store(step, std::memory_order_relaxed); }
-  std::uint64_t advance() noexcept { return step_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
   void pull(const SlotSlices& batch, std::span<float> weights) const;
-  void push(const SlotSlices& batch, std::span<const float> grads, std::uint64_t step);
+  // Returns the number of the step: the next one of the table, taken once all is checked and no save is under way.
+  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads);
   void assign(const SlotSlices& batch, std::span<const float> weights);
   std::size_t erase(const SlotSlices& batch);
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
@@ -137,7 +137,7 @@ class Shard {
   // worker(), called once a part, gives work(table, first, last), called for every slot with keys in ascending order.
   template <class Lock, class Worker>
   void walk(const SlotSlices& batch, const Worker& worker) const;
-  // change(block, rows, first) for every block of rows, created where missing.
+  // change(block, rows, first) for every block of rows, created where missing. The caller has entered.
   template <class Change>
   void change(const SlotSlices& batch, const Change& change_block);
   std::shared_lock<std::shared_mutex> enter() const;

@@ -14,9 +14,9 @@
 //              is compacted once a quarter of it is free.
 //
 // Why the limits. At a load of 0.75, 0.80, 0.86 and 0.90 a hit reads 1.27, 1.39, 1.65 and 1.96 lines where a line has
-// four cells (simulated; measured in bench/). Growth is by 1/8, one pass over the slot, so loads lie between 0.76 and
-// 0.86: 1.45 lines and, at 16 bytes a cell, 19.7 bytes a key on the whole. All slots of a table fill at one pace; if they
-// also grew at once, it would swing between 18.6 and 20.9 and stall in bunches. So each slot has sizes of its own: a
+// four cells (simulated; measured in bench/). Growth is by 1/8, one pass over the slot, so loads lie between 0.77 and
+// 0.87: 1.5 lines and, at 16 bytes a cell, 19.5 bytes a key on the whole. All slots of a table fill at one pace; if they
+// also grew at once, it would swing between 18.4 and 20.7 and stall in bunches. So each slot has sizes of its own: a
 // ladder of 9/8, whose rungs are shifted by slot.
 //
 // Invariants (verify() checks them)

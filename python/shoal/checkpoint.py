@@ -170,13 +170,22 @@ def save(directory: Path, tables: list[Table], slots: int, threads: int, *, prog
         body = msgspec.json.encode(Manifest(FORMAT, VERSION, slots, saved))
         write_sealed(directory / MANIFEST, body)
     except BaseException:
-        for left in directory.glob(f"{stem}-{_SLOT_FILES}"):
-            left.unlink(missing_ok=True)
+        if not _names_files_of(directory, stem):  # else the new manifest is in place, and the files are the checkpoint
+            for left in directory.glob(f"{stem}-{_SLOT_FILES}"):
+                left.unlink(missing_ok=True)
         raise
     used = {file.name for table in saved for file in table.files}
     for old in directory.glob(_SLOT_FILES):
         if old.name not in used:
             old.unlink(missing_ok=True)
+
+
+def _names_files_of(directory: Path, stem: str) -> bool:
+    try:
+        manifest = read_manifest(directory)
+    except CorruptionError:
+        return False
+    return any(file.name.startswith(stem) for table in manifest.tables for file in table.files)
 
 
 @contextmanager
@@ -242,6 +251,10 @@ def read_manifest(directory: Path) -> Manifest:
         if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") != VERSION:
             raise CorruptionError(f"{path} is no checkpoint of version {VERSION}: load it with a newer shoal")
         manifest = msgspec.json.decode(body, type=Manifest, strict=True)
+        if manifest.slots not in {1 << bits for bits in range(1, 15)}:
+            raise ValueError(f"{manifest.slots} slots are no power of two from 2 to 16384")
+        if len({table.name for table in manifest.tables}) != len(manifest.tables):
+            raise ValueError("two tables have one name")
         for table in manifest.tables:
             table.spec()
             _check_sections(manifest.slots, table)
@@ -262,10 +275,12 @@ def _check_sections(slots: int, table: SavedTable) -> None:
         last = section.slot
         if not 0 <= section.file < len(table.files):
             raise ValueError(f"table {table.name!r}, slot {section.slot}: there is no file {section.file}")
-        if min(section.offset, section.bytes, section.rows) < 0 or (
-            section.offset + section.bytes > table.files[section.file].bytes
-        ):
+        if min(section.offset, section.bytes, section.rows) < 0 or section.rows * 8 > section.bytes:
+            raise ValueError(f"table {table.name!r}, slot {section.slot}: {section.rows} rows do not fit in its bytes")
+        if section.offset + section.bytes > table.files[section.file].bytes:
             raise ValueError(f"table {table.name!r}, slot {section.slot}: its rows lie outside of their file")
+    if table.step < 0:
+        raise ValueError(f"table {table.name!r} has a step of {table.step}")
     if table.rows != sum(section.rows for section in table.sections):
         raise ValueError(f"table {table.name!r}: {table.rows} rows are not the sum of its sections")
 
@@ -293,10 +308,13 @@ def _sections(directory: Path, table: SavedTable, threads: int) -> Iterator[tupl
 
         def read(section: Section) -> np.ndarray[Any, Any]:
             data = bytearray(section.bytes)
-            got = os.preadv(descriptors[section.file], [data], section.offset)
             path = directory / table.files[section.file].name
-            if got != section.bytes:
-                raise CorruptionError(f"{path} ends within the rows of slot {section.slot}")
+            left, offset = memoryview(data), section.offset
+            while left:  # one call moves at most 2 GiB
+                got = os.preadv(descriptors[section.file], [left], offset)
+                if got == 0:
+                    raise CorruptionError(f"{path} ends within the rows of slot {section.slot}")
+                left, offset = left[got:], offset + got
             if _core.crc32c(data) != section.crc32c:
                 raise CorruptionError(f"{path} is damaged: the checksum of slot {section.slot} does not match")
             return np.frombuffer(data, np.uint8)

@@ -61,7 +61,7 @@ struct Store {
     const std::size_t dim = shard.rows().dim();
     std::vector<float> sums(batch.size() * dim);
     batch.sum(grads, dim, sums, pool);
-    shard.push({batch.hashes(), batch.begins()}, sums, shard.advance());
+    shard.push({batch.hashes(), batch.begins()}, sums);
   }
   std::size_t erase(const std::vector<std::uint64_t>& keys) {
     const KeyBatch batch(keys, cut, pool);
@@ -228,7 +228,7 @@ TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
   const auto push = [&] {
     const std::vector<float> ones(keys.size() * kDim, 1.0F);
     for (int i = 0; i < kRounds; ++i) {
-      store.shard.push(slices, ones, store.shard.advance());
+      store.shard.push(slices, ones);
     }
   };
   const auto pull = [&] {
@@ -251,8 +251,7 @@ TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
         strangers[k] = 1'000'000 + k * static_cast<std::size_t>(i + 1);
       }
       const KeyBatch mine(strangers, store.cut, pool);
-      store.shard.push({mine.hashes(), mine.begins()}, std::vector<float>(mine.size() * kDim, 1.0F),
-                       store.shard.advance());
+      store.shard.push({mine.hashes(), mine.begins()}, std::vector<float>(mine.size() * kDim, 1.0F));
       store.shard.freeze();
       store.shard.section(Slot{5}, bytes);
       store.shard.thaw();
