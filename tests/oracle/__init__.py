@@ -4,6 +4,7 @@ Nothing here imports shoal: a test builds the same run twice, once on each side,
 
 optimizers  one class per update rule, straight from its paper
 others      the rules of other systems that look like ours and are not
+checkpoint  the checkpoint format, read slowly from its document
 table       a table as a dict: dedupe, initial rows, zero and non-finite gradients
 hashing     mix and unmix on Python's integers; keys that meet in one slot or one place
 initial     the rows that unseen keys read

@@ -1,0 +1,111 @@
+"""The checkpoint format as docs/checkpoint-format.md has it: a slow reader, and a seal for forged manifests.
+
+Shares no code with the package: what it reads, the document says.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+COLUMNS = {
+    "SGD": ["w"],
+    "Momentum": ["w", "v"],
+    "Adagrad": ["w", "n"],
+    "RowWiseAdagrad": ["w"],
+    "FTRL": ["z", "n"],
+    "GroupFTRL": ["z", "n"],
+    "Adam": ["w", "m", "v"],
+    "AdamW": ["w", "m", "v"],
+}
+HEADER = b"SHOALSLT" + bytes([1, 0, 0, 0]) + bytes(52)
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C (Castagnoli, reflected polynomial 82f63b78) of ``data``."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+def _table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+TABLE = _table()
+
+
+def sealed(body: object) -> bytes:
+    """Return the bytes of a manifest with this body."""
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    return b'{"crc32c":"%08x","body":%s}' % (crc32c(text), text)
+
+
+def manifest(folder: Path) -> dict:
+    """Return the body of a manifest whose seal holds."""
+    raw = (folder / "manifest.json").read_bytes()
+    start = raw.index(b'"body":') + len(b'"body":')
+    body = raw[start:-1]
+    assert raw == b'{"crc32c":"%08x","body":%s}' % (crc32c(body), body)
+    return json.loads(body)
+
+
+def offsets(table: dict, rows: int) -> dict[str, tuple[int, int, str]]:
+    """Return (start, items a row, type) of each column of a section, and its size as ``end``."""
+    w = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[table["dtype"]]
+    columns = [("hash", 1, "<u8")]
+    columns += [(name, table["dim"], w if name == "w" else "<f4") for name in COLUMNS[table["optimizer"]]]
+    if table["optimizer"] == "RowWiseAdagrad":
+        columns.append(("m", 1, "<f4"))
+    if table["params"].get("per_row_step"):
+        columns.append(("t", 1, "<f4"))
+    found, at = {}, 0
+    for name, width, kind in columns:
+        found[name] = (at, width, kind)
+        at = -(-(at + rows * width * np.dtype(kind).itemsize) // 64) * 64
+    return found | {"end": (at, 0, "")}
+
+
+def read(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Return the columns of every table, in hash order."""
+    body = manifest(folder)
+    assert (body["format"], body["version"]) == ("shoal checkpoint", 1)
+    tables = {}
+    for table in body["tables"]:
+        files = [(folder / file["name"]).read_bytes() for file in table["files"]]
+        ends = [64] * len(files)
+        parts = {name: [] for name in offsets(table, 0) if name != "end"}
+        for slot, number, offset, size, rows, crc in table["sections"]:
+            data = files[number][offset : offset + size]
+            assert files[number].startswith(HEADER)
+            assert crc32c(data) == crc
+            assert offset == ends[number]
+            ends[number] += size
+            places = offsets(table, rows)
+            assert places["end"][0] == size
+            used = bytearray(size)
+            for name, (start, width, kind) in places.items():
+                if name == "end":
+                    continue
+                bytes_ = rows * width * np.dtype(kind).itemsize
+                used[start : start + bytes_] = b"\1" * bytes_
+                values = np.frombuffer(data, kind, rows * width, start).reshape(rows, width)
+                if kind == "<u2":
+                    values = (values.astype(np.uint32) << 16).view(np.float32)
+                parts[name].append(values)
+            assert not any(byte for byte, seen in zip(data, used, strict=True) if not seen)
+            assert {int(h) // (2**64 // body["slots"]) for h in parts["hash"][-1].ravel()} == {slot}
+        assert ends == [len(data) for data in files] == [file["bytes"] for file in table["files"]]
+        columns = {name: np.concatenate(values) if values else np.empty((0, 1)) for name, values in parts.items()}
+        assert np.all(columns["hash"][1:] > columns["hash"][:-1])
+        assert len(columns["hash"]) == table["rows"]
+        tables[table["name"]] = columns
+    return tables
