@@ -1,10 +1,12 @@
 """Saves that are cut off: what was there before is there after, or a load says that nothing is.
 
-By a full disk, by SIGKILL at random moments, by a failing device.
+By an error at every single call to the system, by a full disk, by Ctrl-C, by SIGKILL at random moments.
 """
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
 import random
 import signal
@@ -36,6 +38,103 @@ def loaded(folder):
         rows = np.concatenate([store.tables["t"].pull(KEYS).ravel(), store.tables["u"].pull(KEYS).ravel()])
         assert np.all(np.abs(rows - rows[0]) < 1e-3), "rows of two moments"
         return round(float(rows[0]))
+
+
+class FailingSystem:
+    """Lets the first ``left`` calls to the system pass and fails the next one; a write fails half way."""
+
+    NAMES = ("fsync", "replace", "rename", "unlink", "open", "close", "mkdir", "link", "remove")
+
+    def __init__(self, monkeypatch, error):
+        self.left = None
+        self.failed = False
+        self.error = error
+        for name in self.NAMES:
+            monkeypatch.setattr(os, name, self.failing(getattr(os, name)))
+        real = io.open
+        for module in (builtins, io):
+            monkeypatch.setattr(
+                module, "open", lambda *args, **kwargs: FailingFile(self.failing(real)(*args, **kwargs), self)
+            )
+
+    def count(self):
+        if self.left is not None:
+            if self.left == 0:
+                self.left = None
+                self.failed = True
+                raise self.error
+            self.left -= 1
+
+    def failing(self, call):
+        def counted(*args, **kwargs):
+            self.count()
+            return call(*args, **kwargs)
+
+        return counted
+
+
+class FailingFile:
+    """A file of a failing system."""
+
+    def __init__(self, file, system):
+        self.file = file
+        self.system = system
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        self.file.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self.file.__exit__(*error)
+
+    def write(self, data):
+        try:
+            self.system.count()
+        except BaseException:
+            self.file.write(memoryview(data).cast("B")[: memoryview(data).nbytes // 2])
+            raise
+        return self.file.write(data)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk full", "ctrl-c"]
+)
+@pytest.mark.parametrize("first", [False, True], ids=["over another", "the first"])
+def test_an_error_at_any_call_to_the_system_leaves_the_old_checkpoint_or_the_new(monkeypatch, tmp_path, error, first):
+    system = FailingSystem(monkeypatch, error)
+    with shoal.local(slots=4) as store:
+        fill(store, 1)
+        for calls in range(200):
+            folder = tmp_path / str(calls)
+            if not first:
+                store.save(folder)
+            fill(store, 2)
+            system.left, system.failed = calls, False
+            try:
+                store.save(folder)
+                raised = False
+            except type(error):
+                raised = True
+            system.left = None
+            if not system.failed:
+                break
+            if first:
+                try:
+                    assert loaded(folder) == 2
+                except shoal.CorruptionError:
+                    assert raised
+                    assert not (folder / "manifest.json").exists()
+            else:
+                assert loaded(folder) in {1, 2}
+            store.save(folder)  # and the next save is whole again
+            assert loaded(folder) == 2
+            fill(store, 1)
+        else:
+            pytest.fail("the save never came to its end")
+        assert calls > 5, "nothing was intercepted"
 
 
 LIMITED = """

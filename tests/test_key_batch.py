@@ -150,6 +150,7 @@ def test_a_batch_of_another_cut_is_refused_and_nothing_changes():
         with pytest.raises(ValueError, match="slots"):
             table.pull_unique(batch)
         assert len(table) == 0
+        assert table.step == 0
         assert table.stats().pushes == 0
 
 
