@@ -1,5 +1,6 @@
 """The metrics against scikit-learn, against the sums as they are defined, and against hand-made examples."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shoal.metrics import Metrics, Progress, auc, calibration, logloss, measure, probabilities
+from oracle import metrics as slow
+from shoal.metrics import Accumulator, Metrics, auc, calibration, curves, gauc, logit, logloss, measure, probabilities
 
 
 def draw(n, seed=0, ties=False, rate=0.3):
@@ -17,12 +19,6 @@ def draw(n, seed=0, ties=False, rate=0.3):
     if ties:
         a = np.round(a)
     return (rng.random(n) < rate).astype(np.float32), a
-
-
-def auc_pair_by_pair(labels, scores):
-    """Every (positive, negative) pair: 1 if in order, 1/2 if tied."""
-    pairs = [(p > n) + 0.5 * (p == n) for p in scores[labels == 1] for n in scores[labels == 0]]
-    return np.mean(pairs) if pairs else math.nan
 
 
 # ---- AUC -------------------------------------------------------------------------------------------------------------
@@ -44,7 +40,7 @@ def test_auc_is_that_of_scikit_learn(n, ties):
 @pytest.mark.parametrize("seed", range(20))
 def test_auc_counts_every_pair_and_half_of_each_tie(seed):
     y, a = draw(60, seed=seed, ties=True)
-    assert auc(y, a) == pytest.approx(auc_pair_by_pair(y, a), abs=1e-15)
+    assert auc(y, a) == pytest.approx(slow.auc(y, a), abs=1e-15)
 
 
 def test_auc_of_one_class_is_nan():
@@ -156,72 +152,212 @@ def test_metrics_print_readably_and_are_frozen():
         ([-1, 1], [0.5, 0.5], "at 0"),
     ],
 )
-@pytest.mark.parametrize("metric", [auc, logloss, calibration, measure, Progress().add])
+@pytest.mark.parametrize("metric", [auc, logloss, calibration, measure, Accumulator().update])
 def test_wrong_labels_and_shapes_are_named(metric, labels, scores, what):
     with pytest.raises(ValueError, match=what):
         metric(labels, scores)
 
 
-# ---- Progress --------------------------------------------------------------------------------------------------------
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+GRID = st.integers(-4, 4).map(lambda x: x / 4)  # many ties
+WEIGHT = st.sampled_from([0.0, 0.25, 1.0, 1.0, 3.0, 1e-6, 1e6, 0.1])
+EXAMPLES = st.lists(st.tuples(st.integers(0, 1), GRID, WEIGHT, st.integers(0, 3)), min_size=0, max_size=40)
 
 
-def streamed(y, a, size=97):
-    seen = Progress()
-    for i in range(0, len(y), size):
-        seen.add(y[i : i + size], a[i : i + size])
-    return seen
+def columns(examples):
+    return [np.array(column) for column in zip(*examples, strict=True)] if examples else [np.empty(0)] * 4
 
 
-def test_running_sums_equal_the_sums():
-    y, a = draw(10_000)
-    seen, m = streamed(y, a), measure(y, a)
-    assert seen.logloss == pytest.approx(m.logloss, rel=1e-13)
-    assert seen.calibration == pytest.approx(m.calibration, rel=1e-13)
-    assert seen.metrics().base_rate == m.base_rate
-    assert seen.examples == m.examples
+def same(a, b, abs=1e-12):
+    return (math.isnan(a) and math.isnan(b)) or a == pytest.approx(b, abs=abs, rel=1e-12)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 30.0])
-@pytest.mark.parametrize("seed", range(5))
-def test_the_streaming_auc_is_within_its_bound(scale, seed):
-    y, a = draw(3000, seed=seed)
-    a *= scale
-    seen = streamed(y, a)
-    assert abs(seen.auc - auc(y, a)) <= seen.auc_error + 1e-12
-    if scale == 1.0:
-        assert seen.auc_error < 1e-3
+@pytest.mark.parametrize("n", [3, 7, 385, 10_000])
+@pytest.mark.parametrize("ties", [False, True])
+def test_weighted_auc_and_logloss_are_those_of_scikit_learn(n, ties):
+    sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="the oracle is scikit-learn")
+    y, a = draw(n, seed=n, ties=ties)
+    y[:2] = 0, 1
+    w = np.random.default_rng(n).exponential(size=n)
+    m = measure(y, a, w)
+    assert m.auc == pytest.approx(sklearn_metrics.roc_auc_score(y, a, sample_weight=w), abs=1e-12)
+    assert m.logloss == pytest.approx(sklearn_metrics.log_loss(y, probabilities(a), sample_weight=w), rel=1e-12)
+    assert m.weight == pytest.approx(w.sum(), rel=1e-14)
+    assert m.base_rate == pytest.approx(np.average(y, weights=w), rel=1e-12)
 
 
-def test_the_bound_counts_the_pairs_of_a_bin():
-    seen = Progress()
-    seen.add([0, 1, 1], [0.0001, 0.0002, 5.0])
-    assert seen.auc_error == 0.25
-    assert seen.auc == 0.75
+@given(EXAMPLES)
+def test_weighted_auc_counts_every_pair_by_the_product_of_its_weights(examples):
+    y, s, w, _ = columns(examples)
+    assert same(auc(y, s, w), slow.auc(y, s, w))
 
 
-def test_margins_outside_of_the_histogram_count_in_its_last_bins():
-    seen = Progress()
-    seen.add([0, 1], [-1e30, np.inf])
-    assert (seen.auc, seen.auc_error) == (1.0, 0.0)
+@given(EXAMPLES)
+def test_weighted_means_are_the_weighted_means(examples):
+    y, a, w, _ = columns(examples)
+    m = measure(y, a, w)
+    if not np.any(w > 0):
+        assert math.isnan(m.logloss)
+        return
+    assert same(m.logloss, slow.mean([slow.loss(*e) for e in zip(y, a, strict=True)], w))
+    p = slow.mean([slow.probability(x) for x in a], w)
+    assert same(m.calibration, slow.mean(y, w) / p)
+    assert (m.logloss, m.calibration) == (logloss(y, a, w), calibration(y, a, w))
 
 
-def test_parts_merge_into_the_whole():
-    y, a = draw(5000)
-    whole, left, right = streamed(y, a), streamed(y[:1234], a[:1234]), streamed(y[1234:], a[1234:])
-    left.merge(right)
-    assert (left.auc, left.auc_error, left.examples) == (whole.auc, whole.auc_error, whole.examples)
-    assert left.logloss == pytest.approx(whole.logloss, rel=1e-13)
+@given(st.lists(st.tuples(st.integers(0, 1), GRID, st.integers(0, 5)), min_size=1, max_size=40))
+def test_a_whole_weight_is_as_many_copies(examples):
+    y, a, w = columns(examples)
+    once, copies = measure(y, a, w), measure(np.repeat(y, w), np.repeat(a, w))
+    assert same(once.auc, copies.auc)
+    assert same(once.logloss, copies.logloss)
+    assert same(once.calibration, copies.calibration)
+    assert once.weight == copies.examples
 
 
-def test_nothing_seen_is_nan():
-    seen = Progress()
-    assert all(map(math.isnan, (seen.logloss, seen.auc, seen.auc_error, seen.calibration)))
-    assert seen.metrics().examples == 0
+def test_no_weights_are_weights_of_one_and_0_is_not_there():
+    y, a = draw(300)
+    w = np.ones(300)
+    m, weighted = measure(y, a), measure(y, a, w)
+    assert (m.examples, m.weight, m.auc, m.logloss) == (300, 300.0, weighted.auc, weighted.logloss)
+    w[::3] = 0
+    kept = w > 0
+    part = measure(y[kept], a[kept])
+    left = measure(y, a, w)
+    assert (left.auc, left.weight) == (part.auc, 200.0)
+    assert left.logloss == pytest.approx(part.logloss, rel=1e-14)
 
 
-def test_a_batch_returns_the_sum_of_its_losses_or_takes_the_sums():
-    seen = Progress()
-    assert seen.add([0, 1], [0.0, 0.0]) == pytest.approx(2 * math.log(2))
-    assert seen.add([0, 1], [0.0, 0.0], sums=(1.5, 0.5)) == 1.5
-    assert seen.loss_sum == pytest.approx(2 * math.log(2) + 1.5)
-    assert seen.probability_sum == 1.5
+def test_an_infinite_loss_of_weight_0_is_not_there():
+    assert logloss([0, 1], [np.inf, 0.0], [0.0, 2.0]) == pytest.approx(math.log(2))
+    assert logloss([0, 1], [np.inf, 0.0], [1.0, 2.0]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("weights", "what"),
+    [
+        ([1.0, -0.5], r"weight -0.5 at 1 \(1 of 2\): weights are finite and not negative"),
+        ([np.nan, 1.0], "weight nan at 0"),
+        ([1.0, np.inf], "weight inf at 1"),
+        ([1.0], r"weights \(1,\): pass one weight for each example"),
+    ],
+)
+@pytest.mark.parametrize("metric", [auc, logloss, calibration, measure, curves, Accumulator().update])
+def test_wrong_weights_are_named(metric, weights, what):
+    with pytest.raises(ValueError, match=what):
+        metric([0, 1], [0.5, 0.5], weights)
+
+
+def test_metrics_tell_a_weight_that_is_not_the_number_of_examples():
+    m = Metrics(logloss=0.5, auc=0.7, calibration=1.0, examples=10, base_rate=0.5, weight=1234.5)
+    assert "(10 examples of weight 1,234.5, 50.00 % positive)" in str(m)
+    assert Metrics(logloss=0.5, auc=0.7, calibration=1.0, examples=10, base_rate=0.5).weight == 10.0
+
+
+# ---- GAUC ------------------------------------------------------------------------------------------------------------
+
+
+@given(EXAMPLES, st.booleans())
+def test_gauc_is_the_mean_of_the_groups_auc(examples, weighted):
+    y, s, w, groups = columns(examples)
+    w = w if weighted else None
+    value, both, left_out = slow.gauc(y, s, groups, w)
+    found = gauc(y, s, groups, w)
+    assert same(found.gauc, value)
+    assert (found.groups, found.left_out) == (both, left_out)
+
+
+def test_gauc_of_one_group_is_auc_and_of_none_is_nan():
+    y, s = draw(500, ties=True)
+    assert gauc(y, s, np.zeros(500)).gauc == auc(y, s)
+    assert math.isnan(gauc([], [], []).gauc)
+    alone = gauc([1, 0], [0.5, 0.5], ["a", "b"])
+    assert (math.isnan(alone.gauc), alone.groups, alone.left_out, alone.examples) == (True, 0, 2, 0)
+
+
+def test_gauc_is_not_moved_by_shifting_a_groups_scores_where_auc_is():
+    y, s = draw(1000)
+    groups = np.random.default_rng(1).integers(0, 20, 1000)
+    shifted = s + groups * 10.0
+    assert gauc(y, s, groups) == gauc(y, shifted, groups)
+    assert auc(y, s) != auc(y, shifted)
+
+
+def test_a_group_is_not_drowned_by_the_weights_of_those_before_it():
+    labels, scores, groups = [0, 1, 1, 0], [1.0, 2.0, 1.0, 2.0], [0, 0, 1, 1]
+    found = gauc(labels, scores, groups, [1e15, 1e15, 1e-15, 1e-15])
+    assert found.gauc == pytest.approx(1.0)
+    assert gauc(labels, scores, [1, 1, 0, 0], [1e-15, 1e-15, 1e15, 1e15]).gauc == pytest.approx(0.0, abs=1e-15)
+
+
+def test_gauc_names_groups_of_another_length():
+    with pytest.raises(ValueError, match="one group for each example"):
+        gauc([0, 1], [0.5, 0.6], [7])
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
+@given(EXAMPLES, st.booleans())
+def test_deciles_are_tenths_of_the_weight_with_ties_together(examples, weighted):
+    y, a, w, _ = columns(examples)
+    found = curves(y, a, w if weighted else None).deciles
+    w = w if weighted else np.ones(len(y))
+    if np.sum(w) == 0:
+        assert found == ()
+        return
+    assert sum(d.weight for d in found) == pytest.approx(np.sum(w))
+    assert sum(d.weight * d.mean_label for d in found) == pytest.approx(np.sum(w * y))
+    assert all(d.low <= d.mean_probability * (1 + 1e-12) and d.mean_probability <= d.high * (1 + 1e-12) for d in found)
+    assert all(a.high < b.low for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("n", [1, 9, 10, 11, 385])
+@pytest.mark.parametrize("ties", [False, True])
+def test_deciles_are_those_of_the_slow_twin(n, ties):
+    y, a = draw(n, seed=n, ties=ties)
+    found = curves(y, a).deciles
+    expected = slow.deciles(y.tolist(), a.tolist())
+    assert [d.weight for d in found] == [weight for weight, _, _ in expected]
+    np.testing.assert_allclose([d.mean_probability for d in found], [p for _, p, _ in expected], rtol=1e-12)
+    np.testing.assert_allclose([d.mean_label for d in found], [m for _, _, m in expected], rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [3, 40, 5000])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_roc_curve_is_near_that_of_scikit_learn_and_encloses_nearly_its_area(n, weighted):
+    sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="the oracle is scikit-learn")
+    y, a = draw(n, seed=n, ties=n == 40)
+    y[:2] = 0, 1
+    w = np.random.default_rng(n).exponential(size=n) if weighted else None
+    found = curves(y, a, w)
+    fpr, tpr = np.array(found.fpr), np.array(found.tpr)
+    exact_fpr, exact_tpr, _ = sklearn_metrics.roc_curve(y, a, sample_weight=w, drop_intermediate=False)
+    assert len(fpr) <= 129
+    assert (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
+    assert np.all(np.diff(fpr) >= 0)
+    assert np.all(np.diff(tpr) >= 0)
+    near = np.abs(exact_fpr[:, None] - fpr) + np.abs(exact_tpr[:, None] - tpr)
+    assert near.min(axis=0).max() < 1e-12  # a kept point is a corner of the exact curve
+    assert near.min(axis=1).max() <= 1 / 64  # and every corner is near a kept point
+    assert np.trapezoid(tpr, fpr) == pytest.approx(auc(y, a, w), abs=1 / 64)
+
+
+def test_curves_of_one_class_have_deciles_but_no_roc():
+    one = curves([1, 1], [0.0, 1.0])
+    assert (one.fpr, one.tpr) == ((), ())
+    assert [d.mean_label for d in one.deciles] == [1.0, 1.0]
+    assert curves([], []).deciles == ()
+
+
+# ---- logit -----------------------------------------------------------------------------------------------------------
+
+
+def test_logit_undoes_probabilities_and_refuses_what_is_none():
+    a = np.linspace(-30, 15, 50)
+    np.testing.assert_allclose(logit(probabilities(a)), a, rtol=1e-9, atol=1e-9)
+    assert logit([0.0, 1.0]).tolist() == [-math.inf, math.inf]
+    for wrong in (-0.1, 1.1, np.nan):
+        with pytest.raises(ValueError, match="at 1: probabilities are 0 to 1"):
+            logit([0.5, wrong])

@@ -9,4 +9,5 @@ table       a table as a dict: dedupe, initial rows, zero and non-finite gradien
 hashing     mix and unmix on Python's integers; keys that meet in one slot or one place
 initial     the rows that unseen keys read
 rounding    the grids of float16 and bfloat16
+metrics     AUC pair by pair, GAUC group by group, the weighted means
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.metrics import Metrics, Progress
+from shoal.metrics import Accumulator, Metrics
 
 MOST_POINTS = 256
 
@@ -35,7 +35,7 @@ class Point:
     logloss : float
         The same of all examples of the pass so far.
     auc : float
-        AUC of all examples of the pass so far, within `shoal.metrics.Progress.auc_error`; NaN with one class only.
+        AUC of all examples of the pass so far, within `shoal.metrics.Accumulator.auc_error`; NaN with one class only.
     """
 
     examples: int
@@ -108,7 +108,7 @@ class Curve:
         """The points so far."""
         return tuple(self._points)
 
-    def add(self, examples: int, loss: float, *, total: int, pass_number: int, progress: Progress) -> None:
+    def add(self, examples: int, loss: float, *, total: int, pass_number: int, progress: Accumulator) -> None:
         """Count a batch of ``examples`` with this sum of losses; ``progress`` is the pass's, the batch included."""
         self._batches += 1
         self._examples += examples
@@ -116,7 +116,7 @@ class Curve:
         if self._batches == self._batches_per_window:
             self.close_window(total=total, pass_number=pass_number, progress=progress)
 
-    def close_window(self, *, total: int, pass_number: int, progress: Progress) -> None:
+    def close_window(self, *, total: int, pass_number: int, progress: Accumulator) -> None:
         """End the current window, if there is anything in it."""
         if self._examples > 0:
             self._points.append(

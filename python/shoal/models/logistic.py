@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.metrics import Metrics, Progress, measure, probabilities
+from shoal.metrics import Accumulator, Metrics, measure, probabilities
 from shoal.models import files
 from shoal.models.history import Curve, History, Pass
 from shoal.models.watch import Bar, closing, interrupts_at_boundaries
@@ -211,7 +211,7 @@ class LogisticRegression:
             Mean loss of the batch before it was learned from, in nats; NaN of an empty batch.
         """
         _check_batch(batch)
-        progress = Progress()
+        progress = Accumulator(bits=1)  # asked for the loss alone
         self._learn(batch, progress)
         return progress.logloss
 
@@ -262,7 +262,7 @@ class LogisticRegression:
 
     def _fit_pass(self, reader: Iterable[Batch], valid: Iterable[Batch] | None, title: str, show: bool) -> None:
         number = len(self._passes) + 1
-        seen = Progress()
+        seen = Accumulator()
         dropped = self._table.stats().nonfinite_rows
         begin = time.perf_counter()
         complete = False
@@ -280,7 +280,7 @@ class LogisticRegression:
             self._curve.close_window(total=self._examples, pass_number=number, progress=seen)
             summary = Pass(
                 number=number,
-                metrics=seen.metrics(),
+                metrics=seen.result(),
                 auc_error=seen.auc_error,
                 seconds=time.perf_counter() - begin,
                 skipped=int(getattr(reader, "skipped", 0)),
@@ -293,14 +293,16 @@ class LogisticRegression:
         if dropped := self._table.stats().nonfinite_rows - dropped:
             log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
 
-    def _learn(self, batch: Batch, progress: Progress) -> float:
+    def _learn(self, batch: Batch, progress: Accumulator) -> float:
         """Predict, count into ``progress``, push; returns the sum of losses."""
         keys = self._key_batch(batch)
         margins = self._margins(batch, keys)
         workers = self._store.workers
         loss, slopes = _core.logistic_losses(margins, batch.labels, None, workers)
         # A slope is p - y, so these sums are known; what is wrong with a label is said before anything has changed.
-        progress.add(batch.labels, margins, sums=(loss, float(np.sum(slopes) + np.sum(batch.labels, dtype=np.float64))))
+        progress.update(
+            batch.labels, margins, sums=(loss, float(np.sum(slopes) + np.sum(batch.labels, dtype=np.float64)))
+        )
         gradient = _core.logistic_gradient(batch.indptr, batch.values, keys.native, self._has_bias, slopes, workers)
         self._table.push_unique(keys, gradient).wait()
         self._examples += len(batch)

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from shoal.data import Batch
-from shoal.metrics import Progress
+from shoal.metrics import Accumulator
 
 _TERMINAL_SECONDS = 0.1  # between two looks of a bar
 _FILE_SECONDS = 10.0  # where standard error is no terminal, every look is kept
@@ -28,12 +28,12 @@ class Bar:
     title : str
     reader : object
         Its ``progress()`` tells the share; without one there is none to show.
-    seen : Progress
+    seen : Accumulator
         Filled by the one who learns.
     show : bool
     """
 
-    def __init__(self, title: str, reader: object, seen: Progress, *, show: bool) -> None:
+    def __init__(self, title: str, reader: object, seen: Accumulator, *, show: bool) -> None:
         self._share: Callable[[], float] | None = getattr(reader, "progress", None)
         self._seen = seen
         self._begin = self._next = time.perf_counter()

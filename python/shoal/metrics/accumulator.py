@@ -1,0 +1,337 @@
+"""Metrics of a stream in constant memory, from parts that merge in any order into the same whole.
+
+    sums        weight, positive weight, weight x loss, weight x probability: exact sums of the batches' float64 sums
+    histogram   the weight of each class in 2^bits bins of the margin, equally wide on [-16, 16); what lies outside
+                counts in the first or the last bin
+
+The AUC. A bin keeps the order of margins, so only the P_b N_b pairs inside of a bin may be ordered either way:
+
+    auc_lower = sum_b P_b (N_1 + .. + N_(b-1)) / P N             every such pair in the wrong order
+    auc       = auc_lower + sum_b P_b N_b / 2 P N                every such pair a tie
+    auc_upper = auc_lower + sum_b P_b N_b / P N                  every such pair in the right order
+
+and the exact AUC, ties within equal margins counting half, lies between the first and the last.
+
+Merging is addition. Counts are int64 until the first example with a weight, so unweighted histograms are the same for
+any split and any order of merges. Weighted ones are float64: the same to the bit where all weights are whole numbers
+(or multiples of one power of two) below 2^53 in sum, and within n 2^-52 of each other elsewhere. The sums of batches
+are added without any rounding, so they depend on which batches there were, not on the order of updates and merges.
+
+Cost: 2^(bits + 4) bytes, 1 MiB by default. `update` takes O(n), `merge` and the AUC O(2^bits).
+
+Threads: an accumulator belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.metrics.checked import checked
+from shoal.metrics.exact import Metrics, losses, probabilities, ratio, weighted_sum
+from shoal.metrics.ordered import Curves, Ordered
+
+LIMIT = 16.0
+BITS = 16
+_MOST_BITS = 24
+
+_KIND = "shoal metrics"
+_VERSION = 1
+_HEXADECIMAL = re.compile(r"-?[0-9a-f]{1,1024}")
+_SUMS = ("weight", "positive_weight", "loss", "probability")
+
+
+class ExactSum:
+    """A sum of float64 numbers that is never rounded: an integer of units of 2^-1074. No number may be -inf or NaN."""
+
+    __slots__ = ("_infinite", "_units")
+
+    _UNIT_BITS = 1074  # every finite float64 is a whole number of 2^-1074
+
+    def __init__(self, value: float = 0.0) -> None:
+        self._units = 0
+        self._infinite = False
+        self.add(value)
+
+    def add(self, value: float) -> None:
+        """Add one number."""
+        if value == math.inf:
+            self._infinite = True
+        else:
+            numerator, denominator = value.as_integer_ratio()
+            self._units += numerator << (self._UNIT_BITS + 1 - denominator.bit_length())
+
+    def merge(self, other: ExactSum) -> None:
+        """Add another sum."""
+        self._units += other._units
+        self._infinite |= other._infinite
+
+    def __float__(self) -> float:
+        """Round the sum to the nearest float64."""
+        try:
+            return math.inf if self._infinite else self._units / (1 << self._UNIT_BITS)
+        except OverflowError:
+            return math.inf
+
+    def to_text(self) -> str:
+        """Write the sum, all of it: hexadecimal digits, or "inf"."""
+        return "inf" if self._infinite else f"{self._units:x}"
+
+    @classmethod
+    def from_text(cls, text: object) -> Self:
+        """Read what `to_text` wrote.
+
+        Raises
+        ------
+        ValueError
+            It is something else.
+        """
+        out = cls()
+        if text == "inf":
+            out._infinite = True
+        elif isinstance(text, str) and _HEXADECIMAL.fullmatch(text):
+            out._units = int(text, 16)
+        else:
+            raise ValueError(f"{text!r} is not an exact sum: pass what to_dict wrote")
+        return out
+
+
+class Accumulator:
+    """Metrics of a stream of examples, mergeable, in constant memory.
+
+    Parameters
+    ----------
+    bits : int
+        The histogram has ``2**bits`` bins for each class, 1 to 24; the module says what that costs. One more bit about
+        halves ``auc_error``. Only accumulators with equal bits merge.
+
+    Attributes
+    ----------
+    examples : int
+        How many examples were counted.
+    bits : int
+
+    Examples
+    --------
+    >>> left, right = Accumulator(), Accumulator()
+    >>> loss = left.update([0, 1], [-2.0, 0.0])
+    >>> loss = right.update([0, 1], [0.0, 2.0])
+    >>> left.merge(right)
+    >>> left.auc, left.auc_lower, left.auc_upper, left.result().examples
+    (0.875, 0.75, 1.0, 4)
+    """
+
+    __slots__ = ("_counts", "_loss", "_positive_weight", "_probability", "_weight", "bits", "examples")
+
+    def __init__(self, bits: int = BITS) -> None:
+        if not 1 <= bits <= _MOST_BITS:
+            raise ValueError(f"bits is {bits}: pass 1 to {_MOST_BITS}")
+        self.bits = bits
+        self.examples = 0
+        self._weight = ExactSum()
+        self._positive_weight = ExactSum()
+        self._loss = ExactSum()
+        self._probability = ExactSum()
+        self._counts: npt.NDArray[Any] = np.zeros(2 << bits, np.int64)  # negatives, then positives
+
+    def update(
+        self,
+        labels: npt.ArrayLike,
+        margins: npt.ArrayLike,
+        weights: npt.ArrayLike | None = None,
+        *,
+        sums: tuple[float, float] | None = None,
+    ) -> float:
+        """Count a batch of examples.
+
+        Parameters
+        ----------
+        labels : float[n], 0 or 1
+        margins : float[n]
+            Log-odds (`logit` makes them of probabilities). As predicted before the batch was learned from, if the
+            result is to be progressive.
+        weights : float[n], optional
+            Importance of each example, 0 or more; all 1 if not given.
+        sums : (float, float), optional
+            The weighted sums of the batch's losses and of its probabilities, where they are known already.
+
+        Returns
+        -------
+        float
+            The weighted sum of the batch's losses.
+
+        Raises
+        ------
+        ValueError
+            Lengths differ, a label is neither 0 nor 1, a margin is NaN, a weight is negative or not finite. Nothing
+            was counted.
+        """
+        y, a, w = checked(labels, margins, weights, "margins")
+        loss, probability = sums or (weighted_sum(losses(y, a), w), weighted_sum(probabilities(a), w))
+        bins = np.clip((a + LIMIT) * ((1 << self.bits) / (2 * LIMIT)), 0, (1 << self.bits) - 1).astype(np.int64)
+        bins += y.astype(np.int64) << self.bits
+        if w is None:
+            np.add.at(self._counts, bins, 1)
+        else:
+            self._counts = self._counts.astype(np.float64, copy=False)
+            np.add.at(self._counts, bins, w)
+        self.examples += len(y)
+        self._weight.add(float(len(y)) if w is None else float(np.sum(w)))
+        self._positive_weight.add(weighted_sum(y, w))
+        self._loss.add(loss)
+        self._probability.add(probability)
+        return loss
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what ``other`` counted, as if its examples had been counted here.
+
+        Raises
+        ------
+        ValueError
+            Its histogram has other bins.
+        """
+        if other.bits != self.bits:
+            raise ValueError(f"bits are {self.bits} and {other.bits}: only histograms with equal bits merge")
+        self.examples += other.examples
+        for mine, theirs in zip(self._sums(), other._sums(), strict=True):
+            mine.merge(theirs)
+        self._counts = self._counts + other._counts
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights so far; ``examples`` where nothing is weighted."""
+        return float(self._weight)
+
+    @property
+    def loss_sum(self) -> float:
+        """Weighted sum of the losses so far."""
+        return float(self._loss)
+
+    @property
+    def probability_sum(self) -> float:
+        """Weighted sum of the predicted probabilities so far."""
+        return float(self._probability)
+
+    @property
+    def logloss(self) -> float:
+        """Mean loss so far; NaN before the first example."""
+        return ratio(float(self._loss), float(self._weight))
+
+    @property
+    def calibration(self) -> float:
+        """Sum of labels over sum of predicted probabilities so far."""
+        return ratio(float(self._positive_weight), float(self._probability))
+
+    @property
+    def base_rate(self) -> float:
+        """Share of positive labels so far."""
+        return ratio(float(self._positive_weight), float(self._weight))
+
+    @property
+    def auc(self) -> float:
+        """AUC with the examples of a bin as ties; NaN while there is one class only."""
+        return self._ordered().auc()[1]
+
+    @property
+    def auc_lower(self) -> float:
+        """The least that the exact AUC can be."""
+        return self._ordered().auc()[0]
+
+    @property
+    def auc_upper(self) -> float:
+        """The most that the exact AUC can be."""
+        return self._ordered().auc()[2]
+
+    @property
+    def auc_error(self) -> float:
+        """The most that ``auc`` differs from the exact one: half of what lies between the bounds."""
+        lower, _, upper = self._ordered().auc()
+        return (upper - lower) / 2
+
+    def result(self) -> Metrics:
+        """Return the metrics so far; the AUC is the one within ``auc_error``."""
+        return Metrics(
+            logloss=self.logloss,
+            auc=self.auc,
+            calibration=self.calibration,
+            examples=self.examples,
+            base_rate=self.base_rate,
+            weight=self.weight,
+        )
+
+    def curves(self) -> Curves:
+        """Return the calibration by decile and the ROC curve so far.
+
+        A bin's examples stand at its middle: no predicted probability is off by more than its 2^(1 - bits) part in the
+        odds, those outside of the histogram apart, which stand at its ends.
+        """
+        ordered = self._ordered()
+        return ordered.curves(probabilities(ordered.scores))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe all that was counted as JSON can say it; bins without examples are left out."""
+        filled = np.flatnonzero(self._counts)
+        return {
+            "kind": _KIND,
+            "version": _VERSION,
+            "bits": self.bits,
+            "examples": self.examples,
+            "weighted": self._counts.dtype != np.int64,
+            "sums": {name: exact.to_text() for name, exact in zip(_SUMS, self._sums(), strict=True)},
+            "bins": filled.tolist(),
+            "counts": self._counts[filled].tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, described: dict[str, Any]) -> Self:
+        """Make the accumulator that `to_dict` described; equal to the bit.
+
+        Raises
+        ------
+        ValueError
+            It is no description of an accumulator, or one of a version that this one does not know.
+        """
+        remedy = "pass what to_dict returned"
+        if described.get("kind") != _KIND or described.get("version") != _VERSION:
+            raise ValueError(f"this is no {_KIND} of version {_VERSION}: {remedy}")
+        try:
+            out = cls(_whole(described["bits"], "bits"))
+            out.examples = _whole(described["examples"], "examples")
+            out._weight, out._positive_weight, out._loss, out._probability = (
+                ExactSum.from_text(described["sums"][name]) for name in _SUMS
+            )
+            where, what = np.asarray(described["bins"]), np.asarray(described["counts"])
+            dtype = np.dtype(np.float64 if described["weighted"] else np.int64)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this description of {_KIND} lacks something ({error!r}): {remedy}") from None
+        if len(where.shape) != 1 or where.shape != what.shape:
+            raise ValueError(f"bins {where.shape} and counts {what.shape}: {remedy}")
+        if len(where):
+            if where.dtype != np.int64 or where[0] < 0 or where[-1] >= len(out._counts) or np.any(np.diff(where) <= 0):
+                raise ValueError(f"bins are whole numbers from 0 to {len(out._counts) - 1}, ascending: {remedy}")
+            if what.dtype.kind not in dtype.kind + "i" or not np.all((what > 0) & (what < np.inf)):
+                raise ValueError(f"counts are {dtype} above 0: {remedy}")
+        out._counts = out._counts.astype(dtype, copy=False)
+        if len(where):
+            out._counts[where] = what
+        return out
+
+    def _sums(self) -> tuple[ExactSum, ...]:
+        return self._weight, self._positive_weight, self._loss, self._probability
+
+    def _ordered(self) -> Ordered:
+        """Return the bins with anything in them, each at its middle."""
+        counts = self._counts.reshape(2, -1)
+        filled = np.flatnonzero(counts[0] + counts[1])
+        middles = np.asarray((filled + 0.5) * (2 * LIMIT / (1 << self.bits)) - LIMIT, np.float64)
+        return Ordered(middles, counts[1, filled], counts[0, filled])
+
+
+def _whole(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} is {value!r}: pass a whole number, 0 or more")
+    return value

@@ -1,0 +1,117 @@
+"""When to tell how a stream goes: progressive validation as Vowpal Wabbit prints it.
+
+    average    since       example       example
+    loss       last        counter       weight      AUC
+    0.693147   0.693147             1             1       nan
+    0.601332   0.509517             2             2  0.500000
+    ...
+
+Each example is predicted before it is learned from, so the mean of its losses is that of examples the model has not
+seen. Lines come at the powers of two, where little is told twice and a long stream ends, or every so many examples. A
+batch is never taken apart: a line comes with the first batch that ends at its number or after it.
+
+Nothing is summed here: a line is the difference of what the `Accumulator` of the stream holds now and held then.
+
+Source: Blum, Kalai, Langford, "Beating the hold-out", COLT 1999; the option ``--progress`` of Vowpal Wabbit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.metrics.accumulator import Accumulator
+from shoal.metrics.exact import ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressiveLine:
+    """How a stream goes.
+
+    Attributes
+    ----------
+    examples : int
+        So far.
+    weight : float
+        Sum of their weights.
+    logloss : float
+        Mean loss since the start; of all weights.
+    since_last : float
+        Mean loss since the line before.
+    auc : float
+        Since the start, within `Accumulator.auc_error`.
+    """
+
+    examples: int
+    weight: float
+    logloss: float
+    since_last: float
+    auc: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.logloss:<10.6f} {self.since_last:<10.6f} {self.examples:>14,} {self.weight:>14,.10g} "
+            f"{self.auc:>10.6f}"
+        )
+
+
+class Progressive:
+    """Tells when a line is due, and makes it.
+
+    Parameters
+    ----------
+    every : int or float
+        An int: a line every so many examples. A float above 1: each line at so many times the examples of the one
+        before, from 1 on; 2.0 gives the powers of two.
+
+    Examples
+    --------
+    >>> seen, lines = Accumulator(), Progressive(2.0)
+    >>> for label in [0, 1, 0, 1, 1]:
+    ...     loss = seen.update([label], [0.0])
+    ...     if line := lines.look(seen):
+    ...         print(line.examples, round(line.since_last, 4))
+    1 0.6931
+    2 0.6931
+    4 0.6931
+    """
+
+    HEADER = (
+        f"{'average':<10} {'since':<10} {'example':>14} {'example':>14} {'':>10}\n"
+        f"{'loss':<10} {'last':<10} {'counter':>14} {'weight':>14} {'AUC':>10}"
+    )
+
+    def __init__(self, every: float = 2.0) -> None:
+        if isinstance(every, bool) or not (every >= 1 if isinstance(every, int) else 1.0 < every < float("inf")):
+            raise ValueError(f"every is {every!r}: pass a number of examples (int) or a factor above 1 (float)")
+        self._every = every
+        self._next: float = every if isinstance(every, int) else 1.0
+        self._examples = 0
+        self._weight = 0.0
+        self._loss = 0.0
+
+    def look(self, seen: Accumulator) -> ProgressiveLine | None:
+        """Return a line, if one is due: to be called after each batch that ``seen`` has counted."""
+        if seen.examples < self._next:
+            return None
+        if isinstance(self._every, int):
+            self._next = (seen.examples // self._every + 1) * self._every
+        else:
+            while self._next <= seen.examples:
+                self._next *= self._every
+        return self._line(seen)
+
+    def finish(self, seen: Accumulator) -> ProgressiveLine | None:
+        """Return the line of what came after the last one, if anything did."""
+        return self._line(seen) if seen.examples > self._examples else None
+
+    def _line(self, seen: Accumulator) -> ProgressiveLine:
+        weight, loss = seen.weight, seen.loss_sum
+        line = ProgressiveLine(
+            examples=seen.examples,
+            weight=weight,
+            logloss=seen.logloss,
+            since_last=ratio(loss - self._loss, weight - self._weight),
+            auc=seen.auc,
+        )
+        self._examples, self._weight, self._loss = seen.examples, weight, loss
+        return line
