@@ -1,5 +1,6 @@
 """Model directories: a model comes back bit for bit, a cut-off save costs nothing, damage is named."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import shoal
 from shoal import Batch, CorruptionError, LogisticRegression, checkpoint
 from shoal.models import files
+from shoal.sealed import read_sealed, write_sealed
 
 OPTIMIZERS = [
     shoal.FTRL(alpha=0.3, l1=0.3, clip_value=1.0),
@@ -80,6 +82,19 @@ def test_what_was_not_a_number_comes_back_so(tmp_path):
         assert np.isnan(done.metrics.auc)
         assert np.isnan(again.history.points[0].auc)
         assert done.valid is None
+
+
+def test_the_curves_of_the_validation_are_kept_and_may_be_missing(saved, batch, tmp_path):
+    with LogisticRegression.load(saved) as model:
+        (done,) = model.history.passes
+        assert done.curves == shoal.metrics.curves(batch.labels, model.decision_function(batch))
+    body = json.loads(read_sealed(saved / "model.json", missing=""))
+    for old in body["history"]["passes"]:
+        del old["curves"], old["metrics"]["weight"], old["valid"]["weight"]
+    write_sealed(saved / "model.json", json.dumps(body).encode())
+    with LogisticRegression.load(saved) as model:
+        (again,) = model.history.passes
+        assert again == dataclasses.replace(done, curves=None)
 
 
 def test_the_format_of_the_reader_is_kept(tmp_path):

@@ -32,6 +32,7 @@ from shoal.metrics.exact import (
     logit,
     logloss,
     measure,
+    measure_with_curves,
     probabilities,
 )
 from shoal.metrics.ordered import Curves, Decile
@@ -52,5 +53,6 @@ __all__ = [
     "logit",
     "logloss",
     "measure",
+    "measure_with_curves",
     "probabilities",
 ]

@@ -161,7 +161,7 @@ def logloss(labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.ArrayLik
     0.126928
     """
     y, a, w = checked(labels, margins, weights, "margins")
-    return ratio(weighted_sum(losses(y, a), w), _total(y, w))
+    return ratio(weighted_sum(losses(y, a), w), len(y) if w is None else float(np.sum(w)))
 
 
 def calibration(labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
@@ -312,8 +312,7 @@ def curves(labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.ArrayLike
     >>> [round(decile.mean_probability, 2) for decile in found.deciles]
     [0.12, 0.27, 0.73, 0.88]
     """
-    ordered = Ordered.of(*checked(labels, margins, weights, "margins"))
-    return ordered.curves(probabilities(ordered.scores))
+    return measure_with_curves(labels, margins, weights)[1]
 
 
 def measure(labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Metrics:
@@ -336,16 +335,26 @@ def measure(labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.ArrayLik
     >>> measure([0, 0, 1, 1], [-2.0, 0.0, 0.0, 2.0]).auc
     0.875
     """
+    return measure_with_curves(labels, margins, weights)[0]
+
+
+def measure_with_curves(
+    labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> tuple[Metrics, Curves]:
+    """All metrics and the curves, from one sort: see `measure` and `curves`."""
     y, a, w = checked(labels, margins, weights, "margins")
-    total, positive = _total(y, w), weighted_sum(y, w)
-    return Metrics(
+    ordered = Ordered.of(y, a, w)
+    total = float(len(y)) if w is None else float(np.sum(w))
+    positive = weighted_sum(y, w)
+    metrics = Metrics(
         logloss=ratio(weighted_sum(losses(y, a), w), total),
-        auc=Ordered.of(y, a, w).auc()[1],
+        auc=ordered.auc()[1],
         calibration=ratio(positive, weighted_sum(probabilities(a), w)),
         examples=len(y),
         base_rate=ratio(positive, total),
         weight=total,
     )
+    return metrics, ordered.curves(probabilities(ordered.scores))
 
 
 def losses(y: Floats, a: Floats) -> Floats:
@@ -367,7 +376,3 @@ def entropy(q: float) -> float:
 def ratio(a: float, b: float) -> float:
     """Divide; NaN by zero."""
     return a / b if b else math.nan
-
-
-def _total(y: Floats, w: Floats | None) -> float:
-    return float(len(y)) if w is None else float(np.sum(w))

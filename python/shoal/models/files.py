@@ -164,9 +164,9 @@ def load(directory: Path, store: LocalStore) -> ModelFile:
 
 
 def _nan_for_null(value: Any, name: str = "") -> Any:
-    """Undo what JSON does to NaN; ``valid`` is the one thing that may be missing."""
+    """Undo what JSON does to NaN; what validation gives is all that may be missing."""
     if isinstance(value, dict):
         return {key: _nan_for_null(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
         return [_nan_for_null(inner) for inner in value]
-    return math.nan if value is None and name != "valid" else value
+    return math.nan if value is None and name not in ("valid", "curves") else value

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.metrics import Accumulator, Metrics
+from shoal.metrics import Accumulator, Curves, Metrics
 
 MOST_POINTS = 256
 
@@ -67,6 +67,8 @@ class Pass:
         False if the pass was interrupted.
     valid : Metrics or None
         Of the validation data after the pass.
+    curves : Curves or None
+        Calibration by decile and ROC curve of the validation data after the pass: what `shoal.report` draws.
     """
 
     number: int
@@ -76,6 +78,7 @@ class Pass:
     skipped: int
     complete: bool
     valid: Metrics | None
+    curves: Curves | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

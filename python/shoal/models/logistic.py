@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.metrics import Accumulator, Metrics, measure, probabilities
+from shoal.metrics import Accumulator, Curves, Metrics, measure_with_curves, probabilities
 from shoal.models import files
 from shoal.models.history import Curve, History, Pass
 from shoal.models.watch import Bar, closing, interrupts_at_boundaries
@@ -289,7 +289,8 @@ class LogisticRegression:
             )
             self._passes.append(summary)
         if valid is not None:
-            self._passes[-1] = replace(summary, valid=self.evaluate(valid))
+            metrics, curves = self._measure(valid)
+            self._passes[-1] = replace(summary, valid=metrics, curves=curves)
         if dropped := self._table.stats().nonfinite_rows - dropped:
             log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
 
@@ -380,6 +381,9 @@ class LogisticRegression:
         ValueError
             The model has not learned from anything yet.
         """
+        return self._measure(data)[0]
+
+    def _measure(self, data: Batch | Iterable[Batch]) -> tuple[Metrics, Curves]:
         batches = [data] if isinstance(data, Batch) else data
         _check_iterable(batches, "data", passes=1)
         self._check_fitted()
@@ -390,8 +394,8 @@ class LogisticRegression:
             margins.append(self._predict(batch))
             labels.append(batch.labels)
         if not labels:
-            return measure([], [])
-        return measure(np.concatenate(labels), np.concatenate(margins))
+            return measure_with_curves([], [])
+        return measure_with_curves(np.concatenate(labels), np.concatenate(margins))
 
     def _predict(self, batch: Batch) -> Floats:
         _check_batch(batch)
