@@ -249,3 +249,42 @@ def test_an_interruption_after_the_new_manifest_is_in_place_leaves_the_new_check
             store.save(tmp_path)
         monkeypatch.setattr(sealed, "sync_directory", whole)
     assert loaded(tmp_path) == 2
+
+
+def test_the_names_of_all_directories_that_a_save_makes_are_on_disk_before_the_manifest_is(tmp_path, monkeypatch):
+    calls = []
+
+    def recorded(name, what):
+        real = getattr(os, name)
+
+        def call(*args, **kwargs):
+            result = real(*args, **kwargs)
+            calls.append((name, what(args)))
+            return result
+
+        monkeypatch.setattr(os, name, call)
+
+    recorded("mkdir", lambda args: Path(args[0]))
+    recorded("replace", lambda args: Path(args[1]))
+    recorded("rename", lambda args: Path(args[1]))
+    recorded("fsync", lambda args: Path(os.readlink(f"/proc/self/fd/{args[0]}")))
+    for folder in (tmp_path / "c", tmp_path / "deep" / "er" / "c"):
+        calls.clear()
+        with shoal.local() as store:
+            fill(store, 1)
+            store.save(folder)
+        made = [path for name, path in calls if name == "mkdir"]
+        assert made == [
+            path
+            for path in (tmp_path / "deep", tmp_path / "deep" / "er", folder)
+            if path in folder.parents or path == folder
+        ]
+        (in_place,) = (i for i, (_, path) in enumerate(calls) if path == folder / "manifest.json")
+        for path in made:
+            synced = calls.index(("fsync", path.parent), calls.index(("mkdir", path)))
+            assert synced < in_place
+    calls.clear()
+    with shoal.local() as store:
+        fill(store, 2)
+        store.save(folder)
+    assert folder.parent not in {path for _, path in calls}  # which may be none of ours to read

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,6 +12,10 @@ import pytest
 from shoal import cli, demo
 from shoal.data import hash_strings, read_criteo, read_libsvm
 from shoal.metrics import measure, probabilities
+
+draws = pytest.mark.skipif(
+    find_spec("matplotlib") is None, reason="the picture needs matplotlib: pip install shoal[plot]"
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +115,8 @@ def test_the_account_tells_all_that_was_promised(shown):
     assert report.peak_rss_bytes > 1e7
 
 
+@draws
 def test_there_is_a_picture_and_a_model_that_reproduces_the_numbers(shown, capsys):
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
     out, report, _ = shown
     assert (out / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     arguments = ["evaluate", "--model", report.model, "--data", str(out / "planted_test.tsv"), "--json"]
@@ -119,6 +124,7 @@ def test_there_is_a_picture_and_a_model_that_reproduces_the_numbers(shown, capsy
     assert json.loads(capsys.readouterr().out)["logloss"] == report.held_out.logloss
 
 
+@draws
 def test_it_may_be_run_again_in_the_same_place(shown):
     out, report, _ = shown
     lines = []

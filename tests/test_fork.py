@@ -86,7 +86,13 @@ CALLS = {
     "items": lambda store, table, folder: list(table.items()),
     "len": lambda store, table, folder: len(table),
     "stats": lambda store, table, folder: table.stats(),
+    "step": lambda store, table, folder: table.step,
+    "pull_unique": lambda store, table, folder: table.pull_unique(store.key_batch(KEYS)),
+    "push_unique": lambda store, table, folder: table.push_unique(store.key_batch(KEYS), ONES),
+    "table": lambda store, table, folder: store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0)),
+    "a new table": lambda store, table, folder: store.table("new"),
     "save": lambda store, table, folder: store.save(folder / "child"),
+    "load": lambda store, table, folder: store.load(folder / "parent"),
 }
 
 
@@ -102,10 +108,12 @@ def says_whose_store_it_is(call):
 def test_the_parents_table_says_in_the_child_whose_it_is(call, tmp_path):
     with shoal.local(threads=2) as store:
         table = made(store)
+        store.save(tmp_path / "parent")
         answer = in_child(lambda: says_whose_store_it_is(lambda: call(store, table, tmp_path)))
         assert answer.startswith("WrongProcess")
         assert "fork" in answer
         assert np.all(table.pull(KEYS) == -1)  # the parent goes on
+        assert set(store.tables) == {"t"}
         assert not (tmp_path / "child" / "manifest.json").exists()
 
 
@@ -237,6 +245,39 @@ def square(i):
 
 
 PARENT: dict[str, shoal.Table] = {}
+
+
+def test_a_fork_in_the_midst_of_a_load_never_hangs(tmp_path):
+    """The thread that loads may hold the store's locks at the moment of the fork."""
+    with shoal.local(threads=2, slots=4) as store:
+        table = store.table("t")
+        store.save(tmp_path / "empty")
+        stop = threading.Event()
+
+        def load():
+            while not stop.is_set():
+                store.load(tmp_path / "empty")
+
+        def push():
+            while not stop.is_set():
+                table.push(KEYS[:10], np.ones(10, np.float32))
+
+        def work():
+            for call in (lambda: table.push(KEYS, ONES[:, 0]), lambda: store.table("new"), lambda: table.step):
+                assert says_whose_store_it_is(call).startswith("WrongProcess")
+            store.close()
+            return "fine"
+
+        threads = [threading.Thread(target=work) for work in (load, push)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(25):
+                assert in_child(work) == "fine"
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
 
 def test_a_multiprocessing_pool_by_fork_works():

@@ -413,6 +413,20 @@ def test_labels_other_than_0_and_1_are_refused_and_nothing_is_learned(rng):
         assert model.predict_proba(wrong).shape == (2,)
 
 
+@pytest.mark.parametrize("indptr", [[0, 3, 1, 4], [0, -1, 2, 4], [0, 2**62, 2, 4]], ids=str)
+def test_examples_whose_features_go_back_are_refused_and_nothing_is_learned(rng, indptr):
+    with LogisticRegression() as model:
+        model.partial_fit(make_batch(rng, 20))
+        before, rows, step, seen = model.weights(), len(model.table), model.table.step, model.examples
+        labels, keys = np.array([0, 1, 0], np.float32), np.array([3, 1000, 1001, 7], np.uint64)
+        for call in (model.partial_fit, model.predict_proba, model.evaluate):
+            with pytest.raises(ValueError, match=r"indptr.*\d"):
+                call(Batch(labels, np.array(indptr, np.int64), keys, None))
+        for a, b in zip(before, model.weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert (rows, step, seen) == (len(model.table), model.table.step, model.examples)
+
+
 def test_data_of_another_format_than_the_models_is_refused(rng, tmp_path):
     libsvm, criteo = tmp_path / "a.libsvm", tmp_path / "a.tsv"
     libsvm.write_text("1 3:1\n0 4:1\n")

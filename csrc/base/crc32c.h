@@ -4,11 +4,17 @@
 
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace shoal {
+
+// What is stored or sent is the bytes of numbers as they lie in memory, and the formats say little-endian.
+static_assert(
+    std::endian::native == std::endian::little,
+    "checkpoints hold little-endian numbers, which this machine would have to turn around: not supported");
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from shoal import _core, optim
 from shoal.errors import CorruptionError
 from shoal.optim import Init, Optimizer
-from shoal.sealed import read_sealed, sync_directory, write_sealed
+from shoal.sealed import make_directory, read_sealed, sync_directory, write_sealed
 from shoal.table import Table, TableSpec
 
 __all__ = ["MANIFEST", "Manifest", "load", "read_manifest", "save", "verify"]
@@ -155,17 +155,20 @@ class _SlotWriter:
 
 def save(directory: Path, tables: list[Table], slots: int, threads: int, *, progress: bool = False) -> None:
     """Write a full checkpoint of ``tables``; see :meth:`shoal.store.LocalStore.save`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     stem = secrets.token_hex(4)  # no file of an earlier checkpoint is touched before the new manifest is in place
     try:
         with ExitStack() as still:
-            for table in tables:  # writers wait, so that all tables are of one moment
-                still.enter_context(_frozen(table.shard))
-            total = sum(len(table) for table in tables)
+            # Writers wait, so that all tables are of one moment.
+            frozen = [(table.spec, still.enter_context(_frozen(table.shard))) for table in tables]
+            total = sum(len(shard) for _, shard in frozen)
             bar = still.enter_context(
                 tqdm(total=total, desc="save", unit=" rows", unit_scale=True, disable=not progress)
             )
-            saved = [_save_table(directory, f"{stem}-{k}", t, slots, threads, bar) for k, t in enumerate(tables)]
+            saved = [
+                _save_table(directory, f"{stem}-{k}", spec, shard, slots, threads, bar)
+                for k, (spec, shard) in enumerate(frozen)
+            ]
         sync_directory(directory)
         body = msgspec.json.encode(Manifest(FORMAT, VERSION, slots, saved))
         write_sealed(directory / MANIFEST, body)
@@ -189,17 +192,17 @@ def _names_files_of(directory: Path, stem: str) -> bool:
 
 
 @contextmanager
-def _frozen(shard: _core.Shard) -> Iterator[None]:
+def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
     shard.freeze()
     try:
-        yield
+        yield shard
     finally:
         shard.thaw()
 
 
-def _save_table(directory: Path, stem: str, table: Table, slots: int, threads: int, bar: Any) -> SavedTable:
-    spec, shard = table.spec, table.shard
-
+def _save_table(
+    directory: Path, stem: str, spec: TableSpec, shard: _core.Shard, slots: int, threads: int, bar: Any
+) -> SavedTable:
     def make(slot: int) -> tuple[int, int, np.ndarray[Any, Any], int]:
         rows, section = shard.section(slot)
         return slot, rows, section, _core.crc32c(section)
@@ -348,10 +351,9 @@ def verify(directory: Path, threads: int = 1, *, progress: bool = False) -> Mani
 
 
 def load(
-    directory: Path, slots: int, workers: _core.Workers, *, progress: bool = False
+    directory: Path, manifest: Manifest, slots: int, workers: _core.Workers, *, progress: bool = False
 ) -> list[tuple[TableSpec, _core.Shard]]:
-    """Read a checkpoint into new shards; see :meth:`shoal.store.LocalStore.load`."""
-    manifest = read_manifest(directory)
+    """Read what ``manifest`` names into new shards; see :meth:`shoal.store.LocalStore.load`."""
     for table in manifest.tables:
         _check_files(directory, table)
     loaded: list[tuple[TableSpec, _core.Shard]] = []

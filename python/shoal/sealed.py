@@ -14,7 +14,7 @@ import msgspec
 from shoal import _core
 from shoal.errors import CorruptionError
 
-__all__ = ["read_sealed", "sync_directory", "write_atomically", "write_sealed"]
+__all__ = ["make_directory", "read_sealed", "sync_directory", "write_atomically", "write_sealed"]
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -29,6 +29,14 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(directory: Path) -> None:
+    """Make ``directory`` and what is missing above it; return once the new names are on disk."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -1,13 +1,16 @@
 """Stores: where tables live. ``local`` keeps them in this process."""
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from shoal import _core, checkpoint
 from shoal.errors import ClosedError
+from shoal.gate import Gate
 from shoal.optim import FTRL, Init, Optimizer, Zeros
 from shoal.table import KeyBatch, Keys, Table, TableSpec
 
@@ -46,6 +49,9 @@ class LocalStore:
     Safe from any thread. After a fork the child's copy raises :class:`shoal.errors.WrongProcess`: make a store there.
     """
 
+    # Locks, in this order: _lock, which guards _tables and _open; _gate, through which changes and saves pass, and
+    # which a load shuts while it swaps. A child touches neither.
+
     def __init__(self, *, threads: int | None = None, slots: int = 1024) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = cores if threads is None else threads
@@ -55,6 +61,8 @@ class LocalStore:
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")
         self._slots = slots
         self._workers = _core.Workers(count)
+        self._gate = Gate()
+        self._lock = threading.Lock()
         self._tables: dict[str, Table] = {}
         self._open = True
 
@@ -73,6 +81,18 @@ class LocalStore:
     def _check_open(self) -> None:
         if not self._open:
             raise ClosedError("this store was closed: make a new one with shoal.local()")
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        self._gate.check_process()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let nobody else make tables or close the store."""
+        self._check_usable()
+        with self._lock:
+            self._check_open()
+            yield
 
     @property
     def threads(self) -> int:
@@ -130,13 +150,17 @@ class LocalStore:
         ValueError
             A table of that name has another description.
         """
-        self._check_open()
         spec = TableSpec(name=name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed)
-        known = self._tables.get(name)
-        if known is not None:
-            _check_same(known.spec, spec)
-            return known
-        return self._tables.setdefault(name, Table(spec, self._slots, self._workers))
+        with self._locked():
+            known = self._tables.get(name)
+            if known is None:
+                known = self._add(spec, spec.shard(self._slots, self._workers))
+        _check_same(known.spec, spec)
+        return known
+
+    def _add(self, spec: TableSpec, shard: _core.Shard) -> Table:
+        table = self._tables[spec.name] = Table(spec, shard, self._slots, self._workers, self._gate)
+        return table
 
     def key_batch(self, keys: Keys) -> KeyBatch:
         """Sort keys once, for pulls and pushes on any table of this store.
@@ -166,13 +190,19 @@ class LocalStore:
         progress : bool
             Whether to show a progress bar.
         """
-        self._check_open()
-        checkpoint.save(Path(directory), list(self._tables.values()), self._slots, self.threads, progress=progress)
+        with self._locked():
+            tables = list(self._tables.values())
+
+        def write() -> None:
+            checkpoint.save(Path(directory), tables, self._slots, self.threads, progress=progress)
+
+        self._gate.change(write)  # no load puts other rows in place meanwhile
 
     def load(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
         """Read a checkpoint: its tables are made, or take the place of the rows of tables that are there.
 
-        It may have been written with any number of slots and threads. Tables that it does not name stay.
+        It may have been written with any number of slots and threads. Tables that it does not name stay. All tables get
+        their rows at one moment: a push from another thread is done before it, or is made to the rows that were loaded.
 
         Parameters
         ----------
@@ -187,20 +217,32 @@ class LocalStore:
         ValueError
             A table of the store has another description than the checkpoint's. Nothing was loaded.
         """
-        self._check_open()
-        for saved in checkpoint.read_manifest(Path(directory)).tables:
-            known = self._tables.get(saved.name)
+        self._check_usable()
+        manifest = checkpoint.read_manifest(Path(directory))
+        self._check_known(table.spec() for table in manifest.tables)  # before the rows, which take a while
+        loaded = checkpoint.load(Path(directory), manifest, self._slots, self._workers, progress=progress)
+        with self._locked(), self._gate.shut():
+            self._check_known(spec for spec, _ in loaded)  # tables may have been made meanwhile
+            for spec, shard in loaded:
+                known = self._tables.get(spec.name)
+                if known is None:
+                    self._add(spec, shard)
+                else:
+                    known.replace_shard(shard)
+
+    def _check_known(self, specs: Iterable[TableSpec]) -> None:
+        for spec in specs:
+            known = self._tables.get(spec.name)
             if known is not None:
-                _check_same(known.spec, saved.spec())
-        for spec, shard in checkpoint.load(Path(directory), self._slots, self._workers, progress=progress):
-            self._tables.setdefault(spec.name, Table(spec, self._slots, self._workers)).replace_shard(shard)
+                _check_same(known.spec, spec)
 
     def close(self) -> None:
         """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on."""
-        self._open = False
-        for table in self._tables.values():
-            table.replace_shard(None)
-        self._tables.clear()
+        with self._lock if self._gate.is_ours else nullcontext():
+            self._open = False
+            for table in self._tables.values():
+                table.replace_shard(None)
+            self._tables.clear()
 
 
 def _check_same(known: TableSpec, spec: TableSpec) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.errors import ClosedError
+from shoal.gate import Gate
 from shoal.optim import Init, Optimizer
 
 __all__ = ["Handle", "KeyBatch", "Table", "TableSpec", "TableStats", "mix", "unmix"]
@@ -301,11 +302,12 @@ class Table:
     [[-1.0, -1.0], [-1.0, -1.0], [-0.5, -0.5]]
     """
 
-    def __init__(self, spec: TableSpec, slots: int, workers: _core.Workers) -> None:
+    def __init__(self, spec: TableSpec, shard: _core.Shard, slots: int, workers: _core.Workers, gate: Gate) -> None:
         self._spec = spec
+        self._shard: _core.Shard | None = shard
         self._slots = slots
         self._workers = workers
-        self._shard: _core.Shard | None = spec.shard(slots, workers)
+        self._gate = gate
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
@@ -352,19 +354,27 @@ class Table:
 
     @property
     def shard(self) -> _core.Shard:
-        """The engine's object.
+        """The engine's object; a load puts another in its place.
 
         Raises
         ------
         ClosedError
             The store was closed.
+        WrongProcess
+            The store was made before a fork, by the parent.
         """
-        if self._shard is None:
+        shard = self._shard
+        if shard is None:
             raise ClosedError(f"table {self.name!r} belongs to a store that was closed: make a new store")
-        return self._shard
+        self._gate.check_process()
+        return shard
+
+    def _check_usable(self) -> None:
+        """Say before any work that there are no rows to change."""
+        _ = self.shard
 
     def replace_shard(self, shard: _core.Shard | None) -> None:
-        """Put other rows in place of these: what loading and closing do."""
+        """Put other rows in place of these: what loading does, behind the shut gate, and closing."""
         self._shard = shard
 
     def _batch(self, keys: Keys) -> KeyBatch:
@@ -413,10 +423,10 @@ class Table:
         Handle
             ``wait()`` returns once the push is applied.
         """
-        shard = self.shard
+        self._check_usable()
         batch = self._batch(keys)
         summed = batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads"))
-        shard.push(batch.native, summed)
+        self._gate.change(lambda: self.shard.push(batch.native, summed))
         return Handle()
 
     def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
@@ -450,7 +460,8 @@ class Table:
         -------
         Handle
         """
-        self.shard.push(batch.native, as_rows(grads, (len(batch), self.dim), self.name, "grads"))
+        given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
+        self._gate.change(lambda: self.shard.push(batch.native, given))
         return Handle()
 
     def assign(self, keys: Keys, rows: Rows) -> None:
@@ -466,7 +477,7 @@ class Table:
         rows : float32[n, dim], at dim 1 also float32[n]
             Finite.
         """
-        shard = self.shard
+        self._check_usable()
         batch = self._batch(keys)
         if len(batch) != batch.given:
             twice = batch.keys[batch.counts() > 1][0]
@@ -477,7 +488,7 @@ class Table:
         given = as_rows(rows, (batch.given, self.dim), self.name, "rows")
         in_order = np.empty_like(given)
         in_order[batch.inverse] = given
-        shard.assign(batch.native, in_order)
+        self._gate.change(lambda: self.shard.assign(batch.native, in_order))
 
     def erase(self, keys: Keys) -> int:
         """Remove the rows of ``keys``; memory goes back to the system.
@@ -492,8 +503,9 @@ class Table:
         int
             How many rows there were.
         """
-        shard = self.shard
-        return shard.erase(self._batch(keys).native)
+        self._check_usable()
+        batch = self._batch(keys)
+        return self._gate.change(lambda: self.shard.erase(batch.native))
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Tell which of ``keys`` have a row.

@@ -28,7 +28,7 @@ import msgspec
 from shoal import checkpoint
 from shoal.errors import CorruptionError
 from shoal.models.history import History
-from shoal.sealed import read_sealed, write_sealed
+from shoal.sealed import make_directory, read_sealed, write_sealed
 from shoal.store import LocalStore
 from shoal.table import Table
 
@@ -87,7 +87,7 @@ def check_target(directory: Path, *, overwrite: bool) -> None:
 def save(directory: Path, described: ModelFile, store: LocalStore, table: Table, *, overwrite: bool) -> Path:
     """Write a model; see `shoal.LogisticRegression.save`."""
     check_target(directory, overwrite=overwrite)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     taken = [int(found[1]) for path in directory.iterdir() if (found := _CHECKPOINT.fullmatch(path.name))]
     name = f"checkpoint-{max(taken, default=0) + 1:06}"
     try:
