@@ -37,9 +37,10 @@ PYTHON = {
     "store": "_core errors optim gate table sealed checkpoint",
     "models": "_core errors optim table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
-    "cli": "_core errors optim table sealed checkpoint store data metrics models demo",
+    "reports": "_core errors optim table sealed checkpoint store data metrics models",
+    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports",
     "__main__": "cli",
-    "__init__": "_core errors optim table sealed checkpoint store data metrics models",
+    "__init__": "_core errors optim table sealed checkpoint store data metrics models reports",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

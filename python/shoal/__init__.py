@@ -31,6 +31,7 @@ from shoal.optim import (
     Uniform,
     Zeros,
 )
+from shoal.reports import report
 from shoal.store import LocalStore, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
 
@@ -68,5 +69,6 @@ __all__ = [
     "mix",
     "read_criteo",
     "read_libsvm",
+    "report",
     "unmix",
 ]

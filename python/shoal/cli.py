@@ -1,4 +1,4 @@
-"""The command ``shoal``: train, predict, evaluate, inspect, demo.
+"""The command ``shoal``: train, predict, evaluate, report, inspect, demo.
 
 Every command is a function of parsed arguments that returns what it has to say: text for people, one JSON object for
 machines (``--json``). Results go to standard output; bars, notes and errors to standard error.
@@ -251,6 +251,27 @@ def _reader(path: str, form: str, arguments: argparse.Namespace) -> Reader:
     return read(path, batch_size=arguments.batch_size, on_error=arguments.on_error)
 
 
+# ---- report ----------------------------------------------------------------------------------------------------------
+
+
+def report(arguments: argparse.Namespace) -> Answer:
+    """Write what there is to see of a model as one HTML file."""
+    from shoal import reports
+    from shoal.models import files
+
+    directory = Path(arguments.directory)
+    if not directory.exists():
+        raise ValueError(f"{directory}: there is no such model")
+    form = arguments.format or files.read(directory).format
+    valid = None
+    if arguments.valid is not None:
+        if form is None:
+            raise ValueError(f"{directory} does not tell the format that it was trained on: pass --format")
+        valid = _reader(arguments.valid, form, arguments)
+    out = reports.report(directory, arguments.out, valid, top=arguments.top, threads=arguments.threads)
+    return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})
+
+
 # ---- inspect ---------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +415,14 @@ examples:
   calibration  positives over predicted positives: 1 is right
   NE           logloss over that of always predicting the share of positives
 """,
+    "report": """\
+examples:
+  $ shoal report ctr                        # ctr/report.html, with what training recorded
+  $ shoal report ctr --valid day_1.tsv --out ctr.html
+
+One HTML file with the learning curve, calibration and ROC on the held-out file (without one, on the --valid of the
+training), settings, counts and the largest weights. It loads nothing from anywhere.
+""",
     "inspect": """\
 examples:
   $ shoal inspect ctr
@@ -445,6 +474,15 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
         _reading(command)
         _machine(command)
+
+    seen = _command(commands, "report", "Write an HTML page with all there is to see of a model.", report)
+    seen.add_argument("directory", metavar="DIR", help="the model")
+    seen.add_argument("--out", metavar="FILE", help="where the page goes (default: DIR/report.html)")
+    seen.add_argument("--valid", metavar="FILE", help="held-out examples to measure")
+    seen.add_argument("--format", choices=FORMATS, help="of the file (default: what the model was trained on)")
+    seen.add_argument("--top", type=int, default=30, metavar="N", help="weights to list (default: %(default)s)")
+    _reading(seen)
+    _machine(seen)
 
     look = _command(commands, "inspect", "Tell what is in a model or a checkpoint, and verify it.", inspect)
     look.add_argument("directory", metavar="DIR", help="a model or a checkpoint")

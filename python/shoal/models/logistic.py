@@ -289,7 +289,7 @@ class LogisticRegression:
             )
             self._passes.append(summary)
         if valid is not None:
-            metrics, curves = self._measure(valid)
+            metrics, curves = self.measure(valid)
             self._passes[-1] = replace(summary, valid=metrics, curves=curves)
         if dropped := self._table.stats().nonfinite_rows - dropped:
             log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
@@ -381,9 +381,25 @@ class LogisticRegression:
         ValueError
             The model has not learned from anything yet.
         """
-        return self._measure(data)[0]
+        return self.measure(data)[0]
 
-    def _measure(self, data: Batch | Iterable[Batch]) -> tuple[Metrics, Curves]:
+    def measure(self, data: Batch | Iterable[Batch]) -> tuple[Metrics, Curves]:
+        """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        Metrics
+        Curves
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
         batches = [data] if isinstance(data, Batch) else data
         _check_iterable(batches, "data", passes=1)
         self._check_fitted()

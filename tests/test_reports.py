@@ -1,0 +1,299 @@
+"""Reports: one HTML file that is well formed, loads nothing and escapes all; its pictures show the numbers."""
+
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shoal
+from shoal import Batch, LogisticRegression, cli
+from shoal.reports.svg import Plot, short, ticks
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """All elements as (name, attributes, text), with a check that every one is closed."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements = []
+        self._open = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append([tag, dict(attrs), ""])
+        if tag not in VOID:
+            self._open.append(len(self.elements) - 1)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append([tag, dict(attrs), ""])
+
+    def handle_endtag(self, tag):
+        assert self._open, f"</{tag}> closes nothing"
+        assert self.elements[self._open.pop()][0] == tag
+
+    def handle_data(self, data):
+        for i in self._open:
+            self.elements[i][2] += data
+
+    def of(self, tag, kind=None):
+        return [e for e in self.elements if e[0] == tag and (kind is None or e[1].get("class") == kind)]
+
+    def texts(self, tag, kind=None):
+        return [e[2] for e in self.of(tag, kind)]
+
+
+def make_batch(rng, n=400, keys=40):
+    k = rng.integers(0, keys, (n, 3))
+    labels = (rng.random(n) < 1 / (1 + np.exp(-np.sin(k).sum(axis=1)))).astype(np.float32)
+    return Batch(labels, np.arange(0, 3 * n + 1, 3), k.reshape(-1).astype(np.uint64), None)
+
+
+@pytest.fixture
+def train(rng):
+    return [make_batch(rng) for _ in range(20)]
+
+
+@pytest.fixture
+def saved(rng, train, tmp_path):
+    with LogisticRegression(shoal.FTRL(alpha=0.3)) as model:
+        model.fit(train, epochs=2, valid=[make_batch(rng)], progress=False)
+        return model.save(tmp_path / "ctr")
+
+
+def read(path):
+    page = Page(path.read_text(encoding="utf-8"))
+    # Nothing that a browser would fetch or run, and a policy that forbids it.
+    policy = [e[1].get("content") for e in page.of("meta") if e[1].get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert {e[0] for e in page.elements}.isdisjoint(
+        {"script", "link", "img", "iframe", "object", "embed", "base", "image", "use", "a", "form", "video", "audio"}
+    )
+    for _, attributes, _ in page.elements:
+        assert not [name for name in attributes if name in ("src", "href", "srcset", "action") or name.startswith("on")]
+        assert all(re.fullmatch(r"url\(#[a-z-]+\)", v) for v in attributes.values() if v and "url(" in v)
+    assert not re.search(r"@import|url\(|https?:", "".join(page.texts("style")))
+    return page
+
+
+def drawn(page, name):
+    """The elements of one picture, and the way back from its pixels to the values of its axes."""
+    (i,) = [i for i, e in enumerate(page.elements) if e[0] == "clippath" and e[1]["id"] == f"clip-{name}"]
+    begin = max(j for j in range(i) if page.elements[j][0] == "svg")
+    end = next((j for j in range(i, len(page.elements)) if page.elements[j][0] in ("figure", "h2")), None)
+    inside = page.elements[begin:end]
+
+    def axis(kind, at):
+        units = {"k": 1e3, "M": 1e6}
+        known = []
+        for _, attributes, text in (e for e in inside if e[1].get("class") == kind):
+            number, *unit = text.split()
+            known.append((float(attributes[at]), float(number) * (units[unit[0]] if unit else 1)))
+        (p, u), (q, v) = known[0], known[-1]
+        return lambda pixel: u + (float(pixel) - p) / (q - p) * (v - u)
+
+    return inside, axis("tick-x", "x"), axis("tick-y", "y")
+
+
+def polylines(page, name, kind):
+    inside, x, y = drawn(page, name)
+    return [
+        np.array([[f(c) for f, c in zip((x, y), point.split(","), strict=True)] for point in e[1]["points"].split()])
+        for e in inside
+        if e[0] == "polyline" and e[1]["class"] == kind
+    ]
+
+
+def dots(page, name, kind):
+    inside, x, y = drawn(page, name)
+    return np.array([[x(e[1]["cx"]), y(e[1]["cy"])] for e in inside if e[0] == "circle" and e[1]["class"] == kind])
+
+
+# ---- the pictures ----------------------------------------------------------------------------------------------------
+
+
+def test_the_learning_curve_shows_the_history(saved):
+    page = read(shoal.report(saved))
+    with LogisticRegression.load(saved) as model:
+        history = model.history
+    for name, value in [("loss", "logloss"), ("auc", "auc")]:
+        curves = polylines(page, name, "main")
+        assert len(curves) == 2
+        for number, curve in enumerate(curves, 1):
+            points = [(p.examples, getattr(p, value)) for p in history.points if p.pass_number == number]
+            np.testing.assert_allclose(curve, points, rtol=1e-3, atol=1e-3)
+        checks = [(8000.0 * done.number, getattr(done.valid, value)) for done in history.passes]
+        np.testing.assert_allclose(dots(page, name, "valid"), checks, rtol=1e-3, atol=1e-3)
+    windows = np.concatenate(polylines(page, "loss", "thin"))
+    middles = [(p.examples - p.window_examples / 2, p.window_logloss) for p in history.points]
+    np.testing.assert_allclose(windows, middles, rtol=1e-3, atol=1e-3)
+
+
+def test_calibration_and_roc_show_the_held_out_data(saved, rng, tmp_path):
+    held = make_batch(rng)
+    page = read(shoal.report(saved, tmp_path / "r.html", [held]))
+    with LogisticRegression.load(saved) as model:
+        metrics, curves = model.measure(held)
+    (roc,) = polylines(page, "roc", "main")
+    np.testing.assert_allclose(roc, np.column_stack([curves.fpr, curves.tpr]), atol=1e-3)
+    deciles = [(d.mean_probability, d.mean_label) for d in curves.deciles]
+    np.testing.assert_allclose(dots(page, "calibration", "dot"), deciles, atol=1e-3)
+    tiles = page.texts("div", "tile")
+    assert any(f"{metrics.auc:.4f}" in tile and "AUC" in tile for tile in tiles)
+    assert any("On held out, 400 examples" in note for note in page.texts("p", "note"))
+    rows = [row for row in page.texts("tr") if " to " in row]
+    assert [f"{d.mean_label:.5f}" in row for d, row in zip(curves.deciles, rows, strict=True)] == [True] * len(rows)
+
+
+def test_without_data_the_last_validation_is_shown(saved):
+    page = read(shoal.report(saved))
+    with LogisticRegression.load(saved) as model:
+        done = model.history.passes[-1]
+    (roc,) = polylines(page, "roc", "main")
+    np.testing.assert_allclose(roc, np.column_stack([done.curves.fpr, done.curves.tpr]), atol=1e-3)
+    assert any("On validation after pass 2" in note for note in page.texts("p", "note"))
+
+
+def test_the_largest_weights_come_first_under_their_names(saved):
+    with LogisticRegression.load(saved) as model:
+        keys, weights = model.weights()
+    order = np.argsort(-np.abs(weights))[:7]
+    page = read(shoal.report(saved, names={int(keys[order[0]]): "carrier=AA"}, top=7))
+    assert page.texts("td", "feature") == ["carrier=AA", *(str(keys[i]) for i in order[1:])]
+    text = " ".join(page.texts("tr"))
+    assert all(f"{weights[i]:+.4f}" in text for i in order)
+    assert read(shoal.report(saved, top=0)).texts("td", "feature") == []
+    assert len(read(shoal.report(saved, top=10**9)).texts("td", "feature")) == len(keys)
+
+
+# ---- awkward models --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_history_has_a_report(train, tmp_path):
+    with LogisticRegression(bias=False) as model:
+        model.partial_fit(train[0])
+        model.save(tmp_path / "m")
+    page = read(shoal.report(tmp_path / "m"))
+    notes = " ".join(page.texts("p", "note"))
+    assert "no history" in notes
+    assert "Not measured" in notes
+    assert page.of("svg") == []
+
+
+def test_one_class_no_examples_and_a_model_that_predicts_one_number(train, tmp_path):
+    positive = Batch(np.ones(4, np.float32), np.arange(5), np.arange(4, dtype=np.uint64), None)
+    with LogisticRegression() as model:
+        model.fit([positive], progress=False).save(tmp_path / "m")
+    page = read(shoal.report(tmp_path / "m", data=[positive]))
+    assert any("no ROC curve" in note for note in page.texts("p", "note"))
+    assert "nan" not in " ".join(page.texts("main"))
+    assert "nan" not in " ".join(read(shoal.report(tmp_path / "m", data=[])).texts("main"))
+    empty = Batch(np.array([0, 1], np.float32), np.zeros(3, np.int64), np.empty(0, np.uint64), None)
+    page = read(shoal.report(tmp_path / "m", data=[empty]))
+    assert len(dots(page, "calibration", "dot")) == 1
+
+
+@pytest.mark.parametrize(
+    "hostile", ["<script>alert(1)</script>", "\"><img src=x onerror='alert(1)'>", "a&amp;b</title>"]
+)
+def test_hostile_names_are_text(train, tmp_path, hostile):
+    name = hostile.replace("/", "\N{DIVISION SLASH}")
+    with LogisticRegression(table=name) as model:
+        model.fit(train[:2], progress=False)
+        keys, _ = model.weights()
+        model.save(tmp_path / name)
+    names = {int(key): hostile for key in keys}
+    page = read(shoal.report(tmp_path / name, tmp_path / "r.html", train[:1], data_name=hostile, names=names))
+    assert page.texts("h1") == [name]
+    assert page.texts("title")[0] == name
+    assert set(page.texts("td", "feature")) == {hostile}
+    assert any(hostile in text for text in page.texts("p", "note"))
+    assert any(hostile in text for text in page.texts("title")[1:])
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_lies_in_the_model_which_can_be_replaced_and_reported_again(saved, train):
+    first = shoal.report(saved)
+    assert first == saved / "report.html"
+    with LogisticRegression.load(saved) as model:
+        model.fit(train[:1], progress=False)
+        model.save(saved)
+    second = shoal.report(saved).read_text()
+    assert "16,400 examples in 3 passes" in second
+    assert second == shoal.report(saved).read_text()
+    assert sorted(p.name for p in saved.iterdir()) == ["checkpoint-000002", "model.json", "report.html"]
+
+
+def test_what_is_wrong_is_named_and_nothing_is_written(saved, tmp_path, train):
+    with pytest.raises(ValueError, match="is a directory: name a file"):
+        shoal.report(saved, tmp_path)
+    with pytest.raises(ValueError, match="top is -1"):
+        shoal.report(saved, top=-1)
+    with pytest.raises(TypeError, match="data is a path"):
+        shoal.report(saved, data="day_1.tsv")
+    with pytest.raises(shoal.CorruptionError, match="this is no model"):
+        shoal.report(tmp_path)
+    assert not (saved / "report.html").exists()
+
+
+def test_the_command_writes_the_page(tmp_path, capsys, rng):
+    lines = [f"{int(rng.random() < 0.4)} {a}:1 {b}:0.5" for a, b in rng.integers(1, 9, (300, 2)) if a < b]
+    (tmp_path / "a.libsvm").write_text("\n".join(lines) + "\n")
+    data, model = str(tmp_path / "a.libsvm"), str(tmp_path / "m")
+    assert cli.main(["train", "lr", "--train", data, "--format", "libsvm", "--model", model, "--quiet"]) == 0
+    capsys.readouterr()
+    assert cli.main(["report", model]) == 0
+    assert capsys.readouterr().out.split() == ["report", str(tmp_path / "m" / "report.html")]
+    out = str(tmp_path / "held.html")
+    assert cli.main(["report", model, "--valid", data, "--out", out, "--top", "3", "--json"]) == 0
+    assert f'"report":"{out}"' in capsys.readouterr().out
+    page = read(tmp_path / "held.html")
+    assert any("On a.libsvm" in note for note in page.texts("p", "note"))
+    assert len(page.texts("td", "feature")) == 3
+    assert cli.main(["report", str(tmp_path / "none")]) == 2
+    assert "there is no such model" in capsys.readouterr().err
+
+
+# ---- axes ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6).map(lambda x: float(f"{x:.6g}")), st.floats(1, 12))
+def test_ticks_are_round_and_inside(low, width, about):
+    high = low + width
+    values, decimals = ticks(low, high, about)
+    assert 1 <= len(values) <= about * 2.5 + 2
+    steps = np.diff(values)
+    assert np.all(steps > 0)
+    if len(values) > 1:
+        mantissa = round(steps[0] / 10 ** math.floor(math.log10(steps[0]) + 1e-6), 3)
+        assert mantissa in (1, 2, 5)
+        np.testing.assert_allclose(steps, steps[0], rtol=1e-3)
+        assert low - width * 1e-6 <= values[0]
+        assert values[-1] <= high + width * 1e-6
+        assert len({f"{v:.{decimals}f}" for v in values}) == len(values)
+
+
+def test_a_line_is_interrupted_where_there_is_no_number():
+    plot = Plot("p", "a test", x=(0, 4), y=(0, 1), x_label="x", y_label="y")
+    plot.line([(0, 0), (1, 1), (2, math.nan), (3, 1), (4, math.inf)], "main")
+    lines = Page(plot.render()).of("polyline")
+    assert [len(e[1]["points"].split()) for e in lines] == [2, 2]
+
+
+@pytest.mark.parametrize("of", [(0.0, 0.0), (1e9, 1e9), (math.nan, 1.0), (-math.inf, 0.0)])
+def test_a_range_of_nothing_still_has_axes(of):
+    plot = Plot("p", "a test", x=of, y=of, x_label="x", y_label="y")
+    assert len(Page(plot.render()).of("text", "tick-x")) >= 1
+
+
+def test_counts_are_short():
+    assert [short(x) for x in (0, 200, 1500, 2e6, 5e9)] == ["0", "200", "1.5 k", "2 M", "5 G"]
