@@ -242,8 +242,8 @@ def gauc(
 
     Notes
     -----
-    Sum of n_u AUC_u over sum of n_u (Zhu et al., "Optimized cost per click in Taobao display advertising", KDD 2017,
-    section 4.1), over the groups that have both classes. Exact as `auc` is; one sort, O(n log n).
+    Sum of n_u AUC_u over sum of n_u (Zhu et al., "Optimized cost per click in Taobao display advertising", KDD 2017),
+    over the groups that have both classes. Exact as `auc` is; one sort, O(n log n).
 
     Examples
     --------
