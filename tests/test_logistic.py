@@ -267,6 +267,20 @@ def test_the_bar_tells_examples_loss_and_auc(rng, capsys):
     assert "AUC 0." in said.err
 
 
+def test_a_number_for_progress_writes_lines_in_place_of_the_bar(rng, capsys):
+    with LogisticRegression() as model:
+        model.fit(cut(make_batch(rng, 300), 50), epochs=2, progress=2.0)
+        first, second = model.history.passes
+        points = model.history.points
+    said = capsys.readouterr().err.splitlines()
+    rows = [line.split() for line in said if line[:1].isdigit()]
+    assert [row[2] for row in rows] == ["50", "100", "150", "300"] * 2
+    assert (said[0], said[7]) == ("pass 1/2", "pass 2/2")
+    assert [row[0] for row in rows[3::4]] == [f"{done.metrics.logloss:.6f}" for done in (first, second)]
+    assert rows[0][1] == f"{points[0].window_logloss:.6f}"
+    assert float(rows[3][1]) == pytest.approx(np.mean([p.window_logloss for p in points[3:6]]), abs=1e-6)
+
+
 def test_gradients_that_are_not_finite_are_dropped_and_said(caplog):
     huge = np.full(4, 3e38, np.float32)
     batch = Batch(np.ones(4, np.float32), np.arange(5), np.full(4, 7, np.uint64), huge)

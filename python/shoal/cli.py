@@ -118,7 +118,8 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
         model = LogisticRegression(optimizer, store, seed=arguments.seed)
         interrupted = False
         try:
-            model.fit(train, epochs=arguments.epochs, valid=valid, progress=not arguments.quiet)
+            progress = arguments.progress if arguments.progress is not None else not arguments.quiet
+            model.fit(train, epochs=arguments.epochs, valid=valid, progress=progress)
         except KeyboardInterrupt:
             interrupted = True
         if model.examples == 0:
@@ -391,6 +392,9 @@ examples:
   a small file in small batches, several passes (.gz, .bz2 and .xz are read as they are):
   $ shoal train lr --train train.libsvm.gz --format libsvm --epochs 5 --batch-size 256 --model small
 
+  with the progressive loss at the powers of two, as Vowpal Wabbit prints it, in place of the bar:
+  $ shoal train lr --train train.libsvm --format libsvm --progress 2.0 --model told
+
   in place of the model that is there, leaving out malformed lines, for a script:
   $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
 
@@ -460,6 +464,12 @@ def _parser() -> argparse.ArgumentParser:
     lr.add_argument("--l1", type=float, default=0.0, help="weights with less evidence are 0 (default: %(default)s)")
     lr.add_argument("--l2", type=float, default=0.0, help="shrinks all weights (default: %(default)s)")
     lr.add_argument("--epochs", type=int, default=1, metavar="N", help="passes over the data (default: %(default)s)")
+    lr.add_argument(
+        "--progress",
+        type=_step,
+        metavar="STEP",
+        help="lines in place of the bar: 100000 is every so many examples, 2.0 at the powers of two",
+    )
     lr.add_argument("--seed", type=int, default=0, help="of the rounding of accumulators (default: %(default)s)")
     lr.add_argument("--slots", type=int, default=1024, help="parts of the table; any gives equal bits (default: 1024)")
     _reading(lr)
@@ -514,6 +524,18 @@ def _command(
     parser: argparse.ArgumentParser = among.add_parser(name.split()[-1], help=what, **described)
     parser.set_defaults(run=run)
     return parser
+
+
+def _step(text: str) -> int | float:
+    """Read an int or, with a point in it, a float that may be passed to `shoal.metrics.Progressive`."""
+    from shoal.metrics import Progressive
+
+    step = float(text) if "." in text else int(text)
+    try:
+        Progressive(step)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return step
 
 
 def _reading(parser: argparse.ArgumentParser) -> None:

@@ -76,7 +76,7 @@ class Progressive:
     """
 
     HEADER = (
-        f"{'average':<10} {'since':<10} {'example':>14} {'example':>14} {'':>10}\n"
+        f"{'average':<10} {'since':<10} {'example':>14} {'example':>14}\n"
         f"{'loss':<10} {'last':<10} {'counter':>14} {'weight':>14} {'AUC':>10}"
     )
 

@@ -39,7 +39,7 @@ from shoal.data import Batch
 from shoal.metrics import Accumulator, Curves, Metrics, measure_with_curves, probabilities
 from shoal.models import files
 from shoal.models.history import Curve, History, Pass
-from shoal.models.watch import Bar, closing, interrupts_at_boundaries
+from shoal.models.watch import closing, interrupts_at_boundaries, watch
 from shoal.optim import FTRL, Optimizer
 from shoal.store import LocalStore, local
 from shoal.table import KeyBatch, Table
@@ -221,7 +221,7 @@ class LogisticRegression:
         *,
         epochs: int = 1,
         valid: Iterable[Batch] | None = None,
-        progress: bool = True,
+        progress: bool | float = True,
     ) -> Self:
         """Learn from all batches of a reader. A model that has learned before learns on.
 
@@ -233,8 +233,11 @@ class LogisticRegression:
             Passes over the data. One is customary for click logs.
         valid : Reader or iterable of Batch, optional
             Measured after every pass; the result is in ``history.passes``.
-        progress : bool
-            Show a bar on standard error: share of the bytes, examples/s, progressive log-loss and AUC.
+        progress : bool, int or float
+            True shows a bar on standard error: share of the bytes, examples/s, progressive log-loss and AUC. A number
+            writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since the
+            line before: an int every so many examples, a float whenever there are so many times as many (2.0: at the
+            powers of two).
 
         Returns
         -------
@@ -260,14 +263,16 @@ class LogisticRegression:
             self._fit_pass(reader, valid, f"pass {number}/{epochs}" if epochs > 1 else "train", progress)
         return self
 
-    def _fit_pass(self, reader: Iterable[Batch], valid: Iterable[Batch] | None, title: str, show: bool) -> None:
+    def _fit_pass(
+        self, reader: Iterable[Batch], valid: Iterable[Batch] | None, title: str, progress: bool | float
+    ) -> None:
         number = len(self._passes) + 1
         seen = Accumulator()
         dropped = self._table.stats().nonfinite_rows
         begin = time.perf_counter()
         complete = False
         try:
-            with Bar(title, reader, seen, show=show) as bar, interrupts_at_boundaries() as interrupted:
+            with watch(title, reader, seen, progress) as bar, interrupts_at_boundaries() as interrupted:
                 for batch in closing(reader):
                     _check_batch(batch)
                     loss = self._learn(batch, seen)

@@ -1,4 +1,4 @@
-"""Watching a pass over the data: the progress bar, Ctrl-C at a batch's end, and iterators that are closed."""
+"""Watching a pass over the data: a bar or lines, Ctrl-C at a batch's end, and iterators that are closed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from shoal.data import Batch
-from shoal.metrics import Accumulator
+from shoal.metrics import Accumulator, Progressive, ProgressiveLine
 
 _TERMINAL_SECONDS = 0.1  # between two looks of a bar
 _FILE_SECONDS = 10.0  # where standard error is no terminal, every look is kept
@@ -71,6 +71,50 @@ class Bar:
         # Short enough for 80 columns.
         examples, rate = tqdm.format_sizeof(seen.examples), tqdm.format_sizeof(rate)
         self._bar.set_postfix_str(f"{examples} examples, {rate}/s, logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}")
+
+
+class Lines:
+    """Lines on standard error as Vowpal Wabbit prints them: mean loss since the start and since the line before.
+
+    Parameters
+    ----------
+    title : str
+    seen : Accumulator
+        Filled by the one who learns.
+    every : int or float
+        When a line is due: see `shoal.metrics.Progressive`.
+    """
+
+    def __init__(self, title: str, seen: Accumulator, every: float) -> None:
+        self._title = title
+        self._seen = seen
+        self._due = Progressive(every)
+
+    def __enter__(self) -> Self:
+        sys.stderr.write(f"{self._title}\n{Progressive.HEADER}\n")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write(self._due.finish(self._seen))
+
+    def update(self) -> None:
+        """Write a line, if one is due."""
+        self._write(self._due.look(self._seen))
+
+    @staticmethod
+    def _write(line: ProgressiveLine | None) -> None:
+        if line is not None:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+
+
+def watch(title: str, reader: object, seen: Accumulator, progress: bool | float) -> Bar | Lines:
+    """Return what shows how a pass goes: a bar (True), nothing (False), or lines (a number: see `Lines`)."""
+    if isinstance(progress, bool):
+        return Bar(title, reader, seen, show=progress)
+    return Lines(title, seen, progress)
 
 
 @contextmanager
