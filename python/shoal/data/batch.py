@@ -24,6 +24,8 @@ class Batch:
         Any keys, in any order, duplicates allowed.
     values : float32[nnz] or None
         None: every value is 1.
+    weights : float32[n] or None, optional
+        Importance of each example, 0 or more; None: all 1.
 
     Raises
     ------
@@ -46,6 +48,7 @@ class Batch:
     indptr: NDArray[np.int64]
     keys: NDArray[np.uint64]
     values: NDArray[np.float32] | None
+    weights: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         _check("labels", self.labels, np.dtype(np.float32))
@@ -53,6 +56,8 @@ class Batch:
         _check("keys", self.keys, np.dtype(np.uint64))
         if self.values is not None:
             _check("values", self.values, np.dtype(np.float32), len(self.keys))
+        if self.weights is not None:
+            _check("weights", self.weights, np.dtype(np.float32), len(self.labels))
         if self.indptr[0] != 0 or self.indptr[-1] != len(self.keys):
             raise ValueError(
                 f"indptr runs from {self.indptr[0]} to {self.indptr[-1]}: it must run from 0 to {len(self.keys)}, the "

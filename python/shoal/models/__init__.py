@@ -1,6 +1,20 @@
-"""Models: what is learned from batches, on top of a store's tables."""
+"""Models: what is learned from batches, on top of a store's tables.
+
+What is where:
+
+    model.py      Model: what all kinds share; a kind says how rows become margins, and slopes gradients
+    logistic.py   logistic regression
+    training.py   the one training loop, for one or several models: passes, validation, early stopping
+    feed.py       from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
+    history.py    learning curve and passes
+    files.py      model directories
+    watch.py      a bar or lines, Ctrl-C
+
+Threads: those of each module's header.
+"""
 
 from shoal.models.history import History, Pass, Point, merged
-from shoal.models.logistic import BIAS_KEY, LogisticRegression
+from shoal.models.logistic import LogisticRegression
+from shoal.models.model import BIAS_KEY, Model
 
-__all__ = ["BIAS_KEY", "History", "LogisticRegression", "Pass", "Point", "merged"]
+__all__ = ["BIAS_KEY", "History", "LogisticRegression", "Model", "Pass", "Point", "merged"]

@@ -2,7 +2,7 @@
 
     DIR/
         model.json            {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
-        checkpoint-000001/    a checkpoint of one table (docs/checkpoint-format.md); model.json names it
+        checkpoint-000001/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
 
 Invariants
     I1  model.json names a complete checkpoint at every moment. Saving writes the new checkpoint beside the old one,
@@ -36,6 +36,9 @@ MODEL_FILE = "model.json"
 FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"
+KINDS = (LOGISTIC,)
+
+_MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass")
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
 _LEFT_BEHIND = re.compile(rf"\.{re.escape(MODEL_FILE)}\.[0-9a-f]{{8}}\.tmp")  # by a process that was killed
@@ -49,6 +52,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     model: str = LOGISTIC
     checkpoint: str = ""
     table: str
+    more_tables: tuple[str, ...] = ()
     bias: bool
     optimizer: str
     params: dict[str, float]
@@ -56,6 +60,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     examples: int
     format: str | None = msgspec.field(name="reader_format")
     history: History
+    calibration: dict[str, Any] | None = None
 
 
 def is_model(directory: Path) -> bool:
@@ -84,14 +89,14 @@ def check_target(directory: Path, *, overwrite: bool) -> None:
         raise ValueError(f"{directory} is neither empty nor a model: choose another name")
 
 
-def save(directory: Path, described: ModelFile, store: LocalStore, table: Table, *, overwrite: bool) -> Path:
-    """Write a model; see `shoal.LogisticRegression.save`."""
+def save(directory: Path, described: ModelFile, store: LocalStore, tables: list[Table], *, overwrite: bool) -> Path:
+    """Write a model; see `shoal.models.Model.save`."""
     check_target(directory, overwrite=overwrite)
     make_directory(directory)
     taken = [int(found[1]) for path in directory.iterdir() if (found := _CHECKPOINT.fullmatch(path.name))]
     name = f"checkpoint-{max(taken, default=0) + 1:06}"
     try:
-        checkpoint.save(directory / name, [table], store.slots, store.threads)
+        checkpoint.save(directory / name, tables, store.slots, store.threads)
         body = msgspec.json.encode(msgspec.structs.replace(described, checkpoint=name))
         write_sealed(directory / MODEL_FILE, body)
     except BaseException:
@@ -123,9 +128,12 @@ def read(directory: Path) -> ModelFile:
     path = directory / MODEL_FILE
     body = read_sealed(path, missing="this is no model, or its first save was cut off")
     head: Any = msgspec.json.decode(body)
-    known = {"format": FORMAT, "version": VERSION, "model": LOGISTIC}
-    if not isinstance(head, dict) or any(head.get(name) != value for name, value in known.items()):
-        raise CorruptionError(f"{path} is no {LOGISTIC} of version {VERSION}: load it with a newer shoal")
+    if (
+        not isinstance(head, dict)
+        or (head.get("format"), head.get("version")) != (FORMAT, VERSION)
+        or head.get("model") not in KINDS
+    ):
+        raise CorruptionError(f"{path} is no {' or '.join(KINDS)} of version {VERSION}: load it with a newer shoal")
     try:
         head["history"] = _nan_for_null(head["history"])
         described = msgspec.convert(head, ModelFile)
@@ -137,36 +145,39 @@ def read(directory: Path) -> ModelFile:
 
 
 def load(directory: Path, store: LocalStore) -> ModelFile:
-    """Read a model's weights into ``store``, which has no table of that name yet, and return what it is.
+    """Read a model's weights into ``store``, which has no table of its names yet, and return what it is.
 
     Raises
     ------
     CorruptionError
         A file is missing, cut short or changed. Nothing was loaded.
     ValueError
-        The store has a table of the model's name.
+        The store has a table of one of the model's names.
     """
     described = read(directory)
-    if described.table in store.tables:
-        raise ValueError(
-            f"the store has a table {described.table!r} already, which loading {directory} would overwrite: load into "
-            f"another store"
-        )
+    names = (described.table, *described.more_tables)
+    for name in names:
+        if name in store.tables:
+            raise ValueError(
+                f"the store has a table {name!r} already, which loading {directory} would overwrite: load into "
+                f"another store"
+            )
     try:
         store.load(directory / described.checkpoint)
     except CorruptionError:
         if read(directory).checkpoint == described.checkpoint:
             raise
         return load(directory, store)  # a save came between
-    if described.table not in store.tables:
-        raise CorruptionError(f"{directory / described.checkpoint} has no table {described.table!r}")
+    for name in names:
+        if name not in store.tables:
+            raise CorruptionError(f"{directory / described.checkpoint} has no table {name!r}")
     return described
 
 
 def _nan_for_null(value: Any, name: str = "") -> Any:
-    """Undo what JSON does to NaN; what validation gives is all that may be missing."""
+    """Undo what JSON does to NaN, but for what may be missing."""
     if isinstance(value, dict):
         return {key: _nan_for_null(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
         return [_nan_for_null(inner) for inner in value]
-    return math.nan if value is None and name not in ("valid", "curves") else value
+    return math.nan if value is None and name not in _MAY_BE_MISSING else value

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.metrics import Accumulator, Curves, Metrics
+from shoal.metrics.exact import ratio
 
 MOST_POINTS = 256
 
@@ -31,11 +32,13 @@ class Point:
     window_examples : int
         Examples of the window.
     window_logloss : float
-        Mean loss of the window's examples, each predicted before it was learned from.
+        Mean loss of the window's examples by their weights, each predicted before it was learned from.
     logloss : float
         The same of all examples of the pass so far.
     auc : float
         AUC of all examples of the pass so far, within `shoal.metrics.Accumulator.auc_error`; NaN with one class only.
+    window_weight : float or None
+        Sum of the weights of the window's examples; None where each weighs 1.
     """
 
     examples: int
@@ -44,6 +47,7 @@ class Point:
     window_logloss: float
     logloss: float
     auc: float
+    window_weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +94,14 @@ class History:
     points : tuple of Point
         The learning curve.
     passes : tuple of Pass
+    best_pass : int or None
+        Where the last `fit` stopped early: the pass whose weights the model has. Later passes are in the history all
+        the same.
     """
 
     points: tuple[Point, ...] = ()
     passes: tuple[Pass, ...] = ()
+    best_pass: int | None = None
 
 
 class Curve:
@@ -104,6 +112,7 @@ class Curve:
         self._batches_per_window = 1
         self._batches = 0
         self._examples = 0
+        self._weight = 0.0
         self._loss = 0.0
 
     @property
@@ -111,10 +120,13 @@ class Curve:
         """The points so far."""
         return tuple(self._points)
 
-    def add(self, examples: int, loss: float, *, total: int, pass_number: int, progress: Accumulator) -> None:
-        """Count a batch of ``examples`` with this sum of losses; ``progress`` is the pass's, the batch included."""
+    def add(
+        self, examples: int, weight: float, loss: float, *, total: int, pass_number: int, progress: Accumulator
+    ) -> None:
+        """Count a batch with these sums of weights and of losses; ``progress`` is the pass's, the batch included."""
         self._batches += 1
         self._examples += examples
+        self._weight += weight
         self._loss += loss
         if self._batches == self._batches_per_window:
             self.close_window(total=total, pass_number=pass_number, progress=progress)
@@ -127,13 +139,15 @@ class Curve:
                     examples=total,
                     pass_number=pass_number,
                     window_examples=self._examples,
-                    window_logloss=self._loss / self._examples,
+                    window_logloss=ratio(self._loss, self._weight),
                     logloss=progress.logloss,
                     auc=progress.auc,
+                    window_weight=None if self._weight == self._examples else self._weight,
                 )
             )
         self._batches = 0
         self._examples = 0
+        self._weight = 0.0
         self._loss = 0.0
         if len(self._points) > MOST_POINTS:
             self._points = merged(self._points)
@@ -148,15 +162,18 @@ def merged(points: list[Point]) -> list[Point]:
         if alone and out[-1].pass_number == point.pass_number:
             first = out.pop()
             examples = first.window_examples + point.window_examples
-            losses = first.window_logloss * first.window_examples + point.window_logloss * point.window_examples
+            weights = [_weight(first), _weight(point)]
+            # A window of no weight has no loss of its own (NaN).
+            losses = [one.window_logloss * w for one, w in zip((first, point), weights, strict=True) if w > 0]
             out.append(
                 Point(
                     examples=point.examples,
                     pass_number=point.pass_number,
                     window_examples=examples,
-                    window_logloss=losses / examples,
+                    window_logloss=ratio(sum(losses), sum(weights)),
                     logloss=point.logloss,
                     auc=point.auc,
+                    window_weight=None if sum(weights) == examples else sum(weights),
                 )
             )
             alone = False
@@ -164,3 +181,24 @@ def merged(points: list[Point]) -> list[Point]:
             out.append(point)
             alone = True
     return out
+
+
+def _weight(point: Point) -> float:
+    return point.window_examples if point.window_weight is None else point.window_weight
+
+
+class Record:
+    """What a model notes down while it learns."""
+
+    def __init__(self, history: History | None = None, examples: int = 0, form: str | None = None) -> None:
+        history = history or History()
+        self.curve = Curve(history.points)
+        self.passes = list(history.passes)
+        self.best_pass = history.best_pass
+        self.examples = examples
+        self.format = form
+
+    @property
+    def history(self) -> History:
+        """All of it, as it is now."""
+        return History(points=self.curve.points, passes=tuple(self.passes), best_pass=self.best_pass)

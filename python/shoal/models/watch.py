@@ -1,4 +1,4 @@
-"""Watching a pass over the data: a bar or lines, Ctrl-C at a batch's end, and iterators that are closed."""
+"""Watching a pass over the data: a bar or lines, and Ctrl-C at a batch's end."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
-from shoal.data import Batch
 from shoal.metrics import Accumulator, Progressive, ProgressiveLine
 
 _TERMINAL_SECONDS = 0.1  # between two looks of a bar
@@ -28,12 +27,12 @@ class Bar:
     title : str
     reader : object
         Its ``progress()`` tells the share; without one there is none to show.
-    seen : Accumulator
-        Filled by the one who learns.
+    seen : sequence of Accumulator
+        One for each model, filled by the one who learns; of several the bar tells the least log-loss.
     show : bool
     """
 
-    def __init__(self, title: str, reader: object, seen: Accumulator, *, show: bool) -> None:
+    def __init__(self, title: str, reader: object, seen: Sequence[Accumulator], *, show: bool) -> None:
         self._share: Callable[[], float] | None = getattr(reader, "progress", None)
         self._seen = seen
         self._begin = self._next = time.perf_counter()
@@ -63,14 +62,17 @@ class Bar:
             self._next = time.perf_counter() + self._every
 
     def _look(self) -> None:
-        seen = self._seen
-        if seen.examples == 0:
+        if self._seen[0].examples == 0:
             return
+        seen = min(self._seen, key=lambda one: one.logloss)
         rate = seen.examples / max(time.perf_counter() - self._begin, 1e-9)
         self._bar.n = self._share() if self._share else 0.0
         # Short enough for 80 columns.
+        models = f"{len(self._seen)} models, best " if len(self._seen) > 1 else ""
         examples, rate = tqdm.format_sizeof(seen.examples), tqdm.format_sizeof(rate)
-        self._bar.set_postfix_str(f"{examples} examples, {rate}/s, logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}")
+        self._bar.set_postfix_str(
+            f"{examples} examples, {rate}/s, {models}logloss {seen.logloss:.4f}, AUC {seen.auc:.4f}"
+        )
 
 
 class Lines:
@@ -110,11 +112,14 @@ class Lines:
             sys.stderr.flush()
 
 
-def watch(title: str, reader: object, seen: Accumulator, progress: bool | float) -> Bar | Lines:
-    """Return what shows how a pass goes: a bar (True), nothing (False), or lines (a number: see `Lines`)."""
+def watch(title: str, reader: object, seen: Sequence[Accumulator], progress: bool | float) -> Bar | Lines:
+    """Return what shows how a pass goes: a bar (True), nothing (False), or lines (a number: see `Lines`).
+
+    ``seen`` has one accumulator for each model; lines tell of the first.
+    """
     if isinstance(progress, bool):
         return Bar(title, reader, seen, show=progress)
-    return Lines(title, seen, progress)
+    return Lines(title, seen[0], progress)
 
 
 @contextmanager
@@ -142,14 +147,3 @@ def interrupts_at_boundaries() -> Iterator[Callable[[], bool]]:
     finally:
         if mine:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def closing(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Iterate, and close the iterator at the end whatever happens: a reader's thread then ends with the pass."""
-    iterator = iter(batches)
-    try:
-        yield from iterator
-    finally:
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()

@@ -1,0 +1,562 @@
+"""What every model shares: tables of one store, learning from batches, predicting, measuring, saving.
+
+    batch --> KeyBatch (sort, unique) --> pull --> forward --> loss, slopes --> backward --> push
+                                           |    the weights stay as they are within a batch    |
+
+A kind of model says how the rows of a batch's unique keys become a margin for each example (`_forward`), and how the
+slopes dloss/dmargin become a gradient for each row (`_backward`); the rest is here. All tables are pulled and pushed
+by one KeyBatch. The loss is logistic: labels are 0 or 1, a margin is a log-odds.
+
+The bias is a row like any other, under ``BIAS_KEY``: every example has it once, with value 1, behind its batch's keys.
+
+    model directory
+        model.json           what the model is and which checkpoint holds its weights; replaced atomically
+        checkpoint-000001/   the tables, as `LocalStore.save` writes them
+
+Invariants
+    I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
+    I2  Predicting creates no rows and changes nothing.
+    I3  After every batch, and so after Ctrl-C, tables, history and counts belong together and may be saved.
+
+Threads: `fit` and `partial_fit` belong to one thread at a time. Predictions may run beside them; they see each slot as
+it was at some batch boundary.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.data import Batch
+from shoal.metrics import Accumulator, Curves, Metrics, probabilities
+from shoal.models import feed, files, training
+from shoal.models.history import History, Record
+from shoal.optim import Optimizer
+from shoal.store import LocalStore, local
+from shoal.table import KeyBatch, Rows, Table
+
+Floats = npt.NDArray[np.float64]
+
+# The key of the bias: the first eight bytes of SHA-256 of "shoal bias". Any key would do; a small or a round one would
+# be more likely to be somebody's feature, which would then share its row.
+BIAS_KEY = 0x1208DA918DB99F36
+
+
+class Model(ABC):
+    """A model of log-odds whose weights are tables of a store.
+
+    The first table has dim 1 and holds the linear weights, the bias among them.
+
+    Parameters
+    ----------
+    store : LocalStore or None
+        Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
+    bias : bool
+        Whether every example has a constant feature.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, store: LocalStore | None, bias: bool) -> None:
+        if store is not None and not isinstance(store, LocalStore):
+            raise TypeError(
+                f"store is a {type(store).__name__}: pass shoal.local(...), or nothing for a store of its own"
+            )
+        self._owns_store = store is None
+        self._store = local() if store is None else store
+        self._has_bias = bool(bias)
+        self._record = Record()
+        # Of the thread that sorts ahead: it would wait for the store's own, or find their memory taken.
+        self._sorters = _core.Workers(1)
+        try:
+            self._tables = tuple(self._make_tables())
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- what a kind of model says -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _make_tables(self) -> Sequence[Table]:
+        """Make the tables in the store, that of the linear weights first."""
+
+    @abstractmethod
+    def _forward(self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows]) -> tuple[Floats, Any]:
+        """Compute the margins float64[n] from each table's rows float32[m, dim], and what `_backward` wants to know."""
+
+    @abstractmethod
+    def _backward(
+        self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows], slopes: Floats, known: Any
+    ) -> Sequence[Rows]:
+        """Compute each table's gradient, float32[m, dim] or [m] at dim 1, from the slopes dloss/dmargin float64[n]."""
+
+    @classmethod
+    @abstractmethod
+    def _from_file(cls, described: files.ModelFile, store: LocalStore) -> Self:
+        """Make the model that ``described`` tells of, from tables that are in the store."""
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.optimizer!r}, bias={self._has_bias}, examples={self.examples})"
+
+    def close(self) -> None:
+        """Close the store if it is the model's own; a store that was passed in stays open."""
+        if self._owns_store:
+            self._store.close()
+
+    @property
+    def store(self) -> LocalStore:
+        """The store of the weights."""
+        return self._store
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables of the model, that of the linear weights first."""
+        return self._tables
+
+    @property
+    def table(self) -> Table:
+        """The table of the linear weights: one row per key, of dim 1."""
+        return self._tables[0]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The update rule of the linear weights."""
+        return self.table.optimizer
+
+    @property
+    def record(self) -> Record:
+        """What the training loop notes down."""
+        return self._record
+
+    @property
+    def examples(self) -> int:
+        """Examples learned from so far; an example counts once for each pass."""
+        return self._record.examples
+
+    @property
+    def format(self) -> str | None:
+        """Name of the format that the model was fitted on ("libsvm", "criteo"), if a reader told."""
+        return self._record.format
+
+    @property
+    def history(self) -> History:
+        """Learning curve and summary of the passes of `fit`."""
+        return self._record.history
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether every example has a constant feature."""
+        return self._has_bias
+
+    @property
+    def bias(self) -> float:
+        """Weight of the constant feature; 0 in a model without one."""
+        if not self._has_bias:
+            return 0.0
+        return float(self.table.pull(np.array([BIAS_KEY], np.uint64))[0, 0])
+
+    def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+        """Read all linear weights that are not zero, the bias left out.
+
+        Returns
+        -------
+        keys : uint64[k]
+            In hash order.
+        weights : float32[k]
+
+        Notes
+        -----
+        Takes 12 bytes a weight. With l1 > 0 most rows read zero: their state is kept for what may come.
+        """
+        keys = [np.empty(0, np.uint64)]
+        weights = [np.empty(0, np.float32)]
+        for some_keys, rows in self.table.items():
+            w = rows[:, 0]
+            kept = w != 0
+            if self._has_bias:
+                kept &= some_keys != np.uint64(BIAS_KEY)
+            keys.append(some_keys[kept])
+            weights.append(w[kept])
+        return np.concatenate(keys), np.concatenate(weights)
+
+    def top(self, n: int = 20) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+        """Read the linear weights of largest size, the bias left out.
+
+        Parameters
+        ----------
+        n : int
+            How many, at most.
+
+        Returns
+        -------
+        keys : uint64[k]
+        weights : float32[k]
+            The largest first; of equal size the smaller key first.
+
+        Raises
+        ------
+        ValueError
+            ``n`` is negative.
+
+        Notes
+        -----
+        Looks at every row, and holds ``n`` and one piece of 65536 rows at a time.
+        """
+        if n < 0:
+            raise ValueError(f"n is {n}: pass 0 or more")
+        keys, weights = np.empty(0, np.uint64), np.empty(0, np.float32)
+        for some_keys, rows in self.table.items():
+            w = rows[:, 0]
+            kept = w != 0
+            if self._has_bias:
+                kept &= some_keys != np.uint64(BIAS_KEY)
+            keys, weights = np.concatenate([keys, some_keys[kept]]), np.concatenate([weights, w[kept]])
+            order = np.lexsort((keys, -np.abs(weights)))[:n]
+            keys, weights = keys[order], weights[order]
+        return keys, weights
+
+    def nonfinite_rows(self) -> int:
+        """Count the gradients that were dropped because they, or the new row, were not finite."""
+        return sum(table.stats().nonfinite_rows for table in self._tables)
+
+    # ---- learning ----------------------------------------------------------------------------------------------------
+
+    def partial_fit(self, batch: Batch) -> float:
+        """Predict a batch, then learn from it: one optimizer step per unique key.
+
+        Parameters
+        ----------
+        batch : Batch
+            Loss and gradient of an example count as often as its weight says.
+
+        Returns
+        -------
+        float
+            Mean loss of the batch before it was learned from, in nats, by weight; NaN of an empty batch.
+        """
+        feed.check_batch(batch)
+        seen = Accumulator(bits=1)  # asked for the loss alone
+        self.learn(batch, self.sort(batch), seen)
+        return seen.logloss
+
+    def fit(
+        self,
+        reader: Iterable[Batch],
+        *,
+        epochs: int = 1,
+        valid: Iterable[Batch] | None = None,
+        shuffle: bool | int = False,
+        negative_rate: float = 1.0,
+        seed: int = 0,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        metric: training.Metric = "logloss",
+        progress: bool | float = True,
+    ) -> Self:
+        """Learn from all batches of a reader. A model that has learned before learns on.
+
+        Parameters
+        ----------
+        reader : Reader or iterable of Batch
+            Iterated once for each pass.
+        epochs : int
+            Passes over the data, at most. One is customary for click logs.
+        valid : Reader or iterable of Batch, optional
+            Measured after every pass; the result is in ``history.passes``.
+        shuffle : bool or int
+            Batches in a buffer in which examples change places, another way in each pass; True is 16, False leaves the
+            order as it is. The buffer is held twice.
+        negative_rate : float
+            Share of the negatives to learn from, above 0 up to 1; each then weighs 1 / rate as much.
+        seed : int
+            Of the shuffle and of the choice of negatives.
+        patience : int, optional
+            Stop when so many passes in a row were not better on ``valid`` than the best one, and go back to the weights
+            of that one. Not given: all epochs, and the last weights.
+        min_delta : float
+            A pass is better if ``metric`` is by more than this.
+        metric : {"logloss", "auc"}
+            What ``patience`` looks at.
+        progress : bool, int or float
+            True shows a bar on standard error: share of the bytes, examples/s, progressive log-loss and AUC. A number
+            writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since the
+            line before: an int every so many examples, a float whenever there are so many times as many (2.0: at the
+            powers of two).
+
+        Returns
+        -------
+        Model
+            Itself.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C, at the end of the batch at hand: the model is whole, may be used, saved and fitted on. A second
+            Ctrl-C does not wait for the batch.
+        ValueError
+            A malformed line, unless the reader skips them. The batches before it have been learned from.
+
+        Notes
+        -----
+        ``patience`` writes the best weights to a temporary directory (``TMPDIR``): as many bytes as the rows take,
+        after each pass that is better than all before, but for the last.
+        """
+        plan = training.Plan(
+            epochs=epochs,
+            shuffle=shuffle,
+            negative_rate=negative_rate,
+            seed=seed,
+            patience=patience,
+            min_delta=min_delta,
+            metric=metric,
+        )
+        training.train([self], reader, valid, plan, progress=progress)
+        return self
+
+    def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
+        """Predict, count into ``seen``, push.
+
+        Parameters
+        ----------
+        batch : Batch
+        keys : KeyBatch
+            Of `sort`.
+        seen : Accumulator
+
+        Returns
+        -------
+        float
+            Sum of the losses, by weight.
+        """
+        rows = [table.pull_unique(keys) for table in self._tables]
+        margins, known = self._forward(batch, keys, rows)
+        loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
+        # A slope is v (p - y), so these sums are known; what is wrong with a label or a weight is said before anything
+        # has changed.
+        positive = np.sum(batch.labels, dtype=np.float64) if batch.weights is None else batch.labels @ batch.weights
+        seen.update(batch.labels, margins, batch.weights, sums=(loss, float(np.sum(slopes) + positive)))
+        gradients = self._backward(batch, keys, rows, slopes, known)
+        for table, gradient in zip(self._tables, gradients, strict=True):
+            table.push_unique(keys, gradient).wait()
+        self._record.examples += len(batch)
+        return loss
+
+    def sort(self, batch: Batch) -> KeyBatch:
+        """Sort the keys of a batch and the bias's."""
+        return self._store.key_batch(self._keys(batch))
+
+    def sort_ahead(self, batch: Batch) -> KeyBatch:
+        """Do as `sort` in a thread beside the one that learns."""
+        return KeyBatch(self._keys(batch), self._store.slots, self._sorters)
+
+    def _keys(self, batch: Batch) -> npt.NDArray[np.uint64]:
+        return np.append(batch.keys, np.uint64(BIAS_KEY)) if self._has_bias else batch.keys
+
+    def note_format(self, data: object) -> None:
+        """Remember the format of what is learned from."""
+        self._record.format = getattr(data, "format", None) or self._record.format
+
+    # ---- predicting --------------------------------------------------------------------------------------------------
+
+    def margins(self, batch: Batch, keys: KeyBatch) -> Floats:
+        """Compute the margins of a batch whose keys are sorted."""
+        return self._forward(batch, keys, [table.pull_unique(keys) for table in self._tables])[0]
+
+    def decision_function(self, data: Batch | Iterable[Batch]) -> Floats:
+        """Compute the margins (log-odds) of examples.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        float64[n]
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        if isinstance(data, Batch):
+            self.check_fitted()
+            return self.margins(data, self.sort(data))
+        training.check_iterable(data, "data", passes=1)
+        self.check_fitted()
+        self.check_format(data)
+        return training.predictions([self], data)[2][0]
+
+    def predict_proba(self, data: Batch | Iterable[Batch]) -> Floats:
+        """Compute the probabilities of label 1.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        float64[n]
+            One number per example, not one per class.
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        return probabilities(self.calibrated(self.decision_function(data)))
+
+    def calibrated(self, margins: Floats) -> Floats:
+        """Return the margins whose probabilities the model predicts."""
+        return margins
+
+    def evaluate(self, data: Batch | Iterable[Batch]) -> Metrics:
+        """Measure the predictions of labelled examples; nothing is learned.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        Metrics
+            Exact and by weight: all margins and labels are held, 12 bytes an example, and about 60 more while the AUC
+            sorts them.
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        return self.measure(data)[0]
+
+    def measure(self, data: Batch | Iterable[Batch]) -> tuple[Metrics, Curves]:
+        """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        Metrics
+        Curves
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        return training.measure([self], data)[0]
+
+    def check_fitted(self) -> None:
+        """Raise ValueError if there is nothing to predict with."""
+        if len(self.table) == 0:
+            raise ValueError(
+                f"this model has learned nothing yet: call fit or partial_fit, or {type(self).__name__}.load"
+            )
+
+    def check_format(self, data: object) -> None:
+        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+        form = getattr(data, "format", None)
+        if form is not None and self.format not in (None, form):
+            raise ValueError(
+                f"this model learned from {self.format} data, its keys mean nothing for {form}: pass a reader of "
+                f"{self.format} data"
+            )
+
+    # ---- keeping -----------------------------------------------------------------------------------------------------
+
+    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Write the model; a save that is cut off leaves the model that was there before.
+
+        Parameters
+        ----------
+        directory : path
+            Made if it is not there.
+        overwrite : bool
+            Whether to replace a model that is there.
+
+        Returns
+        -------
+        Path
+            The directory.
+
+        Raises
+        ------
+        ValueError
+            There is a model and ``overwrite`` is False, or there is something else: that is never replaced.
+        OSError
+            It cannot be written.
+
+        Notes
+        -----
+        Needs room for the old and the new weights. One writer at a time.
+        """
+        described = files.ModelFile(
+            model=self.kind,
+            table=self.table.name,
+            more_tables=tuple(table.name for table in self._tables[1:]),
+            bias=self._has_bias,
+            optimizer=type(self.optimizer).__name__,
+            params=self.optimizer.params(),
+            seed=self.table.seed,
+            examples=self.examples,
+            format=self.format,
+            history=self.history,
+        )
+        return files.save(Path(directory), described, self._store, list(self._tables), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], *, store: LocalStore | None = None) -> Self:
+        """Read a model; it predicts, bit for bit, as the one that was saved, and may learn on.
+
+        Parameters
+        ----------
+        directory : path
+            As written by `save`.
+        store : LocalStore, optional
+            Where the tables go; without one into a new local store, closed by the model's `close`.
+
+        Returns
+        -------
+        Model
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing, cut short or changed: the message names it.
+        ValueError
+            It is a model of another kind, or the store has a table of one of its names already.
+        """
+        found = files.read(Path(directory)).model
+        if found != cls.kind:
+            raise ValueError(f"{os.fspath(directory)} is a {found}, not a {cls.kind}: load it with shoal.models.load")
+        target = local() if store is None else store
+        try:
+            described = files.load(Path(directory), target)
+            model = cls._from_file(described, target)
+        except BaseException:
+            if store is None:
+                target.close()
+            raise
+        model._owns_store = store is None
+        model._record = Record(described.history, described.examples, described.format)
+        return model
