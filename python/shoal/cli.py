@@ -193,6 +193,7 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
             "auc": metrics.auc,
             "calibration": metrics.calibration,
             "examples": metrics.examples,
+            "weight": metrics.weight,
             "base_rate": metrics.base_rate,
             "normalized_entropy": metrics.normalized_entropy,
             "skipped": reader.skipped,

@@ -172,7 +172,8 @@ class Accumulator:
         """
         y, a, w = checked(labels, margins, weights, "margins")
         loss, probability = sums or (weighted_sum(losses(y, a), w), weighted_sum(probabilities(a), w))
-        bins = np.clip((a + LIMIT) * ((1 << self.bits) / (2 * LIMIT)), 0, (1 << self.bits) - 1).astype(np.int64)
+        bins = ((np.clip(a, -LIMIT, LIMIT) + LIMIT) * ((1 << self.bits) / (2 * LIMIT))).astype(np.int64)
+        np.minimum(bins, (1 << self.bits) - 1, out=bins)
         bins += y.astype(np.int64) << self.bits
         if w is None:
             np.add.at(self._counts, bins, 1)
@@ -296,7 +297,7 @@ class Accumulator:
             It is no description of an accumulator, or one of a version that this one does not know.
         """
         remedy = "pass what to_dict returned"
-        if described.get("kind") != _KIND or described.get("version") != _VERSION:
+        if not isinstance(described, dict) or described.get("kind") != _KIND or described.get("version") != _VERSION:
             raise ValueError(f"this is no {_KIND} of version {_VERSION}: {remedy}")
         try:
             out = cls(_whole(described["bits"], "bits"))
@@ -315,6 +316,8 @@ class Accumulator:
                 raise ValueError(f"bins are whole numbers from 0 to {len(out._counts) - 1}, ascending: {remedy}")
             if what.dtype.kind not in dtype.kind + "i" or not np.all((what > 0) & (what < np.inf)):
                 raise ValueError(f"counts are {dtype} above 0: {remedy}")
+        if not described["weighted"] and int(what.sum()) != out.examples:
+            raise ValueError(f"examples is {out.examples}, but {int(what.sum())} are counted: {remedy}")
         out._counts = out._counts.astype(dtype, copy=False)
         if len(where):
             out._counts[where] = what

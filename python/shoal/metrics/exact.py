@@ -365,7 +365,8 @@ def losses(y: Floats, a: Floats) -> Floats:
 
 def weighted_sum(values: Floats, w: Floats | None) -> float:
     """Sum values by numpy's pairwise float64 sum; what has weight 0 is not there, infinite or not."""
-    return float(np.sum(values if w is None else np.multiply(values, w, out=np.zeros_like(w), where=w > 0)))
+    with np.errstate(over="ignore"):  # a sum beyond all floats is infinite
+        return float(np.sum(values if w is None else np.multiply(values, w, out=np.zeros_like(w), where=w > 0)))
 
 
 def entropy(q: float) -> float:
