@@ -178,6 +178,11 @@ double losses_of(std::span<const double> margins, std::span<const float> labels,
   const auto odd = std::find_if(labels.begin(), labels.end(), [](float y) { return y != 0.0F && y != 1.0F; });
   SHOAL_CHECK(odd == labels.end(), "labels must be 0 or 1, got " + std::to_string(*odd) + " at position " +
                                        std::to_string(odd - labels.begin()));
+  const auto wrong =
+      std::find_if(weights.begin(), weights.end(), [](float w) { return !(w >= 0.0F && std::isfinite(w)); });
+  SHOAL_CHECK(wrong == weights.end(), "example weights must be finite and not negative, got " +
+                                          std::to_string(*wrong) + " at position " +
+                                          std::to_string(wrong - weights.begin()));
   const std::size_t blocks = (n + kLossBlock - 1) / kLossBlock;
   double total = 0.0;
   for (std::size_t first = 0; first < blocks; first += kBlocks) {

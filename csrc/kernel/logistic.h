@@ -52,7 +52,7 @@ inline constexpr std::size_t kLossBlock = 1024;
 void margins(const Examples& examples, std::span<const float> weights, std::span<double> out, Pool& pool);
 
 // Losses of the examples, times their weights: the sum is returned. Slopes likewise. Labels are 0 or 1; example weights
-// are one for each example or empty: each is 1.
+// are finite and not negative, one for each example, or empty: each is 1.
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
               std::span<double> slopes, Pool& pool);
 

@@ -16,7 +16,7 @@ Examples
 from shoal.data import Batch, Reader, hash_strings, read_criteo, read_libsvm
 from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
 from shoal.metrics import Metrics
-from shoal.models import LogisticRegression
+from shoal.models import LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
     FTRL,
     SGD,
@@ -52,6 +52,7 @@ __all__ = [
     "KeyBatch",
     "LocalStore",
     "LogisticRegression",
+    "LogisticRegressionGrid",
     "Metrics",
     "Momentum",
     "Normal",

@@ -219,6 +219,17 @@ TEST(example_weights_multiply_losses_and_slopes) {
   CHECK_NEAR(sum, 10 * 0.12692801104297249 + 0.5 * 0.31326168751822286, 1e-14);
 }
 
+TEST(example_weights_that_are_negative_or_not_finite_are_refused_before_anything_is_written) {
+  const std::vector<double> a{2.0, -1.0};
+  for (const float wrong : {-1.0F, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    std::vector<double> slopes(2, 7.0);
+    const std::vector<float> labels{1, 0}, weights{1.0F, wrong};
+    CHECK_THROWS(losses(a, labels, weights, slopes, *pools()[0]), "at position 1");
+    CHECK_EQ(slopes[0], 7.0);
+    CHECK_EQ(slopes[1], 7.0);
+  }
+}
+
 TEST(losses_are_added_in_one_order_for_every_number_of_threads) {
   for (const std::size_t n : {0U, 1U, 1023U, 1024U, 1025U, 16'384U, 16'385U, 50'000U}) {
     std::mt19937_64 random(n);
@@ -228,7 +239,10 @@ TEST(losses_are_added_in_one_order_for_every_number_of_threads) {
           std::ldexp(static_cast<double>(random() % 2001) - 1000.0, static_cast<int>(random() % 20) - 12);
     }
     const auto labels = random_labels(n, n);
-    const auto weights = random_floats(n, n);
+    auto weights = random_floats(n, n);
+    for (auto& weight : weights) {
+      weight = std::abs(weight);
+    }
     double want = 0.0;  // blocks first
     for (std::size_t begin = 0; begin < n; begin += kLossBlock) {
       double sum = 0.0;

@@ -4,6 +4,7 @@ What is where:
 
     model.py      Model: what all kinds share; a kind says how rows become margins, and slopes gradients
     logistic.py   logistic regression
+    grid.py       many settings of logistic regression in one pass
     training.py   the one training loop, for one or several models: passes, validation, early stopping
     feed.py       from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
     history.py    learning curve and passes
@@ -13,8 +14,19 @@ What is where:
 Threads: those of each module's header.
 """
 
+from shoal.models.grid import GridResult, LogisticRegressionGrid
 from shoal.models.history import History, Pass, Point, merged
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import BIAS_KEY, Model
 
-__all__ = ["BIAS_KEY", "History", "LogisticRegression", "Model", "Pass", "Point", "merged"]
+__all__ = [
+    "BIAS_KEY",
+    "GridResult",
+    "History",
+    "LogisticRegression",
+    "LogisticRegressionGrid",
+    "Model",
+    "Pass",
+    "Point",
+    "merged",
+]

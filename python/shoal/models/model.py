@@ -351,8 +351,13 @@ class Model(ABC):
         loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
         # A slope is v (p - y), so these sums are known; what is wrong with a label or a weight is said before anything
         # has changed.
-        positive = np.sum(batch.labels, dtype=np.float64) if batch.weights is None else batch.labels @ batch.weights
-        seen.update(batch.labels, margins, batch.weights, sums=(loss, float(np.sum(slopes) + positive)))
+        positives = batch.labels if batch.weights is None else batch.weights[batch.labels == 1]
+        seen.update(
+            batch.labels,
+            margins,
+            batch.weights,
+            sums=(loss, float(np.sum(slopes) + np.sum(positives, dtype=np.float64))),
+        )
         gradients = self._backward(batch, keys, rows, slopes, known)
         for table, gradient in zip(self._tables, gradients, strict=True):
             table.push_unique(keys, gradient).wait()

@@ -1,0 +1,228 @@
+"""Many settings in one pass: a model for each, which share the parse and the sort of every batch.
+
+    grid {"alpha": [0.05, 0.1], "l1": [0, 1]}      --> 4 models: alpha 0.05 l1 0, alpha 0.05 l1 1, ...
+    batch --> KeyBatch, once --> each model's own table pulls, learns, pushes
+
+Each model learns what it would learn alone, to the bit. Memory is that of as many tables as there are models; the time
+of a pass is one parse, one sort, and for each model a pull, a gradient and a push.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from types import TracebackType
+from typing import Self
+
+from shoal.data import Batch
+from shoal.metrics import Metrics
+from shoal.models import training
+from shoal.models.history import History
+from shoal.models.logistic import LogisticRegression
+from shoal.optim import FTRL, Optimizer
+from shoal.store import LocalStore, local
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridResult:
+    """How one of the settings did.
+
+    Attributes
+    ----------
+    settings : dict of str to float
+        By name, in the order of the grid.
+    model : LogisticRegression
+        Open as long as the grid is.
+    progressive : Metrics
+        Of the first pass, each batch as predicted before it was learned from.
+    valid : Metrics or None
+        Of the validation data after the pass whose weights the model has.
+    """
+
+    settings: dict[str, float]
+    model: LogisticRegression
+    progressive: Metrics
+    valid: Metrics | None
+
+    @property
+    def measured(self) -> Metrics:
+        """What settings are compared by: ``valid`` where there is one."""
+        return self.progressive if self.valid is None else self.valid
+
+
+class LogisticRegressionGrid:
+    """Logistic regressions of all combinations of some settings of the optimizer, trained side by side.
+
+    Parameters
+    ----------
+    grid : mapping of str to sequence of float
+        Settings of the optimizer by name, and the values to try; every combination is a model.
+    optimizer : Optimizer
+        All other settings; FTRL with its defaults if not given.
+    store : LocalStore, optional
+        Where the tables live, named "lr-0", "lr-1", ... Without one the grid makes its own and closes it in `close`.
+    bias : bool
+        Whether every example has a constant feature.
+    seed : int
+        Seed of all tables.
+
+    Raises
+    ------
+    ValueError
+        The grid is empty, names no setting of the optimizer, or tries a value twice or one that is out of range.
+
+    Notes
+    -----
+    Memory: as many tables as there are combinations.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from shoal import Batch, LogisticRegressionGrid
+    >>> batch = Batch(np.array([1, 0], np.float32), np.array([0, 1, 2]), np.array([7, 9], np.uint64), None)
+    >>> with LogisticRegressionGrid({"alpha": [0.01, 0.5]}) as grid:
+    ...     grid.fit([batch] * 10, progress=False).results()[0].settings
+    {'alpha': 0.5}
+    """
+
+    def __init__(
+        self,
+        grid: Mapping[str, Sequence[float]],
+        optimizer: Optimizer | None = None,
+        store: LocalStore | None = None,
+        bias: bool = True,
+        *,
+        seed: int = 0,
+    ) -> None:
+        base = FTRL() if optimizer is None else optimizer
+        _check_grid(grid, base)
+        self._settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        optimizers = [replace(base, **settings) for settings in self._settings]
+        self._owns_store = store is None
+        self._store = local() if store is None else store
+        try:
+            self._models = [
+                LogisticRegression(one, self._store, bias, table=f"lr-{i}", seed=seed)
+                for i, one in enumerate(optimizers)
+            ]
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Count the models."""
+        return len(self._models)
+
+    def close(self) -> None:
+        """Close the store if it is the grid's own; the models are then closed too."""
+        if self._owns_store:
+            self._store.close()
+
+    @property
+    def models(self) -> tuple[LogisticRegression, ...]:
+        """The models, in the order of the grid: its last name changes fastest."""
+        return tuple(self._models)
+
+    @property
+    def examples(self) -> int:
+        """Examples that the model with the most has learned from; others may have stopped early."""
+        return max(model.examples for model in self._models)
+
+    def fit(
+        self,
+        reader: Iterable[Batch],
+        *,
+        epochs: int = 1,
+        valid: Iterable[Batch] | None = None,
+        shuffle: bool | int = False,
+        negative_rate: float = 1.0,
+        seed: int = 0,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        metric: training.Metric = "logloss",
+        progress: bool | float = True,
+    ) -> Self:
+        """Learn from all batches of a reader, all models at once.
+
+        Parameters are those of `LogisticRegression.fit`; each model stops early by itself.
+
+        Returns
+        -------
+        LogisticRegressionGrid
+            Itself.
+        """
+        plan = training.Plan(
+            epochs=epochs,
+            shuffle=shuffle,
+            negative_rate=negative_rate,
+            seed=seed,
+            patience=patience,
+            min_delta=min_delta,
+            metric=metric,
+        )
+        training.train(self._models, reader, valid, plan, progress=progress)
+        return self
+
+    def results(self, metric: training.Metric = "logloss") -> list[GridResult]:
+        """Tell how the settings did, the best first.
+
+        Parameters
+        ----------
+        metric : {"logloss", "auc"}
+            Of the validation data where `fit` had some, else progressive.
+
+        Returns
+        -------
+        list of GridResult
+
+        Raises
+        ------
+        ValueError
+            Nothing was fitted yet.
+        """
+        if metric not in ("logloss", "auc"):
+            raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
+        if any(not model.history.passes for model in self._models):
+            raise ValueError("this grid has learned nothing yet: call fit")
+        results = [
+            _result(settings, model, model.history)
+            for settings, model in zip(self._settings, self._models, strict=True)
+        ]
+
+        def order(result: GridResult) -> tuple[bool, float]:
+            value = result.measured.logloss if metric == "logloss" else -result.measured.auc
+            return math.isnan(value), value
+
+        return sorted(results, key=order)  # stable: of equals the first of the grid
+
+    def best(self, metric: training.Metric = "logloss") -> LogisticRegression:
+        """Return the model of the best settings."""
+        return self.results(metric)[0].model
+
+
+def _result(settings: dict[str, float], model: LogisticRegression, history: History) -> GridResult:
+    kept = history.passes[-1] if history.best_pass is None else history.passes[history.best_pass - 1]
+    return GridResult(settings=settings, model=model, progressive=history.passes[0].metrics, valid=kept.valid)
+
+
+def _check_grid(grid: Mapping[str, Sequence[float]], optimizer: Optimizer) -> None:
+    if not grid:
+        raise ValueError('the grid is empty: pass settings and the values to try, such as {"alpha": [0.05, 0.1]}')
+    known = [field.name for field in fields(optimizer)]
+    for name, values in grid.items():
+        if name not in known:
+            raise ValueError(f"{type(optimizer).__name__} has no setting {name!r}: choose out of {', '.join(known)}")
+        if len(values) == 0:
+            raise ValueError(f"the grid has no value for {name!r}: pass one or more")
+        if len(set(values)) != len(values):
+            raise ValueError(f"the grid has a value for {name!r} twice: {', '.join(map(str, values))}")
