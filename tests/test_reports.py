@@ -285,8 +285,10 @@ def test_ticks_are_round_and_inside(low, width, about):
 def test_a_line_is_interrupted_where_there_is_no_number():
     plot = Plot("p", "a test", x=(0, 4), y=(0, 1), x_label="x", y_label="y")
     plot.line([(0, 0), (1, 1), (2, math.nan), (3, 1), (4, math.inf)], "main")
-    lines = Page(plot.render()).of("polyline")
-    assert [len(e[1]["points"].split()) for e in lines] == [2, 2]
+    plot.line([(0, 0), (1, math.nan), (2, 0)], "thin")
+    page = Page(plot.render())
+    assert [len(e[1]["points"].split()) for e in page.of("polyline")] == [2]
+    assert [e[1]["class"] for e in page.of("circle")] == ["lone main", "lone thin", "lone thin"]
 
 
 @pytest.mark.parametrize("of", [(0.0, 0.0), (1e9, 1e9), (math.nan, 1.0), (-math.inf, 0.0)])

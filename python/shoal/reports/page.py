@@ -272,7 +272,7 @@ def _predictions(shown: HeldOut | None) -> str:
         + _figure_of(
             "Calibration by decile",
             _calibration(curves),
-            [("main", "observed"), ("bar", "95 % interval"), ("ideal", "as predicted")],
+            [("main", "observed"), ("bar", "95 %"), ("ideal", "as predicted")],
         )
         + roc
         + "</div>"
