@@ -161,6 +161,17 @@ def test_without_data_the_last_validation_is_shown(saved):
     assert any("On validation after pass 2" in note for note in page.texts("p", "note"))
 
 
+def test_after_early_stopping_the_validation_of_the_kept_pass_is_shown(rng, train, tmp_path):
+    with LogisticRegression(shoal.FTRL(alpha=3.0)) as model:
+        model.fit(train[:2], epochs=9, patience=2, valid=[make_batch(rng)], progress=False)
+        best, passes = model.history.best_pass, model.history.passes
+        assert best < len(passes)
+        model.save(tmp_path / "m")
+    page = read(shoal.report(tmp_path / "m"))
+    assert any(f"On validation after pass {best}," in note for note in page.texts("p", "note"))
+    assert [row for row in page.texts("td") if "kept" in row] == [f"{best}, kept"]
+
+
 def test_the_largest_weights_come_first_under_their_names(saved):
     with LogisticRegression.load(saved) as model:
         keys, weights = model.weights()

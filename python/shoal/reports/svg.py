@@ -85,12 +85,8 @@ class Plot:
             if math.isfinite(x) and math.isfinite(y):
                 px, py = self.at(x, y)
                 run.append(f"{_number(px)},{_number(py)}")
-            elif len(run) == 1:
-                px, py = run[0].split(",")
-                self._marks.append(f'<circle class="lone {kind}" cx="{px}" cy="{py}" r="2"/>')
-                run = []
             elif run:
-                self._marks.append(f'<polyline class="{kind}" points="{" ".join(run)}"/>')
+                self._marks.append(_run(run, kind))
                 run = []
 
     def area(self, points: Sequence[Point], kind: str) -> None:
@@ -206,6 +202,13 @@ def short(x: float) -> str:
         if abs(x) >= size:
             return f"{x / size:g}{unit}"
     return f"{x:g}"
+
+
+def _run(points: list[str], kind: str) -> str:
+    if len(points) > 1:
+        return f'<polyline class="{kind}" points="{" ".join(points)}"/>'
+    x, y = points[0].split(",")
+    return f'<circle class="lone {kind}" cx="{x}" cy="{y}" r="2"/>'
 
 
 def _number(x: float) -> str:
