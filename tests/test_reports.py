@@ -161,6 +161,17 @@ def test_without_data_the_last_validation_is_shown(saved):
     assert any("On validation after pass 2" in note for note in page.texts("p", "note"))
 
 
+def test_after_early_stopping_the_validation_of_the_kept_pass_is_shown(rng, train, tmp_path):
+    with LogisticRegression(shoal.FTRL(alpha=3.0)) as model:
+        model.fit(train[:2], epochs=9, patience=2, valid=[make_batch(rng)], progress=False)
+        best, passes = model.history.best_pass, model.history.passes
+        assert best < len(passes)
+        model.save(tmp_path / "m")
+    page = read(shoal.report(tmp_path / "m"))
+    assert any(f"On validation after pass {best}," in note for note in page.texts("p", "note"))
+    assert [row for row in page.texts("td") if "kept" in row] == [f"{best}, kept"]
+
+
 def test_the_largest_weights_come_first_under_their_names(saved):
     with LogisticRegression.load(saved) as model:
         keys, weights = model.weights()
@@ -285,8 +296,10 @@ def test_ticks_are_round_and_inside(low, width, about):
 def test_a_line_is_interrupted_where_there_is_no_number():
     plot = Plot("p", "a test", x=(0, 4), y=(0, 1), x_label="x", y_label="y")
     plot.line([(0, 0), (1, 1), (2, math.nan), (3, 1), (4, math.inf)], "main")
-    lines = Page(plot.render()).of("polyline")
-    assert [len(e[1]["points"].split()) for e in lines] == [2, 2]
+    plot.line([(0, 0), (1, math.nan), (2, 0)], "thin")
+    page = Page(plot.render())
+    assert [len(e[1]["points"].split()) for e in page.of("polyline")] == [2]
+    assert [e[1]["class"] for e in page.of("circle")] == ["lone main", "lone thin", "lone thin"]
 
 
 @pytest.mark.parametrize("of", [(0.0, 0.0), (1e9, 1e9), (math.nan, 1.0), (-math.inf, 0.0)])

@@ -1,17 +1,20 @@
 // Memory, random rounding, 16-bit floats, checksums.
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/crc32c.h"
 #include "base/half.h"
 #include "base/memory.h"
@@ -60,6 +63,18 @@ TEST(forgotten_bytes_read_zero_and_those_before_them_stay) {
   }
 }
 
+TEST(a_region_takes_whole_cache_lines_and_from_16_kib_whole_pages) {
+  constexpr std::size_t kPage = 4096;
+  for (const std::size_t bytes : {1UL, 64UL, 65UL, 16'383UL, 16'384UL, 16'385UL, 100'000UL, 5'000'001UL}) {
+    const std::size_t unit = bytes >= Region::kMapped ? kPage : kCacheLine;
+    const std::size_t taken = Region::rounded(bytes);
+    CHECK_EQ(taken % unit, 0);
+    CHECK(taken >= bytes && taken < bytes + unit);
+    CHECK_EQ(Region(bytes).bytes(), taken);
+  }
+  CHECK_EQ(Region::rounded(0), 0);
+}
+
 TEST(a_moved_region_takes_its_memory_along) {
   Region from(100);
   from.data()[5] = std::byte{9};
@@ -94,22 +109,91 @@ TEST(stochastic_rounding_keeps_the_mean_and_leaves_float32_alone) {
   CHECK(std::isnan(round_stochastically(std::numeric_limits<double>::quiet_NaN(), 0x1fffffff)));
 }
 
+TEST(a_buffer_has_room_for_all_that_was_asked_for_on_the_heap_and_in_pages_of_its_own) {
+  constexpr std::size_t kMapped = Buffer<double>::kMapped / sizeof(double);
+  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, kMapped - 1, kMapped, kMapped + 1}) {
+    Buffer<double> buffer(n);
+    CHECK_EQ(buffer.size(), n);
+    CHECK_EQ(buffer.end() - buffer.begin(), n);
+    for (std::size_t i = 0; i < n; i += i + 1000 < n ? 1000 : 1) {
+      buffer[i] = static_cast<double>(i);
+    }
+    Buffer<double> moved = std::move(buffer);
+    CHECK_EQ(moved.size(), n);
+    CHECK_EQ(buffer.size(), 0);
+    for (std::size_t i = 0; i < n; i += i + 1000 < n ? 1000 : 1) {
+      CHECK_EQ(moved[i], static_cast<double>(i));
+    }
+  }
+}
+
+TEST(a_claim_has_room_and_the_same_memory_serves_smaller_ones) {
+  Buffer<std::uint32_t> buffer;
+  CHECK_EQ(buffer.claim(0).size(), 0);
+  std::size_t greatest = 0;
+  for (const std::size_t n :
+       {10UL, 3UL, 12UL, 13UL, 14UL, 15UL, 16UL, 17UL, 1000UL, 1251UL, 0UL, 20'000'000UL}) {
+    const std::uint32_t* const before = buffer.data();
+    const std::size_t room = buffer.size();
+    const std::span<std::uint32_t> claimed = buffer.claim(n);
+    CHECK_EQ(claimed.size(), n);
+    CHECK(buffer.size() >= n);
+    CHECK_EQ(claimed.data(), buffer.data());
+    CHECK(n > room || buffer.data() == before);
+    greatest = std::max(greatest, n);
+    CHECK(buffer.size() <= greatest + greatest / 4);
+    std::fill(claimed.begin(), claimed.end(), 7U);
+  }
+}
+
+// What `noise` depends on must change its bits: nearly all of a thousand neighbours get others, in every place.
+void check_spreads(const std::function<std::uint32_t(std::uint32_t)>& noise) {
+  constexpr std::uint32_t kDraws = 1000;
+  std::vector<std::uint32_t> seen;
+  std::array<int, 32> ones{};
+  for (std::uint32_t i = 0; i < kDraws; ++i) {
+    seen.push_back(noise(i));
+    for (std::uint32_t bit = 0; bit < 32; ++bit) {
+      ones[bit] += static_cast<int>(seen.back() >> bit & 1U);
+    }
+  }
+  std::sort(seen.begin(), seen.end());
+  CHECK(std::unique(seen.begin(), seen.end()) - seen.begin() > kDraws - 3);
+  for (const int count : ones) {
+    CHECK_NEAR(count, static_cast<int>(kDraws / 2), 90);  // six standard deviations
+  }
+}
+
+TEST(rounding_bits_depend_on_the_seed_the_step_the_key_the_element_the_column_and_the_number_replaced) {
+  const auto bits = [](std::uint64_t seed, std::uint64_t step, std::uint64_t hash, std::uint32_t element,
+                       std::uint32_t column, std::uint32_t old) {
+    return bits_for(element_noise(row_noise(step_noise(seed, step), hash), element), column, old);
+  };
+  check_spreads([&](std::uint32_t i) { return bits(i, 5, 6, 7, 1, 9); });
+  check_spreads([&](std::uint32_t i) { return bits(4, i, 6, 7, 1, 9); });
+  check_spreads([&](std::uint32_t i) { return bits(4, 5, mix(i), 7, 1, 9); });
+  check_spreads([&](std::uint32_t i) { return bits(4, 5, 6, i, 1, 9); });
+  check_spreads([&](std::uint32_t i) { return bits(4, 5, 6, 7, i, 9); });
+  check_spreads([&](std::uint32_t i) { return bits(4, 5, 6, 7, 1, i); });
+}
+
 TEST(every_16_bit_number_survives_widening_and_narrowing) {
   std::mt19937 random(2);
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
-    const auto noise = static_cast<std::uint32_t>(random());
     const float as_float16 = from_float16(half);
     const float as_bfloat16 = from_bfloat16(half);
-    if (std::isnan(as_float16)) {
-      CHECK(std::isnan(from_float16(to_float16(as_float16, noise))));
-    } else {
-      CHECK_EQ(to_float16(as_float16, noise), half);
-    }
-    if (std::isnan(as_bfloat16)) {
-      CHECK(std::isnan(from_bfloat16(to_bfloat16(as_bfloat16, noise))));
-    } else {
-      CHECK_EQ(to_bfloat16(as_bfloat16, noise), half);
+    for (const std::uint32_t noise : {0U, 0xffffffffU, static_cast<std::uint32_t>(random())}) {
+      if (std::isnan(as_float16)) {
+        CHECK(std::isnan(from_float16(to_float16(as_float16, noise))));
+      } else {
+        CHECK_EQ(to_float16(as_float16, noise), half);
+      }
+      if (std::isnan(as_bfloat16)) {
+        CHECK(std::isnan(from_bfloat16(to_bfloat16(as_bfloat16, noise))));
+      } else {
+        CHECK_EQ(to_bfloat16(as_bfloat16, noise), half);
+      }
     }
   }
   CHECK_EQ(from_float16(0x3c00), 1.0F);
@@ -154,6 +238,7 @@ TEST(crc32c_has_the_known_values_and_extends) {
     const auto all = std::as_bytes(std::span(data)).first(n);
     CHECK_EQ(crc32c(all), crc32c_portable(all));
     CHECK_EQ(crc32c(all.subspan(n / 3), crc32c(all.first(n / 3))), crc32c(all));
+    CHECK_EQ(crc32c_portable(all.subspan(n / 3), crc32c_portable(all.first(n / 3))), crc32c(all));
   }
 }
 

@@ -195,6 +195,25 @@ TEST(a_child_forked_while_the_workers_are_busy_works) {
   CHECK(good);
 }
 
+TEST(a_child_forked_between_jobs_whose_workers_are_still_waking_works) {
+  // A worker that comes late to a job holds the crew's lock for a moment, and a fork may copy it held.
+  Pool pool(8);
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+      pool.run(2, [](std::size_t) {});
+      std::this_thread::yield();
+    }
+  });
+  bool good = true;
+  for (int i = 0; i < 150 && good; ++i) {
+    good = in_child([&] { return runs_each_once(pool, 10); });
+  }
+  stop = true;
+  other.join();
+  CHECK(good);
+}
+
 #ifndef __SANITIZE_THREAD__  // which cannot follow threads that start in a child
 TEST(a_forked_child_may_start_a_pool_of_its_own) {
   Pool pool(2);
@@ -206,7 +225,7 @@ TEST(a_forked_child_may_start_a_pool_of_its_own) {
 #endif
 
 TEST(pieces_cover_everything_once_and_differ_by_little) {
-  for (const std::size_t n : {0UL, 1UL, 7UL, 1000UL, 1UL << 40U}) {
+  for (const std::size_t n : {0UL, 1UL, 7UL, 1000UL, 1UL << 40U, ~0UL}) {
     for (const std::size_t parts : {1U, 2U, 3U, 8U, 1000U}) {
       const Pieces pieces{n, parts};
       CHECK_EQ(pieces.begin(0), 0);

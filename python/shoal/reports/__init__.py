@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal import checkpoint
 from shoal.data import Batch
-from shoal.models import LogisticRegression, files
+from shoal.models import LogisticRegression, Model, files
+from shoal.optim import Optimizer
 from shoal.reports.page import Facts, HeldOut, page
 from shoal.sealed import write_atomically
 from shoal.store import local
@@ -92,64 +92,55 @@ def report(
     return target
 
 
-def _held_out(model: LogisticRegression, data: Iterable[Batch], name: str | None) -> HeldOut:
+def _held_out(model: Model, data: Iterable[Batch], name: str | None) -> HeldOut:
     metrics, curves = model.measure(data)
     path = getattr(data, "path", None)
     return HeldOut(name=name or (Path(path).name if path is not None else "held out"), metrics=metrics, curves=curves)
 
 
-def _facts(
-    directory: Path, model: LogisticRegression, held_out: HeldOut | None, names: Mapping[int, str], top: int
-) -> Facts:
-    stats = model.table.stats()
+def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mapping[int, str], top: int) -> Facts:
     manifest = checkpoint.read_manifest(directory / files.read(directory).checkpoint)
     on_disk = sum(file.bytes for table in manifest.tables for file in table.files)
-    optimizer = type(model.optimizer).__name__
-    params = model.optimizer.params()
+    stats = [table.stats() for table in model.tables]
+    rows = stats[0].rows
+    in_memory = sum(one.bytes for one in stats)
     passes = model.history.passes
-    skipped = sum(done.skipped for done in passes)
-    seconds = sum(done.seconds for done in passes)
     settings = [
-        ("model", files.LOGISTIC),
-        ("optimizer", optimizer),
-        *((name, f"{value:g}") for name, value in params.items()),
-        ("bias", f"yes, {model.bias:.4f}" if model.has_bias else "no"),
-        ("seed", str(model.table.seed)),
-        ("table", f"{model.table.name!r}, {model.table.spec.dtype}, {manifest.slots:,} slots"),
+        ("model", model.kind),
+        *(
+            (f"table {table.name!r}", f"dim {table.dim}, {table.dtype}, seed {table.seed}, {_rule(table.optimizer)}")
+            for table in model.tables
+        ),
+        ("slots", f"{manifest.slots:,}"),
+        ("bias", f"{model.bias:.4f}" if model.has_bias else "no"),
         ("format", model.format or "not told"),
     ]
     data = [
         ("examples learned from", f"{model.examples:,}"),
         ("passes", f"{len(passes)}"),
-        ("malformed lines skipped", f"{skipped:,}"),
-        ("time of the passes", f"{seconds:,.1f} s"),
-        ("rows", f"{stats.rows:,}"),
-        ("in memory", f"{stats.bytes:,} bytes" + (f", {stats.bytes_per_row:.1f} a row" if stats.rows else "")),
-        ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / stats.rows:.1f} a row" if stats.rows else "")),
+        ("malformed lines skipped", f"{sum(done.skipped for done in passes):,}"),
+        ("time of the passes", f"{sum(done.seconds for done in passes):,.1f} s"),
+        ("rows", f"{rows:,}"),
+        ("in memory", f"{in_memory:,} bytes" + (f", {in_memory / rows:.1f} a row" if rows else "")),
+        ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} a row" if rows else "")),
     ]
     if held_out is not None:
         data.append(("held out", f"{held_out.name}, {held_out.metrics.examples:,} examples"))
-    keys, weights = model.weights()
+    keys, weights = model.top(top)
     return Facts(
         title=directory.resolve().name or str(directory),
-        subtitle=f"{files.LOGISTIC}, {optimizer}({', '.join(f'{name}={value:g}' for name, value in params.items())}), "
-        f"{model.examples:,} examples in {len(passes)} {'pass' if len(passes) == 1 else 'passes'}",
-        rows=stats.rows,
-        nonzero=len(weights),
+        subtitle=f"{model.kind}, {_rule(model.optimizer)}, {model.examples:,} examples in {len(passes)} "
+        f"{'pass' if len(passes) == 1 else 'passes'}",
+        rows=rows,
+        nonzero=sum(int(np.count_nonzero(rows)) for _, rows in model.table.items()) - (model.bias != 0),
         history=model.history,
         held_out=held_out,
         settings=settings,
         data=data,
-        weights=_largest(keys, weights, names, top),
+        weights=[(names.get(key, str(key)), w) for key, w in zip(keys.tolist(), weights.tolist(), strict=True)],
         version=importlib.metadata.version("shoal"),
     )
 
 
-def _largest(
-    keys: npt.NDArray[np.uint64], weights: npt.NDArray[np.float32], names: Mapping[int, str], top: int
-) -> list[tuple[str, float]]:
-    """Return the ``top`` weights of largest size, the largest first, under their names."""
-    size = np.abs(weights)
-    some = np.argpartition(-size, top)[:top] if top < len(weights) else np.arange(len(weights))
-    some = some[np.lexsort((keys[some], -size[some]))]
-    return [(names.get(key, str(key)), w) for key, w in zip(keys[some].tolist(), weights[some].tolist(), strict=True)]
+def _rule(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__name__}({', '.join(f'{name}={value:g}' for name, value in optimizer.params().items())})"

@@ -25,7 +25,7 @@ from pathlib import Path
 from shoal.metrics import Curves, Metrics
 from shoal.metrics.exact import entropy
 from shoal.models import History
-from shoal.models.history import Pass, merged
+from shoal.models.history import merged
 from shoal.reports.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Plot, Point, short
 
 NONE = "\N{EN DASH}"
@@ -92,7 +92,7 @@ def page(facts: Facts) -> str:
             _tiles(facts, shown),
             _learning(facts.history, shown),
             _predictions(shown),
-            _passes(facts.history.passes),
+            _passes(facts.history),
             '<div class="pair"><section><h2>Settings</h2>',
             _pairs(facts.settings),
             "</section><section><h2>Data and table</h2>",
@@ -112,7 +112,8 @@ def page(facts: Facts) -> str:
 
 
 def _validation(history: History) -> HeldOut | None:
-    for done in reversed(history.passes):
+    # After early stopping the model has the weights of its best pass, else those of its last.
+    for done in sorted(history.passes, key=lambda done: (done.number == history.best_pass, done.number), reverse=True):
         if done.valid is not None:
             return HeldOut(name=f"validation after pass {done.number}", metrics=done.valid, curves=done.curves)
     return None
@@ -272,7 +273,7 @@ def _predictions(shown: HeldOut | None) -> str:
         + _figure_of(
             "Calibration by decile",
             _calibration(curves),
-            [("main", "observed"), ("bar", "95 % interval"), ("ideal", "as predicted")],
+            [("main", "observed"), ("bar", "95 %"), ("ideal", "as predicted")],
         )
         + roc
         + "</div>"
@@ -353,12 +354,13 @@ def _deciles(curves: Curves) -> str:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _passes(passes: Sequence[Pass]) -> str:
-    if not passes:
+def _passes(history: History) -> str:
+    if not history.passes:
         return ""
     rows: list[tuple[str, ...]] = []
-    for done in passes:
+    for done in history.passes:
         name = f"{done.number}{'' if done.complete else ', interrupted'}"
+        name += ", kept" if done.number == history.best_pass else ""
         rate = done.metrics.examples / done.seconds if done.seconds > 0 else math.nan
         rows.append((name, "learned from", *_cells(done.metrics), f"{done.seconds:,.1f} s", f"{rate:,.0f}"))
         if done.valid is not None:

@@ -22,7 +22,7 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 24.0, 12.0, 42.0
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 24.0, 12.0, 42.0
 WIDTH, HEIGHT = 520.0, 300.0
 
 Point = tuple[float, float]
@@ -79,16 +79,14 @@ class Plot:
         )
 
     def line(self, points: Iterable[Point], kind: str) -> None:
-        """Connect points; one that is not finite interrupts the line."""
+        """Connect points; one that is not finite interrupts the line. A lone point shows as a dot of the same class."""
         run: list[str] = []
         for x, y in [*points, (math.nan, math.nan)]:
             if math.isfinite(x) and math.isfinite(y):
                 px, py = self.at(x, y)
                 run.append(f"{_number(px)},{_number(py)}")
             elif run:
-                # A lone point is drawn too: its two equal ends have round caps.
-                shown = " ".join(run if len(run) > 1 else run * 2)
-                self._marks.append(f'<polyline class="{kind}" points="{shown}"/>')
+                self._marks.append(_run(run, kind))
                 run = []
 
     def area(self, points: Sequence[Point], kind: str) -> None:
@@ -204,6 +202,13 @@ def short(x: float) -> str:
         if abs(x) >= size:
             return f"{x / size:g}{unit}"
     return f"{x:g}"
+
+
+def _run(points: list[str], kind: str) -> str:
+    if len(points) > 1:
+        return f'<polyline class="{kind}" points="{" ".join(points)}"/>'
+    x, y = points[0].split(",")
+    return f'<circle class="lone {kind}" cx="{x}" cy="{y}" r="2"/>'
 
 
 def _number(x: float) -> str:
