@@ -77,7 +77,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path):
     ran = 0
     for words in (["train", "lr"], ["predict"], ["evaluate"], ["inspect"], ["demo"], ["train"], []):
         shown = subprocess.run([*SHOAL, *words, "--help"], capture_output=True, text=True, check=True).stdout
-        commands = re.findall(r"^  \$ (.+)$", shown, re.MULTILINE)
+        commands = re.findall(r"^  \$ ((?:.+\\\n)*.+)$", shown, re.MULTILINE)
         assert commands, f"the help of {words} has no examples"
         for command in commands:
             if command.startswith("shoal demo --out demo") and "--examples" not in command:
@@ -88,12 +88,12 @@ def test_each_example_of_each_help_runs(logs, tmp_path):
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             assert "Traceback" not in done.stderr, done.stderr
             ran += 1
-    assert ran >= 12
+    assert ran >= 16
 
 
 def test_help_does_not_wait_for_heavy_imports():
     heavy = ("matplotlib", "sklearn", "torch", "shoal.demo")
-    code = f"import sys, shoal.cli; shoal.cli._parser(); print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, shoal.cli; shoal.cli.parser(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -229,6 +229,9 @@ def test_a_directory_that_is_no_model_is_refused_even_with_overwrite(logs, tmp_p
     assert os.listdir("thesis") == ["chapter"]
 
 
+GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
@@ -246,6 +249,13 @@ def test_a_directory_that_is_no_model_is_refused_even_with_overwrite(logs, tmp_p
             "batch_size",
         ),
         (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "good/m"], 2, "good"),
+        ([*GOOD, "--patience", "2"], 2, "--patience needs --valid"),
+        ([*GOOD, "--negative-rate", "0"], 2, "negative_rate is 0"),
+        ([*GOOD, "--shuffle", "-1"], 2, "shuffle is -1"),
+        ([*GOOD, "--save-all"], 2, "--save-all goes with --grid"),
+        ([*GOOD, "--grid", "alfa=1"], 2, "no setting 'alfa'"),
+        ([*GOOD, "--grid", "alpha=1", "--grid", "alpha=2"], 2, "twice"),
+        ([*GOOD, "--grid", "alpha=1,1"], 2, "'alpha' twice"),
         (["predict", "--model", "no", "--data", "good", "--output", "-"], 2, "no: there is no such model"),
         (["predict", "--model", "small", "--data", "no", "--output", "-"], 2, "no: No such file"),
         (["predict", "--model", "small", "--data", "good", "--output", "."], 2, "is a directory"),
@@ -273,7 +283,9 @@ def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, argum
     assert says in said.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["fly"], ["train", "lr"], ["train", "lr", "--format", "csv"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["train"], ["fly"], ["train", "lr"], ["train", "lr", "--format", "csv"], [*GOOD, "--grid", "x"]]
+)
 def test_wrong_arguments_end_with_status_2_and_the_usage(arguments, capsys):
     assert run(*arguments) == 2
     assert "usage: shoal" in capsys.readouterr().err
@@ -316,6 +328,66 @@ def test_a_checkpoint_of_a_store_is_inspected_too(capsys):
     assert "table 'user': 9 rows, dim 4" in out
     assert "Adagrad(" in out
     assert "every checksum matches" in out
+
+
+# ---- weights, samples, order, stopping, grids ------------------------------------------------------------------------
+
+
+def test_a_grid_tells_all_settings_the_best_first_and_saves_the_best(logs, capsys):
+    grid = ["--grid", "alpha=0.001,0.5", "--grid", "l1=0,2", "--valid", logs / "test.libsvm"]
+    assert train(logs, "m", *grid) == 0
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines()[:5]]
+    assert rows[0] == ["alpha", "l1", "logloss", "AUC", "valid", "logloss", "valid", "AUC", "weights"]
+    assert sorted(row[:2] for row in rows[1:]) == [["0.001", "0"], ["0.001", "2"], ["0.5", "0"], ["0.5", "2"]]
+    assert [float(row[4]) for row in rows[1:]] == sorted(float(row[4]) for row in rows[1:])
+    assert "4 models, best logloss" in said.err
+    with LogisticRegression.load("m") as model:
+        assert (f"{model.optimizer.alpha:g}", f"{model.optimizer.l1:g}") == tuple(rows[1][:2])
+        assert round(model.history.passes[0].valid.logloss, 6) == float(rows[1][4])
+        best = model.decision_function(shoal.read_libsvm(logs / "test.libsvm"))
+    assert train(logs, "alone", "--quiet", "--alpha", rows[1][0], "--l1", rows[1][1]) == 0
+    with LogisticRegression.load("alone") as model:
+        np.testing.assert_array_equal(model.decision_function(shoal.read_libsvm(logs / "test.libsvm")), best)
+
+
+def test_all_models_of_a_grid_are_saved_on_request(logs, capsys):
+    assert train(logs, "all", "--grid", "alpha=0.05,0.5", "--save-all", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert sorted(os.listdir("all")) == ["alpha=0.05", "alpha=0.5"]
+    assert [one["settings"] for one in facts["grid"]] in (
+        [{"alpha": 0.05}, {"alpha": 0.5}],
+        [{"alpha": 0.5}, {"alpha": 0.05}],
+    )
+    for one in facts["grid"]:
+        with LogisticRegression.load(one["model"]) as model:
+            assert model.optimizer.alpha == one["settings"]["alpha"]
+            assert model.history.passes[0].metrics.logloss == one["progressive"]["logloss"]
+    assert train(logs, "all", "--grid", "alpha=0.05,0.7", "--save-all") == 2
+    assert "holds a model already" in capsys.readouterr().err
+    assert sorted(os.listdir("all")) == ["alpha=0.05", "alpha=0.5"]
+
+
+def test_early_stopping_says_which_pass_was_kept(logs, capsys):
+    settings = ["--epochs", 40, "--patience", 2, "--min-delta", 0.001, "--valid", logs / "test.libsvm"]
+    assert train(logs, "m", *settings) == 0
+    kept = re.search(r"kept +the weights of pass (\d+) of (\d+)", capsys.readouterr().out)
+    assert kept
+    assert int(kept[2]) < 40
+    with LogisticRegression.load("m") as model:
+        assert model.history.best_pass == int(kept[1]) == int(kept[2]) - 2
+        assert model.evaluate(shoal.read_libsvm(logs / "test.libsvm")) == model.history.passes[int(kept[1]) - 1].valid
+
+
+def test_order_and_sample_reach_the_training(logs):
+    settings = {"a": [], "b": ["--shuffle"], "c": ["--shuffle", 2], "d": ["--negative-rate", 0.5]}
+    weights = set()
+    for name, some in settings.items():
+        assert train(logs, name, "--quiet", "--batch-size", 64, *some) == 0
+        with LogisticRegression.load(name) as model:
+            weights.add(model.weights()[1].tobytes())
+            assert (model.examples < 2000) == (name == "d")
+    assert len(weights) == 4
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,17 @@ What is where:
 Threads: those of each module's header.
 """
 
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shoal.models import files
 from shoal.models.grid import GridResult, LogisticRegressionGrid
 from shoal.models.history import History, Pass, Point, merged
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import BIAS_KEY, Model
+from shoal.store import LocalStore
 
 __all__ = [
     "BIAS_KEY",
@@ -28,5 +35,13 @@ __all__ = [
     "Model",
     "Pass",
     "Point",
+    "load",
     "merged",
 ]
+
+_CLASSES: dict[str, type[Model]] = {LogisticRegression.kind: LogisticRegression}
+
+
+def load(directory: str | os.PathLike[str], *, store: LocalStore | None = None) -> Model:
+    """Read a model of whatever kind it is; see `Model.load`."""
+    return _CLASSES[files.read(Path(directory)).model].load(directory, store=store)

@@ -134,6 +134,11 @@ class LogisticRegressionGrid:
         return tuple(self._models)
 
     @property
+    def settings(self) -> list[dict[str, float]]:
+        """The settings of each model, in the same order."""
+        return [dict(settings) for settings in self._settings]
+
+    @property
     def examples(self) -> int:
         """Examples that the model with the most has learned from; others may have stopped early."""
         return max(model.examples for model in self._models)

@@ -1,0 +1,88 @@
+"""``shoal inspect``: what is in a model or a checkpoint, every byte of it checked."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.answers import Answer
+from shoal.cli.arguments import command, machine
+
+EXAMPLES = """\
+examples:
+  $ shoal inspect ctr
+  $ shoal inspect ctr/checkpoint-* --json
+
+Reads every byte. What is damaged is named, and the status is 1.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    look = command(commands, "inspect", "Tell what is in a model or a checkpoint, and verify it.", EXAMPLES, inspect)
+    look.add_argument("directory", metavar="DIR", help="a model or a checkpoint")
+    machine(look, threads=False)
+
+
+def inspect(arguments: argparse.Namespace) -> Answer:
+    """Tell what is in a model or a checkpoint, and check every byte of it."""
+    from shoal import checkpoint
+    from shoal.models import files
+
+    directory = Path(arguments.directory)
+    if not directory.is_dir():
+        raise ValueError(f"{directory}: there is no such directory")
+    facts: dict[str, Any] = {"directory": str(directory)}
+    lines = []
+    if files.is_model(directory) or not (directory / checkpoint.MANIFEST).exists():
+        described = files.read(directory)
+        facts |= {
+            "kind": described.model,
+            "trained_on": described.format,
+            "examples": described.examples,
+            "bias": described.bias,
+            "passes": described.history.passes,
+        }
+        lines.append(f"{directory}: {described.model}, trained on {described.examples:,} examples")
+        lines.append(f"    format      {described.format or 'not told'}")
+        lines.append(f"    bias        {'yes' if described.bias else 'no'}")
+        for done in described.history.passes:
+            cut = "" if done.complete else " (interrupted)"
+            lines.append(f"    pass {done.number:<6} {done.metrics}{cut}")
+            if done.valid is not None:
+                lines.append(f"    {'valid':<11} {done.valid}")
+        directory = directory / described.checkpoint
+    else:
+        facts["kind"] = "checkpoint"
+    manifest = checkpoint.verify(directory)
+    tables = []
+    lines.append(f"{directory}: checkpoint of {len(manifest.tables)} table(s) in {manifest.slots:,} slots")
+    for table in manifest.tables:
+        size = sum(file.bytes for file in table.files)
+        tables.append(
+            {
+                "name": table.name,
+                "dim": table.dim,
+                "dtype": table.dtype,
+                "optimizer": table.optimizer,
+                "params": table.params,
+                "init": table.init,
+                "seed": table.seed,
+                "step": table.step,
+                "rows": table.rows,
+                "bytes": size,
+                "files": table.files,
+            }
+        )
+        params = ", ".join(f"{name}={value:g}" for name, value in table.params.items())
+        per_row = f" ({size / table.rows:.1f} a row)" if table.rows else ""
+        lines.append(
+            f"    table {table.name!r}: {table.rows:,} rows, dim {table.dim}, {table.dtype}, seed {table.seed}"
+        )
+        lines.append(f"        {table.optimizer}({params}), initial rows {table.init}, {table.step:,} pushes")
+        lines.append(f"        {size:,} bytes{per_row} in {len(table.files)} file(s)")
+        lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
+    facts |= {"checkpoint": str(directory), "slots": manifest.slots, "tables": tables, "verified": True}
+    lines.append("every checksum matches")
+    return Answer("\n".join(lines), facts)

@@ -1,0 +1,137 @@
+"""``shoal predict`` and ``shoal evaluate``: use a model, and measure it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from shoal.cli.answers import Answer, complain
+from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
+
+if TYPE_CHECKING:
+    from shoal.data import Reader
+    from shoal.models import Model
+
+PREDICT_EXAMPLES = """\
+examples:
+  $ shoal predict --model ctr --data day_1.tsv --output day_1.probabilities
+  $ shoal predict --model ctr --data day_1.tsv --output - | head -3
+
+One probability of label 1 for each line of the data, in its order, with all digits of a float64. The file appears when
+it is complete. The data has the model's format, labels included; they are not looked at.
+"""
+
+EVALUATE_EXAMPLES = """\
+examples:
+  $ shoal evaluate --model ctr --data day_1.tsv
+  $ shoal evaluate --model small --data test.libsvm --json
+
+  logloss      mean negative log-likelihood, in nats per example
+  AUC          share of (positive, negative) pairs that are in the right order, ties half
+  calibration  positives over predicted positives: 1 is right
+  NE           logloss over that of always predicting the share of positives
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    one = command(commands, "predict", "Write the probabilities of a file's examples.", PREDICT_EXAMPLES, predict)
+    one.add_argument("--output", required=True, metavar="FILE", help="where the probabilities go; - is standard output")
+    two = command(commands, "evaluate", "Measure a model on a file of labelled examples.", EVALUATE_EXAMPLES, evaluate)
+    for parser in (one, two):
+        parser.add_argument("--model", required=True, metavar="DIR", help="the model")
+        parser.add_argument("--data", required=True, metavar="FILE", help="the examples")
+        parser.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
+        reading(parser)
+        machine(parser)
+
+
+def predict(arguments: argparse.Namespace) -> Answer:
+    """Write one probability a line."""
+    if arguments.output == "-" and arguments.json:
+        raise ValueError("--output - and --json both want standard output: name a file")
+    with _loaded(arguments) as (model, reader):
+        examples = 0
+        with _output(arguments.output) as file:
+            for batch in reader:
+                p = model.predict_proba(batch).tolist()
+                file.write("".join([f"{x!r}\n" for x in p]))
+                examples += len(p)
+        note = (
+            f", {reader.skipped:,} malformed lines skipped: they have no line in the output" if reader.skipped else ""
+        )
+        text = "" if arguments.output == "-" else f"{examples:,} probabilities in {arguments.output}{note}"
+        if note and arguments.output == "-":
+            complain(f"{reader.skipped:,} malformed lines skipped: they have no line in the output")
+        return Answer(text, {"examples": examples, "skipped": reader.skipped, "output": arguments.output})
+
+
+def evaluate(arguments: argparse.Namespace) -> Answer:
+    """Measure predictions against the labels."""
+    with _loaded(arguments) as (model, reader):
+        metrics = model.evaluate(reader)
+        note = f"\n{reader.skipped:,} malformed lines skipped" if reader.skipped else ""
+        facts = {
+            "model": arguments.model,
+            "data": arguments.data,
+            "logloss": metrics.logloss,
+            "auc": metrics.auc,
+            "calibration": metrics.calibration,
+            "examples": metrics.examples,
+            "weight": metrics.weight,
+            "base_rate": metrics.base_rate,
+            "normalized_entropy": metrics.normalized_entropy,
+            "skipped": reader.skipped,
+        }
+        return Answer(f"{metrics}{note}", facts)
+
+
+@contextmanager
+def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Model, Reader]]:
+    """Load the model, and the data in the model's format."""
+    from shoal import models
+    from shoal.store import local
+
+    with local(threads=arguments.threads) as store:
+        if not Path(arguments.model).exists():
+            raise ValueError(f"{arguments.model}: there is no such model")
+        model = models.load(arguments.model, store=store)
+        form = arguments.format or model.format
+        if form is None:
+            raise ValueError(f"{arguments.model} does not tell the format that it was trained on: pass --format")
+        if model.format not in (None, form):
+            raise ValueError(
+                f"{arguments.model} was trained on {model.format}, its keys mean nothing for {form}: leave --format out"
+            )
+        yield model, open_reader(arguments.data, form, arguments)
+
+
+@contextmanager
+def _output(path: str) -> Iterator[IO[str]]:
+    """Open standard output for ``-``, else a file that takes the place of ``path`` when it is complete."""
+    if path == "-":
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise ValueError(f"{path} is a directory: name a file, or - for standard output")
+    if target.exists() and not target.is_file():  # a pipe, a device: nothing to replace
+        with target.open("w", encoding="ascii") as file:
+            yield file
+        return
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("x", encoding="ascii") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

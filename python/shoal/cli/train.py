@@ -1,0 +1,325 @@
+"""``shoal train``: learn a model from a file, or many with a grid, and save it.
+
+A kind of model has a parser of its own (``train lr``); reading, passes, metrics and saving are the same for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
+from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
+
+if TYPE_CHECKING:
+    from shoal.data import Reader
+    from shoal.models import GridResult, LogisticRegressionGrid, Model
+
+EXAMPLES = """\
+examples:
+  $ shoal train lr --train train.libsvm --format libsvm --model first
+  $ shoal train lr --help                   # all settings of logistic regression
+"""
+
+LR_EXAMPLES = """\
+examples:
+  one pass over a click log, as is customary, measured on the next day:
+  $ shoal train lr --train day_0.tsv --format criteo --valid day_1.tsv --alpha 0.05 --l1 1 --model ctr
+
+  six settings in one pass, which parses and sorts the data once; the best on the next day is saved:
+  $ shoal train lr --train day_0.tsv --format criteo --valid day_1.tsv \\
+      --grid alpha=0.02,0.05,0.1 --grid l1=0,1 --model best
+
+  a small file in small batches, shuffled, until two passes in a row are not better (.gz, .bz2 and .xz work too):
+  $ shoal train lr --train train.libsvm.gz --format libsvm --valid test.libsvm \\
+      --epochs 50 --patience 2 --shuffle --batch-size 256 --model small
+
+  a tenth of the negatives, each of which weighs ten times as much:
+  $ shoal train lr --train day_0.tsv --format criteo --negative-rate 0.1 --model sampled
+
+  with the progressive loss at the powers of two, as Vowpal Wabbit prints it, in place of the bar:
+  $ shoal train lr --train train.libsvm --format libsvm --progress 2.0 --model told
+
+  in place of the model that is there, leaving out malformed lines, for a script:
+  $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
+
+Ctrl-C saves what has been learned up to then, and ends with status 130. A model that is there is refused unless
+--overwrite is given, and is then replaced at the very end, by one rename; any other directory is never written to.
+A grid takes the memory of as many tables as it has settings.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command, with one below it for each kind of model."""
+    train = command(commands, "train", "Train a model on a file of examples.", EXAMPLES)
+    kinds = train.add_subparsers(title="models", metavar="MODEL", required=True)
+    lr = command(kinds, "train lr", "Train logistic regression by FTRL-Proximal and save it.", LR_EXAMPLES, train_lr)
+    learning(lr)
+    ftrl(lr)
+    lr.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="NAME=A,B,...",
+        help="try these values of a setting (alpha, beta, l1, l2), with all combinations of those of other --grid",
+    )
+    lr.add_argument("--save-all", action="store_true", help="of a grid: each model, into a folder of DIR")
+    reading(lr)
+    machine(lr)
+
+
+def learning(parser: argparse.ArgumentParser) -> None:
+    """Add what all kinds of models take: data, passes, where the model goes."""
+    parser.add_argument("--train", required=True, metavar="FILE", help="what to learn from")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="of the files")
+    parser.add_argument("--valid", metavar="FILE", help="measured after every pass")
+    parser.add_argument("--model", required=True, metavar="DIR", help="where the model goes")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    parser.add_argument("--epochs", type=int, default=1, metavar="N", help="passes at most (default: %(default)s)")
+    parser.add_argument(
+        "--shuffle",
+        type=int,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="K",
+        help="shuffle among K batches that are held in memory (without K: 16)",
+    )
+    parser.add_argument(
+        "--negative-rate", type=float, default=1.0, metavar="R", help="learn from this share of the negatives only"
+    )
+    parser.add_argument(
+        "--patience", type=int, metavar="N", help="stop when N passes in a row are not better on --valid than the best"
+    )
+    parser.add_argument(
+        "--min-delta", type=float, default=0.0, metavar="D", help="better means by more than this (default: 0)"
+    )
+    parser.add_argument(
+        "--metric", choices=("logloss", "auc"), default="logloss", help="what is better (default: logloss)"
+    )
+    parser.add_argument(
+        "--progress",
+        type=_step,
+        metavar="STEP",
+        help="lines in place of the bar: 100000 is every so many examples, 2.0 at the powers of two",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of shuffle, sample and rounding of accumulators (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--slots", type=int, default=1024, help="parts of the table; any gives equal bits (default: 1024)"
+    )
+
+
+def ftrl(parser: argparse.ArgumentParser) -> None:
+    """Add the settings of FTRL."""
+    parser.add_argument("--alpha", type=float, default=0.1, help="learning rate (default: %(default)s)")
+    parser.add_argument("--beta", type=float, default=1.0, help="slows the first steps (default: %(default)s)")
+    parser.add_argument("--l1", type=float, default=0.0, help="weights with less evidence are 0 (default: %(default)s)")
+    parser.add_argument("--l2", type=float, default=0.0, help="shrinks all weights (default: %(default)s)")
+
+
+def train_lr(arguments: argparse.Namespace) -> Answer:
+    """Train a logistic regression, or a grid of them."""
+    from shoal.models import LogisticRegression, LogisticRegressionGrid
+    from shoal.optim import FTRL
+    from shoal.store import local
+
+    optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
+    if not arguments.grid:
+        if arguments.save_all:
+            raise ValueError("--save-all goes with --grid: one model is saved anyway")
+        train, how = _data(arguments, [Path(arguments.model)])
+        with local(threads=arguments.threads, slots=arguments.slots) as store:
+            return fitted(arguments, LogisticRegression(optimizer, store, seed=arguments.seed), train, how)
+    values = dict(arguments.grid)
+    if len(values) < len(arguments.grid):
+        raise ValueError("--grid names a setting twice: give all its values at once, as in alpha=0.05,0.1")
+    with local(threads=arguments.threads, slots=arguments.slots) as store:
+        grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed)
+        return _fitted_grid(arguments, grid)
+
+
+def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
+    """Fit a model of any kind, save it, and tell how it went."""
+    interrupted = False
+    try:
+        model.fit(train, **how)
+    except KeyboardInterrupt:
+        interrupted = True
+    _check_learned(model.examples, train, interrupted)
+    target = model.save(arguments.model, overwrite=arguments.overwrite)
+    if interrupted:
+        complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
+    return Answer(
+        "\n".join([*_passes(model), *_table(model), f"{'model':<12} {target}"]),
+        {"model": str(target), "interrupted": interrupted, **_facts(model)},
+        INTERRUPTED if interrupted else DONE,
+    )
+
+
+def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reader, dict[str, Any]]:
+    """Return what to learn from and how, after all that can be wrong before hours of training."""
+    from shoal.models import files
+
+    for target in targets:
+        files.check_target(target, overwrite=arguments.overwrite)
+    train = open_reader(arguments.train, arguments.format, arguments)
+    valid = None if arguments.valid is None else open_reader(arguments.valid, arguments.format, arguments)
+    if arguments.patience is not None and valid is None:
+        raise ValueError("--patience needs --valid: something to measure after each pass")
+    for target in targets:
+        target.mkdir(parents=True, exist_ok=True)
+    return train, {
+        "valid": valid,
+        "epochs": arguments.epochs,
+        "shuffle": arguments.shuffle,
+        "negative_rate": arguments.negative_rate,
+        "seed": arguments.seed,
+        "patience": arguments.patience,
+        "min_delta": arguments.min_delta,
+        "metric": arguments.metric,
+        "progress": arguments.progress if arguments.progress is not None else not arguments.quiet,
+    }
+
+
+def _check_learned(examples: int, train: Reader, interrupted: bool) -> None:
+    if examples == 0:
+        raise KeyboardInterrupt if interrupted else ValueError(f"{train.path} has no examples: nothing was learned")
+
+
+def _passes(model: Model) -> list[str]:
+    lines = []
+    history = model.history
+    for done in history.passes:
+        rate = done.metrics.examples / max(done.seconds, 1e-9)
+        kind = "progressive" if done.number == 1 else f"pass {done.number}"
+        lines.append(f"{kind:<12} {done.metrics}, {rate:,.0f} examples/s")
+        if done.skipped:
+            lines.append(f"{'skipped':<12} {done.skipped:,} malformed lines")
+        if done.valid is not None:
+            lines.append(f"{'valid':<12} {done.valid}")
+    if history.best_pass is not None:
+        lines.append(
+            f"{'kept':<12} the weights of pass {history.best_pass} of {len(history.passes)}, the best on --valid"
+        )
+    return lines
+
+
+def _table(model: Model) -> list[str]:
+    lines = []
+    for table in model.tables:
+        stats = table.stats()
+        per_row = f", {stats.bytes_per_row:.1f} bytes each" if stats.rows else ""
+        lines.append(f"{'table':<12} {stats.rows:,} rows of {table.dim}{per_row}")
+    nonzero = len(model.weights()[0])
+    lines.append(f"{'weights':<12} {nonzero:,} are not zero, bias {model.bias:.4f}")
+    return lines
+
+
+def _facts(model: Model) -> dict[str, Any]:
+    stats = [table.stats() for table in model.tables]
+    return {
+        "examples": model.examples,
+        "passes": model.history.passes,
+        "best_pass": model.history.best_pass,
+        "rows": stats[0].rows,
+        "bytes": sum(one.bytes for one in stats),
+        "nonzero_weights": len(model.weights()[0]),
+        "bias": model.bias,
+    }
+
+
+# ---- a grid ----------------------------------------------------------------------------------------------------------
+
+
+def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) -> Answer:
+    target = Path(arguments.model)
+    folders = [target / _name(settings) for settings in grid.settings] if arguments.save_all else [target]
+    train, how = _data(arguments, folders)
+    interrupted = False
+    try:
+        grid.fit(train, **how)
+    except KeyboardInterrupt:
+        interrupted = True
+    _check_learned(grid.examples, train, interrupted)
+    results = grid.results(arguments.metric)
+    saved = results if arguments.save_all else results[:1]
+    where = [target / _name(result.settings) if arguments.save_all else target for result in saved]
+    for result, folder in zip(saved, where, strict=True):
+        result.model.save(folder, overwrite=arguments.overwrite)
+    if interrupted:
+        complain(f"interrupted after {grid.examples:,} examples; the models of that moment are in {target}")
+    best = results[0]
+    lines = [*_results(results), "", f"{'best':<12} {_name(best.settings)}", *_passes(best.model), *_table(best.model)]
+    lines.append(f"{'model':<12} {where[0]}" if len(where) == 1 else f"{'models':<12} {target}, one folder each")
+    facts = [
+        {
+            "settings": result.settings,
+            "model": str(where[i]) if i < len(where) else None,
+            "progressive": result.progressive,
+            "valid": result.valid,
+            **_facts(result.model),
+        }
+        for i, result in enumerate(results)
+    ]
+    return Answer(
+        "\n".join(lines),
+        {"model": str(where[0]), "interrupted": interrupted, "examples": grid.examples, "grid": facts},
+        INTERRUPTED if interrupted else DONE,
+    )
+
+
+def _results(results: Sequence[GridResult]) -> list[str]:
+    """Lay the results out as a table, the best first."""
+    names = list(results[0].settings)
+    rows = [[*names, "logloss", "AUC", "valid logloss", "valid AUC", "weights"]]
+    for result in results:
+        valid = ["", ""] if result.valid is None else [f"{result.valid.logloss:.6f}", f"{result.valid.auc:.6f}"]
+        rows.append(
+            [
+                *(_number(value) for value in result.settings.values()),
+                f"{result.progressive.logloss:.6f}",
+                f"{result.progressive.auc:.6f}",
+                *valid,
+                f"{len(result.model.weights()[0]):,}",
+            ]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _name(settings: dict[str, float]) -> str:
+    """Name settings as one word: alpha=0.05,l1=1."""
+    return ",".join(f"{name}={_number(value)}" for name, value in settings.items())
+
+
+def _number(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def _setting(text: str) -> tuple[str, list[float]]:
+    """Read alpha=0.05,0.1."""
+    name, equals, values = text.partition("=")
+    try:
+        if not (name and equals):
+            raise ValueError
+        return name, [float(value) for value in values.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no setting with numbers: write it as alpha=0.05,0.1") from None
+
+
+def _step(text: str) -> int | float:
+    """Read an int or, with a point in it, a float that may be passed to `shoal.metrics.Progressive`."""
+    from shoal.metrics import Progressive
+
+    step = float(text) if "." in text else int(text)
+    try:
+        Progressive(step)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return step
