@@ -152,6 +152,18 @@ def test_calibration_and_roc_show_the_held_out_data(saved, rng, tmp_path):
     assert [f"{d.mean_label:.5f}" in row for d, row in zip(curves.deciles, rows, strict=True)] == [True] * len(rows)
 
 
+def test_held_out_examples_count_by_their_weights(saved, rng, tmp_path):
+    held = make_batch(rng)
+    weighted = Batch(held.labels, held.indptr, held.keys, None, np.where(held.labels > 0, 3, 0.5).astype(np.float32))
+    page = read(shoal.report(saved, tmp_path / "r.html", [weighted]))
+    with LogisticRegression.load(saved) as model:
+        margins = model.decision_function(held)
+    expected = shoal.metrics.curves(held.labels, margins, weighted.weights)
+    deciles = [(d.mean_probability, d.mean_label) for d in expected.deciles]
+    np.testing.assert_allclose(dots(page, "calibration", "dot"), deciles, atol=1e-3)
+    assert any(f"400 examples of weight {weighted.weights.sum():,.6g}." in note for note in page.texts("p", "note"))
+
+
 def test_without_data_the_last_validation_is_shown(saved):
     page = read(shoal.report(saved))
     with LogisticRegression.load(saved) as model:

@@ -262,7 +262,8 @@ def _predictions(shown: HeldOut | None) -> str:
             "(--valid), or train with --valid.</p></section>"
         )
     m, curves = shown.metrics, shown.curves
-    where = html.escape(f"{shown.name}, {m.examples:,} examples")
+    weight = "" if m.weight == m.examples else f" of weight {m.weight:,.6g}"
+    where = html.escape(f"{shown.name}, {m.examples:,} examples{weight}")
     roc = (
         _figure_of("ROC curve", _roc(curves, m.auc), [("main", f"AUC {m.auc:.4f}"), ("ideal", "a coin: 0.5")])
         if curves.fpr
