@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal import checkpoint
+from shoal import checkpoint, models
 from shoal.data import Batch
-from shoal.models import LogisticRegression, Model, files
+from shoal.models import Model, files
 from shoal.optim import Optimizer
 from shoal.reports.page import Facts, HeldOut, page
 from shoal.sealed import write_atomically
@@ -45,7 +45,7 @@ def report(
     Parameters
     ----------
     model_dir : path
-        As written by `LogisticRegression.save`.
+        Of any kind of model, as its `save` writes it.
     out : path, optional
         The file; ``report.html`` in the model's directory if not given. What is there is replaced, by one rename.
     data : Reader or iterable of Batch, optional
@@ -85,7 +85,7 @@ def report(
     if target.is_dir():
         raise ValueError(f"{target} is a directory: name a file")
     with local(threads=threads) as store:
-        model = LogisticRegression.load(directory, store=store)
+        model = models.load(directory, store=store)
         held_out = None if data is None else _held_out(model, data, data_name)
         facts = _facts(directory, model, held_out, names or {}, top)
     write_atomically(target, page(facts).encode())
