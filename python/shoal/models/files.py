@@ -60,7 +60,6 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     examples: int
     format: str | None = msgspec.field(name="reader_format")
     history: History
-    calibration: dict[str, Any] | None = None
 
 
 def is_model(directory: Path) -> bool:

@@ -426,11 +426,7 @@ class Model(ABC):
         ValueError
             The model has not learned from anything yet.
         """
-        return probabilities(self.calibrated(self.decision_function(data)))
-
-    def calibrated(self, margins: Floats) -> Floats:
-        """Return the margins whose probabilities the model predicts."""
-        return margins
+        return probabilities(self.decision_function(data))
 
     def evaluate(self, data: Batch | Iterable[Batch]) -> Metrics:
         """Measure the predictions of labelled examples; nothing is learned.

@@ -251,7 +251,7 @@ def measure(models: Sequence[Model], data: Batch | Iterable[Batch]) -> list[tupl
         model.check_fitted()
         model.check_format(data)
     labels, weights, margins = predictions(models, batches)
-    return [measure_with_curves(labels, model.calibrated(a), weights) for model, a in zip(models, margins, strict=True)]
+    return [measure_with_curves(labels, a, weights) for a in margins]
 
 
 def predictions(
