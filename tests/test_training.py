@@ -527,3 +527,38 @@ def test_a_curve_of_weighted_windows_keeps_its_sums(rng):
     assert len(points) <= 256
     total = sum(p.window_logloss * p.window_weight for p in points if p.window_weight)
     assert total / done.metrics.weight == pytest.approx(done.metrics.logloss)
+
+
+# ---- real data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def a9a(shoal_data):
+    """Four fifths of the training file, its last fifth, and the test file."""
+    path = shoal_data / "libsvm" / "a9a.xz"
+    if not path.is_file():
+        pytest.skip("SHOAL_DATA has no libsvm/a9a.xz")
+    batches = list(shoal.read_libsvm(path, batch_size=32))
+    cut_at = len(batches) * 4 // 5
+    return batches[:cut_at], batches[cut_at:], list(shoal.read_libsvm(path.with_name("a9a.t.xz")))
+
+
+def test_a9a_stopped_early_reaches_the_reference(a9a):
+    train, valid, test = a9a
+    with LogisticRegression(shoal.FTRL(alpha=0.1)) as model:
+        model.fit(train, epochs=8, valid=valid, patience=1, shuffle=64, seed=1, progress=False)
+        losses = [done.valid.logloss for done in model.history.passes]
+        assert model.history.best_pass == np.argmin(losses) + 1
+        m = model.evaluate(test)
+    assert m.auc >= 0.9015
+    assert m.logloss <= 0.3255
+
+
+def test_a9a_with_a_third_of_its_negatives_is_nearly_as_good_and_calibrated(a9a):
+    train, valid, test = a9a
+    with LogisticRegression(shoal.FTRL(alpha=0.1)) as model:
+        model.fit([*train, *valid], epochs=2, negative_rate=1 / 3, progress=False)
+        assert model.examples < 2 * 32_561 * 0.55
+        m = model.evaluate(test)
+    assert m.auc >= 0.900
+    assert abs(m.calibration - 1) < 0.04

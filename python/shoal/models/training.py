@@ -11,8 +11,8 @@ weights of its best pass. They wait in a checkpoint in a temporary directory (``
 take, written after each pass that is better than all before it, but for the last, read once.
 
 Invariants
-    I1  All models have learned from the same batches whenever the loop is left, by Ctrl-C or an error too, except for
-        the one batch that an error of a model itself cut short.
+    I1  All models have learned from the same batches whenever the loop is left, by an error of the reader or the first
+        Ctrl-C too. A second Ctrl-C, or an error while a model learns, may leave one batch that some have learned from.
     I2  A model's table, history and counts belong together after every batch.
 
 Threads: the caller's; a helper sorts ahead (feed.py). The models' store spreads each call over its own.
