@@ -365,13 +365,14 @@ def test_settings_that_make_no_sense_are_refused(rng, settings, says):
 
 @pytest.fixture
 def sorts_ahead(monkeypatch):
-    """Batches of any size are worth a thread."""
+    """Small batches are worth a thread, and not much larger ones are shared."""
     monkeypatch.setattr(feed, "WORTH_A_THREAD", 60)
+    monkeypatch.setattr(feed, "SHARED_BY_THREADS", 330)
     return monkeypatch
 
 
 def test_sorting_ahead_changes_no_bit_and_no_order(rng, sorts_ahead):
-    sizes = [0, 1, 30, 2, 40, 50, 1, 60]  # some are worth a thread, some are not
+    sizes = [0, 1, 30, 2, 40, 50, 1, 60, 150, 170, 45]  # some are worth a thread, some too small, some too large
     whole = make_batch(rng, sum(sizes))
     rows = np.split(np.arange(len(whole)), np.cumsum(sizes)[:-1])
     batches = [feed.take(whole, some) for some in rows]

@@ -229,7 +229,7 @@ def _one_pass(
         with (
             watch(title, reader, [student.seen for student in students], progress) as bar,
             interrupts_at_boundaries() as interrupted,
-            closing(feed.sorted_ahead(batches, first.sort_ahead, overlap=first.store.threads > 1)) as ready,
+            closing(feed.sorted_ahead(batches, first.sort, first.sort_ahead, overlap=first.store.threads > 1)) as ready,
         ):
             for batch, keys in ready:
                 for student in students:
@@ -262,7 +262,7 @@ def predictions(
     labels: list[npt.NDArray[np.float32]] = []
     weights: list[npt.NDArray[np.float32] | None] = []
     margins: list[list[Floats]] = [[] for _ in models]
-    ready = feed.sorted_ahead(feed.examples_of(batches), first.sort_ahead, overlap=first.store.threads > 1)
+    ready = feed.sorted_ahead(feed.examples_of(batches), first.sort, first.sort_ahead, overlap=first.store.threads > 1)
     with closing(ready):
         for batch, keys in ready:
             labels.append(batch.labels)
