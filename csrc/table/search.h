@@ -33,7 +33,8 @@ namespace shoal {
 class Search {
  public:
   static constexpr std::size_t kMost = 64;  // hashes: more lines would not stay in the nearest cache
-  static constexpr std::size_t kMostTables = 32;
+  static constexpr std::size_t kMostTables =
+      12;  // a few runs' locks, held at a time, stay below the 64 that TSan knows
 
   // Where some consecutive hashes of the run belong.
   struct Part {
