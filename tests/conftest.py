@@ -1,11 +1,16 @@
 """What more than one test file needs."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
+
+# A shell's background jobs start with Ctrl-C ignored, and so would what the tests start: they send it to themselves.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run; a failure prints how to run it again.
 hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, print_blob=True)

@@ -168,6 +168,23 @@ def test_many_tables_come_back_each_to_its_name(rng, tmp_path):
             assert_same(bits(table), expected[name])
 
 
+def test_some_tables_may_be_saved_and_a_name_that_is_none_is_refused(rng, tmp_path):
+    with shoal.local() as store:
+        expected = {name: bits(trained(store, rng, shoal.SGD(), name=name)) for name in ("a", "b", "c")}
+        store.save(tmp_path / "c", tables=["c", "a", "c"])
+        with pytest.raises(ValueError, match=r"no table 'x' to save: it has .*'a', 'b', 'c'"):
+            store.save(tmp_path / "x", tables=["a", "x"])
+        store.save(tmp_path / "none", tables=[])
+    assert not (tmp_path / "x").exists()
+    with shoal.local() as store:
+        store.load(tmp_path / "none")
+        assert not store.tables
+        store.load(tmp_path / "c")
+        assert set(store.tables) == {"a", "c"}
+        for name, table in store.tables.items():
+            assert_same(bits(table), expected[name])
+
+
 def test_a_load_takes_the_place_of_rows_and_keeps_the_users_table(rng, tmp_path):
     with shoal.local() as store:
         table = trained(store, rng, shoal.Adagrad())

@@ -1,5 +1,7 @@
 #include "store/rows.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -40,6 +42,57 @@ std::size_t Rows::width(std::size_t k) const noexcept {
   return k == 0 ? dim_ * bytes_of(dtype_) : (k < columns_ ? dim_ : std::size_t{1}) * sizeof(float);
 }
 
+namespace {
+
+// Rows of one float32 a column, without a loop over the columns.
+template <std::size_t kNumbers>
+void gather_narrow(std::span<std::byte* const> rows, const std::array<float*, Rows::kMostNumbers>& numbers,
+                   Fetches& ahead) noexcept {
+  const std::array<float*, Rows::kMostNumbers> to = numbers;  // a copy, which what is written cannot change
+  Fetches fetches = ahead;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (r % 2 == 0) {
+      fetches.one();
+    }
+    for (std::size_t k = 0; k < kNumbers; ++k) {
+      std::memcpy(to[k] + r, rows[r] + k * sizeof(float), sizeof(float));
+    }
+  }
+  ahead = fetches;
+}
+
+template <std::size_t kNumbers>
+void scatter_narrow(const std::array<float*, Rows::kMostNumbers>& numbers,
+                    std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
+                    Fetches& ahead) noexcept {
+  Fetches fetches = ahead;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (r % 2 == 0) {
+      fetches.one();
+    }
+    if (take[r] == 0) [[unlikely]] {
+      continue;
+    }
+    std::array<float, kNumbers> row;
+    for (std::size_t k = 0; k < kNumbers; ++k) {
+      row[k] = numbers[k][r];
+    }
+    std::memcpy(rows[r], row.data(), sizeof row);
+  }
+  ahead = fetches;
+}
+
+}  // namespace
+
+std::array<float*, Rows::kMostNumbers> Rows::numbers(const Block& block) const noexcept {
+  std::array<float*, kMostNumbers> all{};
+  std::copy_n(block.columns.begin(), columns_, all.begin());
+  if (has_row_state_) {
+    all[columns_] = block.row_state;
+  }
+  return all;
+}
+
 void Rows::widen(const std::byte* from, float* to) const noexcept {
   for (std::size_t e = 0; e < dim_; ++e) {
     std::uint16_t half;
@@ -48,35 +101,39 @@ void Rows::widen(const std::byte* from, float* to) const noexcept {
   }
 }
 
-void Rows::read_weights(std::span<std::byte* const> rows, float* weights) const noexcept {
-  if (dtype_ != Dtype::kFloat32) {
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      widen(rows[r], weights + r * dim_);
-    }
-  } else if (dim_ == 1) {  // a copy of a known size is one instruction
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      std::memcpy(weights + r, rows[r], sizeof(float));
-    }
-  } else {
-    for (std::size_t r = 0; r < rows.size(); ++r) {
+void Rows::read_weights(std::span<std::byte* const> rows, float* weights, Fetches& ahead) const noexcept {
+  if (dtype_ == Dtype::kFloat32 && dim_ == 1) {
+    return gather_narrow<1>(rows, {weights}, ahead);
+  }
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    ahead.one();
+    if (dtype_ == Dtype::kFloat32) {
       std::memcpy(weights + r * dim_, rows[r], dim_ * sizeof(float));
+    } else {
+      widen(rows[r], weights + r * dim_);
     }
   }
 }
 
-void Rows::gather(std::span<std::byte* const> rows, const Block& block) const noexcept {
-  read_weights(rows, block.columns[0]);
+void Rows::gather(std::span<std::byte* const> rows, const Block& block, Fetches& ahead) const noexcept {
+  if (dim_ == 1) {
+    switch (columns_ + (has_row_state_ ? 1 : 0)) {
+      case 1:
+        return gather_narrow<1>(rows, numbers(block), ahead);
+      case 2:
+        return gather_narrow<2>(rows, numbers(block), ahead);
+      case 3:
+        return gather_narrow<3>(rows, numbers(block), ahead);
+      default:
+        return gather_narrow<4>(rows, numbers(block), ahead);
+    }
+  }
+  read_weights(rows, block.columns[0], ahead);
   for (std::size_t k = 1; k < columns_; ++k) {
     float* const column = block.columns[k];
     const std::size_t from = offset(k);
-    if (dim_ == 1) {
-      for (std::size_t r = 0; r < rows.size(); ++r) {
-        std::memcpy(column + r, rows[r] + from, sizeof(float));
-      }
-    } else {
-      for (std::size_t r = 0; r < rows.size(); ++r) {
-        std::memcpy(column + r * dim_, rows[r] + from, dim_ * sizeof(float));
-      }
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      std::memcpy(column + r * dim_, rows[r] + from, dim_ * sizeof(float));
     }
   }
   if (has_row_state_) {
@@ -87,33 +144,40 @@ void Rows::gather(std::span<std::byte* const> rows, const Block& block) const no
   }
 }
 
-void Rows::scatter(const Block& block, std::span<const std::uint32_t> take,
-                   std::span<std::byte* const> rows) const noexcept {
+void Rows::scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
+                   Fetches& ahead) const noexcept {
+  if (dim_ == 1) {
+    switch (columns_ + (has_row_state_ ? 1 : 0)) {
+      case 1:
+        return scatter_narrow<1>(numbers(block), take, rows, ahead);
+      case 2:
+        return scatter_narrow<2>(numbers(block), take, rows, ahead);
+      case 3:
+        return scatter_narrow<3>(numbers(block), take, rows, ahead);
+      default:
+        return scatter_narrow<4>(numbers(block), take, rows, ahead);
+    }
+  }
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (take[r] == 0) {
       continue;
     }
+    ahead.one();
     std::byte* const row = rows[r];
-    if (dim_ == 1) {
-      for (std::size_t k = 0; k < columns_; ++k) {
-        std::memcpy(row + k * sizeof(float), block.columns[k] + r, sizeof(float));
-      }
+    const float* const first = block.columns[0] + r * dim_;
+    if (dtype_ == Dtype::kFloat32) {
+      std::memcpy(row, first, dim_ * sizeof(float));
     } else {
-      const float* const first = block.columns[0] + r * dim_;
-      if (dtype_ == Dtype::kFloat32) {
-        std::memcpy(row, first, dim_ * sizeof(float));
-      } else {
-        for (std::size_t e = 0; e < dim_; ++e) {
-          const std::uint32_t bits =
-              bits_for(block.noise[r * dim_ + e], kWeightColumn, std::bit_cast<std::uint32_t>(first[e]));
-          const std::uint16_t half =
-              dtype_ == Dtype::kFloat16 ? to_float16(first[e], bits) : to_bfloat16(first[e], bits);
-          std::memcpy(row + e * sizeof half, &half, sizeof half);
-        }
+      for (std::size_t e = 0; e < dim_; ++e) {
+        const std::uint32_t bits =
+            bits_for(block.noise[r * dim_ + e], kWeightColumn, std::bit_cast<std::uint32_t>(first[e]));
+        const std::uint16_t half =
+            dtype_ == Dtype::kFloat16 ? to_float16(first[e], bits) : to_bfloat16(first[e], bits);
+        std::memcpy(row + e * sizeof half, &half, sizeof half);
       }
-      for (std::size_t k = 1; k < columns_; ++k) {
-        std::memcpy(row + offset(k), block.columns[k] + r * dim_, dim_ * sizeof(float));
-      }
+    }
+    for (std::size_t k = 1; k < columns_; ++k) {
+      std::memcpy(row + offset(k), block.columns[k] + r * dim_, dim_ * sizeof(float));
     }
     if (has_row_state_) {
       std::memcpy(row + offset(columns_), block.row_state + r, sizeof(float));

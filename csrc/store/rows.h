@@ -6,10 +6,12 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "base/fetch.h"
 #include "base/half.h"
 #include "optim/block.h"
 #include "optim/optimizer.h"
@@ -19,6 +21,7 @@ namespace shoal {
 class Rows {
  public:
   static constexpr std::size_t kWidest = 4096;
+  static constexpr std::size_t kMostNumbers = kMostColumns + 1;  // of a row at dim 1
 
   Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer);
 
@@ -33,16 +36,18 @@ class Rows {
   std::size_t width(std::size_t k) const noexcept;
 
   // block.rows rows into the block's columns and back. `take` says which rows are written. Weights of 16 bits are
-  // rounded with the block's noise.
-  void gather(std::span<std::byte* const> rows, const Block& block) const noexcept;
-  void scatter(const Block& block, std::span<const std::uint32_t> take,
-               std::span<std::byte* const> rows) const noexcept;
+  // rounded with the block's noise. Lines of `ahead` are asked for on the way.
+  void gather(std::span<std::byte* const> rows, const Block& block, Fetches& ahead) const noexcept;
+  void scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
+               Fetches& ahead) const noexcept;
 
   // Only column 0, as float32, of rows that hold weights.
-  void read_weights(std::span<std::byte* const> rows, float* weights) const noexcept;
+  void read_weights(std::span<std::byte* const> rows, float* weights, Fetches& ahead) const noexcept;
 
  private:
   void widen(const std::byte* from, float* to) const noexcept;
+  // Where a row's numbers go at dim 1: columns, then the row state.
+  std::array<float*, kMostNumbers> numbers(const Block& block) const noexcept;
 
   std::size_t dim_;
   Dtype dtype_;

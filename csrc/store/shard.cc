@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
 constexpr std::size_t kBlockElements = 1024;
-constexpr std::size_t kBlockRows = 128;
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 constexpr std::uint32_t kExponent = 0x7f800000U;  // all ones: infinity or NaN
@@ -84,21 +83,14 @@ std::size_t aligned(std::size_t n) noexcept {
 
 }  // namespace
 
-struct Shard::Guarded {
-  Guarded(const Layout& layout, Slot slot) : table(layout, slot) {}
-  std::shared_mutex lock;
-  SlotTable table;
-};
-
-// One allocation a part: grads, columns, row state, noise, flags, row pointers and places for rows that are not there.
+// Of one part: grads, columns, row state, noise, flags, and places for rows that are not there.
 struct Shard::Workspace {
   explicit Workspace(const Rows& rows)
-      : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, kBlockRows)),
+      : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Search::kMost)),
         elements(most * rows.dim()),
         floats(new float[elements * (kMostColumns + 1) + most]),
         noise(new std::uint32_t[elements]),
         flags(new std::uint32_t[2 * most]),
-        pointers(new std::byte*[most]),
         fresh(new std::byte[most * rows.bytes()]) {}
 
   // A block of `count` rows; all its arrays are free to be written.
@@ -120,7 +112,6 @@ struct Shard::Workspace {
   std::unique_ptr<float[]> floats;
   std::unique_ptr<std::uint32_t[]> noise;
   std::unique_ptr<std::uint32_t[]> flags;
-  std::unique_ptr<std::byte*[]> pointers;
   std::unique_ptr<std::byte[]> fresh;
 };
 
@@ -178,8 +169,8 @@ void Shard::freeze() {
 
 void Shard::thaw() { gate_.unlock(); }
 
-template <class Lock, class Worker>
-void Shard::walk(const SlotSlices& batch, const Worker& worker) const {
+template <class Work>
+void Shard::split(const SlotSlices& batch, const Work& work) const {
   const std::size_t parts = parts_for(batch.hashes.size(), kLeastKeys, pool_.threads());
   const Pieces pieces{batch.hashes.size(), parts};
   const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or behind it
@@ -189,36 +180,14 @@ void Shard::walk(const SlotSlices& batch, const Worker& worker) const {
                      std::lower_bound(batch.begins.begin(), batch.begins.end() - 1, pieces.begin(part)) -
                      batch.begins.begin());
   };
-  pool_.run(parts, [&](std::size_t part) {
-    auto work = worker();
-    const std::size_t end = first_slot(part + 1);
-    const auto next_with_keys = [&](std::size_t s) {
-      while (s < end && batch.begins[s] == batch.begins[s + 1]) {
-        ++s;
-      }
-      return s;
-    };
-    const auto enter_slot = [&](std::size_t s) {
-      // The slot behind this one: its lock and its table's own fields would miss the cache one after the other.
-      const auto* const behind = reinterpret_cast<const std::byte*>(tables_[std::min(s + 1, end - 1)].get());
-      for (std::size_t at = 0; at < sizeof(Guarded); at += kCacheLine) {
-        __builtin_prefetch(behind + at, 1);
-      }
-      Lock lock(tables_[s]->lock);
-      tables_[s]->table.prefetch(
-          batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]));
-      return lock;
-    };
-    std::size_t s = next_with_keys(first_slot(part));
-    Lock held = s < end ? enter_slot(s) : Lock();
-    while (s < end) {
-      const std::size_t next = next_with_keys(s + 1);
-      Lock upcoming =
-          next < end ? enter_slot(next) : Lock();  // its lines arrive while this slot is worked on
-      work(tables_[s]->table, batch.begins[s], batch.begins[s + 1]);
-      held = std::move(upcoming);
-      s = next;
-    }
+  pool_.run(parts, [&](std::size_t part) { work(first_slot(part), first_slot(part + 1)); });
+}
+
+template <class Lock, class MakeWorker>
+void Shard::walk(const SlotSlices& batch, const MakeWorker& make_worker) const {
+  split(batch, [&](std::size_t first, std::size_t end) {
+    auto worker = make_worker();
+    Lane<Lock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most).walk(first, end, worker);
   });
 }
 
@@ -244,42 +213,95 @@ void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
   std::visit([&](const auto& rule) { rule.start(block); }, spec_.optimizer.rule());
   fill_noise({&hash, 1}, rows_.dim(), step_noise(spec_.seed, 0), noise.data());  // step 0: no push has it
   const std::uint32_t take = 1;
-  rows_.scatter(block, {&take, 1}, {&row, 1});
+  Fetches none;
+  rows_.scatter(block, {&take, 1}, {&row, 1}, none);
 }
 
-void Shard::find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes,
-                          std::span<std::byte*> rows, Workspace& work) const noexcept {
-  table.find(hashes, rows);
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    if (rows[r] == nullptr) [[unlikely]] {
-      if (!fresh_row_.empty()) {
-        rows[r] = fresh_row_.data();
-      } else {
-        rows[r] = work.fresh.get() + r * rows_.bytes();
-        fill_fresh(hashes[r], rows[r]);
+std::size_t Shard::create(Search& run, std::span<const std::uint64_t> hashes) const {
+  const auto missing_in = [&](const Search::Part& part) {
+    const auto rows = run.rows().subspan(part.begin, part.end - part.begin);
+    return static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
+  };
+  std::size_t created = 0;
+  for (const Search::Part& part : run.parts()) {
+    const std::size_t missing = missing_in(part);
+    if (missing == 0) {
+      continue;
+    }
+    part.table->make_room(missing);
+    for (std::size_t r = part.begin; r < part.end; ++r) {
+      if (run.rows()[r] == nullptr) {
+        run.rows()[r] = part.table->insert(hashes[r]);
+        fill_fresh(hashes[r], run.rows()[r]);
       }
     }
+    created += missing;
   }
+  if (created != 0) {
+    run.settle();  // the new ones may have moved others
+  }
+  return created;
 }
 
-std::size_t Shard::find_or_create(SlotTable& table, std::span<const std::uint64_t> hashes,
-                                  std::span<std::byte*> rows) const {
-  table.find(hashes, rows);
-  const auto missing = static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
-  if (missing == 0) {
-    return 0;
-  }
-  if (!table.has_room(missing)) {
-    table.make_room(missing);
-    table.find(hashes, rows);
-  }
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    if (rows[r] == nullptr) {
-      rows[r] = table.insert(hashes[r]);
-      fill_fresh(hashes[r], rows[r]);
+template <class Use>
+void Shard::read(const SlotSlices& batch, const Use& use) const {
+  using Lock = std::shared_lock<std::shared_mutex>;
+  struct Reader {
+    const Shard& shard;
+    const SlotSlices& batch;
+    const Use& use_rows;
+    Workspace work;
+
+    void enter(SlotTable& /*table*/, std::size_t /*first*/, std::size_t /*last*/) const noexcept {}
+    void use(Search& run, std::size_t first, Fetches& ahead) {
+      const std::span<std::byte*> rows = run.rows();
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        if (rows[r] == nullptr) [[unlikely]] {
+          rows[r] =
+              shard.fresh_row_.empty() ? work.fresh.get() + r * shard.rows_.bytes() : shard.fresh_row_.data();
+          if (shard.fresh_row_.empty()) {
+            shard.fill_fresh(batch.hashes[first + r], rows[r]);
+          }
+        }
+      }
+      use_rows(work, rows, first, ahead);
     }
+  };
+  walk<Lock>(batch, [&] { return Reader{*this, batch, use, Workspace(rows_)}; });
+}
+
+template <class Use>
+void Shard::change(const SlotSlices& batch, const Use& use) {
+  using Lock = std::unique_lock<std::shared_mutex>;
+  std::atomic<std::uint64_t> created{0};
+  struct Changer {
+    const Shard& shard;
+    const SlotSlices& batch;
+    const Use& use_rows;
+    std::atomic<std::uint64_t>& created;
+    Workspace work;
+
+    // Ascending hashes poured into a small table would all queue up at its front: make room for them first.
+    void enter(SlotTable& table, std::size_t first, std::size_t last) const {
+      if (last - first > table.size() / 8 && !table.has_room(last - first)) {
+        std::vector<std::byte*> rows(last - first);
+        table.find(batch.hashes.subspan(first, last - first), rows);
+        table.make_room(static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr)));
+      }
+    }
+    void use(Search& run, std::size_t first, Fetches& ahead) {
+      const std::size_t fresh = shard.create(run, batch.hashes.subspan(first, run.size()));
+      if (fresh != 0) {
+        created.fetch_add(fresh, std::memory_order_relaxed);
+      }
+      use_rows(work, run.rows(), first, ahead);
+    }
+  };
+  walk<Lock>(batch, [&] { return Changer{*this, batch, use, created, Workspace(rows_)}; });
+  const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
+  if (std::bit_width(before) != std::bit_width(before + created.load())) {
+    trim_heap();  // a few dozen times in a table's life: slots that outgrew the heap left it full of holes
   }
-  return missing;
 }
 
 // --- requests ---------------------------------------------------------------------------------------------------
@@ -289,60 +311,21 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
   SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
   std::visit(
       [&](const auto& rule) {
-        walk<std::shared_lock<std::shared_mutex>>(batch, [&] {
-          return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
-            for (std::size_t i = first; i < last; i += work.most) {
-              const std::size_t count = std::min(work.most, last - i);
-              const std::span<std::byte*> rows(work.pointers.get(), count);
-              find_or_fresh(table, batch.hashes.subspan(i, last - i), rows, work);
-              float* const out = weights.data() + i * rows_.dim();
-              if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
-                const Block block = work.block(count, rows_.dim());
-                rows_.gather(rows, block);
-                rule.read(block, out);
-              } else {
-                rows_.read_weights(rows, out);
-              }
-            }
-          };
-        });
+        read(batch,
+             [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+               float* const out = weights.data() + first * rows_.dim();
+               if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+                 const Block block = work.block(rows.size(), rows_.dim());
+                 rows_.gather(rows, block, ahead);
+                 rule.read(block, out);
+               } else {
+                 rows_.read_weights(rows, out, ahead);
+               }
+             });
       },
       spec_.optimizer.rule());
   pulls_.fetch_add(1, std::memory_order_relaxed);
   rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
-}
-
-template <class Change>
-void Shard::change(const SlotSlices& batch, const Change& change_block) {
-  std::atomic<std::uint64_t> created{0};
-  walk<std::unique_lock<std::shared_mutex>>(batch, [&] {
-    return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
-      // Ascending keys poured into a small table would all queue up at its front: make room for them first.
-      if (last - first > table.size() / 8) {
-        std::size_t missing = 0;
-        for (std::size_t i = first; i < last; i += work.most) {
-          const std::span<std::byte*> rows(work.pointers.get(), std::min(work.most, last - i));
-          table.find(batch.hashes.subspan(i, last - i), rows);
-          missing += static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
-        }
-        table.make_room(missing);
-      }
-      std::uint64_t fresh = 0;
-      for (std::size_t i = first; i < last; i += work.most) {
-        const std::size_t count = std::min(work.most, last - i);
-        const std::span<std::byte*> rows(work.pointers.get(), count);
-        fresh += find_or_create(table, batch.hashes.subspan(i, last - i), rows);
-        change_block(work, rows, i);
-      }
-      if (fresh != 0) {
-        created.fetch_add(fresh, std::memory_order_relaxed);
-      }
-    };
-  });
-  const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
-  if (std::bit_width(before) != std::bit_width(before + created.load())) {
-    trim_heap();  // a few dozen times in a table's life: slots that outgrew the heap left it full of holes
-  }
 }
 
 std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads) {
@@ -356,38 +339,39 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads)
   std::atomic<std::uint64_t> dropped{0};
   std::visit(
       [&](const auto& rule) {
-        change(batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first) {
-          Block block = work.block(rows.size(), dim);
-          block.step = step;
-          std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
-          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
-          rows_.gather(rows, block);
+        change(batch,
+               [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+                 Block block = work.block(rows.size(), dim);
+                 block.step = step;
+                 std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
+                 fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+                 rows_.gather(rows, block, ahead);
 
-          std::uint32_t* const moves = work.moves();
-          std::uint32_t* const finite = work.finite();
-          mark_moving(block.grads, block.rows, dim, moves);
-          std::fill_n(finite, block.rows, 1U);
-          mark_finite(block.grads, block.rows, dim, finite);
-          if (clip.active()) {
-            clip.apply(block);
-          }
-          rule.step(block);
-          for (std::size_t k = 0; k < rows_.columns(); ++k) {
-            mark_finite(block.columns[k], block.rows, dim, finite);
-          }
-          if (rows_.has_row_state()) {
-            mark_finite(block.row_state, block.rows, 1, finite);
-          }
-          std::uint64_t bad = 0;
-          for (std::size_t r = 0; r < block.rows; ++r) {
-            bad += moves[r] & (finite[r] ^ 1U);
-            moves[r] &= finite[r];
-          }
-          rows_.scatter(block, {moves, block.rows}, rows);
-          if (bad != 0) {
-            dropped.fetch_add(bad, std::memory_order_relaxed);
-          }
-        });
+                 std::uint32_t* const moves = work.moves();
+                 std::uint32_t* const finite = work.finite();
+                 mark_moving(block.grads, block.rows, dim, moves);
+                 std::fill_n(finite, block.rows, 1U);
+                 mark_finite(block.grads, block.rows, dim, finite);
+                 if (clip.active()) {
+                   clip.apply(block);
+                 }
+                 rule.step(block);
+                 for (std::size_t k = 0; k < rows_.columns(); ++k) {
+                   mark_finite(block.columns[k], block.rows, dim, finite);
+                 }
+                 if (rows_.has_row_state()) {
+                   mark_finite(block.row_state, block.rows, 1, finite);
+                 }
+                 std::uint64_t bad = 0;
+                 for (std::size_t r = 0; r < block.rows; ++r) {
+                   bad += moves[r] & (finite[r] ^ 1U);
+                   moves[r] &= finite[r];
+                 }
+                 rows_.scatter(block, {moves, block.rows}, rows, ahead);
+                 if (bad != 0) {
+                   dropped.fetch_add(bad, std::memory_order_relaxed);
+                 }
+               });
       },
       spec_.optimizer.rule());
   pushes_.fetch_add(1, std::memory_order_relaxed);
@@ -408,19 +392,20 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
   const std::uint64_t shared = step_noise(spec_.seed, 0);
   std::visit(
       [&](const auto& rule) {
-        change(batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first) {
-          const Block block = work.block(rows.size(), dim);
-          rows_.gather(rows, block);
-          const float* const given = weights.data() + first * dim;
-          if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
-            rule.write(block, given);
-          } else {
-            std::memcpy(block.columns[0], given, block.size() * sizeof(float));
-          }
-          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
-          std::fill_n(work.moves(), block.rows, 1U);
-          rows_.scatter(block, {work.moves(), block.rows}, rows);
-        });
+        change(batch,
+               [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+                 const Block block = work.block(rows.size(), dim);
+                 rows_.gather(rows, block, ahead);
+                 const float* const given = weights.data() + first * dim;
+                 if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+                   rule.write(block, given);
+                 } else {
+                   std::memcpy(block.columns[0], given, block.size() * sizeof(float));
+                 }
+                 fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+                 std::fill_n(work.moves(), block.rows, 1U);
+                 rows_.scatter(block, {work.moves(), block.rows}, rows, ahead);
+               });
       },
       spec_.optimizer.rule());
 }
@@ -429,15 +414,19 @@ std::size_t Shard::erase(const SlotSlices& batch) {
   check_batch(batch);
   const auto entered = enter();
   std::atomic<std::size_t> erased{0};
-  walk<std::unique_lock<std::shared_mutex>>(batch, [&] {
-    return [&](SlotTable& table, std::size_t first, std::size_t last) {
-      std::size_t count = 0;
-      for (std::size_t i = first; i < last; ++i) {
-        count += table.erase(batch.hashes[i]) ? 1U : 0U;
+  split(batch, [&](std::size_t first, std::size_t end) {
+    std::size_t count = 0;
+    for (std::size_t s = first; s < end; ++s) {
+      if (batch.begins[s] == batch.begins[s + 1]) {
+        continue;
       }
-      table.give_back();
-      erased.fetch_add(count, std::memory_order_relaxed);
-    };
+      const std::unique_lock lock(tables_[s]->lock);
+      for (std::size_t i = batch.begins[s]; i < batch.begins[s + 1]; ++i) {
+        count += tables_[s]->table.erase(batch.hashes[i]) ? 1U : 0U;
+      }
+      tables_[s]->table.give_back();
+    }
+    erased.fetch_add(count, std::memory_order_relaxed);
   });
   rows_erased_.fetch_add(erased.load(), std::memory_order_relaxed);
   return erased.load();
@@ -446,17 +435,18 @@ std::size_t Shard::erase(const SlotSlices& batch) {
 void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) const {
   check_batch(batch);
   SHOAL_CHECK(there.size() == batch.hashes.size(), "the answer takes one byte a key");
-  walk<std::shared_lock<std::shared_mutex>>(batch, [&] {
-    return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
-      for (std::size_t i = first; i < last; i += work.most) {
-        const std::span<std::byte*> rows(work.pointers.get(), std::min(work.most, last - i));
-        table.find(batch.hashes.subspan(i, last - i), rows);
-        for (std::size_t r = 0; r < rows.size(); ++r) {
-          there[i + r] = rows[r] != nullptr ? 1 : 0;
-        }
+  struct Asker {
+    std::span<std::uint8_t> there;
+    Workspace work;
+
+    void enter(SlotTable& /*table*/, std::size_t /*first*/, std::size_t /*last*/) const noexcept {}
+    void use(Search& run, std::size_t first, Fetches& /*ahead*/) const noexcept {
+      for (std::size_t r = 0; r < run.size(); ++r) {
+        there[first + r] = run.rows()[r] != nullptr ? 1 : 0;
       }
-    };
-  });
+    }
+  };
+  walk<std::shared_lock<std::shared_mutex>>(batch, [&] { return Asker{there, Workspace(rows_)}; });
 }
 
 void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> values) const {
@@ -465,18 +455,11 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
   SHOAL_CHECK(column < rows_.columns() || (of_row && rows_.has_row_state()), "there is no such column");
   const std::size_t width = of_row ? 1 : rows_.dim();
   SHOAL_CHECK(values.size() == batch.hashes.size() * width, "values must be len(keys) x the column's width");
-  walk<std::shared_lock<std::shared_mutex>>(batch, [&] {
-    return [&, work = Workspace(rows_)](SlotTable& table, std::size_t first, std::size_t last) mutable {
-      for (std::size_t i = first; i < last; i += work.most) {
-        const std::size_t count = std::min(work.most, last - i);
-        const std::span<std::byte*> rows(work.pointers.get(), count);
-        find_or_fresh(table, batch.hashes.subspan(i, last - i), rows, work);
-        const Block block = work.block(count, rows_.dim());
-        rows_.gather(rows, block);
-        std::memcpy(values.data() + i * width, of_row ? block.row_state : block.columns[column],
-                    count * width * sizeof(float));
-      }
-    };
+  read(batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+    const Block block = work.block(rows.size(), rows_.dim());
+    rows_.gather(rows, block, ahead);
+    std::memcpy(values.data() + first * width, of_row ? block.row_state : block.columns[column],
+                rows.size() * width * sizeof(float));
   });
 }
 
@@ -577,21 +560,23 @@ void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector
   hashes.resize(entries.size());
   weights.resize(entries.size() * rows_.dim());
   Workspace work(rows_);
+  std::array<std::byte*, Search::kMost> pointers;
   std::visit(
       [&](const auto& rule) {
         for (std::size_t i = 0; i < entries.size(); i += work.most) {
           const std::size_t count = std::min(work.most, entries.size() - i);
           for (std::size_t r = 0; r < count; ++r) {
             hashes[i + r] = entries[i + r].hash;
-            work.pointers[r] = const_cast<std::byte*>(entries[i + r].row);  // gathered from, not written
+            pointers[r] = const_cast<std::byte*>(entries[i + r].row);  // gathered from, not written
           }
-          const std::span<std::byte* const> rows(work.pointers.get(), count);
+          const auto rows = std::span<std::byte* const>(pointers).first(count);
+          Fetches none;
           if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
             const Block block = work.block(count, rows_.dim());
-            rows_.gather(rows, block);
+            rows_.gather(rows, block, none);
             rule.read(block, weights.data() + i * rows_.dim());
           } else {
-            rows_.read_weights(rows, weights.data() + i * rows_.dim());
+            rows_.read_weights(rows, weights.data() + i * rows_.dim(), none);
           }
         }
       },

@@ -1,7 +1,7 @@
 // Shard: the slots of one table that one process holds, and what can be asked of them.
 //
 // Idea. Every request is a batch in hash order, each hash once, cut by slot (route/key_batch.h makes one). A thread takes
-// a run of slots and walks it: lock a slot, find its rows, step them block by block in place, unlock. Results depend on
+// a run of slots and walks it: lock a slot, find its rows, step them run by run in place, unlock. Results depend on
 // the batch alone: not on threads, nor on the number of slots.
 //
 //   pull     never creates a row; an unseen key reads the row that it would be given
@@ -15,8 +15,8 @@
 // Threads. Any number of callers. Locks, in this order:
 //   1. gate_   shared by push, assign, erase and restore; alone by freeze(), which keeps a checkpoint still. A waiting
 //              freeze stops new writers first (turnstile_), so that it cannot starve.
-//   2. slots   in ascending order, at most two at a time: the next slot's lines are fetched while this one is worked on.
-//              Readers share a slot. No row is ever seen half written.
+//   2. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
+//              (store/lane.h). Readers share a slot. No row is ever seen half written.
 // Fork: a child's copy of a shard throws WrongProcess: its locks may be held by threads that the child does not have.
 // Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not.
 
@@ -38,6 +38,7 @@
 #include "base/threads.h"
 #include "optim/init.h"
 #include "optim/optimizer.h"
+#include "store/lane.h"
 #include "store/rows.h"
 #include "table/slot_table.h"
 
@@ -129,26 +130,28 @@ class Shard {
   std::string verify() const;
 
  private:
-  struct Guarded;    // a SlotTable and its lock
   struct Workspace;  // what one part of a batch works in
 
   void check_batch(const SlotSlices& batch) const;
   void check_process() const;
-  // worker(), called once a part, gives work(table, first, last), called for every slot with keys in ascending order.
-  template <class Lock, class Worker>
-  void walk(const SlotSlices& batch, const Worker& worker) const;
-  // change(block, rows, first) for every block of rows, created where missing. The caller has entered.
-  template <class Change>
-  void change(const SlotSlices& batch, const Change& change_block);
+  // work(first, end) for runs of slots that together hold the batch, in the pool's threads.
+  template <class Work>
+  void split(const SlotSlices& batch, const Work& work) const;
+  // A Lane with a worker() of its own in each thread.
+  template <class Lock, class MakeWorker>
+  void walk(const SlotSlices& batch, const MakeWorker& make_worker) const;
+  // use(workspace, rows, first, ahead) for every run of rows, in order; a row that is not there is the one that it would
+  // be given.
+  template <class Use>
+  void read(const SlotSlices& batch, const Use& use) const;
+  // The same, to be changed, and created where missing. The caller has entered.
+  template <class Use>
+  void change(const SlotSlices& batch, const Use& use);
   std::shared_lock<std::shared_mutex> enter() const;
 
   void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
-  // The rows of hashes[0, rows.size()), created where missing: how many were.
-  std::size_t find_or_create(SlotTable& table, std::span<const std::uint64_t> hashes,
-                             std::span<std::byte*> rows) const;
-  // The rows of hashes[0, rows.size()); for a missing one, its initial row, which lives in `work`.
-  void find_or_fresh(const SlotTable& table, std::span<const std::uint64_t> hashes,
-                     std::span<std::byte*> rows, Workspace& work) const noexcept;
+  // Inserts those of a run's rows that are missing: how many were.
+  std::size_t create(Search& run, std::span<const std::uint64_t> hashes) const;
 
   TableSpec spec_;
   Slots slots_;

@@ -2,20 +2,22 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
-#include "table/match.h"
+#include "table/search.h"
 
 namespace shoal {
 
 namespace {
 
+// From kLarge rows on a slot grows by 1/8; below, where memory is little and keys come fastest, by 1/4.
+constexpr double kLarge = 4096;
 constexpr double kRung = 1.125;
+constexpr double kSmallRung = 1.25;
 
-// The highest load of a bucket width, where a hit reads 1.65 lines at four cells.
+// The highest load of a bucket width, where a hit reads 1.22 lines at four cells.
 double highest_load(std::size_t cells) noexcept {
   switch (cells) {
     case 2:
@@ -39,14 +41,51 @@ void keep(std::byte* at, T value) noexcept {
   std::memcpy(at, &value, sizeof value);
 }
 
-void fetch(const std::byte* line) noexcept { __builtin_prefetch(line, 1, 0); }
-
 }  // namespace
+
+// Cells on their way from one bucket to another, with their old homes. Room for all of a table's cells; but for chosen
+// keys a few dozen are in it at a time, and only what is written takes memory.
+class SlotTable::Lifted {
+ public:
+  explicit Lifted(const SlotTable& table)
+      : table_(table), homes_(table.cells() * sizeof(std::uint32_t)), cells_(table.cells() * sizeof(Cell)) {}
+
+  std::size_t size() const noexcept { return size_; }
+  std::uint32_t home(std::size_t i) const noexcept { return homes()[i]; }
+  std::uint64_t cell(std::size_t i) const noexcept { return cells()[i].cell; }
+  const std::byte* payload(std::size_t i) const noexcept { return cells()[i].payload; }
+
+  void push(std::uint32_t home, std::uint64_t cell, const std::byte* payload) noexcept {
+    homes()[size_] = home;
+    cells()[size_].cell = cell;
+    table_.copy_payload(cells()[size_++].payload, payload);
+  }
+  void swap(std::size_t i, std::size_t j) noexcept {
+    std::swap(homes()[i], homes()[j]);
+    std::swap(cells()[i], cells()[j]);
+  }
+  void drop(std::size_t i) noexcept { swap(i, --size_); }
+
+ private:
+  struct Cell {
+    std::uint64_t cell;
+    std::byte payload[Layout::kWidestNarrow];
+  };
+  std::uint32_t* homes() const noexcept {
+    return reinterpret_cast<std::uint32_t*>(const_cast<std::byte*>(homes_.data()));
+  }
+  Cell* cells() const noexcept { return reinterpret_cast<Cell*>(const_cast<std::byte*>(cells_.data())); }
+
+  const SlotTable& table_;
+  Region homes_;
+  Region cells_;
+  std::size_t size_ = 0;
+};
 
 SlotTable::SlotTable(const Layout& layout, Slot slot)
     : layout_(&layout),
-      first_hash_(layout.slots.first_hash(slot)),
       in_use_(~(~std::uint64_t{0} >> layout.slots.bits())),
+      first_hash_(layout.slots.first_hash(slot)),
       load_limit_(highest_load(layout.cells)),
       // The golden ratio's multiples spread any run of slot numbers evenly.
       phase_(static_cast<double>(index_of(slot) * 0x9e3779b9U) * 0x1p-32) {}
@@ -55,6 +94,11 @@ SlotTable::SlotTable(const Layout& layout, Slot slot)
 
 std::size_t SlotTable::home(std::uint64_t cell) const noexcept {
   return scale(cell << layout_->slots.bits(), buckets_);
+}
+
+std::size_t SlotTable::second_of(std::uint64_t cell, std::size_t home) const noexcept {
+  const std::size_t b = second(cell, home);
+  return b < buckets_ ? b : b % buckets_;
 }
 
 std::byte* SlotTable::bucket(std::size_t b) const noexcept {
@@ -67,6 +111,19 @@ std::byte* SlotTable::payload(std::size_t b, std::size_t c) const noexcept {
 
 std::uint64_t SlotTable::cell(std::size_t b, std::size_t c) const noexcept {
   return load<std::uint64_t>(bucket(b) + c * sizeof(std::uint64_t));
+}
+
+void SlotTable::copy_payload(std::byte* to, const std::byte* from) const noexcept {
+  switch (layout_->payload_bytes) {  // a copy of a known size is one or two instructions
+    case 4:
+      return keep(to, load<std::array<std::byte, 4>>(from));
+    case 8:
+      return keep(to, load<std::array<std::byte, 8>>(from));
+    case 12:
+      return keep(to, load<std::array<std::byte, 12>>(from));
+    default:
+      return keep(to, load<std::array<std::byte, 16>>(from));
+  }
 }
 
 std::size_t SlotTable::filled(std::size_t b) const noexcept {
@@ -89,139 +146,81 @@ std::byte* SlotTable::row_at(std::byte* payload) const noexcept {
 
 // --- finding ----------------------------------------------------------------------------------------------------
 
-void SlotTable::prefetch(std::span<const std::uint64_t> hashes) const noexcept {
-  if (buckets_ == 0) {
-    return;
-  }
-  for (const std::uint64_t hash : hashes.first(std::min(hashes.size(), kAhead))) {
-    fetch(bucket(home(hash)));
-  }
+SlotTable::Buckets SlotTable::buckets() noexcept {
+  alignas(kCacheLine) static constinit std::byte nothing[kCacheLine] = {};
+  return buckets_ == 0 ? Buckets{nothing, 1} : Buckets{bucket(0), buckets_};
 }
 
-namespace {
-
-// The part of a table that a search reads.
-struct Buckets {
-  std::byte* lines;
-  std::size_t count;
-  unsigned slot_bits;
-  std::uint64_t in_use;
-};
-
-// In rounds: round 0 looks at every hash's home, the next at the following bucket for those whose bucket was full of
-// others, whose line has been fetched meanwhile. (With a loop per hash, each displaced hash cost the latency of its second
-// line: a third of the speed at a load of 0.9.)
-template <std::size_t kCells, std::size_t kPayload, class Match>
-SHOAL_INLINE void find_round(const Buckets& table, std::span<const std::uint64_t> hashes,
-                             std::span<std::byte*> rows) noexcept {
-  std::byte* const lines = table.lines;
-  const std::size_t count = table.count;
-  const unsigned slot_bits = table.slot_bits;
-  const std::uint64_t in_use = table.in_use;
-  std::array<std::uint32_t, SlotTable::kRound> open;   // hashes that are not found yet
-  std::array<std::size_t, SlotTable::kRound> open_at;  // the bucket to look at next
-  std::size_t left = 0;
-  const auto look = [&](std::size_t i, std::size_t b) __attribute__((always_inline)) {
-    std::byte* const line = lines + b * kCacheLine;
-    const unsigned match = Match::template in<kCells>(line, hashes[i] | in_use);
-    const bool goes_on = match == 0 && load<std::uint64_t>(line + (kCells - 1) * sizeof(std::uint64_t)) != 0;
-    const auto cell = static_cast<std::size_t>(std::countr_zero(match | (1U << kCells)));
-    rows[i] = match != 0 ? line + kCells * sizeof(std::uint64_t) + cell * kPayload : nullptr;
-    if (goes_on) [[unlikely]] {
-      open[left] = static_cast<std::uint32_t>(i);
-      open_at[left++] = b + 1 == count ? 0 : b + 1;
-      fetch(line +
-            kCacheLine);  // one: fetching further ahead was slower, fetching for every hash slower still
-    }
+void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) {
+  Search searches[]{Search(*layout_), Search(*layout_)};
+  const auto aim = [&](Search& search, std::size_t first) {
+    search.start(hashes.data() + first);
+    search.aim(*this, std::min(Search::kMost, rows.size() - first));
   };
-  const std::size_t last = hashes.size() - 1;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const std::uint64_t ahead = hashes[std::min(i + SlotTable::kAhead, last)];
-    fetch(lines + scale(ahead << slot_bits, count) * kCacheLine);
-    look(i, scale(hashes[i] << slot_bits, count));
+  if (!rows.empty()) {
+    aim(searches[0], 0);
+    searches[0].homes().rest();
   }
-  while (left != 0) {
-    const std::size_t round = std::exchange(left, 0);
-    for (std::size_t k = 0; k < round; ++k) {
-      look(open[k], open_at[k]);  // writes at `left`, which is at most k
+  for (std::size_t first = 0, turn = 0; first < rows.size(); first += Search::kMost, turn ^= 1U) {
+    Fetches ahead;
+    if (first + Search::kMost < rows.size()) {
+      aim(searches[turn ^ 1U], first + Search::kMost);
+      ahead = searches[turn ^ 1U].homes();
     }
-  }
-}
-
-template <class Match>
-SHOAL_INLINE void find_by(std::size_t payload_bytes, const Buckets& table,
-                          std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) noexcept {
-  switch (payload_bytes) {
-    case 4:
-      return find_round<5, 4, Match>(table, hashes, rows);
-    case 8:
-      return find_round<4, 8, Match>(table, hashes, rows);
-    case 12:
-      return find_round<3, 12, Match>(table, hashes, rows);
-    default:
-      return find_round<2, 16, Match>(table, hashes, rows);
-  }
-}
-
-#if defined(__x86_64__)
-SHOAL_AVX2 void find_avx2(std::size_t payload_bytes, const Buckets& table,
-                          std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) noexcept {
-  find_by<Avx2Match>(payload_bytes, table, hashes, rows);
-}
-#endif
-
-void find_portable(std::size_t payload_bytes, const Buckets& table, std::span<const std::uint64_t> hashes,
-                   std::span<std::byte*> rows) noexcept {
-  find_by<PortableMatch>(payload_bytes, table, hashes, rows);
-}
-
-}  // namespace
-
-void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) const noexcept {
-  if (size_ == 0) {
-    std::fill(rows.begin(), rows.end(), nullptr);
-    return;
-  }
-#if defined(__x86_64__)
-  const auto find_some = has_avx2() ? &find_avx2 : &find_portable;
-#else
-  const auto find_some = &find_portable;
-#endif
-  const Buckets table{bucket(0), buckets_, layout_->slots.bits(), in_use_};
-  for (std::size_t first = 0; first < rows.size(); first += kRound) {
-    find_some(layout_->payload_bytes, table, hashes.subspan(first),
-              rows.subspan(first, std::min(kRound, rows.size() - first)));
-  }
-  if (layout_->narrow) {
-    return;
-  }
-  constexpr std::size_t kFetched =
-      8 * kCacheLine;  // beyond it the machine's own prefetcher has seen the pattern
-  const std::size_t fetched = std::min(layout_->row_bytes, kFetched);
-  for (auto& row : rows) {
-    if (row != nullptr) {
-      row = row_at(row);
-      for (std::size_t at = 0; at < fetched; at += kCacheLine) {
-        fetch(row + at);
-      }
-      fetch(row + fetched - 1);
-    }
+    searches[turn].look(ahead);
+    ahead.rest();
+    searches[turn].settle();
+    std::copy(searches[turn].rows().begin(), searches[turn].rows().end(),
+              rows.begin() + static_cast<std::ptrdiff_t>(first));
   }
 }
 
 // --- inserting and growing --------------------------------------------------------------------------------------
 
+std::byte* SlotTable::take_cell(std::size_t b, std::size_t c, std::uint64_t cell) noexcept {
+  keep(bucket(b) + c * sizeof cell, cell);
+  return payload(b, c);
+}
+
 std::byte* SlotTable::place_cell(std::uint64_t cell, bool wrap) noexcept {
-  std::size_t b = home(cell);
+  const std::size_t first = home(cell);
+  if (!full(first)) {
+    return take_cell(first, filled(first), cell);
+  }
+  const std::size_t other = second_of(cell, first);
+  if (other <= first && !wrap) {
+    return nullptr;
+  }
+  if (!full(other)) {
+    return take_cell(other, filled(other), cell);
+  }
+  for (const std::size_t b : {first, other}) {
+    const std::size_t c = free_by_moving(b, wrap);
+    if (c != layout_->cells) {
+      return take_cell(b, c, cell);
+    }
+  }
+  std::size_t b = other;
   while (full(b)) {
     if (b + 1 == buckets_ && !wrap) {
       return nullptr;
     }
     b = after(b);
   }
-  const std::size_t c = filled(b);
-  keep(bucket(b) + c * sizeof cell, cell);
-  return payload(b, c);
+  return take_cell(b, filled(b), cell);
+}
+
+std::size_t SlotTable::free_by_moving(std::size_t b, bool wrap) noexcept {
+  for (std::size_t c = 0; c < layout_->cells; ++c) {
+    const std::uint64_t here = cell(b, c);
+    const std::size_t to = second_of(here, b);
+    if (home(here) == b && !full(to) && (to > b || wrap)) {
+      copy_payload(take_cell(to, filled(to), here), payload(b, c));
+      ++version_;
+      return c;
+    }
+  }
+  return layout_->cells;
 }
 
 std::byte* SlotTable::insert(std::uint64_t hash) noexcept {
@@ -242,6 +241,7 @@ std::size_t SlotTable::buckets_for(std::size_t rows) const noexcept {
 }
 
 void SlotTable::set_buckets(std::size_t buckets) noexcept {
+  ++version_;
   buckets_ = buckets;
   limit_ = buckets == 0
                ? 0
@@ -249,8 +249,9 @@ void SlotTable::set_buckets(std::size_t buckets) noexcept {
 }
 
 std::size_t SlotTable::rung_above(std::size_t rows) const noexcept {
-  const double rungs = std::ceil(std::log(static_cast<double>(rows)) / std::log(kRung) - phase_);
-  return static_cast<std::size_t>(std::pow(kRung, rungs + phase_)) + 1;
+  const double rung = static_cast<double>(rows) < kLarge ? kSmallRung : kRung;
+  const double rungs = std::ceil(std::log(static_cast<double>(rows) / kLarge) / std::log(rung) - phase_);
+  return static_cast<std::size_t>(kLarge * std::pow(rung, rungs + phase_)) + 1;
 }
 
 void SlotTable::make_room(std::size_t more) {
@@ -275,7 +276,7 @@ void SlotTable::reserve(std::size_t rows) {
 void SlotTable::resize_index(std::size_t buckets) {
   if (buckets > buckets_) {
     const std::size_t old_buckets = buckets_;
-    Region lifted(old_buckets * kCacheLine);  // before the first change; only what is written takes memory
+    Lifted lifted(*this);  // before the first change
     index_.resize(buckets * kCacheLine);
     set_buckets(buckets);
     spread(old_buckets, lifted);
@@ -293,64 +294,69 @@ void SlotTable::resize_index(std::size_t buckets) {
       if (kept == 0) {
         break;
       }
-      std::memcpy(place_cell(kept, true), line + cell_bytes + c * layout_->payload_bytes,
-                  layout_->payload_bytes);
+      copy_payload(place_cell(kept, true), line + cell_bytes + c * layout_->payload_bytes);
     }
   }
 }
 
-// Moves the first `old_buckets` buckets' cells to their homes among all. From the back to the front by clusters: a
-// cluster's cells have their old homes in it, so their new homes are in it or behind it, where all is done already.
-void SlotTable::spread(std::size_t old_buckets, Region& lifted) noexcept {
-  const std::size_t stride = sizeof(std::uint64_t) + layout_->payload_bytes;
-  std::size_t held = 0;   // lifted cells that wait for the end: those which may have passed the last bucket
-  std::size_t count = 0;  // lifted cells
-  const auto lift = [&](std::size_t b) {
-    const std::size_t n = filled(b);
-    for (std::size_t c = 0; c < n; ++c, ++count) {
-      std::byte* const at = lifted.data() + count * stride;
-      keep(at, cell(b, c));
-      std::memcpy(at + sizeof(std::uint64_t), payload(b, c), layout_->payload_bytes);
-    }
-    std::memset(bucket(b), 0, kCacheLine);
+// Moves the first `old_buckets` buckets' cells to their homes among all, from the last home to the first: what is lifted
+// out when a home's turn comes stood at or behind it, and goes to a new home at or behind it, where all is done already.
+void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
+  const auto old_home = [&](std::uint64_t here) {
+    return static_cast<std::uint32_t>(scale(here << layout_->slots.bits(), old_buckets));
   };
-  const auto put = [&](std::size_t i, bool wrap) {
-    const std::byte* const from = lifted.data() + i * stride;
-    std::byte* const to = place_cell(load<std::uint64_t>(from), wrap);
+  const auto put = [&](std::uint64_t here, const std::byte* from, bool wrap) {
+    std::byte* const to = place_cell(here, wrap);
     if (to != nullptr) {
-      std::memcpy(to, from + sizeof(std::uint64_t), layout_->payload_bytes);
+      copy_payload(to, from);
     }
     return to != nullptr;
   };
 
-  std::size_t first = 0;
-  if (old_buckets > 0 && full(old_buckets - 1)) {
-    for (bool more = true; more && first < old_buckets; ++first) {
-      more = full(first);
-      lift(first);
-    }
-    held = count;
-  }
-  for (std::size_t end = old_buckets; end > first;) {
-    std::size_t begin = end - 1;
-    while (begin > first && full(begin - 1)) {
-      --begin;
-    }
-    for (std::size_t b = begin; b < end; ++b) {
-      lift(b);
-    }
-    for (std::size_t i = held; i < count; ++i) {
-      if (!put(i, false)) {
-        std::memmove(lifted.data() + held * stride, lifted.data() + i * stride,
-                     stride);  // held <= i: already put
-        ++held;
+  // Those whose ways led round the old end stand before their homes.
+  bool was_full = true;
+  for (std::size_t b = 0; b < old_buckets && (b < kReach || was_full); ++b) {
+    was_full = full(b);
+    for (std::size_t c = filled(b); c-- > 0;) {
+      const std::uint64_t here = cell(b, c);
+      if (old_home(here) > b) {
+        lifted.push(old_home(here), here, payload(b, c));
+        remove_cell(b, c);
       }
     }
-    count = held;
-    end = begin;
+  }
+  std::size_t held = 0;  // the first lifted ones wait for the end: their new ways lead round it
+  for (std::size_t b = old_buckets; b-- > 0;) {
+    alignas(kCacheLine) std::byte line[kCacheLine];
+    std::memcpy(line, bucket(b), kCacheLine);
+    std::memset(bucket(b), 0, kCacheLine);
+    for (std::size_t i = held; i < lifted.size();) {
+      if (lifted.home(i) != b) {
+        ++i;
+      } else if (put(lifted.cell(i), lifted.payload(i), false)) {
+        lifted.drop(i);  // the last one is at i now
+      } else {
+        lifted.swap(i++, held++);
+      }
+    }
+    for (std::size_t c = 0; c < layout_->cells; ++c) {
+      const auto here = load<std::uint64_t>(line + c * sizeof(std::uint64_t));
+      if (here == 0) {
+        break;
+      }
+      const std::byte* const from =
+          line + layout_->cells * sizeof(std::uint64_t) + c * layout_->payload_bytes;
+      const std::uint32_t home_before = old_home(here);
+      if (home_before != b) {
+        lifted.push(home_before, here, from);
+      } else if (!put(here, from, false)) {
+        lifted.push(home_before, here, from);
+        lifted.swap(lifted.size() - 1, held++);
+      }
+    }
   }
   for (std::size_t i = 0; i < held; ++i) {
-    put(i, true);
+    put(lifted.cell(i), lifted.payload(i), true);
   }
 }
 
@@ -361,7 +367,8 @@ bool SlotTable::erase(std::uint64_t hash) noexcept {
     return false;
   }
   const std::uint64_t wanted = cell_of(hash);
-  for (std::size_t b = home(wanted);; b = after(b)) {
+  std::size_t b = home(wanted);
+  for (bool at_home = true;; at_home = false) {
     for (std::size_t c = 0; c < layout_->cells; ++c) {
       if (cell(b, c) == wanted) {
         if (!layout_->narrow) {
@@ -379,37 +386,57 @@ bool SlotTable::erase(std::uint64_t hash) noexcept {
     if (!full(b)) {
       return false;
     }
+    b = at_home ? second_of(wanted, b) : after(b);
   }
 }
 
 void SlotTable::remove_cell(std::size_t b, std::size_t c) noexcept {
+  ++version_;
   const std::size_t last = filled(b) - 1;
   keep(bucket(b) + c * sizeof(std::uint64_t), cell(b, last));
-  std::memmove(payload(b, c), payload(b, last), layout_->payload_bytes);
+  copy_payload(payload(b, c), payload(b, last));
   keep(bucket(b) + last * sizeof(std::uint64_t), std::uint64_t{0});
 }
 
-// Bucket b was full and lost a cell: one that had passed over it, if there is any, must come back (I3).
-void SlotTable::close_gap(std::size_t b) noexcept {
-  const auto distance = [this](std::size_t from, std::size_t to) {
-    return to >= from ? to - from : to + buckets_ - from;
-  };
-  for (std::size_t j = after(b); j != b; j = after(j)) {
-    const bool was_full = full(j);
+// Whether bucket b is on the way of a hash to where it stands.
+bool SlotTable::on_way(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept {
+  const std::size_t first = home(cell);
+  if (stands == first) {
+    return false;
+  }
+  const std::size_t other = second_of(cell, first);
+  return b == first || distance(other, b) < distance(other, stands);
+}
+
+// The bucket and cell of a hash that passed over bucket b on its way; b where there is none. Seconds stand at most kReach
+// behind b, and what went on from there stands behind full buckets.
+std::pair<std::size_t, std::size_t> SlotTable::one_that_passed(std::size_t b) const noexcept {
+  bool goes_on = true;
+  std::size_t j = b;
+  for (std::size_t far = 1; far < buckets_ && (far <= kReach || goes_on); ++far) {
+    j = after(j);
+    goes_on = full(j);
     const std::size_t n = filled(j);
     for (std::size_t c = 0; c < n; ++c) {
-      if (distance(home(cell(j, c)), j) >= distance(b, j)) {
-        const std::size_t to = filled(b);
-        keep(bucket(b) + to * sizeof(std::uint64_t), cell(j, c));
-        std::memcpy(payload(b, to), payload(j, c), layout_->payload_bytes);
-        remove_cell(j, c);
-        b = j;  // the gap is here now
-        break;
+      if (on_way(cell(j, c), j, b)) {
+        return {j, c};
       }
     }
-    if (!was_full) {
+  }
+  return {b, 0};
+}
+
+// Bucket b was full and lost a cell: one that had passed over it must come back (I3), and leaves a gap where it was.
+void SlotTable::close_gap(std::size_t b) noexcept {
+  for (bool was_full = true; was_full;) {
+    const auto [j, c] = one_that_passed(b);
+    if (j == b) {
       return;
     }
+    was_full = full(j);
+    copy_payload(take_cell(b, filled(b), cell(j, c)), payload(j, c));
+    remove_cell(j, c);
+    b = j;
   }
 }
 
@@ -479,6 +506,7 @@ void SlotTable::compact_slab() {
       }
     }
   }
+  ++version_;
   slab_end_ = live;
   slab_free_ = kNoRow;
   slab_holes_ = 0;
@@ -522,10 +550,12 @@ int SlotTable::verify() const {
       if ((here & in_use_) != in_use_) {
         return 2;
       }
-      for (std::size_t walk = home(here); walk != b; walk = after(walk)) {
-        if (!full(walk)) {
+      std::size_t way = home(here);
+      for (bool at_home = true; way != b; at_home = false) {
+        if (!full(way)) {
           return 3;
         }
+        way = at_home ? second_of(here, way) : after(way);
       }
       if (!layout_->narrow) {
         const auto number = load<std::uint32_t>(payload(b, c));

@@ -2,32 +2,36 @@
 //
 // Idea. Buckets of one cache line, in the order of the hash: a hash's home is its place, scaled to the number of
 // buckets, and place never falls as the hash rises. A batch that comes in hash order walks the table front to back.
-// A hash whose home is full stands in the next bucket that is not, and a search stops at the first such bucket.
+// A hash has a second bucket for when its home is full, up to kReach behind it: as a cuckoo table, but in one page.
+// A hash that finds both full moves another out of them, into that one's own second bucket; where none can be moved,
+// it stands in the next bucket behind its second that is not full. That is a hash's way: home, second, the buckets
+// behind the second. A search follows it and stops at the first bucket that is not full.
 //
 //   a cell     the hash with its slot bits set to ones; 0 is an empty cell, so fresh pages are an empty table and no
 //              key is reserved (all hashes of a slot share their slot bits, which thus carry nothing here)
-//   growing    stretches the memory in place and then spreads the buckets from the back to the front, cluster by
-//              cluster (a cluster is a run of full buckets and the next one): homes only move up. No second copy.
+//   growing    stretches the memory in place and then spreads the buckets from the back to the front, home by home:
+//              homes only move up, and a way leads up from its home. No second copy.
 //   erasing    pulls back what had passed over the freed cell: no tombstones. A table at less than half of its
 //              limit is rebuilt smaller, and memory goes back to the system.
 //   wide rows  stand in a slab, addressed by row number; freed numbers are chained through the freed rows, and the slab
 //              is compacted once a quarter of it is free.
 //
-// Why the limits. At a load of 0.75, 0.80, 0.86 and 0.90 a hit reads 1.27, 1.39, 1.65 and 1.96 lines where a line has
-// four cells (simulated; measured in bench/). Growth is by 1/8, one pass over the slot, so loads lie between 0.77 and
-// 0.87: 1.5 lines and, at 16 bytes a cell, 19.5 bytes a key on the whole. All slots of a table fill at one pace; if they
-// also grew at once, it would swing between 18.4 and 20.7 and stall in bunches. So each slot has sizes of its own: a
-// ladder of 9/8, whose rungs are shifted by slot.
+// Why the limits. At a load of 0.77, 0.82 and 0.87 a hit reads 1.14, 1.17 and 1.22 lines where a line has four cells, and
+// 2, 2 and 4 in a thousand more than two (simulated; going on to the next bucket at once: 1.31, 1.46 and 1.74, and 60, 82
+// and 106). Growth is by 1/8, one pass over the slot, so loads lie between 0.77 and 0.87: at 16 bytes a cell, 19.5 bytes
+// a key on the whole. All slots of a table fill at one pace; if they also grew at once, it would swing between 18.4 and
+// 20.7 and stall in bunches. So each slot has sizes of its own: a ladder of 9/8, whose rungs are shifted by slot.
 //
 // Invariants (verify() checks them)
 //   I1  A bucket's cells are filled from the front.
 //   I2  Every cell's slot bits are ones, and no hash stands twice.
-//   I3  Every bucket from a hash's home to the one before its own is full.
+//   I3  Every bucket on a hash's way before its own is full.
 //   I4  size() counts the cells, and is at most limit(), which is below the number of cells.
 //   I5  Wide rows: row numbers are distinct and below the slab's end; the freed ones are all the others.
 //
-// Cost. find, insert and erase walk a cluster. Keys are mixed, so clusters are short unless somebody inverts the mix to
-// choose keys with neighbouring hashes: then each costs a walk over its kin, and nothing else goes wrong.
+// Cost. A find reads one line or two, an insert one to ten; an erase from a full bucket reads kReach lines. Keys are mixed,
+// so ways are short unless somebody inverts the mix to choose keys with neighbouring hashes: then each costs a walk over
+// its kin, and nothing else goes wrong.
 //
 // Threads: none of its own; the owner locks (store/shard.h).
 
@@ -36,6 +40,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/memory.h"
@@ -45,11 +50,8 @@ namespace shoal {
 
 class SlotTable {
  public:
-  // How far ahead of its use a line is fetched, in keys.
-  static constexpr std::size_t kAhead = 16;
-  // How many hashes are looked for at a time: find takes more, in rounds of this many.
-  static constexpr std::size_t kRound = 128;
-
+  // How far behind its home a hash's second bucket may be: within a page, and no better beyond.
+  static constexpr std::size_t kReach = 64;
   struct Entry {
     std::uint64_t hash;
     const std::byte* row;
@@ -63,12 +65,22 @@ class SlotTable {
   // What rows and index take, whole pages of them; the slab's pages that nobody wrote are not there.
   std::size_t bytes() const noexcept;
 
-  // Fetches the lines that a find of the first kAhead hashes starts at.
-  void prefetch(std::span<const std::uint64_t> hashes) const noexcept;
+  // rows[i] becomes the row of hashes[i], or null. Rows stay where they are until version() changes or the table ends.
+  void find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows);
+  // Changes whenever a row may have moved: by insert, reserve, erase and give_back.
+  std::uint64_t version() const noexcept { return version_; }
 
-  // rows[i] becomes the row of hashes[i], or null, for as many as rows has; the hashes beyond it are those that will be
-  // asked for next. Rows stay where they are until reserve, erase or the end of the table.
-  void find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) const noexcept;
+  // For table/search.h: the lines; the bucket that a hash's second is, counted on round the end; a payload's row. An empty
+  // table has one bucket, which nobody writes.
+  struct Buckets {
+    std::byte* lines;
+    std::size_t count;
+  };
+  Buckets buckets() noexcept;
+  static std::size_t second(std::uint64_t cell, std::size_t home) noexcept {
+    return home + 1 + cell % kReach;  // the last bits of a hash, which its place is not made of
+  }
+  std::byte* row_at(std::byte* payload) const noexcept;
 
   // Room for `more` rows: up to the next rung of the slot's ladder where it must grow. std::bad_alloc changes nothing.
   bool has_room(std::size_t more) const noexcept { return size_ + more <= limit_; }
@@ -92,20 +104,31 @@ class SlotTable {
  private:
   std::uint64_t cell_of(std::uint64_t hash) const noexcept { return hash | in_use_; }
   std::size_t home(std::uint64_t cell) const noexcept;
+  std::size_t second_of(std::uint64_t cell, std::size_t home) const noexcept;
   std::byte* bucket(std::size_t b) const noexcept;
   std::byte* payload(std::size_t b, std::size_t c) const noexcept;
   std::uint64_t cell(std::size_t b, std::size_t c) const noexcept;
+  void copy_payload(std::byte* to, const std::byte* from) const noexcept;
   std::size_t filled(std::size_t b) const noexcept;  // cells in use
   bool full(std::size_t b) const noexcept;
   std::size_t after(std::size_t b) const noexcept { return b + 1 == buckets_ ? 0 : b + 1; }
-  std::byte* row_at(std::byte* payload) const noexcept;
+  // How many buckets one goes up from `from` to `to`, round the end.
+  std::size_t distance(std::size_t from, std::size_t to) const noexcept {
+    return to >= from ? to - from : to + buckets_ - from;
+  }
+  bool on_way(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept;
 
-  // A free payload for `cell`, which now has a cell. False where the walk from its home meets the end of the buckets
-  // and `wrap` forbids to go on at the first.
+  // The payload for `cell`, which now has a cell. Null where its way leads round the end of the buckets and `wrap`
+  // forbids that.
   std::byte* place_cell(std::uint64_t cell, bool wrap) noexcept;
+  std::byte* take_cell(std::size_t b, std::size_t c, std::uint64_t cell) noexcept;
+  // A cell of bucket b, which is full, that could be freed by moving its hash on to that one's second bucket; else none.
+  std::size_t free_by_moving(std::size_t b, bool wrap) noexcept;
   void resize_index(std::size_t buckets);
-  void spread(std::size_t old_buckets, Region& lifted) noexcept;
+  class Lifted;
+  void spread(std::size_t old_buckets, Lifted& lifted) noexcept;
   void remove_cell(std::size_t b, std::size_t c) noexcept;
+  std::pair<std::size_t, std::size_t> one_that_passed(std::size_t b) const noexcept;
   void close_gap(std::size_t b) noexcept;
 
   std::size_t rung_above(std::size_t rows) const noexcept;
@@ -119,15 +142,17 @@ class SlotTable {
 
   static constexpr std::uint32_t kNoRow = ~std::uint32_t{0};
 
+  // What a search needs stands together: a batch comes by with a few dozen hashes and finds nothing of it in the cache.
   const Layout* layout_;
-  std::uint64_t first_hash_;  // the slot bits of its hashes
-  std::uint64_t in_use_;      // the slot bits, all ones
-  double load_limit_;
-  double phase_;  // where the slot's ladder of sizes starts, in [0, 1) rungs
+  Region index_;
   std::size_t buckets_ = 0;
+  std::uint64_t version_ = 0;
   std::size_t size_ = 0;
   std::size_t limit_ = 0;
-  Region index_;
+  std::uint64_t in_use_;      // the slot bits, all ones
+  std::uint64_t first_hash_;  // the slot bits of its hashes
+  double load_limit_;
+  double phase_;  // where the slot's ladder of sizes starts, in [0, 1) rungs
   Region slab_;
   std::uint32_t slab_end_ = 0;        // row numbers ever handed out
   std::uint32_t slab_free_ = kNoRow;  // the chain of freed rows

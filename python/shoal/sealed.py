@@ -34,7 +34,8 @@ def sync_directory(directory: Path) -> None:
 def make_directory(directory: Path) -> None:
     """Make ``directory`` and what is missing above it; return once the new names are on disk."""
     if not directory.is_dir():
-        make_directory(directory.parent)
+        if not directory.parent.exists():
+            make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
         sync_directory(directory.parent)
 

@@ -177,8 +177,10 @@ class LocalStore:
         self._check_open()
         return KeyBatch(keys, self._slots, self._workers)
 
-    def save(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
-        """Write a full checkpoint of all tables.
+    def save(
+        self, directory: str | os.PathLike[str], *, tables: Iterable[str] | None = None, progress: bool = False
+    ) -> None:
+        """Write a full checkpoint of all tables, or of some.
 
         All rows are of one moment: pushes from other threads wait until it is written; pulls go on. A checkpoint that
         is already in ``directory`` is replaced at the very end, by one rename: a save that is cut off leaves it whole.
@@ -187,14 +189,25 @@ class LocalStore:
         ----------
         directory : path
             Made if it is not there.
+        tables : iterable of str, optional
+            Names of the tables to write; all of them if not given.
         progress : bool
             Whether to show a progress bar.
+
+        Raises
+        ------
+        ValueError
+            The store has no table of such a name. Nothing was written.
         """
         with self._locked():
-            tables = list(self._tables.values())
+            names = list(self._tables if tables is None else dict.fromkeys(tables))
+            unknown = [name for name in names if name not in self._tables]
+            if unknown:
+                raise ValueError(f"the store has no table {unknown[0]!r} to save: it has {list(self._tables)}")
+            chosen = [self._tables[name] for name in names]
 
         def write() -> None:
-            checkpoint.save(Path(directory), tables, self._slots, self.threads, progress=progress)
+            checkpoint.save(Path(directory), chosen, self._slots, self.threads, progress=progress)
 
         self._gate.change(write)  # no load puts other rows in place meanwhile
 

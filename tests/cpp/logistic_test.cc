@@ -411,6 +411,21 @@ TEST(arrays_of_another_length_than_the_examples_are_refused) {
   CHECK_THROWS(gradient(batch.examples(), four, batch.occurrences(), out, pool, scratch), "slopes");
 }
 
+TEST(occurrences_of_another_batch_are_refused_before_anything_is_written) {
+  const Batch batch =
+      random_batch(4000, 39, 50, false, Bias::kNone, 1);  // enough for three threads to read them
+  const std::vector<double> slopes(batch.size(), 1.0);
+  std::vector<float> out(batch.keys, 7.0F);
+  GradientScratch scratch;
+  const std::span order(batch.order);
+  const std::span firsts(batch.firsts);
+  for (const Occurrences& bad : {Occurrences{}, Occurrences{order, firsts.first(firsts.size() - 1)},
+                                 Occurrences{order.first(10), firsts}}) {
+    CHECK_THROWS(gradient(batch.examples(), slopes, bad, out, *pools()[3], scratch), "occurrences");
+    CHECK(out == std::vector<float>(batch.keys, 7.0F));
+  }
+}
+
 TEST(a_label_that_is_neither_0_nor_1_is_refused_with_its_position) {
   std::vector<double> a(3), slopes(3, 7.0);
   for (const float bad : {-1.0F, 0.5F, 2.0F, std::numeric_limits<float>::quiet_NaN()}) {

@@ -127,6 +127,39 @@ TEST(pushes_and_erasures_agree_with_a_map_for_every_cut_and_number_of_threads) {
   }
 }
 
+// Two slots and batches of several runs, few or many of them new: rows, and the memory they stand in, move while the runs
+// behind are under way.
+TEST(slots_that_grow_in_the_middle_of_a_batch_lose_no_row_of_it) {
+  for (const std::size_t dim : {1UL, 64UL}) {
+    Store store(sgd(dim, 1), 2, 1);
+    std::map<std::uint64_t, float> rows;
+    std::mt19937_64 random(dim);
+    for (int step = 0; step < 60; ++step) {
+      std::vector<std::uint64_t> keys;
+      for (std::uint64_t k = 0; k < 700; ++k) {
+        keys.push_back(k % (step % 2 == 0 ? 4 : 64) == 0 ? 1'000'000 + rows.size() + k : random() % 5000);
+      }
+      std::sort(keys.begin(), keys.end());
+      keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+      for (const std::uint64_t key : keys) {
+        rows[key] -= 1;
+      }
+      store.push(keys, std::vector<float>(keys.size() * dim, 1));
+      CHECK_EQ(store.shard.verify(), "");
+      CHECK_EQ(store.shard.size(), rows.size());
+      std::vector<std::uint64_t> all;
+      for (const auto& row : rows) {
+        all.push_back(row.first);
+      }
+      const auto got = store.pull(all);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        CHECK_EQ(got[i * dim], rows[all[i]]);
+        CHECK_EQ(got[i * dim + dim - 1], rows[all[i]]);
+      }
+    }
+  }
+}
+
 TEST(the_bits_are_the_same_for_every_cut_and_number_of_threads) {
   const auto run = [](std::size_t slots, std::size_t threads) {
     Store store(ftrl(), slots, threads);

@@ -164,6 +164,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
 def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reader, dict[str, Any]]:
     """Return what to learn from and how, after all that can be wrong before hours of training."""
     from shoal.models import files
+    from shoal.sealed import make_directory
 
     for target in targets:
         files.check_target(target, overwrite=arguments.overwrite)
@@ -172,7 +173,7 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reade
     if arguments.patience is not None and valid is None:
         raise ValueError("--patience needs --valid: something to measure after each pass")
     for target in targets:
-        target.mkdir(parents=True, exist_ok=True)
+        make_directory(target)
     return train, {
         "valid": valid,
         "epochs": arguments.epochs,

@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 
-from shoal import checkpoint
 from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.sealed import make_directory, read_sealed, write_sealed
@@ -95,7 +94,7 @@ def save(directory: Path, described: ModelFile, store: LocalStore, tables: list[
     taken = [int(found[1]) for path in directory.iterdir() if (found := _CHECKPOINT.fullmatch(path.name))]
     name = f"checkpoint-{max(taken, default=0) + 1:06}"
     try:
-        checkpoint.save(directory / name, tables, store.slots, store.threads)
+        store.save(directory / name, tables=[table.name for table in tables])
         body = msgspec.json.encode(msgspec.structs.replace(described, checkpoint=name))
         write_sealed(directory / MODEL_FILE, body)
     except BaseException:
