@@ -2,14 +2,15 @@
 
 What is where:
 
-    model.py      Model: what all kinds share; a kind says how rows become margins, and slopes gradients
-    logistic.py   logistic regression
-    grid.py       many settings of logistic regression in one pass
-    training.py   the one training loop, for one or several models: passes, validation, early stopping
-    feed.py       from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
-    history.py    learning curve and passes
-    files.py      model directories
-    watch.py      a bar or lines, Ctrl-C
+    model.py        Model: what all kinds share; a kind says how rows become margins, and slopes gradients
+    logistic.py     logistic regression
+    grid.py         many settings of logistic regression in one pass
+    training.py     the one training loop, for one or several models: passes, validation, early stopping
+    feed.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
+    history.py      learning curve and passes
+    files.py        model directories
+    calibration.py  Platt scaling and isotonic regression: probabilities that come true
+    watch.py        a bar or lines, Ctrl-C
 
 Threads: those of each module's header.
 """
