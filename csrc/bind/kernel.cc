@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "kernel/fm.h"
 #include "kernel/logistic.h"
 
 namespace shoal::bind {
@@ -78,6 +80,49 @@ Array<double> logistic_probabilities(const Array<double>& margins, Workers& work
   return result;
 }
 
+// Rows of an array of two dimensions; `name` is what the array is.
+std::size_t dim_of(const Array<float>& rows, const char* name) {
+  SHOAL_CHECK(rows.ndim() == 2, std::string(name) + " must have two dimensions, rows and dim, got " +
+                                    std::to_string(rows.ndim()));
+  return static_cast<std::size_t>(rows.shape(1));
+}
+
+py::tuple fm_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
+                     bool bias, const Array<float>& weights, const Array<float>& factors, Workers& workers) {
+  const Examples examples = examples_of(indptr, values, batch, bias);
+  const std::size_t dim = dim_of(factors, "factors");
+  Array<double> margins = fresh<double>(examples.size());
+  Array<double> sums = fresh<double>(examples.size(), dim);
+  const auto to = out(margins);
+  const auto to_sums = out(sums);
+  const auto linear = in(weights);
+  const auto rows = in(factors);
+  {
+    const py::gil_scoped_release nogil;
+    shoal::fm_margins(examples, linear, rows, dim, to, to_sums, workers.pool);
+  }
+  return py::make_tuple(margins, sums);
+}
+
+Array<float> fm_gradient(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
+                         bool bias, const Array<float>& factors, const Array<double>& sums,
+                         const Array<double>& slopes, Workers& workers) {
+  const Examples examples = examples_of(indptr, values, batch, bias);
+  const std::size_t dim = dim_of(factors, "factors");
+  Array<float> result = fresh<float>(batch.size(), dim);
+  const auto to = out(result);
+  const auto rows = in(factors);
+  const auto from_sums = in(sums);
+  const auto from = in(slopes);
+  const py::gil_scoped_release nogil;
+  workers.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
+    shoal::fm_gradient(examples, rows, dim, from_sums, from, {batch.order(), batch.firsts()}, to,
+                       workers.pool, scratch);
+    return 0;
+  });
+  return result;
+}
+
 }  // namespace
 
 void add_kernel(py::module_& module) {
@@ -89,6 +134,12 @@ void add_kernel(py::module_& module) {
   module.def("logistic_gradient", &logistic_gradient, py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("slopes").noconvert(),
              py::arg("workers"));
+  module.def("fm_margins", &fm_margins, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
+             py::arg("batch"), py::arg("bias"), py::arg("weights").noconvert(),
+             py::arg("factors").noconvert(), py::arg("workers"));
+  module.def("fm_gradient", &fm_gradient, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
+             py::arg("batch"), py::arg("bias"), py::arg("factors").noconvert(), py::arg("sums").noconvert(),
+             py::arg("slopes").noconvert(), py::arg("workers"));
   module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),
              py::arg("workers"));
 }

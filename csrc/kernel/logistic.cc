@@ -2,65 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <string>
 
 #include "base/check.h"
-#include "base/simd.h"
 
 namespace shoal {
 
 namespace {
 
-constexpr std::size_t kLeastEntries = 16384;  // entries worth a thread
-constexpr std::size_t kBlocks = 16;           // loss blocks summed on the stack at a time
-
-SHOAL_CLONES std::uint32_t greatest(std::span<const std::uint32_t> numbers) noexcept {
-  std::uint32_t most = 0;
-  for (const std::uint32_t number : numbers) {
-    most = std::max(most, number);
-  }
-  return most;
-}
-
-// After this no index of the examples leaves its array; `keys` unique keys.
-void check(const Examples& examples, std::size_t keys) {
-  const auto& [indptr, columns, values, bias] = examples;
-  const std::string entries = std::to_string(columns.size());
-  SHOAL_CHECK(!indptr.empty() && indptr.front() == 0, "indptr must begin with 0");
-  const auto fall = std::adjacent_find(indptr.begin(), indptr.end(), std::greater<>());
-  SHOAL_CHECK(fall == indptr.end(), "indptr falls at position " + std::to_string(fall - indptr.begin() + 1) +
-                                        ": from " + std::to_string(*fall) + " to " +
-                                        std::to_string(*(fall + 1)));
-  SHOAL_CHECK(
-      static_cast<std::uint64_t>(indptr.back()) == columns.size(),
-      "indptr must end with the number of entries, " + entries + ", got " + std::to_string(indptr.back()));
-  SHOAL_CHECK(values.empty() || values.size() == columns.size(),
-              "values must have one number for each of the " + entries + " entries, got " +
-                  std::to_string(values.size()));
-  SHOAL_CHECK(columns.empty() || greatest(columns) < keys,
-              "an entry is unique key " + std::to_string(greatest(columns)) + ", but there are only " +
-                  std::to_string(keys));
-  SHOAL_CHECK(!bias || *bias < keys, "the bias is unique key " + std::to_string(*bias) +
-                                         ", but there are only " + std::to_string(keys));
-}
-
-void check_sizes(std::size_t got, std::size_t examples, const char* name) {
-  SHOAL_CHECK(got == examples, std::string(name) + " must have one number for each of the " +
-                                   std::to_string(examples) + " examples, got " + std::to_string(got));
-}
-
-std::size_t begin_of(const Examples& examples, std::size_t i) noexcept {
-  return static_cast<std::size_t>(examples.indptr[i]);
-}
-
-// Calls work(begin, end) for neighbouring examples, in as many parts as the entries are worth.
-template <class Work>
-void each_piece(const Examples& examples, Pool& pool, const Work& work) {
-  const Pieces pieces{examples.size(), std::min(examples.size(), parts_for(examples.columns.size(),
-                                                                           kLeastEntries, pool.threads()))};
-  pool.run(pieces.parts, [&](std::size_t p) { work(pieces.begin(p), pieces.begin(p + 1)); });
-}
+constexpr std::size_t kBlocks = 16;  // loss blocks summed on the stack at a time
 
 // Entry e times the number of its key.
 template <bool ones>
@@ -140,7 +90,7 @@ double bias_sum(const Examples& examples, std::span<const double> slopes, Occurr
 }  // namespace
 
 void margins(const Examples& examples, std::span<const float> weights, std::span<double> out, Pool& pool) {
-  check(examples, weights.size());
+  check_examples(examples, weights.size());
   check_sizes(out.size(), examples.size(), "margins");
   each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
     (examples.values.empty() ? margins_of<true> : margins_of<false>)(examples, weights.data(), begin, end,
@@ -237,7 +187,7 @@ void probabilities(std::span<const double> margins, std::span<double> out, Pool&
 
 void gradient(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
               std::span<float> out, Pool& pool, GradientScratch& scratch) {
-  check(examples, out.size());
+  check_examples(examples, out.size());
   check_sizes(slopes.size(), examples.size(), "slopes");
   const std::size_t entries = examples.columns.size();
   const bool ones = examples.values.empty();

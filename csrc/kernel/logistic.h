@@ -1,7 +1,6 @@
 // Logistic regression over one batch: margins, losses, gradient.
 //
-// Idea. A batch is sparse rows (CSR) whose columns are the unique keys of a KeyBatch. The weights of those keys are
-// pulled once and stay fixed; one gradient per unique key goes back.
+// Idea. The weights of the batch's unique keys are pulled once and stay fixed; one gradient per unique key goes back.
 //
 //   examples --weights--> margins a --labels--> losses and slopes dloss/da --examples--> gradient of each unique key
 //
@@ -20,31 +19,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "base/buffer.h"
 #include "base/threads.h"
+#include "kernel/examples.h"
 
 namespace shoal {
-
-// Example i has the entries from indptr[i] to indptr[i + 1]; entry e is the unique key columns[e], with values[e].
-struct Examples {
-  std::span<const std::int64_t> indptr;    // examples + 1: from 0 to the number of entries, never falls
-  std::span<const std::uint32_t> columns;  // one for each entry: a KeyBatch's inverse
-  std::span<const float> values;           // one for each entry, or empty: each is 1
-  std::optional<std::uint32_t>
-      bias;  // the unique key of the bias: the last entry of every example, with value 1
-
-  std::size_t size() const noexcept { return indptr.empty() ? 0 : indptr.size() - 1; }
-};
-
-// A KeyBatch's order and firsts: where each unique key occurs. Places beyond the last entry, such as that of a bias key
-// appended to the batch's keys, are passed over.
-struct Occurrences {
-  std::span<const std::uint32_t> order;
-  std::span<const std::uint32_t> firsts;
-};
 
 inline constexpr std::size_t kLossBlock = 1024;
 
@@ -63,12 +44,10 @@ double losses(std::span<const double> margins, std::span<const float> labels, st
 // Probabilities p of label 1.
 void probabilities(std::span<const double> margins, std::span<double> out, Pool& pool);
 
-// Working memory of gradient, worth keeping. One call at a time.
-class GradientScratch {
- private:
-  friend void gradient(const Examples&, std::span<const double>, Occurrences, std::span<float>, Pool&,
-                       GradientScratch&);
+// Working memory of the gradients of this kernel and of fm.h, worth keeping. One call at a time.
+struct GradientScratch {
   Buffer<double> numbers;
+  Buffer<std::uint32_t> owners;
 };
 
 // The gradient of each unique key: `out` has one number for each. A key without entries gets 0.

@@ -16,7 +16,7 @@ Examples
 from shoal.data import Batch, Reader, hash_strings, read_criteo, read_libsvm
 from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
 from shoal.metrics import Metrics
-from shoal.models import LogisticRegression, LogisticRegressionGrid
+from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
     FTRL,
     SGD,
@@ -47,6 +47,7 @@ __all__ = [
     "ClosedError",
     "Constant",
     "CorruptionError",
+    "FactorizationMachine",
     "GroupFTRL",
     "Handle",
     "KeyBatch",

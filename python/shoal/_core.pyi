@@ -97,3 +97,22 @@ def logistic_gradient(
     workers: Workers,
 ) -> npt.NDArray[np.float32]: ...
 def logistic_probabilities(margins: npt.NDArray[np.float64], workers: Workers) -> npt.NDArray[np.float64]: ...
+def fm_margins(
+    indptr: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float32] | None,
+    batch: KeyBatch,
+    bias: bool,
+    weights: npt.NDArray[np.float32],
+    factors: npt.NDArray[np.float32],
+    workers: Workers,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+def fm_gradient(
+    indptr: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float32] | None,
+    batch: KeyBatch,
+    bias: bool,
+    factors: npt.NDArray[np.float32],
+    sums: npt.NDArray[np.float64],
+    slopes: npt.NDArray[np.float64],
+    workers: Workers,
+) -> npt.NDArray[np.float32]: ...

@@ -21,6 +21,7 @@ EXAMPLES = """\
 examples:
   $ shoal train lr --train train.libsvm --format libsvm --model first
   $ shoal train lr --help                   # all settings of logistic regression
+  $ shoal train fm --help                   # and of factorisation machines
 """
 
 LR_EXAMPLES = """\
@@ -50,6 +51,22 @@ Ctrl-C saves what has been learned up to then, and ends with status 130. A model
 A grid takes the memory of as many tables as it has settings.
 """
 
+FM_EXAMPLES = """\
+examples:
+  eight factors a key, one pass over a click log, measured on the next day:
+  $ shoal train fm --train day_0.tsv --format criteo --valid day_1.tsv --dim 8 --model pairs
+
+  a small file in small batches, shuffled, until two passes in a row are not better:
+  $ shoal train fm --train train.libsvm --format libsvm --valid test.libsvm --dim 4 --factors-lr 0.1 \\
+      --epochs 50 --patience 2 --shuffle --batch-size 64 --model few
+
+  factors that are held back, where there is little data for many keys:
+  $ shoal train fm --train train.libsvm --format libsvm --factors-l2 0.03 --l2 1 --model careful
+
+--alpha, --beta, --l1 and --l2 are FTRL's, for the linear weights; the factors have Adagrad. Ctrl-C saves what has been
+learned up to then, and ends with status 130.
+"""
+
 
 def add(commands: Any) -> None:
     """Add the command, with one below it for each kind of model."""
@@ -69,6 +86,12 @@ def add(commands: Any) -> None:
     lr.add_argument("--save-all", action="store_true", help="of a grid: each model, into a folder of DIR")
     reading(lr)
     machine(lr)
+    fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, train_fm)
+    learning(fm)
+    ftrl(fm)
+    factors(fm)
+    reading(fm)
+    machine(fm)
 
 
 def learning(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +145,27 @@ def ftrl(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--l2", type=float, default=0.0, help="shrinks all weights (default: %(default)s)")
 
 
+def factors(parser: argparse.ArgumentParser) -> None:
+    """Add the settings of factors and of their Adagrad."""
+    parser.add_argument("--dim", type=int, default=8, metavar="D", help="factors of a key (default: %(default)s)")
+    parser.add_argument(
+        "--factors-lr", type=float, default=0.05, metavar="LR", help="their learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--factors-n0",
+        type=float,
+        default=1.0,
+        metavar="N0",
+        help="where their sums of squares start: larger slows the first steps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--factors-l2", type=float, default=0.0, metavar="L2", help="shrinks them (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--init-std", type=float, default=0.01, metavar="S", help="they start at random, this large (default: 0.01)"
+    )
+
+
 def train_lr(arguments: argparse.Namespace) -> Answer:
     """Train a logistic regression, or a grid of them."""
     from shoal.models import LogisticRegression, LogisticRegressionGrid
@@ -141,6 +185,21 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     with local(threads=arguments.threads, slots=arguments.slots) as store:
         grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed)
         return _fitted_grid(arguments, grid)
+
+
+def train_fm(arguments: argparse.Namespace) -> Answer:
+    """Train a factorisation machine."""
+    from shoal.models import FactorizationMachine
+    from shoal.optim import FTRL, Adagrad, Normal
+    from shoal.store import local
+
+    optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
+    factors = Adagrad(lr=arguments.factors_lr, n0=arguments.factors_n0, weight_decay=arguments.factors_l2)
+    init = Normal(arguments.init_std, seed=arguments.seed)
+    train, how = _data(arguments, [Path(arguments.model)])
+    with local(threads=arguments.threads, slots=arguments.slots) as store:
+        model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, seed=arguments.seed)
+        return fitted(arguments, model, train, how)
 
 
 def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:

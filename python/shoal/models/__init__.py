@@ -4,6 +4,7 @@ What is where:
 
     model.py        Model: what all kinds share; a kind says how rows become margins, and slopes gradients
     logistic.py     logistic regression
+    fm.py           factorisation machine
     grid.py         many settings of logistic regression in one pass
     training.py     the one training loop, for one or several models: passes, validation, early stopping
     feed.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
@@ -21,6 +22,7 @@ import os
 from pathlib import Path
 
 from shoal.models import files
+from shoal.models.fm import FactorizationMachine
 from shoal.models.grid import GridResult, LogisticRegressionGrid
 from shoal.models.history import History, Pass, Point, merged
 from shoal.models.logistic import LogisticRegression
@@ -29,6 +31,7 @@ from shoal.store import LocalStore
 
 __all__ = [
     "BIAS_KEY",
+    "FactorizationMachine",
     "GridResult",
     "History",
     "LogisticRegression",
@@ -40,7 +43,7 @@ __all__ = [
     "merged",
 ]
 
-_CLASSES: dict[str, type[Model]] = {LogisticRegression.kind: LogisticRegression}
+_CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression, FactorizationMachine)}
 
 
 def load(directory: str | os.PathLike[str], *, store: LocalStore | None = None) -> Model:

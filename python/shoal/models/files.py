@@ -35,7 +35,8 @@ MODEL_FILE = "model.json"
 FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"
-KINDS = (LOGISTIC,)
+FACTORIZATION = "factorization machine"
+KINDS = (LOGISTIC, FACTORIZATION)
 
 _MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass")
 

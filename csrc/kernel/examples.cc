@@ -1,0 +1,49 @@
+#include "kernel/examples.h"
+
+#include <functional>
+#include <string>
+
+#include "base/check.h"
+#include "base/simd.h"
+
+namespace shoal {
+
+namespace {
+
+SHOAL_CLONES std::uint32_t greatest(std::span<const std::uint32_t> numbers) noexcept {
+  std::uint32_t most = 0;
+  for (const std::uint32_t number : numbers) {
+    most = std::max(most, number);
+  }
+  return most;
+}
+
+}  // namespace
+
+void check_examples(const Examples& examples, std::size_t keys) {
+  const auto& [indptr, columns, values, bias] = examples;
+  const std::string entries = std::to_string(columns.size());
+  SHOAL_CHECK(!indptr.empty() && indptr.front() == 0, "indptr must begin with 0");
+  const auto fall = std::adjacent_find(indptr.begin(), indptr.end(), std::greater<>());
+  SHOAL_CHECK(fall == indptr.end(), "indptr falls at position " + std::to_string(fall - indptr.begin() + 1) +
+                                        ": from " + std::to_string(*fall) + " to " +
+                                        std::to_string(*(fall + 1)));
+  SHOAL_CHECK(
+      static_cast<std::uint64_t>(indptr.back()) == columns.size(),
+      "indptr must end with the number of entries, " + entries + ", got " + std::to_string(indptr.back()));
+  SHOAL_CHECK(values.empty() || values.size() == columns.size(),
+              "values must have one number for each of the " + entries + " entries, got " +
+                  std::to_string(values.size()));
+  SHOAL_CHECK(columns.empty() || greatest(columns) < keys,
+              "an entry is unique key " + std::to_string(greatest(columns)) + ", but there are only " +
+                  std::to_string(keys));
+  SHOAL_CHECK(!bias || *bias < keys, "the bias is unique key " + std::to_string(*bias) +
+                                         ", but there are only " + std::to_string(keys));
+}
+
+void check_sizes(std::size_t got, std::size_t examples, const char* name) {
+  SHOAL_CHECK(got == examples, std::string(name) + " must have one number for each of the " +
+                                   std::to_string(examples) + " examples, got " + std::to_string(got));
+}
+
+}  // namespace shoal

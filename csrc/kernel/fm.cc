@@ -1,0 +1,187 @@
+#include "kernel/fm.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+#include "base/simd.h"
+
+namespace shoal {
+
+namespace {
+
+void check_rows(std::size_t got, std::size_t rows, std::size_t dim, const char* name, const char* of) {
+  SHOAL_CHECK(got == rows * dim, std::string(name) + " must have " + std::to_string(dim) +
+                                     " numbers for each of the " + std::to_string(rows) + " " + of +
+                                     ", got " + std::to_string(got));
+}
+
+// Columns are taken in strips of a width that the compiler knows: their sums stay in registers.
+constexpr std::size_t kWidest = 16;
+
+struct Walk {
+  const std::uint32_t* columns;
+  const float* values;  // null: each is 1
+  const float* factors;
+  std::size_t dim;
+};
+
+// The interactions of the entries from `begin` to `end` in the columns [left, left + width).
+template <std::size_t width>
+SHOAL_INLINE double interactions(const Walk& walk, std::size_t begin, std::size_t end, std::size_t left,
+                                 double* sums) noexcept {
+  double s[width] = {};
+  double pairs[width] = {};
+  for (std::size_t e = begin; e < end; ++e) {
+    const float* const v = walk.factors + walk.columns[e] * walk.dim + left;
+    const double x = walk.values == nullptr ? 1.0 : static_cast<double>(walk.values[e]);
+    for (std::size_t d = 0; d < width; ++d) {
+      const double term = static_cast<double>(v[d]) * x;
+      pairs[d] += s[d] * term;
+      s[d] += term;
+    }
+  }
+  double total = 0.0;
+  for (std::size_t d = 0; d < width; ++d) {
+    sums[left + d] = s[d];
+    total += pairs[d];
+  }
+  return total;
+}
+
+// Adds the interactions of each example to its margin.
+SHOAL_CLONES void add_interactions(const Walk& walk, const std::int64_t* indptr, std::size_t first,
+                                   std::size_t last, double* margins, double* sums) noexcept {
+  for (std::size_t i = first; i < last; ++i) {
+    const auto begin = static_cast<std::size_t>(indptr[i]);
+    const auto end = static_cast<std::size_t>(indptr[i + 1]);
+    double* const to = sums + i * walk.dim;
+    double total = 0.0;
+    std::size_t left = 0;
+    for (; left + kWidest <= walk.dim; left += kWidest) {
+      total += interactions<kWidest>(walk, begin, end, left, to);
+    }
+    for (; left + 4 <= walk.dim; left += 4) {
+      total += interactions<4>(walk, begin, end, left, to);
+    }
+    for (; left < walk.dim; ++left) {
+      total += interactions<1>(walk, begin, end, left, to);
+    }
+    margins[i] += total;
+  }
+}
+
+struct Way {
+  const std::uint32_t* order;
+  const std::uint32_t* owners;  // of each entry: its example
+  const float* values;          // null: each is 1
+  const double* slopes;
+  const double* sums;
+  std::size_t entries;
+  std::size_t dim;
+};
+
+// The gradient of one key's factors v in the columns [left, left + width), its places from `begin` to `end`.
+template <std::size_t width>
+SHOAL_INLINE void add_up(const Way& way, std::size_t begin, std::size_t end, std::size_t left, const float* v,
+                         float* out) noexcept {
+  double g[width] = {};
+  for (std::size_t j = begin; j < end; ++j) {
+    const std::size_t e = way.order[j];
+    if (e >= way.entries) {
+      continue;  // a bias key's place
+    }
+    const std::size_t i = way.owners[e];
+    const double* const s = way.sums + i * way.dim + left;
+    const double x = way.values == nullptr ? 1.0 : static_cast<double>(way.values[e]);
+    const double scale = way.slopes[i] * x;
+    for (std::size_t d = 0; d < width; ++d) {
+      g[d] += scale * (s[d] - static_cast<double>(v[left + d]) * x);
+    }
+  }
+  for (std::size_t d = 0; d < width; ++d) {
+    out[left + d] = static_cast<float>(g[d]);
+  }
+}
+
+SHOAL_CLONES void gradients_of(const Way& way, const std::uint32_t* firsts, const float* factors,
+                               std::size_t first, std::size_t last, float* out) noexcept {
+  for (std::size_t u = first; u < last; ++u) {
+    const float* const v = factors + u * way.dim;
+    float* const to = out + u * way.dim;
+    std::size_t left = 0;
+    for (; left + kWidest <= way.dim; left += kWidest) {
+      add_up<kWidest>(way, firsts[u], firsts[u + 1], left, v, to);
+    }
+    for (; left + 4 <= way.dim; left += 4) {
+      add_up<4>(way, firsts[u], firsts[u + 1], left, v, to);
+    }
+    for (; left < way.dim; ++left) {
+      add_up<1>(way, firsts[u], firsts[u + 1], left, v, to);
+    }
+  }
+}
+
+const float* values_of(const Examples& examples) noexcept {
+  return examples.values.empty() ? nullptr : examples.values.data();
+}
+
+}  // namespace
+
+void fm_margins(const Examples& examples, std::span<const float> weights, std::span<const float> factors,
+                std::size_t dim, std::span<double> out, std::span<double> sums, Pool& pool) {
+  SHOAL_CHECK(dim > 0, "dim must be 1 or more");
+  check_rows(factors.size(), weights.size(), dim, "factors", "unique keys");
+  check_rows(sums.size(), examples.size(), dim, "sums", "examples");
+  margins(examples, weights, out, pool);
+  const Walk walk{examples.columns.data(), values_of(examples), factors.data(), dim};
+  each_piece(
+      examples, pool,
+      [&](std::size_t begin, std::size_t end) {
+        add_interactions(walk, examples.indptr.data(), begin, end, out.data(), sums.data());
+      },
+      dim);
+}
+
+void fm_gradient(const Examples& examples, std::span<const float> factors, std::size_t dim,
+                 std::span<const double> sums, std::span<const double> slopes, Occurrences occurrences,
+                 std::span<float> out, Pool& pool, GradientScratch& scratch) {
+  SHOAL_CHECK(dim > 0, "dim must be 1 or more");
+  const auto& [order, firsts] = occurrences;
+  SHOAL_CHECK(!firsts.empty() && order.size() == firsts.back() && order.size() >= examples.columns.size(),
+              "occurrences of another batch");
+  const std::size_t keys = firsts.size() - 1;
+  const std::size_t entries = examples.columns.size();
+  check_examples(examples, keys);
+  check_rows(factors.size(), keys, dim, "factors", "unique keys");
+  check_rows(out.size(), keys, dim, "gradient", "unique keys");
+  check_rows(sums.size(), examples.size(), dim, "sums", "examples");
+  check_sizes(slopes.size(), examples.size(), "slopes");
+  SHOAL_CHECK(examples.size() <= std::numeric_limits<std::uint32_t>::max(),
+              "a batch has fewer than 2^32 examples, got " + std::to_string(examples.size()));
+  const auto owners = scratch.owners.claim(entries);
+  each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      std::fill(owners.begin() + examples.indptr[i], owners.begin() + examples.indptr[i + 1],
+                static_cast<std::uint32_t>(i));
+    }
+  });
+  const Way way{order.data(), owners.data(), values_of(examples), slopes.data(), sums.data(), entries, dim};
+  // Pieces of as many places, cut where a key begins: keys differ, places cost the same.
+  const std::size_t parts =
+      parts_for(entries * dim, kLeastEntries, pool.threads() == 1 ? 1 : 4 * pool.threads());
+  const Pieces pieces{order.size(), parts};
+  const auto key_at = [&](std::size_t p) {
+    const auto place = static_cast<std::uint32_t>(pieces.begin(p));
+    return p == parts ? keys
+                      : static_cast<std::size_t>(std::lower_bound(firsts.begin(), firsts.end() - 1, place) -
+                                                 firsts.begin());
+  };
+  pool.run(parts, [&](std::size_t p) {
+    gradients_of(way, firsts.data(), factors.data(), key_at(p), key_at(p + 1), out.data());
+  });
+}
+
+}  // namespace shoal

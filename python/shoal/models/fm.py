@@ -1,0 +1,156 @@
+"""Factorisation machine of second order: logistic regression in which every pair of features interacts.
+
+A margin is a = b + sum of w_k x_k + sum over pairs of features of <v_k, v_l> x_k x_l: besides its weight w_k a key has a
+vector v_k of a few factors. A pair that was never seen together has an interaction all the same, by what its two keys
+were seen with (Rendle, Factorization Machines, ICDM 2010).
+
+    table NAME           dim 1     w_k, the bias among them
+    table NAME-factors   dim d     v_k, starting at small random numbers
+
+Both tables are pulled and pushed by one sort of the batch's keys. So the bias's key has a row of factors too, which
+starts where it starts and never moves: the bias interacts with nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+from shoal import _core
+from shoal.data import Batch
+from shoal.models import files
+from shoal.models.model import Floats, Model
+from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
+from shoal.store import LocalStore
+from shoal.table import KeyBatch, Rows, Table
+
+_MORE = "-factors"  # behind the name of the linear weights' table
+
+
+class FactorizationMachine(Model):
+    """Factorisation machine whose weights and factors are two tables of a store.
+
+    Parameters
+    ----------
+    dim : int
+        Factors of a key, 1 to 4096; 4 to 16 are customary.
+    optimizer : Optimizer
+        The update rule of the linear weights; FTRL with its defaults if not given.
+    factors : Optimizer
+        The update rule of the factors; ``Adagrad(lr=0.05, n0=1.0)`` if not given.
+    init : Init
+        Where factors start; ``Normal(0.01)`` if not given. Not at 0: they would stay there.
+    store : LocalStore, optional
+        Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
+    bias : bool
+        Whether every example has a constant feature. It has a weight and no factors.
+    table : str
+        Name of the linear weights' table; the factors' is that and "-factors". Two models in one store need two names.
+    dtype : {"float32", "float16", "bfloat16"}
+        How factors are stored; 16 bits from dim 2.
+    seed : int
+        Seed of the tables: of the rounding of accumulators and of 16-bit factors.
+
+    Raises
+    ------
+    ValueError
+        The factors start at 0, or the store has a table of one of those names with another description.
+
+    Notes
+    -----
+    An entry is a feature: a key that an example has twice interacts with itself. A gradient is a sum over the batch, as
+    in `LogisticRegression`. With ``weight_decay`` of the factors' optimizer they are pulled towards 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from shoal import Adagrad, Batch, FactorizationMachine
+    >>> pairs = np.array([0, 2, 0, 3, 1, 2, 1, 3], np.uint64)  # label 1 where the two have the same parity
+    >>> batch = Batch(np.array([1, 0, 0, 1], np.float32), np.arange(0, 9, 2), pairs, None)
+    >>> with FactorizationMachine(dim=4, factors=Adagrad(lr=0.2)) as model:
+    ...     _ = model.fit([batch], epochs=100, progress=False)
+    ...     model.predict_proba(batch).round().tolist()
+    [1.0, 0.0, 0.0, 1.0]
+    """
+
+    kind: ClassVar[str] = files.FACTORIZATION
+
+    def __init__(
+        self,
+        dim: int = 8,
+        optimizer: Optimizer | None = None,
+        factors: Optimizer | None = None,
+        init: Init | None = None,
+        store: LocalStore | None = None,
+        bias: bool = True,
+        *,
+        table: str = "fm",
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> None:
+        if isinstance(init, Zeros):
+            raise ValueError("the factors start at 0, where they have no gradient: pass init=shoal.Normal(0.01)")
+        self._described = (
+            table,
+            dim,
+            optimizer or FTRL(),
+            factors or Adagrad(lr=0.05, n0=1.0),
+            init or Normal(0.01),
+            dtype,
+            seed,
+        )
+        super().__init__(store, bias)
+
+    def _make_tables(self) -> Sequence[Table]:
+        name, dim, optimizer, factors, init, dtype, seed = self._described
+        return [
+            self._store.table(name, dim=1, optimizer=optimizer, seed=seed),
+            self._store.table(name + _MORE, dim=dim, optimizer=factors, init=init, dtype=dtype, seed=seed),
+        ]
+
+    @property
+    def factors(self) -> Table:
+        """The table of the factors: one row per key, of the model's dim."""
+        return self.tables[1]
+
+    @property
+    def dim(self) -> int:
+        """Factors of a key."""
+        return self.factors.dim
+
+    def _forward(self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows]) -> tuple[Floats, Any]:
+        weights, factors = rows
+        return _core.fm_margins(
+            batch.indptr,
+            batch.values,
+            keys.native,
+            self.has_bias,
+            weights.reshape(-1),
+            factors,
+            self.store.workers,
+        )
+
+    def _backward(
+        self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows], slopes: Floats, known: Any
+    ) -> Sequence[Rows]:
+        examples = batch.indptr, batch.values, keys.native, self.has_bias
+        workers = self.store.workers
+        return [
+            _core.logistic_gradient(*examples, slopes, workers),
+            _core.fm_gradient(*examples, rows[1], known, slopes, workers),
+        ]
+
+    @classmethod
+    def _from_file(cls, described: files.ModelFile, store: LocalStore) -> Self:
+        weights, factors = (store.tables[name] for name in (described.table, *described.more_tables))
+        return cls(
+            factors.dim,
+            weights.optimizer,
+            factors.optimizer,
+            factors.init,
+            store,
+            described.bias,
+            table=weights.name,
+            dtype=factors.dtype,
+            seed=weights.seed,
+        )
