@@ -133,6 +133,8 @@ py: $(STAMPS)/install $(STAMPS)/torch
 
 bench: $(STAMPS)/install $(STAMPS)/dev-tools compile-release
 	@set -e; for script in bench/bench_*.py; do printf '==> %s\n' "$$script"; $(BIN)/python "$$script"; done
+	$(say) 'bench/test_calls.py'
+	@$(BIN)/python -m pytest --quiet --timeout 600 bench/test_calls.py
 
 format: $(STAMPS)/dev-tools
 	@$(BIN)/ruff check --quiet --fix-only
