@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 def inspect(arguments: argparse.Namespace) -> Answer:
     """Tell what is in a model or a checkpoint, and check every byte of it."""
     from shoal import checkpoint
-    from shoal.models import files
+    from shoal.models import calibration, files
 
     directory = Path(arguments.directory)
     if not directory.is_dir():
@@ -42,11 +42,14 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             "trained_on": described.format,
             "examples": described.examples,
             "bias": described.bias,
+            "calibration": described.calibration,
             "passes": described.history.passes,
         }
         lines.append(f"{directory}: {described.model}, trained on {described.examples:,} examples")
         lines.append(f"    format      {described.format or 'not told'}")
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
+        if described.calibration is not None:
+            lines.append(f"    calibrated  {calibration.from_dict(described.calibration)}")
         for done in described.history.passes:
             cut = "" if done.complete else " (interrupted)"
             lines.append(f"    pass {done.number:<6} {done.metrics}{cut}")

@@ -40,6 +40,9 @@ examples:
   a tenth of the negatives, each of which weighs ten times as much:
   $ shoal train lr --train day_0.tsv --format criteo --negative-rate 0.1 --model sampled
 
+  with probabilities that come true, as fitted on held-out data:
+  $ shoal train lr --train day_0.tsv --format criteo --valid day_1.tsv --calibrate isotonic --model sound
+
   with the progressive loss at the powers of two, as Vowpal Wabbit prints it, in place of the bar:
   $ shoal train lr --train train.libsvm --format libsvm --progress 2.0 --model told
 
@@ -122,6 +125,11 @@ def learning(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metric", choices=("logloss", "auc"), default="logloss", help="what is better (default: logloss)"
+    )
+    parser.add_argument(
+        "--calibrate",
+        choices=("isotonic", "platt"),
+        help="fit probabilities to --valid in the end, and save that with the model",
     )
     parser.add_argument(
         "--progress",
@@ -210,6 +218,8 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     except KeyboardInterrupt:
         interrupted = True
     _check_learned(model.examples, train, interrupted)
+    if how["valid"] is not None and not interrupted:
+        _calibrate(arguments, [model], how["valid"])
     target = model.save(arguments.model, overwrite=arguments.overwrite)
     if interrupted:
         complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
@@ -231,6 +241,8 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reade
     valid = None if arguments.valid is None else open_reader(arguments.valid, arguments.format, arguments)
     if arguments.patience is not None and valid is None:
         raise ValueError("--patience needs --valid: something to measure after each pass")
+    if arguments.calibrate is not None and valid is None:
+        raise ValueError("--calibrate needs --valid: examples that the model has not learned from")
     for target in targets:
         make_directory(target)
     return train, {
@@ -251,6 +263,13 @@ def _check_learned(examples: int, train: Reader, interrupted: bool) -> None:
         raise KeyboardInterrupt if interrupted else ValueError(f"{train.path} has no examples: nothing was learned")
 
 
+def _calibrate(arguments: argparse.Namespace, models: Sequence[Model], valid: Reader) -> None:
+    """Calibrate on the held-out data; what was measured on it before stays as it was."""
+    if arguments.calibrate is not None:
+        for model in models:
+            model.calibrate(valid, arguments.calibrate)
+
+
 def _passes(model: Model) -> list[str]:
     lines = []
     history = model.history
@@ -266,6 +285,8 @@ def _passes(model: Model) -> list[str]:
         lines.append(
             f"{'kept':<12} the weights of pass {history.best_pass} of {len(history.passes)}, the best on --valid"
         )
+    if model.calibration is not None:
+        lines.append(f"{'calibrated':<12} on --valid by {model.calibration}, which the figures above are not")
     return lines
 
 
@@ -290,6 +311,7 @@ def _facts(model: Model) -> dict[str, Any]:
         "bytes": sum(one.bytes for one in stats),
         "nonzero_weights": len(model.weights()[0]),
         "bias": model.bias,
+        "calibration": None if model.calibration is None else model.calibration.to_dict()["kind"],
     }
 
 
@@ -309,6 +331,8 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     results = grid.results(arguments.metric)
     saved = results if arguments.save_all else results[:1]
     where = [target / _name(result.settings) if arguments.save_all else target for result in saved]
+    if how["valid"] is not None and not interrupted:
+        _calibrate(arguments, [result.model for result in saved], how["valid"])
     for result, folder in zip(saved, where, strict=True):
         result.model.save(folder, overwrite=arguments.overwrite)
     if interrupted:

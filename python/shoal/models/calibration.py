@@ -71,6 +71,9 @@ class Platt:
         """Compute probabilities float64[n] from a model's margins float64[n]."""
         return probabilities(self.margins(margins))
 
+    def __str__(self) -> str:
+        return f"Platt scaling, slope {self.slope:.4f}, intercept {self.intercept:.4f}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return what `from_dict` reads; JSON keeps every bit of it."""
         return {"kind": "platt", "slope": self.slope, "intercept": self.intercept}
@@ -113,6 +116,9 @@ class Isotonic:
     def apply(self, margins: Floats) -> Floats:
         """Compute probabilities float64[n] from a model's margins float64[n]."""
         return np.interp(np.asarray(margins, np.float64), self.at, self.probabilities)
+
+    def __str__(self) -> str:
+        return f"isotonic regression of {len(self.at):,} points"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `from_dict` reads; JSON keeps every bit of it."""

@@ -26,24 +26,27 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
 from shoal.data import Batch
+from shoal.errors import CorruptionError
 from shoal.metrics import Accumulator, Curves, Metrics, probabilities
 from shoal.models import feed, files, training
+from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
 from shoal.optim import Optimizer
 from shoal.store import LocalStore, local
 from shoal.table import KeyBatch, Rows, Table
 
 Floats = npt.NDArray[np.float64]
+Method = Literal["isotonic", "platt"]
 
 # The key of the bias: the first eight bytes of SHA-256 of "shoal bias". Any key would do; a small or a round one would
 # be more likely to be somebody's feature, which would then share its row.
@@ -74,6 +77,7 @@ class Model(ABC):
         self._store = local() if store is None else store
         self._has_bias = bool(bias)
         self._record = Record()
+        self._calibration: Calibration | None = None
         # Of the thread that sorts ahead: it would wait for the store's own, or find their memory taken.
         self._sorters = _core.Workers(1)
         try:
@@ -172,6 +176,11 @@ class Model(ABC):
         if not self._has_bias:
             return 0.0
         return float(self.table.pull(np.array([BIAS_KEY], np.uint64))[0, 0])
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What `calibrate` fitted; None before, and after the model has learned on."""
+        return self._calibration
 
     def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
         """Read all linear weights that are not zero, the bias left out.
@@ -348,6 +357,7 @@ class Model(ABC):
         """
         rows = [table.pull_unique(keys) for table in self._tables]
         margins, known = self._forward(batch, keys, rows)
+        self._calibration = None
         loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
         # A slope is v (p - y), so these sums are known; what is wrong with a label or a weight is said before anything
         # has changed.
@@ -379,14 +389,69 @@ class Model(ABC):
         """Remember the format of what is learned from."""
         self._record.format = getattr(data, "format", None) or self._record.format
 
+    # ---- calibrating -------------------------------------------------------------------------------------------------
+
+    def calibrate(self, data: Batch | Iterable[Batch], method: Method = "isotonic") -> Self:
+        """Fit a map from margins to probabilities that come true, and predict through it from now on.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+            Examples that the model has not learned from, with labels; their weights count.
+        method : {"isotonic", "platt"}
+            A function that never falls, for ten thousand examples and more; or a curve of two numbers.
+
+        Returns
+        -------
+        Model
+            Itself. The map is `calibration`; it is saved with the model, and forgotten when the model learns on, since
+            it belongs to the weights that it was fitted for.
+
+        Raises
+        ------
+        ValueError
+            There are no examples, the model has not learned from anything yet, or there is no such method.
+
+        Notes
+        -----
+        Holds all margins and labels, 12 bytes an example, and about 60 more while they are sorted. Predictions keep
+        their order, but for isotonic calibration, which gives one probability to examples of one block: their AUC
+        may change a little.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from shoal import Batch, LogisticRegression
+        >>> batch = Batch(np.array([1, 1, 0], np.float32), np.arange(4), np.array([7, 7, 7], np.uint64), None)
+        >>> with LogisticRegression() as model:
+        ...     _ = model.partial_fit(batch)
+        ...     model.calibrate(batch, "isotonic").predict_proba(batch).round(4).tolist()
+        [0.6667, 0.6667, 0.6667]
+        """
+        fits: dict[str, Callable[..., Calibration]] = {"isotonic": isotonic, "platt": platt}
+        if method not in fits:
+            raise ValueError(f"method is {method!r}: pass 'isotonic' or 'platt'")
+        self.check_fitted()
+        self.check_format(data)
+        batches = [data] if isinstance(data, Batch) else data
+        training.check_iterable(batches, "data", passes=1)
+        before, self._calibration = self._calibration, None
+        try:
+            labels, weights, margins = training.predictions([self], batches)
+            before = fits[method](margins[0], labels, weights)
+        finally:
+            self._calibration = before
+        return self
+
     # ---- predicting --------------------------------------------------------------------------------------------------
 
     def margins(self, batch: Batch, keys: KeyBatch) -> Floats:
-        """Compute the margins of a batch whose keys are sorted."""
-        return self._forward(batch, keys, [table.pull_unique(keys) for table in self._tables])[0]
+        """Compute the margins of a batch whose keys are sorted, calibrated if the model is."""
+        margins = self._forward(batch, keys, [table.pull_unique(keys) for table in self._tables])[0]
+        return margins if self._calibration is None else self._calibration.margins(margins)
 
     def decision_function(self, data: Batch | Iterable[Batch]) -> Floats:
-        """Compute the margins (log-odds) of examples.
+        """Compute the margins (log-odds) of examples, calibrated if the model is.
 
         Parameters
         ----------
@@ -521,6 +586,7 @@ class Model(ABC):
             seed=self.table.seed,
             examples=self.examples,
             format=self.format,
+            calibration=None if self._calibration is None else self._calibration.to_dict(),
             history=self.history,
         )
         return files.save(Path(directory), described, self._store, list(self._tables), overwrite=overwrite)
@@ -554,6 +620,8 @@ class Model(ABC):
         try:
             described = files.load(Path(directory), target)
             model = cls._from_file(described, target)
+            if described.calibration is not None:
+                model._calibration = _calibration_of(described.calibration, directory)
         except BaseException:
             if store is None:
                 target.close()
@@ -561,3 +629,10 @@ class Model(ABC):
         model._owns_store = store is None
         model._record = Record(described.history, described.examples, described.format)
         return model
+
+
+def _calibration_of(described: dict[str, Any], directory: str | os.PathLike[str]) -> Calibration:
+    try:
+        return from_dict(described)
+    except ValueError as error:
+        raise CorruptionError(f"{os.fspath(directory)}: {error}") from None
