@@ -75,7 +75,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path):
     (bin_folder / "shoal").chmod(0o755)
     env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     ran = 0
-    for words in (["train", "lr"], ["predict"], ["evaluate"], ["inspect"], ["demo"], ["train"], []):
+    for words in (["train", "lr"], ["train", "fm"], ["predict"], ["evaluate"], ["inspect"], ["demo"], ["train"], []):
         shown = subprocess.run([*SHOAL, *words, "--help"], capture_output=True, text=True, check=True).stdout
         commands = re.findall(r"^  \$ ((?:.+\\\n)*.+)$", shown, re.MULTILINE)
         assert commands, f"the help of {words} has no examples"
@@ -88,7 +88,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path):
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             assert "Traceback" not in done.stderr, done.stderr
             ran += 1
-    assert ran >= 16
+    assert ran >= 19
 
 
 def test_help_does_not_wait_for_heavy_imports():

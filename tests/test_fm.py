@@ -65,7 +65,7 @@ class Oracle:
 
 
 def planted_pairs(rng, n, fields=4, each=12, linear=0.3):
-    """Draw examples of one key from each field; the label depends on pairs of the first three, hardly on single keys."""
+    """Draw examples of one key from each field; the label is of pairs of the first three, hardly of single keys."""
     v = rng.normal(size=(fields, each, 3))
     w = rng.normal(size=(fields, each)) * linear
     drawn = rng.integers(0, each, (n, fields))
@@ -168,7 +168,7 @@ def test_it_finds_planted_pairs_that_logistic_regression_cannot(rng):
         for a, b in ((0, 40_000), (40_000, 50_000))
     )
     best = measure(test.labels, margins[40_000:])
-    with LogisticRegression(FTRL(alpha=0.1)) as lr, FactorizationMachine(4, FTRL(alpha=0.1)) as fm:
+    with LogisticRegression(FTRL(alpha=0.1)) as lr, FactorizationMachine(4, FTRL(alpha=0.1), Adagrad(lr=0.1)) as fm:
         for model in (lr, fm):
             model.fit(cut(train, 128), epochs=6, progress=False)
         linear, pairs = lr.evaluate(test), fm.evaluate(test)
@@ -306,7 +306,10 @@ def test_pairs_of_ijcnn1_tell_what_its_features_alone_do_not(shoal_data):
         pytest.skip("no libsvm/ijcnn1")
     read = shoal.read_libsvm(train, batch_size=32)
     held_out = shoal.read_libsvm(test)
-    with LogisticRegression(FTRL(alpha=0.1)) as lr, FactorizationMachine(8, FTRL(alpha=0.1)) as fm:
+    with (
+        LogisticRegression(FTRL(alpha=0.1)) as lr,
+        FactorizationMachine(8, FTRL(alpha=0.1), Adagrad(lr=0.1, n0=1.0)) as fm,
+    ):
         for model in (lr, fm):
             model.fit(read, epochs=3, shuffle=True, progress=False)
         linear, pairs = lr.evaluate(held_out), fm.evaluate(held_out)

@@ -157,7 +157,7 @@ def factors(parser: argparse.ArgumentParser) -> None:
     """Add the settings of factors and of their Adagrad."""
     parser.add_argument("--dim", type=int, default=8, metavar="D", help="factors of a key (default: %(default)s)")
     parser.add_argument(
-        "--factors-lr", type=float, default=0.05, metavar="LR", help="their learning rate (default: %(default)s)"
+        "--factors-lr", type=float, default=0.02, metavar="LR", help="their learning rate (default: %(default)s)"
     )
     parser.add_argument(
         "--factors-n0",

@@ -1,8 +1,8 @@
 """Factorisation machine of second order: logistic regression in which every pair of features interacts.
 
-A margin is a = b + sum of w_k x_k + sum over pairs of features of <v_k, v_l> x_k x_l: besides its weight w_k a key has a
-vector v_k of a few factors. A pair that was never seen together has an interaction all the same, by what its two keys
-were seen with (Rendle, Factorization Machines, ICDM 2010).
+A margin is a = b + sum of w_k x_k + sum over pairs of features of <v_k, v_l> x_k x_l: besides its weight w_k a key has
+a vector v_k of a few factors. A pair that was never seen together has an interaction all the same, by what its two
+keys were seen with (Rendle, Factorization Machines, ICDM 2010).
 
     table NAME           dim 1     w_k, the bias among them
     table NAME-factors   dim d     v_k, starting at small random numbers
@@ -37,7 +37,7 @@ class FactorizationMachine(Model):
     optimizer : Optimizer
         The update rule of the linear weights; FTRL with its defaults if not given.
     factors : Optimizer
-        The update rule of the factors; ``Adagrad(lr=0.05, n0=1.0)`` if not given.
+        The update rule of the factors; ``Adagrad(lr=0.02, n0=1.0)`` if not given.
     init : Init
         Where factors start; ``Normal(0.01)`` if not given. Not at 0: they would stay there.
     store : LocalStore, optional
@@ -94,7 +94,7 @@ class FactorizationMachine(Model):
             table,
             dim,
             optimizer or FTRL(),
-            factors or Adagrad(lr=0.05, n0=1.0),
+            factors or Adagrad(lr=0.02, n0=1.0),
             init or Normal(0.01),
             dtype,
             seed,
