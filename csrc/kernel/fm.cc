@@ -149,7 +149,8 @@ void fm_gradient(const Examples& examples, std::span<const float> factors, std::
                  std::span<const double> sums, std::span<const double> slopes, Occurrences occurrences,
                  std::span<float> out, Pool& pool, GradientScratch& scratch) {
   SHOAL_CHECK(dim > 0, "dim must be 1 or more");
-  const auto& [order, firsts] = occurrences;
+  const std::span<const std::uint32_t> order = occurrences.order;
+  const std::span<const std::uint32_t> firsts = occurrences.firsts;
   SHOAL_CHECK(!firsts.empty() && order.size() == firsts.back() && order.size() >= examples.columns.size(),
               "occurrences of another batch");
   const std::size_t keys = firsts.size() - 1;
