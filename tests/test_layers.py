@@ -74,6 +74,8 @@ def plant(root, name, text):
             "try:\n    import x\nexcept E:\n    from sklearn.svm import SVC\n",
             "optim.py:4: import",
         ),
+        ("python/shoal/sklearn.py", "import sklearn\nimport torch\n", "sklearn.py:2: import torch inside the function"),
+        ("python/shoal/optim.py", "from shoal.sklearn import A\n", "optim may not import sklearn"),
         ("python/shoal/models/a.py", "class A:\n    import pyarrow\n", "import pyarrow inside the function"),
     ],
 )
@@ -93,6 +95,7 @@ def test_a_planted_violation_is_found(tree, name, text, complaint):
         ("csrc/store/a.cc", "std::this_thread::yield();\nauto n = std::thread::hardware_concurrency();\n"),
         ("python/shoal/optim.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"),
         ("python/shoal/__main__.py", "from shoal.cli import main\n"),
+        ("python/shoal/sklearn.py", "import scipy\nfrom sklearn.base import BaseEstimator\n"),
     ],
 )
 def test_what_only_looks_like_a_violation_passes(tree, name, text):

@@ -38,6 +38,7 @@ PYTHON = {
     "models": "_core errors optim table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
+    "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports",
     "__main__": "cli",
     "__init__": "_core errors optim table sealed checkpoint store data metrics models reports",
@@ -48,6 +49,9 @@ READER_HEADERS = "base"
 
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
 LAZY = {"matplotlib", "pyarrow", "scipy", "sklearn", "torch"}
+
+# Modules that are there for an optional library, which they import at once; no other module may import them.
+FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}}
 
 # What only one place may do, as it looks in C++.
 ONLY_IN = [
@@ -161,7 +165,7 @@ def check_python(root: Path) -> Iterator[str]:
             else:
                 continue
             for name in names:
-                if name.split(".")[0] in LAZY:
+                if name.split(".")[0] in LAZY - FOR_ITS_OWN.get(module, set()):
                     yield f"{where}:{node.lineno}: import {name} inside the function that needs it"
 
 

@@ -1,0 +1,349 @@
+"""An estimator for scikit-learn: logistic regression by FTRL-Proximal, for pipelines and searches over sparse matrices.
+
+    X (dense, CSR, CSC, FeatureHasher's) --rows--> Batch: the index of a column is its key --> LogisticRegression
+
+The extra ``sklearn`` brings what this module needs; ``import shoal`` does not import it.
+
+Threads: as scikit-learn's own estimators, one thread at a time. A fitted estimator that a fork inherits raises
+`shoal.WrongProcess`; one that is pickled goes anywhere, as joblib does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import Batch
+from shoal.metrics import probabilities
+from shoal.models import LogisticRegression
+from shoal.optim import FTRL
+from shoal.store import local
+
+try:
+    from scipy import sparse
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import type_of_target
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("shoal.sklearn needs scikit-learn 1.6 or later: pip install 'shoal[sklearn]'") from error
+
+__all__ = ["FTRLClassifier"]
+
+_SLOTS = 64  # columns are fewer than the keys of a click log
+_PREDICTED_AT_ONCE = 8192
+
+
+class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Binary logistic regression by FTRL-Proximal (McMahan et al., KDD 2013).
+
+    Parameters
+    ----------
+    alpha : float
+        Learning rate; the setting to tune first, by factors of 2.
+    beta : float
+        Slows the first steps of a weight.
+    l1 : float
+        Weights with less evidence than this are exactly 0.
+    l2 : float
+        Shrinks all weights.
+    epochs : int
+        Passes over the data of `fit`.
+    batch_size : int
+        Examples of a step: each makes one step per column, with the sum of its gradients.
+    fit_intercept : bool
+        Whether there is a constant feature.
+    shuffle : bool
+        Whether `fit` takes the examples in another order in each pass.
+    n_jobs : int or None
+        Threads: None is 1, -1 all cores. The result is the same to the bit.
+    random_state : int, RandomState instance or None
+        Of the order and of the rounding of FTRL's accumulators.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (2,)
+        The second one is what `decision_function` is positive for.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Only where ``X`` had names.
+    coef_ : float32[1, n_features_in_]
+        Made when asked for.
+    intercept_ : float64[1]
+
+    Notes
+    -----
+    Values are float32. A row exists for each column that had a value other than 0, 16 bytes and the slack of growth.
+    A pickle holds the rows with their optimizer state: what is loaded learns on bit for bit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from shoal.sklearn import FTRLClassifier
+    >>> X = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.2], [0.1, 1.0]])
+    >>> model = FTRLClassifier(alpha=0.5, random_state=0).fit(X, ["no", "yes", "no", "yes"])
+    >>> model.predict([[0.0, 2.0]]).tolist()
+    ['yes']
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        beta: float = 1.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        *,
+        epochs: int = 10,
+        batch_size: int = 32,
+        fit_intercept: bool = True,
+        shuffle: bool = True,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.beta = beta
+        self.l1 = l1
+        self.l2 = l2
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.fit_intercept = fit_intercept
+        self.shuffle = shuffle
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    # ---- learning ----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from all examples, from scratch.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n, features)
+            Finite, float32 or what rounds to it.
+        y : array-like of shape (n,)
+            Two classes.
+        sample_weight : array-like of shape (n,), optional
+            How often each example counts, 0 or more.
+
+        Returns
+        -------
+        FTRLClassifier
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            There are not two classes, or a number is out of its range.
+        """
+        X, y, weights = self._checked(X, y, sample_weight, reset=True)
+        kind = type_of_target(y, input_name="y", raise_unknown=True)
+        if kind not in ("binary", "multiclass"):
+            raise ValueError(f"Unknown label type: {kind}. Maybe you are trying to fit a classifier on a regression.")
+        classes = _two(np.unique(y))
+        rng = check_random_state(self.random_state)
+        model = self._new_model(rng)
+        rows = _Rows(X, y == classes[1], weights, self.batch_size, rng if self.shuffle else None)
+        model.fit(rows, epochs=self.epochs, progress=False)
+        self.classes_, self._model = classes, model
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Learn from some more examples, in their order, once.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n, features)
+        y : array-like of shape (n,)
+            Out of the two classes; not both need to be there.
+        classes : array-like of shape (2,)
+            Needed in the first call, which also fixes the settings; may be left out later.
+        sample_weight : array-like of shape (n,), optional
+
+        Returns
+        -------
+        FTRLClassifier
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            The first call has no classes, a later one has others, or a label is none of them.
+        """
+        first = not hasattr(self, "classes_")
+        if first and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        given = None if classes is None else _two(np.unique(classes))
+        if not first and given is not None and not np.array_equal(given, self.classes_):
+            raise ValueError(f"classes={classes} is not what the first call to partial_fit had: {self.classes_}")
+        X, y, weights = self._checked(X, y, sample_weight, reset=first)
+        known = given if first and given is not None else self.classes_
+        strange = np.setdiff1d(y, known)
+        if len(strange):
+            raise ValueError(f"y has {strange.tolist()[0]!r}, which is not one of the classes {known}")
+        model = self._new_model(check_random_state(self.random_state)) if first else self._model
+        for batch in _Rows(X, y == known[1], weights, self.batch_size, None):
+            model.partial_fit(batch)
+        self.classes_, self._model = known, model
+        return self
+
+    def _new_model(self, rng: np.random.RandomState) -> LogisticRegression:
+        optimizer = FTRL(alpha=self.alpha, beta=self.beta, l1=self.l1, l2=self.l2)
+        return _model(optimizer, self.fit_intercept, int(rng.randint(2**31 - 1)), self.n_jobs)
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+        if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size!r}: pass 1 or more")
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, reset=reset)
+        if sample_weight is None:
+            return X, y, None
+        return X, y, _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
+
+    # ---- predicting --------------------------------------------------------------------------------------------------
+
+    def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
+        """Compute the log-odds of ``classes_[1]``.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n, features)
+
+        Returns
+        -------
+        float64[n]
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        rows = _Rows(X, np.zeros(X.shape[0], bool), None, _PREDICTED_AT_ONCE, None)
+        return self._model.decision_function(rows)
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """Return the class of each example: ``classes_[1]`` where its log-odds are above 0.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n, features)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        margins = self.decision_function(X)
+        chosen: npt.NDArray[Any] = self.classes_[(margins > 0).astype(np.intp)]
+        return chosen
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """Compute the probabilities of both classes.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n, features)
+
+        Returns
+        -------
+        float64[n, 2]
+            In the order of ``classes_``.
+        """
+        # Each from its own side: 1 - p would lose the small ones.
+        margins = self.decision_function(X)
+        return np.stack([probabilities(-margins), probabilities(margins)], axis=1)
+
+    @property
+    def coef_(self) -> npt.NDArray[np.float32]:
+        """The weight of every column, float32[1, n_features_in_]."""
+        check_is_fitted(self)
+        return self._model.table.pull(np.arange(self.n_features_in_, dtype=np.uint64)).reshape(1, -1)
+
+    @property
+    def intercept_(self) -> npt.NDArray[np.float64]:
+        """The weight of the constant feature, float64[1]; 0 without one."""
+        check_is_fitted(self)
+        return np.array([self._model.bias])
+
+    # ---- pickling ----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> Any:
+        state = dict(super().__getstate__())
+        model = state.pop("_model", None)
+        if model is not None:
+            shard = model.table.shard
+            state["_rows"] = {
+                "optimizer": model.optimizer,
+                "bias": model.has_bias,
+                "seed": model.table.seed,
+                "examples": model.examples,
+                "step": shard.step,
+                "slots": [(rows, section.tobytes()) for rows, section in map(shard.section, range(_SLOTS))],
+            }
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        kept = state.pop("_rows", None)
+        super().__setstate__(state)
+        if kept is not None:
+            self._model = _model(kept["optimizer"], kept["bias"], kept["seed"], self.n_jobs)
+            self._model.record.examples = kept["examples"]
+            shard = self._model.table.shard
+            for rows, section in kept["slots"]:
+                shard.restore(rows, np.frombuffer(section, np.uint8))
+            shard.step = kept["step"]
+
+
+class _Rows:
+    """The rows of a matrix as batches; with ``rng`` in another order in each pass."""
+
+    def __init__(
+        self,
+        X: Any,
+        positive: npt.NDArray[np.bool_],
+        weights: npt.NDArray[np.float32] | None,
+        size: int,
+        rng: np.random.RandomState | None,
+    ) -> None:
+        self._rows = sparse.csr_array(X)
+        self._labels = positive.astype(np.float32)
+        self._weights = weights
+        self._size = size
+        self._rng = rng
+
+    def __iter__(self) -> Iterator[Batch]:
+        rows, labels, weights = self._rows, self._labels, self._weights
+        if self._rng is not None:
+            order = self._rng.permutation(len(labels))
+            rows, labels, weights = rows[order], labels[order], None if weights is None else weights[order]
+        indptr = rows.indptr.astype(np.int64)
+        for begin in range(0, len(labels), self._size):
+            some = slice(begin, min(begin + self._size, len(labels)))
+            entries = slice(indptr[some.start], indptr[some.stop])
+            yield Batch(
+                labels[some],
+                indptr[some.start : some.stop + 1] - indptr[some.start],
+                rows.indices[entries].astype(np.uint64),
+                rows.data[entries],
+                None if weights is None else weights[some],
+            )
+
+
+def _model(optimizer: FTRL, bias: bool, seed: int, n_jobs: int | None) -> LogisticRegression:
+    if n_jobs is not None and (not isinstance(n_jobs, int | np.integer) or not (n_jobs == -1 or n_jobs >= 1)):
+        raise ValueError(f"n_jobs is {n_jobs!r}: pass None for one thread, a number of threads, or -1 for all cores")
+    threads = 1 if n_jobs is None else None if n_jobs == -1 else int(n_jobs)
+    return LogisticRegression(optimizer, local(threads=threads, slots=_SLOTS), bias, seed=seed)
+
+
+def _two(classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if len(classes) == 1:
+        raise ValueError(f"there is only one class, {classes.tolist()[0]!r}: pass examples of two")
+    if len(classes) > 2:
+        raise ValueError(
+            f"Only binary classification is supported. The type of the target is multiclass: {len(classes)} classes"
+        )
+    return classes
