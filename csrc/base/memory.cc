@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -78,6 +79,12 @@ std::size_t Region::rounded(std::size_t bytes) noexcept {
   return round_up(bytes, bytes >= kMapped ? kPage : kCacheLine);
 }
 
+// Stretching a mapping stops all threads for a moment: a small one, which grows often, gets addresses ahead. Those that
+// nobody writes to take no memory.
+std::size_t Region::room_for(std::size_t bytes) noexcept {
+  return bytes < kMapped || bytes > kRoomy ? bytes : std::bit_ceil(bytes);
+}
+
 void Region::resize(std::size_t wanted) {
   const std::size_t bytes = rounded(wanted);
   if (bytes == bytes_) {
@@ -87,15 +94,19 @@ void Region::resize(std::size_t wanted) {
     release();
     return;
   }
-  if (bytes >= kMapped && bytes_ >= kMapped) {
-    data_ = stretch(data_, bytes_, bytes);
-  } else {
-    std::byte* const fresh = allocate(bytes);
+  if (bytes < kMapped || bytes_ < kMapped) {
+    const std::size_t room = room_for(bytes);
+    std::byte* const fresh = allocate(room);
     if (data_ != nullptr) {
       std::memcpy(fresh, data_, std::min(bytes, bytes_));
     }
     release();
     data_ = fresh;
+    room_ = room;
+  } else if (bytes < bytes_ || bytes > room_) {
+    const std::size_t room = bytes < bytes_ ? bytes : room_for(bytes);
+    data_ = stretch(data_, room_, room);
+    room_ = room;
   }
   bytes_ = bytes;
 }
@@ -111,14 +122,24 @@ void Region::forget(std::size_t offset) noexcept {
   }
 }
 
+void Region::populate(std::size_t offset) noexcept {
+#ifdef MADV_POPULATE_WRITE
+  const std::size_t from = round_up(offset, kPage);
+  if (bytes_ >= kMapped && from < bytes_) {
+    static_cast<void>(madvise(data_ + from, bytes_ - from, MADV_POPULATE_WRITE));  // advice
+  }
+#endif
+}
+
 void Region::release() noexcept {
   if (bytes_ >= kMapped) {
-    munmap(data_, bytes_);
+    munmap(data_, room_);
   } else {
     std::free(data_);
   }
   data_ = nullptr;
   bytes_ = 0;
+  room_ = 0;
 }
 
 }  // namespace shoal

@@ -5,7 +5,8 @@
 // needs no second copy, pages that were never written cost nothing, and shrinking gives pages back at once.
 //
 //   below kMapped bytes   heap, aligned to a cache line (a mapping would round up to a page)
-//   from kMapped bytes    anonymous mapping; huge pages are advised from 2 MiB
+//   from kMapped bytes    anonymous mapping, up to kRoomy with addresses for twice the bytes; huge pages are advised
+//                         from 2 MiB
 //
 // Invariants
 //   I1  data() is aligned to kCacheLine; null where bytes() == 0.
@@ -30,15 +31,20 @@ void trim_heap() noexcept;
 class Region {
  public:
   static constexpr std::size_t kMapped = std::size_t{16} << 10U;
+  static constexpr std::size_t kRoomy = std::size_t{512}
+                                        << 10U;  // no more, or a huge page would fill the room
 
   Region() = default;
   explicit Region(std::size_t bytes) { resize(bytes); }
   ~Region() { release(); }
   Region(Region&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)),
+        room_(std::exchange(other.room_, 0)) {}
   Region& operator=(Region&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(room_, other.room_);
     return *this;
   }
   Region(const Region&) = delete;
@@ -57,11 +63,17 @@ class Region {
   // What lies from `offset` on reads zero again; whole pages of it go back to the system until they are written.
   void forget(std::size_t offset) noexcept;
 
+  // Pages from `offset` on are about to be written, all of them: one call to the system instead of one for each.
+  void populate(std::size_t offset) noexcept;
+
  private:
   void release() noexcept;
 
+  static std::size_t room_for(std::size_t bytes) noexcept;
+
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  std::size_t room_ = 0;  // bytes that are mapped; those beyond bytes_ were never written
 };
 
 }  // namespace shoal

@@ -171,7 +171,8 @@ void Shard::thaw() { gate_.unlock(); }
 
 template <class Work>
 void Shard::split(const SlotSlices& batch, const Work& work) const {
-  const std::size_t parts = parts_for(batch.hashes.size(), kLeastKeys, pool_.threads());
+  const std::size_t parts =
+      parts_for(batch.hashes.size(), kLeastKeys, pool_.threads() == 1 ? 1 : 4 * pool_.threads());
   const Pieces pieces{batch.hashes.size(), parts};
   const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or behind it
     return part == parts

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "table/search.h"
@@ -12,10 +13,11 @@ namespace shoal {
 
 namespace {
 
-// From kLarge rows on a slot grows by 1/8; below, where memory is little and keys come fastest, by 1/4.
+// From kLarge rows on a slot grows by 1/8; below, where memory is little and keys come fastest, by 1/2: a key is moved
+// two or three times then, and not five.
 constexpr double kLarge = 4096;
 constexpr double kRung = 1.125;
-constexpr double kSmallRung = 1.25;
+constexpr double kSmallRung = 1.5;
 
 // The highest load of a bucket width, where a hit reads 1.22 lines at four cells.
 double highest_load(std::size_t cells) noexcept {
@@ -43,43 +45,81 @@ void keep(std::byte* at, T value) noexcept {
 
 }  // namespace
 
-// Cells on their way from one bucket to another, with their old homes. Room for all of a table's cells; but for chosen
-// keys a few dozen are in it at a time, and only what is written takes memory.
+// Cells on their way from one bucket to another, chained by their old homes: each of kReach chains holds the cells whose
+// homes leave one remainder. Room for all of a table's cells, and but for chosen keys a few dozen are in it at a time.
+// A thread keeps its room from one growth to the next; what nobody wrote takes no memory.
 class SlotTable::Lifted {
  public:
-  explicit Lifted(const SlotTable& table)
-      : table_(table), homes_(table.cells() * sizeof(std::uint32_t)), cells_(table.cells() * sizeof(Cell)) {}
-
-  std::size_t size() const noexcept { return size_; }
-  std::uint32_t home(std::size_t i) const noexcept { return homes()[i]; }
-  std::uint64_t cell(std::size_t i) const noexcept { return cells()[i].cell; }
-  const std::byte* payload(std::size_t i) const noexcept { return cells()[i].payload; }
+  explicit Lifted(const SlotTable& table) : table_(table) {
+    if (room_.bytes() < table.cells() * sizeof(Cell)) {
+      room_.resize(table.cells() * sizeof(Cell));
+    }
+    cells_ = reinterpret_cast<Cell*>(room_.data());
+    chains_.fill(kEnd);
+  }
+  ~Lifted() {
+    if (end_ > kKept) {
+      room_ = Region();
+    }
+  }
+  Lifted(const Lifted&) = delete;
+  Lifted& operator=(const Lifted&) = delete;
 
   void push(std::uint32_t home, std::uint64_t cell, const std::byte* payload) noexcept {
-    homes()[size_] = home;
-    cells()[size_].cell = cell;
-    table_.copy_payload(cells()[size_++].payload, payload);
+    push_onto(chains_[home % kReach], home, cell, payload);
   }
-  void swap(std::size_t i, std::size_t j) noexcept {
-    std::swap(homes()[i], homes()[j]);
-    std::swap(cells()[i], cells()[j]);
+  // For the end.
+  void hold(std::uint64_t cell, const std::byte* payload) noexcept { push_onto(held_, kEnd, cell, payload); }
+
+  // Takes out the cells of one home that put(cell, payload) finds a place for.
+  template <class Put>
+  void take(std::uint32_t home, const Put& put) noexcept {
+    take_from(chains_[home % kReach], home, put);
   }
-  void drop(std::size_t i) noexcept { swap(i, --size_); }
+  template <class Put>
+  void take_held(const Put& put) noexcept {
+    take_from(held_, kEnd, put);
+  }
 
  private:
   struct Cell {
     std::uint64_t cell;
+    std::uint32_t home;
+    std::uint32_t next;
     std::byte payload[Layout::kWidestNarrow];
   };
-  std::uint32_t* homes() const noexcept {
-    return reinterpret_cast<std::uint32_t*>(const_cast<std::byte*>(homes_.data()));
+  static constexpr std::uint32_t kEnd = ~std::uint32_t{0};
+  static constexpr std::uint32_t kKept = 4096;  // cells: 128 KiB
+
+  void push_onto(std::uint32_t& chain, std::uint32_t home, std::uint64_t cell,
+                 const std::byte* payload) noexcept {
+    const std::uint32_t i = free_ == kEnd ? end_++ : std::exchange(free_, cells_[free_].next);
+    cells_[i].cell = cell;
+    cells_[i].home = home;
+    cells_[i].next = std::exchange(chain, i);
+    table_.copy_payload(cells_[i].payload, payload);
   }
-  Cell* cells() const noexcept { return reinterpret_cast<Cell*>(const_cast<std::byte*>(cells_.data())); }
+  template <class Put>
+  void take_from(std::uint32_t& chain, std::uint32_t home, const Put& put) noexcept {
+    for (std::uint32_t* link = &chain; *link != kEnd;) {
+      Cell& at = cells_[*link];
+      if (at.home == home && put(at.cell, at.payload)) {
+        const std::uint32_t freed = std::exchange(*link, at.next);
+        at.next = std::exchange(free_, freed);
+      } else {
+        link = &at.next;
+      }
+    }
+  }
+
+  static inline thread_local Region room_;
 
   const SlotTable& table_;
-  Region homes_;
-  Region cells_;
-  std::size_t size_ = 0;
+  Cell* cells_;
+  std::array<std::uint32_t, kReach> chains_;
+  std::uint32_t held_ = kEnd;
+  std::uint32_t free_ = kEnd;
+  std::uint32_t end_ = 0;
 };
 
 SlotTable::SlotTable(const Layout& layout, Slot slot)
@@ -128,8 +168,8 @@ void SlotTable::copy_payload(std::byte* to, const std::byte* from) const noexcep
 
 std::size_t SlotTable::filled(std::size_t b) const noexcept {
   std::size_t n = 0;
-  while (n < layout_->cells && cell(b, n) != 0) {
-    ++n;
+  for (std::size_t c = 0; c < layout_->cells; ++c) {  // all of them: how many is anybody's guess
+    n += cell(b, c) != 0 ? 1U : 0U;
   }
   return n;
 }
@@ -278,6 +318,7 @@ void SlotTable::resize_index(std::size_t buckets) {
     const std::size_t old_buckets = buckets_;
     Lifted lifted(*this);  // before the first change
     index_.resize(buckets * kCacheLine);
+    index_.populate(old_buckets * kCacheLine);
     set_buckets(buckets);
     spread(old_buckets, lifted);
     return;
@@ -325,20 +366,18 @@ void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
       }
     }
   }
-  std::size_t held = 0;  // the first lifted ones wait for the end: their new ways lead round it
   for (std::size_t b = old_buckets; b-- > 0;) {
     alignas(kCacheLine) std::byte line[kCacheLine];
     std::memcpy(line, bucket(b), kCacheLine);
     std::memset(bucket(b), 0, kCacheLine);
-    for (std::size_t i = held; i < lifted.size();) {
-      if (lifted.home(i) != b) {
-        ++i;
-      } else if (put(lifted.cell(i), lifted.payload(i), false)) {
-        lifted.drop(i);  // the last one is at i now
-      } else {
-        lifted.swap(i++, held++);
+    // Those whose new ways lead round the end wait for it.
+    const auto put_or_hold = [&](std::uint64_t here, const std::byte* from) {
+      if (!put(here, from, false)) {
+        lifted.hold(here, from);
       }
-    }
+      return true;
+    };
+    lifted.take(static_cast<std::uint32_t>(b), put_or_hold);
     for (std::size_t c = 0; c < layout_->cells; ++c) {
       const auto here = load<std::uint64_t>(line + c * sizeof(std::uint64_t));
       if (here == 0) {
@@ -349,15 +388,12 @@ void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
       const std::uint32_t home_before = old_home(here);
       if (home_before != b) {
         lifted.push(home_before, here, from);
-      } else if (!put(here, from, false)) {
-        lifted.push(home_before, here, from);
-        lifted.swap(lifted.size() - 1, held++);
+      } else {
+        put_or_hold(here, from);
       }
     }
   }
-  for (std::size_t i = 0; i < held; ++i) {
-    put(lifted.cell(i), lifted.payload(i), true);
-  }
+  lifted.take_held([&](std::uint64_t here, const std::byte* from) { return put(here, from, true); });
 }
 
 // --- erasing ----------------------------------------------------------------------------------------------------
@@ -520,16 +556,27 @@ std::size_t SlotTable::bytes() const noexcept {
 }
 
 std::vector<SlotTable::Entry> SlotTable::entries() const {
-  std::vector<Entry> all;
-  all.reserve(size_);
-  // The slot bits are the same in every cell, so cells and hashes have one order; entries() gives hashes.
-  for (std::size_t b = 0; b < buckets_; ++b) {
-    const std::size_t n = filled(b);
-    for (std::size_t c = 0; c < n; ++c) {
-      all.push_back({(cell(b, c) & ~in_use_) | first_hash_, row_at(payload(b, c))});
+  // Homes rise with the hash: counted and poured by home, all are in order but for the few of one home.
+  std::vector<std::uint32_t> ends(buckets_ + 1, 0);
+  const auto each = [this](const auto& use) {
+    for (std::size_t b = 0; b < buckets_; ++b) {
+      for (std::size_t c = 0; c < layout_->cells && cell(b, c) != 0; ++c) {
+        use(b, c, home(cell(b, c)));
+      }
     }
+  };
+  each([&](std::size_t, std::size_t, std::size_t home) { ++ends[home + 1]; });
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<Entry> all(size_);
+  // The slot bits are the same in every cell, so cells and hashes have one order; entries() gives hashes.
+  each([&](std::size_t b, std::size_t c, std::size_t home) {
+    all[ends[home]++] = {(cell(b, c) & ~in_use_) | first_hash_, row_at(payload(b, c))};
+  });
+  // Now ends[h] is the end of home h.
+  for (std::size_t b = 0, begin = 0; b < buckets_; begin = ends[b++]) {
+    std::sort(all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + ends[b],
+              [](const Entry& x, const Entry& y) { return x.hash < y.hash; });
   }
-  std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
   return all;
 }
 
