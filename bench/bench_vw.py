@@ -9,7 +9,8 @@ of a million examples about four million different ones. Each program reads its 
 Wabbit's), with the same alpha, beta, l1 and l2, in a process of its own, in turns. Held-out log-losses are taken by the
 planted labels; the best reachable one is known. Vowpal Wabbit takes names that are numbers as they are; with --hash all
 it hashes them, as it does with the text of categories, and spreads them over its whole table. Each round checks that
-the saved model predicts better than the base rate, and that shoal's has a row for every feature.
+the saved model predicts better than the base rate, and that shoal's has a row for every feature. A second table tells
+where shoal's time goes.
 """
 
 import argparse
@@ -56,6 +57,39 @@ stats = model.table.stats()
 print(json.dumps([seconds, high, stats.rows]))
 """
 )
+# Where the time goes: the steps of `fit` one after the other in one thread, on batches that were read before.
+SPLIT = """
+import collections, json, sys, time
+import numpy as np
+import shoal
+from shoal import _core
+from shoal.metrics import Accumulator
+train, model_dir, batch_size, hyper = json.loads(sys.argv[1])
+spent = collections.Counter()
+def clocked(step, call, *given):
+    start = time.perf_counter()
+    out = call(*given)
+    spent[step] += time.perf_counter() - start
+    return out
+batches = clocked("parse", lambda: list(shoal.read_libsvm(train, batch_size=batch_size)))
+store = shoal.local(threads=1)
+model = shoal.LogisticRegression(shoal.FTRL(**hyper), store)
+seen, table = Accumulator(), model.table
+def losses(batch, margins):
+    return _core.logistic_losses(margins, batch.labels, None, store.workers)
+def measure(batch, margins, loss, slopes):
+    seen.update(batch.labels, margins, sums=(loss, float(slopes.sum() + batch.labels.sum())))
+for batch in batches:
+    keys = clocked("sort", model.sort, batch)
+    rows = clocked("table: pull", table.pull_unique, keys)
+    margins, known = clocked("arithmetic", model._forward, batch, keys, [rows])
+    loss, slopes = clocked("arithmetic", losses, batch, margins)
+    clocked("arithmetic", measure, batch, margins, loss, slopes)
+    (gradient,) = clocked("arithmetic", model._backward, batch, keys, [rows], slopes, known)
+    clocked("table: push", lambda: table.push_unique(keys, gradient).wait())
+clocked("save", lambda: store.save(model_dir))
+print(json.dumps(spent))
+"""
 VW = (
     PEAK
     + """
@@ -113,7 +147,7 @@ def write(folder: Path, name: str, seed: int, examples: int) -> tuple[np.ndarray
     return np.concatenate(labels), np.concatenate(margins), int(seen.sum())
 
 
-def child(program: str, *given: Any) -> list[float]:
+def child(program: str, *given: Any) -> Any:
     """Run a child on two cores, and return what it printed."""
     command = [sys.executable, "-c", program, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -153,6 +187,7 @@ def main() -> None:
             f"best reachable log-loss {logloss(truth, margins):.4f}, of the base rate {entropy:.4f}\n"
         )
         runs: dict[str, dict[str, list[float]]] = {}
+        splits: dict[int, dict[str, list[float]]] = {size: {} for size in options.batch_size}
 
         def note(program: str, seconds: float, peak: float, raw: np.ndarray) -> None:
             loss = logloss(truth, raw)
@@ -171,6 +206,8 @@ def main() -> None:
                 if rows != features + 1:  # and the bias
                     raise SystemExit(f"the benchmark's own check failed: {rows:.0f} rows for {features} features")
                 note(f"shoal, batches of {size}", seconds, peak, np.load(target + ".npy"))
+                for step, spent in child(SPLIT, texts[0], target + "-split", size, HYPER).items():
+                    splits[size].setdefault(step, []).append(spent)
             for how in options.vw:
                 target = str(folder / "vw")
                 texts = str(folder / "train.vw"), str(folder / "test.vw")
@@ -180,6 +217,13 @@ def main() -> None:
         print("|---|---|---|---|")
         for program, seen in runs.items():
             print(f"| {program} | {spread(seen['rate'])} | {spread(seen['loss'], 4)} | {spread(seen['peak'])} |")
+        steps = list(splits[options.batch_size[0]])
+        print("\nSeconds in each step of shoal's, one after the other in one thread:\n")
+        print("| batches of | " + " | ".join(steps) + " | sum |")
+        print("|---" * (len(steps) + 2) + "|")
+        for size, spent in splits.items():
+            total = sum(statistics.median(figures) for figures in spent.values())
+            print(f"| {size} | " + " | ".join(spread(spent[step], 2) for step in steps) + f" | {total:.2f} |")
 
 
 if __name__ == "__main__":
