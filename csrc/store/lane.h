@@ -37,9 +37,8 @@ struct alignas(kCacheLine) Guarded {
 };
 
 // Lock is std::shared_lock or std::unique_lock of a slot's mutex. A Worker is called in the order of the batch:
-//   enter(table, first, last)   a slot is locked, its hashes are [first, last) of the batch; it may insert
-//   use(run, first, ahead)      the rows of a run that begins at `first`, null where there are none; it may insert, and
-//                               asks for a line of `ahead` now and then
+//   use(run, first, ahead)   the rows of a run that begins at `first`, null where there are none; it may insert, and
+//                            asks for a line of `ahead` now and then
 template <class Lock>
 class Lane {
  public:
@@ -106,7 +105,6 @@ class Lane {
       if (next_ == begins_[slot_]) {
         fetch_header(slot_ + 2);
         lock_ = Lock(slot.lock);
-        worker.enter(slot.table, next_, last);
       }
       const std::size_t count = std::min(room, last - next_);
       run.search.aim(slot.table, count);

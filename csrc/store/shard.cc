@@ -218,7 +218,21 @@ void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
   rows_.scatter(block, {&take, 1}, {&row, 1}, none);
 }
 
-std::size_t Shard::create(Search& run, std::span<const std::uint64_t> hashes) const {
+void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
+                      const SlotTable*& counted) const {
+  const std::size_t last = batch.begins[index_of(slots_.of(batch.hashes[next - 1])) + 1];
+  const std::size_t rest = last - next;
+  if (counted != &table && rest > table.size() / 8 && !table.has_room(missing + rest)) {
+    counted = &table;
+    std::vector<std::byte*> rows(rest);
+    table.find(batch.hashes.subspan(next, rest), rows);
+    missing += static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
+  }
+  table.make_room(missing);
+}
+
+std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t first,
+                          const SlotTable*& counted) const {
   const auto missing_in = [&](const Search::Part& part) {
     const auto rows = run.rows().subspan(part.begin, part.end - part.begin);
     return static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
@@ -229,11 +243,12 @@ std::size_t Shard::create(Search& run, std::span<const std::uint64_t> hashes) co
     if (missing == 0) {
       continue;
     }
-    part.table->make_room(missing);
+    make_room(*part.table, missing, batch, first + part.end, counted);
     for (std::size_t r = part.begin; r < part.end; ++r) {
       if (run.rows()[r] == nullptr) {
-        run.rows()[r] = part.table->insert(hashes[r]);
-        fill_fresh(hashes[r], run.rows()[r]);
+        const std::uint64_t hash = batch.hashes[first + r];
+        run.rows()[r] = part.table->insert(hash);
+        fill_fresh(hash, run.rows()[r]);
       }
     }
     created += missing;
@@ -253,7 +268,6 @@ void Shard::read(const SlotSlices& batch, const Use& use) const {
     const Use& use_rows;
     Workspace work;
 
-    void enter(SlotTable& /*table*/, std::size_t /*first*/, std::size_t /*last*/) const noexcept {}
     void use(Search& run, std::size_t first, Fetches& ahead) {
       const std::span<std::byte*> rows = run.rows();
       for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -281,17 +295,10 @@ void Shard::change(const SlotSlices& batch, const Use& use) {
     const Use& use_rows;
     std::atomic<std::uint64_t>& created;
     Workspace work;
+    const SlotTable* counted = nullptr;
 
-    // Ascending hashes poured into a small table would all queue up at its front: make room for them first.
-    void enter(SlotTable& table, std::size_t first, std::size_t last) const {
-      if (last - first > table.size() / 8 && !table.has_room(last - first)) {
-        std::vector<std::byte*> rows(last - first);
-        table.find(batch.hashes.subspan(first, last - first), rows);
-        table.make_room(static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr)));
-      }
-    }
     void use(Search& run, std::size_t first, Fetches& ahead) {
-      const std::size_t fresh = shard.create(run, batch.hashes.subspan(first, run.size()));
+      const std::size_t fresh = shard.create(run, batch, first, counted);
       if (fresh != 0) {
         created.fetch_add(fresh, std::memory_order_relaxed);
       }
@@ -440,7 +447,6 @@ void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) con
     std::span<std::uint8_t> there;
     Workspace work;
 
-    void enter(SlotTable& /*table*/, std::size_t /*first*/, std::size_t /*last*/) const noexcept {}
     void use(Search& run, std::size_t first, Fetches& /*ahead*/) const noexcept {
       for (std::size_t r = 0; r < run.size(); ++r) {
         there[first + r] = run.rows()[r] != nullptr ? 1 : 0;

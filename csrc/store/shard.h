@@ -150,8 +150,14 @@ class Shard {
   std::shared_lock<std::shared_mutex> enter() const;
 
   void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
-  // Inserts those of a run's rows that are missing: how many were.
-  std::size_t create(Search& run, std::span<const std::uint64_t> hashes) const;
+  // Inserts those of a run's rows that are missing: how many were. The run begins at `first`; `counted` is the worker's.
+  std::size_t create(Search& run, const SlotSlices& batch, std::size_t first,
+                     const SlotTable*& counted) const;
+  // Room for `missing` rows, and for those of the slot's hashes from `next` on that are missing too: ascending hashes,
+  // poured into a table that grows in small steps, would all queue up at its front. They are counted once a batch:
+  // `counted` is the last table where they were.
+  void make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
+                 const SlotTable*& counted) const;
 
   TableSpec spec_;
   Slots slots_;
