@@ -58,11 +58,11 @@ class Lane {
     slot_ = first;
     next_ = begins_[first];
     end_ = begins_[end];
-    load(run(0), worker);
+    load(run(0));
     run(0).search.homes().rest();
     // The last runs are empty: they push the others out.
     for (std::size_t n = 0; n < lag_ || run(n - lag_).search.size() != 0; ++n) {
-      load(run(n + 1), worker);
+      load(run(n + 1));
       Fetches ahead = run(n + 1).search.homes();
       run(n).search.look(ahead);
       if (n >= 1) {
@@ -91,8 +91,7 @@ class Lane {
 
   Run& run(std::size_t n) noexcept { return runs_[n % runs_.size()]; }
 
-  template <class Worker>
-  void load(Run& run, Worker& worker) {
+  void load(Run& run) {
     run.first = next_;
     run.search.start(hashes_.data() + next_);
     std::size_t room = most_;
