@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.data import read_libsvm
+from shoal.data import read_libsvm, read_vw
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,19 @@ def test_a_real_file_has_its_rows_features_and_positive_labels(shoal_data, name,
     assert sum(batch.labels.sum() for batch in batches) == positive
     if name.startswith("a9a"):
         assert {int(key) for batch in batches for key in batch.keys} <= set(range(1, 124))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "features", "positive"),
+    [("rcv1_small.vw.dat.xz", 1000, 77_739, 459), ("rcv1_small_test.vw.data.xz", 500, 39_448, 245)],
+)
+def test_a_real_file_of_vowpal_wabbit_has_its_rows_features_and_positive_labels(
+    shoal_data, name, rows, features, positive
+):
+    path = shoal_data / "libsvm" / name
+    if not path.exists():
+        pytest.skip(f"SHOAL_DATA has no libsvm/{name}")
+    batches = list(read_vw(path))
+    assert sum(map(len, batches)) == rows
+    assert sum(batch.nnz for batch in batches) == features
+    assert sum(batch.labels.sum() for batch in batches) == positive

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.text import bits, criteo_row, libsvm_row, rows_of, rows_of_batch
+from oracle.text import bits, criteo_row, libffm_row, libsvm_row, rows_of, rows_of_batch, vw_row
 from shoal import _reader
 from shoal.data import Batch
 from shoal.data.criteo import buckets
@@ -21,32 +23,38 @@ class Arrays:
 
     def __init__(self, rows: int, nnz: int) -> None:
         self._labels = np.full(rows + 2, -7, np.float32)
+        self._weights = np.full(rows + 2, -7, np.float32)
         self._indptr = np.full(rows + 3, -7, np.int64)
         self._keys = np.full(nnz + 2, CANARY, np.uint64)
         self._values = np.full(nnz + 2, -7, np.float32)
-        self.labels, self.indptr = self._labels[1:-1], self._indptr[1:-1]
-        self.keys, self.values = self._keys[1:-1], self._values[1:-1]
+        self._fields = np.full(nnz + 2, CANARY, np.uint64)
+        self.labels, self.weights, self.indptr = self._labels[1:-1], self._weights[1:-1], self._indptr[1:-1]
+        self.keys, self.values, self.fields = self._keys[1:-1], self._values[1:-1], self._fields[1:-1]
         self.indptr[0] = 0
         self.row = 0
 
     def libsvm(self, block, start=0, *, skip=False):
-        return self._note(
-            _reader.parse_libsvm(block, start, self.labels, self.indptr, self.keys, self.values, self.row, skip)
-        )
+        return self._note(_reader.parse_libsvm(block, start, self, skip))
+
+    def libffm(self, block, start=0, *, skip=False):
+        return self._note(_reader.parse_libffm(block, start, self, skip))
+
+    def vw(self, block, start=0, *, skip=False):
+        return self._note(_reader.parse_vw(block, start, self, skip))
 
     def criteo(self, block, start=0, *, skip=False):
         tables = TABLE.floors, TABLE.cells, TABLE.numbers
-        return self._note(
-            _reader.parse_criteo(block, start, self.labels, self.indptr, self.keys, *tables, self.row, skip)
-        )
+        return self._note(_reader.parse_criteo(block, start, self, *tables, skip))
 
     def _note(self, got):
         self.row = got[2]
         for array, canary in (
             (self._labels, -7),
+            (self._weights, -7),
             (self._indptr, -7),
             (self._keys, CANARY),
             (self._values, -7),
+            (self._fields, CANARY),
         ):
             assert array[0] == canary
             assert array[-1] == canary
@@ -57,6 +65,16 @@ class Arrays:
         return Batch(
             self.labels[: self.row], self.indptr[: self.row + 1], self.keys[:nnz], self.values[:nnz] if valued else None
         )
+
+    def rows(self, *, weighted):
+        """What the slow parsers make of libffm and of Vowpal Wabbit's text."""
+        labels = self.labels[: self.row].tolist()
+        heads = zip(labels, self.weights[: self.row].tolist(), strict=True) if weighted else labels
+        ends = zip(self.indptr[: self.row], self.indptr[1 : self.row + 1], strict=True)
+        return [
+            (head, list(zip(self.keys[a:b].tolist(), self.values[a:b], self.fields[a:b].tolist(), strict=True)))
+            for head, (a, b) in zip(heads, ends, strict=True)
+        ]
 
 
 def test_a_parse_tells_where_it_stopped_and_what_it_did():
@@ -110,6 +128,8 @@ def test_blocks_may_be_bytes_bytearrays_and_read_only_or_writable_views():
         ({"start": 7}, "start is 7"),
         ({"labels": np.empty(3, np.float32)}, "indptr"),
         ({"values": np.empty(3, np.float32)}, "keys and values"),
+        ({"weights": np.empty(3, np.float32)}, "labels and weights"),
+        ({"fields": np.empty(5, np.uint64)}, "keys and fields"),
         ({"row": -1}, "row is -1"),
         ({"row": 3}, "row is 3"),
         ({"indptr": np.array([5, 0, 0], np.int64)}, "indptr\\[0\\] is 5"),
@@ -121,19 +141,31 @@ def test_blocks_may_be_bytes_bytearrays_and_read_only_or_writable_views():
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(change, complaint):
-    arguments = {
-        "block": b"1 2:3\n",
-        "start": 0,
+    arrays = {
         "labels": np.empty(2, np.float32),
+        "weights": None,
         "indptr": np.zeros(3, np.int64),
         "keys": np.empty(4, np.uint64),
         "values": np.empty(4, np.float32),
+        "fields": None,
         "row": 0,
-        "skip": False,
     }
-    _reader.parse_libsvm(**arguments)
+    block, start = change.get("block", b"1 2:3\n"), change.get("start", 0)
+    _reader.parse_libsvm(b"1 2:3\n", 0, SimpleNamespace(**arrays), False)
     with pytest.raises(ValueError, match=complaint):
-        _reader.parse_libsvm(**(arguments | change))
+        _reader.parse_libsvm(block, start, SimpleNamespace(**(arrays | change)), False)
+
+
+def test_a_format_with_values_or_weights_needs_arrays_for_them():
+    arrays = Arrays(2, 4)
+    arrays.weights = None
+    with pytest.raises(ValueError, match="values or weights is None"):
+        _reader.parse_vw(b"1 | a\n", 0, arrays, False)
+    arrays.values = None
+    with pytest.raises(ValueError, match="values is None"):
+        _reader.parse_libsvm(b"1 2:3\n", 0, arrays, False)
+    with pytest.raises(ValueError, match="values is None"):
+        _reader.parse_libffm(b"1 1:2:3\n", 0, arrays, False)
 
 
 def test_read_only_outputs_are_refused():
@@ -160,7 +192,7 @@ def test_bucket_tables_that_do_not_fit_are_refused(change, complaint):
     arrays = Arrays(2, 40)
     tables = {"floors": TABLE.floors, "cells": TABLE.cells, "numbers": TABLE.numbers} | change
     with pytest.raises(ValueError, match=complaint):
-        _reader.parse_criteo(b"\n", 0, arrays.labels, arrays.indptr, arrays.keys, *tables.values(), 0, False)
+        _reader.parse_criteo(b"\n", 0, arrays, *tables.values(), False)
 
 
 def parse_all(parse, arrays, data):
@@ -222,10 +254,69 @@ def test_random_bytes_come_to_what_the_slow_parsers_say(data):
     arrays = Arrays(len(data), len(data))
     skipped = parse_all(arrays.libsvm, arrays, data)
     assert (bits(rows_of_batch(arrays.batch())), skipped) == (lambda r, m: (bits(r), m))(*rows_of(data, libsvm_row))
+    arrays = Arrays(len(data), len(data))
+    skipped = parse_all(arrays.libffm, arrays, data)
+    assert (bits(arrays.rows(weighted=False)), skipped) == (lambda r, m: (bits(r), m))(*rows_of(data, libffm_row))
+    arrays = Arrays(len(data), len(data))
+    skipped = parse_all(arrays.vw, arrays, data)
+    assert (bits(arrays.rows(weighted=True)), skipped) == (lambda r, m: (bits(r), m))(*rows_of(data, vw_row))
     arrays = Arrays(len(data), 39 * len(data))
     skipped = parse_all(arrays.criteo, arrays, data)
     rows, malformed = rows_of(data, criteo_row)
     assert bits(rows_of_batch(arrays.batch(valued=False))) == bits(rows)
+    assert skipped == malformed
+
+
+LIBFFM_PIECES = [*LIBSVM_PIECES, b"0:1:1", b" 2:3:4", b"1:2:", b"18446744073709551616:1:1"]
+
+
+@given(st.lists(st.sampled_from(LIBFFM_PIECES), max_size=60).map(b"".join))
+def test_pieces_of_libffm_in_any_order_come_to_what_the_slow_parser_says(data):
+    data += b"\n"
+    arrays = Arrays(len(data), len(data))
+    skipped = parse_all(arrays.libffm, arrays, data)
+    rows, malformed = rows_of(data, libffm_row)
+    assert bits(arrays.rows(weighted=False)) == bits(rows)
+    assert skipped == malformed
+
+
+VW_PIECES = [
+    b"1",
+    b"-1",
+    b"0",
+    b"2.5",
+    b" ",
+    b"\t",
+    b"\r",
+    b"\n",
+    b"|",
+    b":",
+    b"'",
+    b"a",
+    b"name_longer_than_eight",
+    b"-3",
+]
+VW_PIECES += [
+    b"1 |a b",
+    b"\n1 0.5 'tag|",
+    b" |price:2 :3",
+    b" x:1e20",
+    b":1e20",
+    b"nan",
+    b"\0",
+    b"\xff",
+    b"0 1 0 |",
+    b"#",
+]
+
+
+@given(st.lists(st.sampled_from(VW_PIECES), max_size=40).map(b"".join))
+def test_pieces_of_vw_in_any_order_come_to_what_the_slow_parser_says(data):
+    data += b"\n"
+    arrays = Arrays(len(data), len(data))
+    skipped = parse_all(arrays.vw, arrays, data)
+    rows, malformed = rows_of(data, vw_row)
+    assert bits(arrays.rows(weighted=True)) == bits(rows)
     assert skipped == malformed
 
 

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from oracle.text import Malformed, nearest_float32
 from shoal import _reader
+from shoal.data.rows import Rows
 
 
 def parse(line: bytes, *, room: int = 64):
-    labels, indptr = np.empty(4, np.float32), np.zeros(5, np.int64)
-    keys, values = np.empty(room, np.uint64), np.empty(room, np.float32)
-    _, _, row, _, fault, _ = _reader.parse_libsvm(line + b"\n", 0, labels, indptr, keys, values, 0, False)
-    return fault, keys[: indptr[row]], values[: indptr[row]]
+    rows = Rows(4, valued=True)
+    rows.keys, rows.values = np.empty(room, np.uint64), np.empty(room, np.float32)
+    _, _, row, _, fault, _ = _reader.parse_libsvm(line + b"\n", 0, rows, False)
+    nnz = rows.indptr[row]
+    return fault, rows.keys[:nnz], rows.values[:nnz]
 
 
 def check_value(text: bytes) -> None:

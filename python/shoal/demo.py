@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.data import Batch, Reader, read_criteo, read_libsvm
+from shoal.data import Batch, Reader, read_criteo
+from shoal.data.readers import READERS
 from shoal.metrics import Metrics, measure, probabilities
 from shoal.models import History, LogisticRegression, Point, merged
 from shoal.optim import FTRL
@@ -42,8 +43,6 @@ Say = Callable[[str], None]
 # Settings of the demonstration: small batches learn more from one pass of a short log, see docs/training.md.
 BATCH_SIZE = 1024
 OPTIMIZER = FTRL(alpha=0.08, beta=1.0, l1=1.0)
-
-READERS = {"criteo": read_criteo, "libsvm": read_libsvm}
 
 # Of the Kaggle log's 26 categorical columns, cut off at a million.
 _CATEGORIES = (

@@ -26,7 +26,9 @@ def nearest_float32(text: bytes) -> np.float32:
     """Round the decimal number to the nearest float32, ties to the even one, by exact arithmetic."""
     if not NUMBER.fullmatch(text):
         raise Malformed("number")
-    exact = Fraction(Decimal(text.decode()))
+    digits, _, exponent = text.lower().partition(b"e")
+    far = 400 + len(digits)  # so far from 0 that a power of ten more or less changes nothing
+    exact = Fraction(Decimal(digits.decode())) * Fraction(10) ** max(-far, min(far, int(exponent or 0)))
     if abs(exact) >= FLOAT32_OVERFLOW:
         raise Malformed("range")
     with np.errstate(over="ignore"):
@@ -72,6 +74,58 @@ def libsvm_row(line: bytes):
             raise Malformed("feature")
         features.append((whole(key), nearest_float32(value)))
     return label, features
+
+
+def libffm_row(line: bytes):
+    """(label, [(key, value, field), ...]) of a line, or None of a blank one."""
+    tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
+    if not tokens:
+        return None
+    label = label_of(tokens[0])
+    features = []
+    for token in tokens[1:]:
+        parts = token.split(b":")
+        if len(parts) != 3:
+            raise Malformed("feature")
+        features.append((whole(parts[1]), nearest_float32(parts[2]), whole(parts[0])))
+    return label, features
+
+
+def vw_row(line: bytes):
+    """((label, weight), [(key, value, field), ...]) of a line, or None of a blank one."""
+    head, bar, body = line.partition(b"|")
+    words = re.findall(rb"[^ \t\r]+", head)
+    if not bar:
+        if not words:
+            return None
+        raise Malformed("bar")
+    if words and (head[-1:] not in b" \t\r" or words[-1].startswith(b"'")):
+        words.pop()
+    if any(word.startswith(b"'") for word in words):
+        raise Malformed("tag")
+    if not words:
+        raise Malformed("label")
+    label = label_of(words[0])
+    weight = nearest_float32(words[1]) if len(words) > 1 else np.float32(1)
+    if weight < 0 or len(words) > 3 or (len(words) == 3 and nearest_float32(words[2]) != 0):
+        raise Malformed("head")
+    features = []
+    for space in body.split(b"|"):
+        name, scale, words = b"", np.float32(1), re.findall(rb"[^ \t\r]+", space)
+        if space[:1] not in (b" ", b"\t", b"\r", b""):
+            name, colon, text = words.pop(0).partition(b":")
+            scale = nearest_float32(text) if colon else scale
+        field = token_key(0, name)
+        for word in words:
+            token, colon, text = word.partition(b":")
+            if not word.strip(b":") and not colon:
+                raise Malformed("name")
+            with np.errstate(over="ignore", under="ignore"):
+                value = (nearest_float32(text) if colon else np.float32(1)) * scale
+            if not np.isfinite(value):
+                raise Malformed("value")
+            features.append((token_key(field, token), value, field))
+    return (label, float(weight)), features
 
 
 def scramble(x: int) -> int:
@@ -139,4 +193,7 @@ def rows_of_batch(batch):
 
 def bits(rows):
     """Rows with their values as bits, so that -0 is not 0."""
-    return [(label, [(key, int(value.view(np.uint32))) for key, value in features]) for label, features in rows]
+    return [
+        (label, [(key, int(value.view(np.uint32)), *field) for key, value, *field in features])
+        for label, features in rows
+    ]

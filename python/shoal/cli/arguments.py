@@ -11,7 +11,7 @@ from shoal.cli.answers import Answer
 if TYPE_CHECKING:
     from shoal.data import Reader
 
-FORMATS = ("libsvm", "criteo")
+FORMATS = ("libsvm", "libffm", "vw", "criteo")
 
 
 def command(
@@ -49,7 +49,6 @@ def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
 
 def open_reader(path: str, form: str, arguments: argparse.Namespace) -> Reader:
     """Make the reader of a file."""
-    from shoal.data import read_criteo, read_libsvm
+    from shoal.data.readers import READERS
 
-    read = {"libsvm": read_libsvm, "criteo": read_criteo}[form]
-    return read(path, batch_size=arguments.batch_size, on_error=arguments.on_error)
+    return READERS[form](path, batch_size=arguments.batch_size, on_error=arguments.on_error)

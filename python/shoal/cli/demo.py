@@ -37,7 +37,7 @@ def demo(arguments: argparse.Namespace) -> Answer:
     from shoal import demo
 
     if arguments.data is not None and arguments.format is None:
-        raise ValueError("--data needs --format: libsvm or criteo")
+        raise ValueError(f"--data needs --format: one of {', '.join(FORMATS)}")
     if arguments.data is None and arguments.valid is not None:
         raise ValueError("--valid goes with --data: the planted log has a held-out part of its own")
     report = demo.run(

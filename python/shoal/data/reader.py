@@ -1,4 +1,4 @@
-"""Reader: a file of examples, to be iterated in batches; `read_libsvm` and `read_criteo` make one."""
+"""Reader: a file of examples, to be iterated in batches; the functions of `shoal.data.readers` make one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from shoal.data.ahead import Ahead
 from shoal.data.batch import Batch
-from shoal.data.rows import CRITEO, LIBSVM, Format, fill
+from shoal.data.rows import Format, fill
 from shoal.data.source import Lines, open_regular
 
 OnError = Literal["raise", "skip"]
@@ -30,7 +30,7 @@ class _Seen:
 class Reader:
     """A file of examples, in batches; each ``for`` is a pass over it from its beginning.
 
-    Made by `read_libsvm` and `read_criteo`. It only describes: it holds no file and no thread, and can be pickled.
+    Made by `read_libsvm` and its kin. It only describes: it holds no file and no thread, and can be pickled.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class Reader:
 
     @property
     def format(self) -> str:
-        """Name of the format: "libsvm" or "criteo". Models remember it: keys of another one would mean nothing."""
+        """Name of the format, such as "libsvm". Models remember it: keys of another one would mean nothing."""
         return self._form.name
 
     @property
@@ -166,84 +166,3 @@ class Reader:
             ahead of the batches by a block.
         """
         return self._seen.fraction
-
-
-def read_libsvm(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
-    r"""Read libsvm (svmlight) text: ``label key:value key:value ...``.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        Plain, gzip, bzip2 or xz.
-    batch_size : int, default 8192
-        Examples in each batch but the last.
-    on_error : {"raise", "skip"}, default "raise"
-        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
-
-    Returns
-    -------
-    Reader
-
-    Raises
-    ------
-    OSError, ValueError
-        As `Reader`.
-
-    Notes
-    -----
-    Keys are the whole numbers as written, all of 0 to 2^64 - 1; values are the nearest float32. Labels are 0/1 or
-    -1/+1. ``docs/readers.md`` has the grammar.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "train.libsvm")
-    ...     _ = path.write_text("+1 3:1 18446744073709551615:0.5\n-1 3:2\n")
-    ...     for batch in read_libsvm(path):
-    ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
-    [1. 0.] [0 2 3] [                   3 18446744073709551615                    3] [1.  0.5 2. ]
-    """
-    return Reader(path, LIBSVM, batch_size=batch_size, on_error=on_error)
-
-
-def read_criteo(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
-    r"""Read Criteo's tab-separated click logs: a label, 13 integers, 26 categories.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        Plain, gzip, bzip2 or xz.
-    batch_size : int, default 8192
-        Examples in each batch but the last.
-    on_error : {"raise", "skip"}, default "raise"
-        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
-
-    Returns
-    -------
-    Reader
-
-    Raises
-    ------
-    OSError, ValueError
-        As `Reader`.
-
-    Notes
-    -----
-    An empty column is no feature, and every value is 1 (`Batch.values` is None). A category's key is
-    ``hash_strings([text], field=column)``, columns counted from 0, the label's. An integer v becomes the text
-    ``floor(ln(v)^2)`` if it is above 2, else ``SP`` and v, and is then hashed likewise. ``docs/readers.md`` has it all.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from shoal.data import hash_strings
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "day_0.tsv")
-    ...     _ = path.write_text("1\t20" + "\t" * 12 + "\t68fd1e64" + "\t" * 25 + "\n")
-    ...     (batch,) = read_criteo(path)
-    >>> keys = [hash_strings(["8"], field=1)[0], hash_strings(["68fd1e64"], field=14)[0]]  # ln(20)^2 = 8.97
-    >>> batch.labels, batch.keys.tolist() == keys
-    (array([1.], dtype=float32), True)
-    """
-    return Reader(path, CRITEO, batch_size=batch_size, on_error=on_error)

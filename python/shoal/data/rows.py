@@ -25,25 +25,28 @@ _EXCERPT_BYTES = 80
 
 
 class Rows:
-    """The arrays that are being filled.
+    """The arrays that are being filled: what `shoal._reader` calls ``arrays``.
 
     Parameters
     ----------
     most : int
         Rows of a batch.
-    valued : bool
-        Whether the format has values.
+    valued, weighted : bool
+        Whether the format has values, and weights.
+    fielded : bool
+        Whether the field of each feature is kept.
     """
 
-    def __init__(self, most: int, valued: bool) -> None:
+    def __init__(self, most: int, *, valued: bool, weighted: bool = False, fielded: bool = False) -> None:
         self.row = 0
         self._most = most
-        self._valued = valued
         first = min(most, _FIRST_ROWS)
         self.labels = np.empty(first, np.float32)
+        self.weights = np.empty(first, np.float32) if weighted else None
         self.indptr = np.zeros(first + 1, np.int64)
         self.keys = np.empty(_FIRST_KEYS, np.uint64)
-        self.values = np.empty(_FIRST_KEYS if valued else 0, np.float32)
+        self.values = np.empty(_FIRST_KEYS, np.float32) if valued else None
+        self.fields = np.empty(_FIRST_KEYS, np.uint64) if fielded else None
 
     @property
     def full(self) -> bool:
@@ -55,17 +58,26 @@ class Rows:
         if self.row == len(self.labels):
             rows = min(2 * self.row, self._most)
             self.labels = _longer(self.labels, rows)
+            self.weights = None if self.weights is None else _longer(self.weights, rows)
             self.indptr = _longer(self.indptr, rows + 1)
         else:
-            self.keys = _longer(self.keys, 2 * len(self.keys))
-            self.values = _longer(self.values, 2 * len(self.values))
+            size = 2 * len(self.keys)
+            self.keys = _longer(self.keys, size)
+            self.values = None if self.values is None else _longer(self.values, size)
+            self.fields = None if self.fields is None else _longer(self.fields, size)
 
     def take(self) -> Batch:
-        """Copy the rows out, and begin again."""
+        """Copy the rows out, and begin again. Weights that are all 1 are left out."""
         rows, self.row = self.row, 0
         nnz = self.indptr[rows]
-        values = self.values[:nnz].copy() if self._valued else None
-        return Batch(self.labels[:rows].copy(), self.indptr[: rows + 1].copy(), self.keys[:nnz].copy(), values)
+        weights = None if self.weights is None or np.all(self.weights[:rows] == 1) else self.weights[:rows].copy()
+        return Batch(
+            self.labels[:rows].copy(),
+            self.indptr[: rows + 1].copy(),
+            self.keys[:nnz].copy(),
+            None if self.values is None else self.values[:nnz].copy(),
+            weights,
+        )
 
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -80,15 +92,9 @@ def _longer(array: NDArray[Scalar], size: int) -> NDArray[Scalar]:
 Parse = Callable[[memoryview, int, Rows, bool], tuple[int, int, int, int, int, int]]
 
 
-def _parse_libsvm(text: memoryview, start: int, rows: Rows, skip: bool) -> tuple[int, int, int, int, int, int]:
-    return _reader.parse_libsvm(text, start, rows.labels, rows.indptr, rows.keys, rows.values, rows.row, skip)
-
-
 def _parse_criteo(text: memoryview, start: int, rows: Rows, skip: bool) -> tuple[int, int, int, int, int, int]:
     table = buckets()
-    return _reader.parse_criteo(
-        text, start, rows.labels, rows.indptr, rows.keys, table.floors, table.cells, table.numbers, rows.row, skip
-    )
+    return _reader.parse_criteo(text, start, rows, table.floors, table.cells, table.numbers, skip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +106,27 @@ class Format:
     name : str
         As the command line and messages call it.
     parse : callable
-        One of the two walks of `shoal._reader` over a `Rows`.
+        One of the walks of `shoal._reader` over a `Rows`.
     valued : bool
         Whether a feature has a value.
+    weighted : bool
+        Whether an example has a weight.
     """
 
     name: str
     parse: Parse
     valued: bool
+    weighted: bool = False
+
+    def rows(self, most: int) -> Rows:
+        """Make the arrays of a pass in batches of ``most`` rows."""
+        return Rows(most, valued=self.valued, weighted=self.weighted)
 
 
-LIBSVM = Format("libsvm", _parse_libsvm, valued=True)
+LIBSVM = Format("libsvm", _reader.parse_libsvm, valued=True)
+LIBFFM = Format("libffm", _reader.parse_libffm, valued=True)
 CRITEO = Format("criteo", _parse_criteo, valued=False)
+VW = Format("vw", _reader.parse_vw, valued=True, weighted=True)
 
 
 class Part(NamedTuple):
@@ -157,7 +172,7 @@ def fill(lines: Lines, form: Format, batch_size: int, skip: bool) -> Generator[P
     ValueError
         A malformed line or one that is too long, with the file, the line and what is wrong; damaged compression.
     """
-    rows = Rows(batch_size, form.valued)
+    rows = form.rows(batch_size)
     line = 1  # the number of the next one, counted from the first of the shard
     skipped = 0
     fraction = 0.0

@@ -280,7 +280,7 @@ def predictions(
 def check_iterable(data: object, what: str, passes: int) -> None:
     """Say what to pass instead, where ``data`` cannot be iterated ``passes`` times as batches."""
     if isinstance(data, str | os.PathLike):
-        raise TypeError(f"{what} is a path: pass shoal.read_libsvm({os.fspath(data)!r}) or shoal.read_criteo(...)")
+        raise TypeError(f"{what} is a path: pass a reader of it, such as shoal.read_libsvm({os.fspath(data)!r})")
     if isinstance(data, Batch):
         raise TypeError(f"{what} is a Batch: pass a reader or a list of batches, or call partial_fit(batch)")
     if not isinstance(data, Iterable):

@@ -1,0 +1,182 @@
+"""The functions that make readers, one a format. ``docs/readers.md`` defines the formats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from shoal.data.reader import OnError, Reader
+from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
+
+
+def read_libsvm(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+    r"""Read libsvm (svmlight) text: ``label key:value key:value ...``.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Plain, gzip, bzip2 or xz.
+    batch_size : int, default 8192
+        Examples in each batch but the last.
+    on_error : {"raise", "skip"}, default "raise"
+        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    OSError, ValueError
+        As `Reader`.
+
+    Notes
+    -----
+    Keys are the whole numbers as written, all of 0 to 2^64 - 1; values are the nearest float32. Labels are 0/1 or
+    -1/+1. ``docs/readers.md`` has the grammar.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "train.libsvm")
+    ...     _ = path.write_text("+1 3:1 18446744073709551615:0.5\n-1 3:2\n")
+    ...     for batch in read_libsvm(path):
+    ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
+    [1. 0.] [0 2 3] [                   3 18446744073709551615                    3] [1.  0.5 2. ]
+    """
+    return Reader(path, LIBSVM, batch_size=batch_size, on_error=on_error)
+
+
+def read_libffm(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+    r"""Read libffm text: ``label field:key:value field:key:value ...``.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Plain, gzip, bzip2 or xz.
+    batch_size : int, default 8192
+        Examples in each batch but the last.
+    on_error : {"raise", "skip"}, default "raise"
+        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    OSError, ValueError
+        As `Reader`.
+
+    Notes
+    -----
+    The keys of libffm data number the features of all fields together, so a key is taken as it is written. Otherwise as
+    `read_libsvm`; ``docs/readers.md`` has the grammar.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "train.ffm")
+    ...     _ = path.write_text("1 0:3:1 1:17:0.5\n0 0:4:1\n")
+    ...     for batch in read_libffm(path):
+    ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
+    [1. 0.] [0 2 3] [ 3 17  4] [1.  0.5 1. ]
+    """
+    return Reader(path, LIBFFM, batch_size=batch_size, on_error=on_error)
+
+
+def read_criteo(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+    r"""Read Criteo's tab-separated click logs: a label, 13 integers, 26 categories.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Plain, gzip, bzip2 or xz.
+    batch_size : int, default 8192
+        Examples in each batch but the last.
+    on_error : {"raise", "skip"}, default "raise"
+        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    OSError, ValueError
+        As `Reader`.
+
+    Notes
+    -----
+    An empty column is no feature, and every value is 1 (`Batch.values` is None). A category's key is
+    ``hash_strings([text], field=column)``, columns counted from 0, the label's. An integer v becomes the text
+    ``floor(ln(v)^2)`` if it is above 2, else ``SP`` and v, and is then hashed likewise. ``docs/readers.md`` has it all.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from shoal.data import hash_strings
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "day_0.tsv")
+    ...     _ = path.write_text("1\t20" + "\t" * 12 + "\t68fd1e64" + "\t" * 25 + "\n")
+    ...     (batch,) = read_criteo(path)
+    >>> keys = [hash_strings(["8"], field=1)[0], hash_strings(["68fd1e64"], field=14)[0]]  # ln(20)^2 = 8.97
+    >>> batch.labels, batch.keys.tolist() == keys
+    (array([1.], dtype=float32), True)
+    """
+    return Reader(path, CRITEO, batch_size=batch_size, on_error=on_error)
+
+
+def read_vw(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+    r"""Read Vowpal Wabbit's text: ``label importance tag|namespace name:value ... |namespace ...``.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Plain, gzip, bzip2 or xz.
+    batch_size : int, default 8192
+        Examples in each batch but the last.
+    on_error : {"raise", "skip"}, default "raise"
+        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    OSError, ValueError
+        As `Reader`.
+
+    Notes
+    -----
+    A name's key is ``hash_strings([name], field=namespace)``, with a namespace's number being
+    ``hash_strings([namespace])[0]``: 64 bits of (namespace, name), so that names do not share weights as they do in
+    Vowpal Wabbit's table of 2^b. A namespace's scale multiplies its values. The importance becomes the example's
+    weight; `Batch.weights` is None where all are 1. Tags are passed over. ``docs/readers.md`` has the grammar.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from shoal import hash_strings
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "train.vw")
+    ...     _ = path.write_text("1 2.0 'first|user ann |price:0.5 :3\n-1 |user bob\n")
+    ...     for batch in read_vw(path):
+    ...         print(batch.labels, batch.weights, batch.indptr, batch.values)
+    ...         print(batch.keys[0] == hash_strings(["ann"], field=int(hash_strings(["user"])[0]))[0])
+    [1. 0.] [2. 1.] [0 2 3] [1.  1.5 1. ]
+    True
+    """
+    return Reader(path, VW, batch_size=batch_size, on_error=on_error)
+
+
+# By the names of the formats.
+READERS: dict[str, Callable[..., Reader]] = {
+    LIBSVM.name: read_libsvm,
+    LIBFFM.name: read_libffm,
+    VW.name: read_vw,
+    CRITEO.name: read_criteo,
+}

@@ -1,0 +1,175 @@
+# Criteo's logs: a label, 13 integers, 26 categories, with tabs between them.
+
+cdef enum:
+    INTEGERS = 13  # columns 1 to 13
+    CATEGORIES = 26  # columns 14 to 39
+    CRITEO_COLUMNS = 39
+
+# What a line is read by: shoal.data.criteo.Buckets, and the seed of each column's field.
+cdef struct CriteoTables:
+    uint64_t[CRITEO_COLUMNS] seeds
+    const uint64_t* floors
+    const uint16_t* cells
+    const uint64_t* numbers  # INTEGERS rows
+    size_t buckets  # the length of a row
+
+
+cdef inline int read_integer(const uint8_t** place, const uint8_t* end, int64_t* out) noexcept nogil:
+    """[+-] digits as a signed 64-bit number."""
+    cdef const uint8_t* p = place[0]
+    cdef bint negative = p[0] == 45
+    cdef uint64_t magnitude = 0
+    cdef int fault
+    if p[0] == 45 or p[0] == 43:
+        p += 1
+    fault = read_key(&p, end, &magnitude)
+    if fault == KEY_TEXT:
+        return INTEGER_TEXT
+    if fault == KEY_RANGE or magnitude > <uint64_t>INT64_MAX:
+        return INTEGER_RANGE
+    out[0] = -<int64_t>magnitude if negative else <int64_t>magnitude
+    place[0] = p
+    return GOOD
+
+
+cdef inline uint64_t negative_key(uint64_t seed, uint64_t magnitude) noexcept nogil:
+    """The key of "SP-<magnitude>"."""
+    cdef uint8_t[24] text
+    cdef int i = 24
+    while True:
+        i -= 1
+        text[i] = <uint8_t>(48 + magnitude % 10)
+        magnitude //= 10
+        if magnitude == 0:
+            break
+    text[i - 1] = 45
+    text[i - 2] = 80
+    text[i - 3] = 83
+    i -= 3
+    return token_key(seed, &text[i], <size_t>(24 - i), &text[0] + 24)
+
+
+cdef inline size_t cell_of(uint64_t v) noexcept nogil:
+    """The leading five bits of v and how many follow: ascends with v, and is v itself below 32."""
+    cdef int shift
+    if v < 32:
+        return v
+    shift = bit_width(v) - 5
+    return <size_t>(16 * shift) + (v >> shift)
+
+
+cdef inline const uint8_t* tab_or_newline(const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef uint64_t ones = 0x0101010101010101
+    cdef uint64_t tops = 0x8080808080808080
+    cdef uint64_t word
+    cdef uint64_t tab
+    cdef uint64_t newline
+    cdef uint64_t found
+    while end - p >= 8:
+        word = load8(p)
+        tab = word ^ (ones * 9)
+        newline = word ^ (ones * 10)
+        # A zero byte sets its top bit. So may a byte above a zero byte, which does not matter: the lowest one counts.
+        found = ((tab - ones) & ~tab & tops) | ((newline - ones) & ~newline & tops)
+        if found != 0:
+            return p + (countr_zero(found) >> 3)
+        p += 8
+    while p[0] != 9 and p[0] != 10:
+        p += 1
+    return p
+
+
+cdef inline void put_column(Target* out, uint64_t key, int column) noexcept nogil:
+    out.keys[out.nnz] = key
+    if out.fields != NULL:
+        out.fields[out.nnz] = <uint64_t>(column + 1)
+    out.nnz += 1
+
+
+cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+    cdef const CriteoTables* tables = <const CriteoTables*>known
+    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* stop
+    cdef int64_t v = 0
+    cdef size_t bucket
+    cdef size_t size
+    cdef int column
+    cdef int fault
+    if p[0] == 10 or (p[0] == 13 and p[1] == 10):
+        place[0] += 0 if p[0] == 10 else 1
+        return BLANK
+    if out.nnz > out.room - CRITEO_COLUMNS:
+        return NO_ROOM
+    fault = read_label(place, end, &out.labels[out.row])
+    if fault != GOOD:
+        return fault
+    p = place[0]
+    for column in range(INTEGERS):
+        place[0] = p
+        if p[0] != 9:
+            return COLUMNS if column == 0 or p[0] == 10 or p[0] == 13 else INTEGER_TEXT
+        p += 1
+        if p[0] == 9:
+            continue
+        place[0] = p
+        fault = read_integer(&p, end, &v)
+        if fault != GOOD:
+            return COLUMNS if p[0] == 10 or p[0] == 13 else fault
+        if v < 0:
+            put_column(out, negative_key(tables.seeds[column], <uint64_t>-v), column)
+        else:
+            bucket = tables.cells[cell_of(<uint64_t>v)]
+            while tables.floors[bucket + 1] <= <uint64_t>v:
+                bucket += 1
+            put_column(out, tables.numbers[<size_t>column * tables.buckets + bucket], column)
+    for column in range(INTEGERS, INTEGERS + CATEGORIES):
+        if p[0] != 9:
+            place[0] = p
+            return COLUMNS if p[0] == 10 or p[0] == 13 else INTEGER_TEXT
+        p += 1
+        stop = tab_or_newline(p, end)
+        size = <size_t>(stop - p)
+        if stop[0] == 10 and size > 0 and (stop - 1)[0] == 13:
+            size -= 1
+        if size > 0:
+            put_column(out, token_key(tables.seeds[column], p, size, end), column)
+        p = stop
+    place[0] = p
+    return GOOD if p[0] == 10 else COLUMNS
+
+
+cdef int64_t greatest(const uint16_t[::1] cells) noexcept nogil:
+    cdef int64_t most = 0
+    cdef Py_ssize_t i
+    for i in range(cells.shape[0]):
+        most = max(most, cells[i])
+    return most
+
+
+def parse_criteo(
+    const unsigned char[::1] block, size_t start, arrays, const uint64_t[::1] floors, const uint16_t[::1] cells,
+    const uint64_t[:, ::1] numbers, bint skip,
+):
+    """Append Criteo lines to ``arrays``; every value is 1, and none is written.
+
+    ``floors`` ascends from 0 and ends with 2^64 - 1: bucket b holds the integers in [floors[b], floors[b + 1]).
+    ``cells[cell_of(v)]`` is the bucket of the least integer in v's cell, and ``numbers[c, b]`` the key of bucket b in
+    integer column c + 1. ``keys`` is full when fewer than 39 are left.
+    """
+    cdef CriteoTables tables
+    cdef int column
+    if cells.shape[0] <= <Py_ssize_t>cell_of(INT64_MAX):
+        raise ValueError(f"cells must cover 63 bits, {cell_of(INT64_MAX) + 1} entries, got {cells.shape[0]}")
+    if numbers.shape[0] != INTEGERS or numbers.shape[1] != floors.shape[0] - 1:
+        raise ValueError(
+            f"numbers must be {INTEGERS} x {floors.shape[0] - 1}, got {numbers.shape[0]} x {numbers.shape[1]}"
+        )
+    if floors.shape[0] < 2 or floors[floors.shape[0] - 1] != UINT64_MAX:
+        raise ValueError("floors must end with 2^64 - 1")
+    if greatest(cells) >= floors.shape[0] - 1:
+        raise ValueError(f"cells must name buckets below {floors.shape[0] - 1}, got {greatest(cells)}")
+    for column in range(CRITEO_COLUMNS):
+        tables.seeds[column] = field_seed(<uint64_t>(column + 1))
+    tables.floors, tables.cells, tables.numbers = &floors[0], &cells[0], &numbers[0, 0]
+    tables.buckets = <size_t>numbers.shape[1]
+    return parse(block, start, arrays, skip, criteo_line, &tables)
