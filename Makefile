@@ -104,6 +104,7 @@ lint: $(STAMPS)/dev-tools
 types: $(STAMPS)/install $(STAMPS)/dev-tools
 	$(say) 'types: mypy, stubtest'
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary examples/*.py
 	@$(BIN)/python -m mypy.stubtest --concise --allowlist tools/stubtest_allowlist.txt shoal._core shoal._reader
 
 cpp: cpp-release cpp-dev

@@ -1,0 +1,81 @@
+"""The scripts of examples/ as a user starts them, each in a process and a folder of its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal import demo
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(script, *arguments):
+    """Start a script, all warnings errors; returns its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def figures(table):
+    """Read a table of the hourly loop: a row of strings for each hour."""
+    return [line.split() for line in table.splitlines()[1:]]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_an_example_is_short_and_says_how_it_is_started(script):
+    assert len(script.read_text().splitlines()) <= 80
+    shown = run(script.name, "--help")
+    assert f"python examples/{script.name}" in shown
+    assert "examples/" + script.name in (ROOT / "README.md").read_text()
+
+
+def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):
+    planted = demo.PlantedModel(seed=1)
+    demo.write_log(tmp_path / "day_0.tsv", planted, 20_000, 0)
+    demo.write_log(tmp_path / "day_1.tsv", planted, 5_000, 1 << 40)
+    out = run("from_criteo.py", "--train", "day_0.tsv", "--test", "day_1.tsv", "--model", "ctr", "--show", 3)
+    with shoal.LogisticRegression.load("ctr") as model:
+        assert model.examples == 20_000
+        measured = model.evaluate(shoal.read_criteo("day_1.tsv"))
+    assert measured.auc > 0.7
+    assert f"never seen      {measured}" in out
+    assert len(re.findall(r"% likely, (?:not )?clicked$", out, re.MULTILINE)) == 3
+
+
+def test_the_hourly_loop_gets_better_while_the_world_moves():
+    hours = figures(run("hourly.py"))
+    assert [row[0] for row in hours] == [f"hour-{hour:02}" for hour in range(8)]
+    entropies = [float(row[4]) for row in hours]
+    assert max(entropies[4:]) < min(entropies[:2])
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_the_hourly_loop_in_two_runs_learns_what_it_learns_in_one(tmp_path):
+    planted = demo.PlantedModel(seed=2)
+    names = [f"hour-{hour}.tsv" for hour in range(3)]
+    for hour, name in enumerate(names):
+        demo.write_log(tmp_path / name, planted, 2000, hour << 20)
+    whole = run("hourly.py", "--format", "criteo", "--model", "whole", *names)
+    first = run("hourly.py", "--format", "criteo", "--model", "parts", *names[:2])
+    second = run("hourly.py", "--format", "criteo", "--model", "parts", names[2])
+    assert figures(first) + figures(second) == figures(whole)
+    with shoal.LogisticRegression.load("whole") as one, shoal.LogisticRegression.load("parts") as other:
+        assert one.examples == other.examples == 6000
+        for these, those in zip(one.weights(), other.weights(), strict=True):
+            assert these.tolist() == those.tolist()
