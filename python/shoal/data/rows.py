@@ -35,9 +35,13 @@ class Rows:
         Whether the format has values, and weights.
     fielded : bool
         Whether the field of each feature is kept.
+    spanned : bool
+        Whether it is kept where in its block the text of each feature stands.
     """
 
-    def __init__(self, most: int, *, valued: bool, weighted: bool = False, fielded: bool = False) -> None:
+    def __init__(
+        self, most: int, *, valued: bool, weighted: bool = False, fielded: bool = False, spanned: bool = False
+    ) -> None:
         self.row = 0
         self._most = most
         first = min(most, _FIRST_ROWS)
@@ -47,6 +51,7 @@ class Rows:
         self.keys = np.empty(_FIRST_KEYS, np.uint64)
         self.values = np.empty(_FIRST_KEYS, np.float32) if valued else None
         self.fields = np.empty(_FIRST_KEYS, np.uint64) if fielded else None
+        self.spans = np.empty((_FIRST_KEYS, 2), np.int64) if spanned else None
 
     @property
     def full(self) -> bool:
@@ -65,6 +70,7 @@ class Rows:
             self.keys = _longer(self.keys, size)
             self.values = None if self.values is None else _longer(self.values, size)
             self.fields = None if self.fields is None else _longer(self.fields, size)
+            self.spans = None if self.spans is None else _longer(self.spans, size)
 
     def take(self) -> Batch:
         """Copy the rows out, and begin again. Weights that are all 1 are left out."""
@@ -84,7 +90,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def _longer(array: NDArray[Scalar], size: int) -> NDArray[Scalar]:
-    larger = np.empty(size, array.dtype)
+    larger = np.empty((size, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
