@@ -330,6 +330,21 @@ def test_a_checkpoint_of_a_store_is_inspected_too(capsys):
     assert "every checksum matches" in out
 
 
+def test_inspect_tells_the_latest_fit_and_the_latest_passes(logs, capsys):
+    assert train(logs, "m", "--epochs", "12", "--shuffle", "3", "--valid", logs / "test.libsvm") == 0
+    capsys.readouterr()
+    assert run("inspect", "m") == 0
+    out = capsys.readouterr().out
+    assert f"data        {logs / 'train.libsvm'}, held out {logs / 'test.libsvm'}" in out
+    assert "epochs 12, shuffle among 3 batches" in out
+    assert "12, of which the latest:" in out
+    assert [int(n) for n in re.findall(r"^    pass (\d+) ", out, re.MULTILINE)] == list(range(3, 13))
+    assert run("inspect", "m", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["passes"]) == 12
+    assert [fit["plan"]["shuffle"] for fit in told["fits"]] == [3]
+
+
 # ---- weights, samples, order, stopping, grids ------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from shoal import Batch, CorruptionError, LogisticRegression, checkpoint
-from shoal.models import files
+from shoal.models import Fit, Plan, files
 from shoal.sealed import read_sealed, write_sealed
 
 OPTIMIZERS = [
@@ -95,6 +95,33 @@ def test_the_curves_of_the_validation_are_kept_and_may_be_missing(saved, batch, 
     with LogisticRegression.load(saved) as model:
         (again,) = model.history.passes
         assert again == dataclasses.replace(done, curves=None)
+
+
+def test_the_settings_of_each_fit_are_kept_and_may_be_missing(batch, tmp_path):
+    path = tmp_path / "a.libsvm"
+    path.write_text("1 3:1\n0 4:1\n")
+    settings = {"epochs": 2, "shuffle": True, "negative_rate": 0.5, "seed": 3, "patience": 1, "metric": "auc"}
+    with LogisticRegression() as model:
+        model.fit([batch], progress=False)
+        model.fit(shoal.read_libsvm(path, batch_size=7), valid=[batch], **settings, progress=False)
+        model.save(tmp_path / "m")
+        threads = model.store.threads
+    expected = (
+        Fit(first_pass=1, plan=Plan(), data=None, valid=None, batch_size=None, threads=threads),
+        Fit(first_pass=2, plan=Plan(**settings), data=str(path), valid=None, batch_size=7, threads=threads),
+    )
+    with LogisticRegression.load(tmp_path / "m") as model:
+        assert model.history.fits == expected
+        assert [done.features for done in model.history.passes] == [batch.nnz, *([2] * (len(model.history.passes) - 1))]
+    body = json.loads(read_sealed(tmp_path / "m" / "model.json", missing=""))
+    del body["history"]["fits"]
+    for old in body["history"]["passes"]:
+        del old["features"]
+    write_sealed(tmp_path / "m" / "model.json", json.dumps(body).encode())
+    with LogisticRegression.load(tmp_path / "m") as model:
+        assert model.history.fits == ()
+        assert {done.features for done in model.history.passes} == {0}
+    assert shoal.report(tmp_path / "m").exists()
 
 
 def test_the_format_of_the_reader_is_kept(tmp_path):

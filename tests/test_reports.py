@@ -1,5 +1,6 @@
 """Reports: one HTML file that is well formed, loads nothing and escapes all; its pictures show the numbers."""
 
+import itertools
 import math
 import re
 from html.parser import HTMLParser
@@ -196,6 +197,58 @@ def test_the_largest_weights_come_first_under_their_names(saved):
     assert len(read(shoal.report(saved, top=10**9)).texts("td", "feature")) == len(keys)
 
 
+def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
+    def write(name, lines):
+        (tmp_path / name).write_text("".join(f"{a % 2} {a}:1 {b}:1\n" for a, b in rng.integers(1, 9, (lines, 2))))
+        return shoal.read_libsvm(tmp_path / name, batch_size=50)
+
+    with LogisticRegression(shoal.FTRL(alpha=0.3)) as model:
+        first, second, held = write("hour-0", 200), write("hour-1", 100), write("held", 60)
+        model.fit(first, progress=False)
+        model.fit(second, valid=held, epochs=4, shuffle=3, seed=9, negative_rate=0.5, patience=4, progress=False)
+        model.calibrate(held, "platt").save(tmp_path / "m")
+        threads, calibration = model.store.threads, str(model.calibration)
+    page = read(shoal.report(tmp_path / "m"))
+    cells = page.texts("td")
+    told = dict(itertools.pairwise(cells))
+    expected = {
+        "file": str(tmp_path / "hour-1"),
+        "held out while training": str(tmp_path / "held"),
+        "batch size": "50 examples",
+        "epochs": "4 at most, stopping after 4 without progress in held-out log-loss",
+        "shuffle": "among 3 batches",
+        "negatives": "50 %, reweighted",
+        "seed of the order and the choice": "9",
+        "threads": f"{threads}",
+        "calibration": calibration,
+        "fits before this one": "1, 1 with other settings",
+        "features an example": "2.0",
+    }
+    assert {name: told.get(name) for name in expected} == expected
+    assert {("1", "hour-0"), ("2", "hour-1")} <= set(itertools.pairwise(cells))
+
+
+def test_of_many_passes_the_latest_are_told_and_each_is_a_point(train, tmp_path):
+    with LogisticRegression() as model:
+        for _ in range(45):
+            model.fit(train[:1], progress=False)
+        model.save(tmp_path / "m")
+        passes = model.history.passes
+    page = read(shoal.report(tmp_path / "m"))
+    (curve,) = polylines(page, "loss", "main")
+    expected = [(400.0 * done.number, done.metrics.logloss) for done in passes]
+    np.testing.assert_allclose(curve, expected, rtol=1e-3, atol=1e-3)
+    assert polylines(page, "loss", "thin") == []
+    notes = " ".join(page.texts("p", "note"))
+    assert "The latest 40 of 45." in notes
+    assert "have seen" not in notes  # each fit began with examples that may be new
+    cells = page.texts("td")
+    assert [cell for cell, following in itertools.pairwise(cells) if following == "learned from"] == [
+        str(number) for number in range(6, 46)
+    ]
+    assert "44, with the same settings" in cells
+
+
 # ---- awkward models --------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +330,7 @@ def test_the_command_writes_the_page(tmp_path, capsys, rng):
     assert cli.main(["report", model]) == 0
     assert capsys.readouterr().out.split() == ["report", str(tmp_path / "m" / "report.html")]
     out = str(tmp_path / "held.html")
-    assert cli.main(["report", model, "--valid", data, "--out", out, "--top", "3", "--json"]) == 0
+    assert cli.main(["report", model, "--data", data, "--out", out, "--top", "3", "--json"]) == 0
     assert f'"report":"{out}"' in capsys.readouterr().out
     page = read(tmp_path / "held.html")
     assert any("On a.libsvm" in note for note in page.texts("p", "note"))

@@ -199,10 +199,10 @@ def test_metrics_of_sampled_data_are_those_of_all_of_it(rng):
 
 
 def test_other_negatives_are_left_out_in_each_pass_and_for_each_seed(rng):
-    plan = shoal.models.training.Plan(negative_rate=0.3, seed=1)
+    plan = shoal.models.Plan(negative_rate=0.3, seed=1)
     batches = cut(make_batch(rng, 200), 50)
     first, again, second = ([parts(b) for b in plan.batches(batches, e)] for e in (0, 0, 1))
-    other = [parts(b) for b in shoal.models.training.Plan(negative_rate=0.3, seed=2).batches(batches, 0)]
+    other = [parts(b) for b in shoal.models.Plan(negative_rate=0.3, seed=2).batches(batches, 0)]
     assert first == again
     assert first != second
     assert first != other
@@ -232,7 +232,7 @@ def test_a_shuffle_gives_each_example_once_within_its_buffer(sizes, buffer, seed
 
 def test_each_pass_has_another_order_and_the_same_seed_the_same_bits(rng):
     batches = cut(make_batch(rng, 600), 50)
-    plan = shoal.models.training.Plan(epochs=2, shuffle=4, seed=9)
+    plan = shoal.models.Plan(epochs=2, shuffle=4, seed=9)
     orders = [[parts(b) for b in plan.batches(batches, epoch)] for epoch in (0, 1)]
     assert orders[0] != orders[1]
     assert [parts(b) for b in batches] not in orders

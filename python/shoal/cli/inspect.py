@@ -17,6 +17,8 @@ examples:
 Reads every byte. What is damaged is named, and the status is 1.
 """
 
+PASSES = 10  # to show; --json has all
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -44,13 +46,23 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             "bias": described.bias,
             "calibration": described.calibration,
             "passes": described.history.passes,
+            "best_pass": described.history.best_pass,
+            "fits": described.history.fits,
         }
         lines.append(f"{directory}: {described.model}, trained on {described.examples:,} examples")
         lines.append(f"    format      {described.format or 'not told'}")
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
         if described.calibration is not None:
             lines.append(f"    calibrated  {calibration.from_dict(described.calibration)}")
-        for done in described.history.passes:
+        for fit in described.history.fits[-1:]:
+            files_of = [*([fit.data] if fit.data else []), *([f"held out {fit.valid}"] if fit.valid else [])]
+            if files_of:
+                lines.append(f"    data        {', '.join(files_of)}")
+            lines.append(f"    fit         {', '.join(f'{name} {value}' for name, value in fit.told())}")
+        passes = described.history.passes
+        if len(passes) > PASSES:
+            lines.append(f"    passes      {len(passes):,}, of which the latest:")
+        for done in passes[-PASSES:]:
             cut = "" if done.complete else " (interrupted)"
             lines.append(f"    pass {done.number:<6} {done.metrics}{cut}")
             if done.valid is not None:

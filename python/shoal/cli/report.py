@@ -12,10 +12,10 @@ from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 EXAMPLES = """\
 examples:
   $ shoal report ctr                        # ctr/report.html, with what training recorded
-  $ shoal report ctr --valid day_1.tsv --out ctr.html
+  $ shoal report ctr --data day_1.tsv --out ctr.html
 
-One HTML file with the learning curve, calibration and ROC on the held-out file (without one, on the --valid of the
-training), settings, counts and the largest weights. It loads nothing from anywhere.
+One HTML file with the learning curve, calibration and ROC on the held-out data (without --data, as recorded of the
+training's --valid), settings, counts and the largest weights. It loads nothing from anywhere.
 """
 
 
@@ -24,8 +24,8 @@ def add(commands: Any) -> None:
     seen = command(commands, "report", "Write an HTML page with all there is to see of a model.", EXAMPLES, report)
     seen.add_argument("directory", metavar="DIR", help="the model")
     seen.add_argument("--out", metavar="FILE", help="where the page goes (default: DIR/report.html)")
-    seen.add_argument("--valid", metavar="FILE", help="held-out examples to measure")
-    seen.add_argument("--format", choices=FORMATS, help="of the file (default: what the model was trained on)")
+    seen.add_argument("--data", metavar="FILE", help="held-out examples to measure")
+    seen.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
     seen.add_argument("--top", type=int, default=30, metavar="N", help="weights to list (default: %(default)s)")
     reading(seen)
     machine(seen)
@@ -40,10 +40,10 @@ def report(arguments: argparse.Namespace) -> Answer:
     if not directory.exists():
         raise ValueError(f"{directory}: there is no such model")
     form = arguments.format or files.read(directory).format
-    valid = None
-    if arguments.valid is not None:
+    data = None
+    if arguments.data is not None:
         if form is None:
             raise ValueError(f"{directory} does not tell the format that it was trained on: pass --format")
-        valid = open_reader(arguments.valid, form, arguments)
-    out = reports.report(directory, arguments.out, valid, top=arguments.top, threads=arguments.threads)
+        data = open_reader(arguments.data, form, arguments)
+    out = reports.report(directory, arguments.out, data, top=arguments.top, threads=arguments.threads)
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})

@@ -305,6 +305,7 @@ def _facts(model: Model) -> dict[str, Any]:
     stats = [table.stats() for table in model.tables]
     return {
         "examples": model.examples,
+        "fits": model.history.fits,
         "passes": model.history.passes,
         "best_pass": model.history.best_pass,
         "rows": stats[0].rows,

@@ -7,6 +7,7 @@ What is where:
     fm.py           factorisation machine
     grid.py         many settings of logistic regression in one pass
     training.py     the one training loop, for one or several models: passes, validation, early stopping
+    plan.py         the settings of a fit: epochs, shuffling, sampling, early stopping
     feed.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
     history.py      learning curve and passes
     files.py        model directories
@@ -24,20 +25,23 @@ from pathlib import Path
 from shoal.models import files
 from shoal.models.fm import FactorizationMachine
 from shoal.models.grid import GridResult, LogisticRegressionGrid
-from shoal.models.history import History, Pass, Point, merged
+from shoal.models.history import Fit, History, Pass, Point, merged
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import BIAS_KEY, Model
+from shoal.models.plan import Plan
 from shoal.store import LocalStore
 
 __all__ = [
     "BIAS_KEY",
     "FactorizationMachine",
+    "Fit",
     "GridResult",
     "History",
     "LogisticRegression",
     "LogisticRegressionGrid",
     "Model",
     "Pass",
+    "Plan",
     "Point",
     "load",
     "merged",

@@ -38,7 +38,7 @@ LOGISTIC = "logistic regression"
 FACTORIZATION = "factorization machine"
 KINDS = (LOGISTIC, FACTORIZATION)
 
-_MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass")
+_MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass", "patience", "data", "batch_size")
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
 _LEFT_BEHIND = re.compile(rf"\.{re.escape(MODEL_FILE)}\.[0-9a-f]{{8}}\.tmp")  # by a process that was killed

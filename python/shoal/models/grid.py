@@ -21,6 +21,7 @@ from shoal.metrics import Metrics
 from shoal.models import training
 from shoal.models.history import History
 from shoal.models.logistic import LogisticRegression
+from shoal.models.plan import Metric, Plan
 from shoal.optim import FTRL, Optimizer
 from shoal.store import LocalStore, local
 
@@ -154,7 +155,7 @@ class LogisticRegressionGrid:
         seed: int = 0,
         patience: int | None = None,
         min_delta: float = 0.0,
-        metric: training.Metric = "logloss",
+        metric: Metric = "logloss",
         progress: bool | float = True,
     ) -> Self:
         """Learn from all batches of a reader, all models at once.
@@ -166,7 +167,7 @@ class LogisticRegressionGrid:
         LogisticRegressionGrid
             Itself.
         """
-        plan = training.Plan(
+        plan = Plan(
             epochs=epochs,
             shuffle=shuffle,
             negative_rate=negative_rate,
@@ -178,7 +179,7 @@ class LogisticRegressionGrid:
         training.train(self._models, reader, valid, plan, progress=progress)
         return self
 
-    def results(self, metric: training.Metric = "logloss") -> list[GridResult]:
+    def results(self, metric: Metric = "logloss") -> list[GridResult]:
         """Tell how the settings did, the best first.
 
         Parameters
@@ -210,7 +211,7 @@ class LogisticRegressionGrid:
 
         return sorted(results, key=order)  # stable: of equals the first of the grid
 
-    def best(self, metric: training.Metric = "logloss") -> LogisticRegression:
+    def best(self, metric: Metric = "logloss") -> LogisticRegression:
         """Return the model of the best settings."""
         return self.results(metric)[0].model
 

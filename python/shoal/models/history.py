@@ -1,4 +1,4 @@
-"""What happened while a model learned: a learning curve of bounded length, and a summary of every pass.
+"""What happened while a model learned: a learning curve of bounded length, a summary of every pass, every fit.
 
     batches      |  |  |  |  |  |  |  |  |  |  |  |
     points       |-----|-----|-----|-----|-----|--|      a window each; all windows of one pass as long, but its last
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from shoal.metrics import Accumulator, Curves, Metrics
 from shoal.metrics.exact import ratio
+from shoal.models.plan import Plan
 
 MOST_POINTS = 256
 
@@ -73,6 +74,8 @@ class Pass:
         Of the validation data after the pass.
     curves : Curves or None
         Calibration by decile and ROC curve of the validation data after the pass: what `shoal.report` draws.
+    features : int
+        Features of the pass's examples, all together; 0 of models that were saved before this was counted.
     """
 
     number: int
@@ -83,6 +86,38 @@ class Pass:
     complete: bool
     valid: Metrics | None
     curves: Curves | None = None
+    features: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A call of `fit`: from what a model learned, and how.
+
+    Attributes
+    ----------
+    first_pass : int
+        Number of its first pass; the next fit's first pass is behind its last one.
+    plan : Plan
+        Epochs, shuffling, sampling, early stopping.
+    data, valid : str or None
+        The files, where the readers told.
+    batch_size : int or None
+        Examples of a batch, where the reader told.
+    threads : int
+        Of the store. They change no result.
+    """
+
+    first_pass: int
+    plan: Plan
+    data: str | None
+    valid: str | None
+    batch_size: int | None
+    threads: int
+
+    def told(self) -> list[tuple[str, str]]:
+        """Tell the settings as names and values for people; files are not among them."""
+        size = "not told" if self.batch_size is None else f"{self.batch_size:,} examples"
+        return [("batch size", size), *self.plan.told(), ("threads", f"{self.threads:,}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +132,14 @@ class History:
     best_pass : int or None
         Where the last `fit` stopped early: the pass whose weights the model has. Later passes are in the history all
         the same.
+    fits : tuple of Fit
+        The settings of each `fit`; none of models that were saved before they were noted.
     """
 
     points: tuple[Point, ...] = ()
     passes: tuple[Pass, ...] = ()
     best_pass: int | None = None
+    fits: tuple[Fit, ...] = ()
 
 
 class Curve:
@@ -194,6 +232,7 @@ class Record:
         history = history or History()
         self.curve = Curve(history.points)
         self.passes = list(history.passes)
+        self.fits = list(history.fits)
         self.best_pass = history.best_pass
         self.examples = examples
         self.format = form
@@ -201,4 +240,6 @@ class Record:
     @property
     def history(self) -> History:
         """All of it, as it is now."""
-        return History(points=self.curve.points, passes=tuple(self.passes), best_pass=self.best_pass)
+        return History(
+            points=self.curve.points, passes=tuple(self.passes), best_pass=self.best_pass, fits=tuple(self.fits)
+        )

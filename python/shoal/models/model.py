@@ -41,6 +41,7 @@ from shoal.metrics import Accumulator, Curves, Metrics, probabilities
 from shoal.models import feed, files, training
 from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
+from shoal.models.plan import Metric, Plan
 from shoal.optim import Optimizer
 from shoal.store import LocalStore, local
 from shoal.table import KeyBatch, Rows, Table
@@ -277,7 +278,7 @@ class Model(ABC):
         seed: int = 0,
         patience: int | None = None,
         min_delta: float = 0.0,
-        metric: training.Metric = "logloss",
+        metric: Metric = "logloss",
         progress: bool | float = True,
     ) -> Self:
         """Learn from all batches of a reader. A model that has learned before learns on.
@@ -328,7 +329,7 @@ class Model(ABC):
         ``patience`` writes the best weights to a temporary directory (``TMPDIR``): as many bytes as the rows take,
         after each pass that is better than all before, but for the last.
         """
-        plan = training.Plan(
+        plan = Plan(
             epochs=epochs,
             shuffle=shuffle,
             negative_rate=negative_rate,

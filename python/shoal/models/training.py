@@ -28,9 +28,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,59 +39,15 @@ from shoal import checkpoint
 from shoal.data import Batch
 from shoal.metrics import Accumulator, Curves, Metrics, measure_with_curves
 from shoal.models import feed
-from shoal.models.history import Pass
+from shoal.models.history import Fit, Pass
+from shoal.models.plan import Plan
 from shoal.models.watch import interrupts_at_boundaries, watch
 from shoal.table import KeyBatch
 
 if TYPE_CHECKING:
     from shoal.models.model import Floats, Model
 
-Metric = Literal["logloss", "auc"]
-
-# Of the numbers that sampling gives to examples: a pass has fewer.
-_PASS_BITS = 40
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How often, in which order, and for how long to learn: the settings of `shoal.models.Model.fit`."""
-
-    epochs: int = 1
-    shuffle: bool | int = False
-    negative_rate: float = 1.0
-    seed: int = 0
-    patience: int | None = None
-    min_delta: float = 0.0
-    metric: Metric = "logloss"
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
-        feed.shuffle_buffer(self.shuffle)
-        feed.Sampling(self.negative_rate, self.seed)
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience is {self.patience}: pass the passes to wait for a better one, 1 or more")
-        if not self.min_delta >= 0.0:
-            raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
-        if self.metric not in ("logloss", "auc"):
-            raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc'")
-
-    def batches(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
-        """Return the batches of one pass, counted from 0."""
-        batches: Iterable[Batch] = feed.examples_of(reader)
-        if self.negative_rate < 1.0:
-            batches = feed.sampled(batches, feed.Sampling(self.negative_rate, self.seed), epoch << _PASS_BITS)
-        if buffer := feed.shuffle_buffer(self.shuffle):
-            batches = feed.shuffled(batches, buffer, self.seed, epoch)
-        return batches
-
-    def gain(self, metrics: Metrics) -> float:
-        """Return what early stopping wants more of."""
-        return -metrics.logloss if self.metric == "logloss" else metrics.auc
 
 
 def train(
@@ -112,6 +68,7 @@ def train(
         model.check_format(reader)
         model.note_format(reader)
         model.record.best_pass = None
+        model.record.fits.append(_fit(model, reader, valid, plan))
     with ExitStack() as stack:
         students = [Student(model, plan, stack) for model in models]
         for epoch in range(plan.epochs):
@@ -128,6 +85,22 @@ def train(
             student.finish()
 
 
+def _fit(model: Model, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> Fit:
+    return Fit(
+        first_pass=len(model.record.passes) + 1,
+        plan=plan,
+        data=_path(reader),
+        valid=_path(valid),
+        batch_size=getattr(reader, "batch_size", None),
+        threads=model.store.threads,
+    )
+
+
+def _path(data: object) -> str | None:
+    path = getattr(data, "path", None)
+    return None if path is None else os.fspath(path)
+
+
 class Student:
     """A model while it learns: the metrics of its pass, and whether it still gets better."""
 
@@ -138,6 +111,7 @@ class Student:
         self._plan = plan
         self._stack = stack
         self._number = 0
+        self._features = 0
         self._begin = 0.0
         self._dropped = 0
         self._folder: Path | None = None  # holds the best weights
@@ -149,12 +123,14 @@ class Student:
         """Begin a pass."""
         self.seen = Accumulator()
         self._number = len(self.model.record.passes) + 1
+        self._features = 0
         self._dropped = self.model.nonfinite_rows()
         self._begin = time.perf_counter()
 
     def learn(self, batch: Batch, keys: KeyBatch) -> None:
         """Learn from one batch and record it."""
         weight, loss = self.seen.weight, self.model.learn(batch, keys, self.seen)
+        self._features += batch.nnz
         self.model.record.curve.add(
             len(batch),
             self.seen.weight - weight if batch.weights is not None else len(batch),
@@ -177,6 +153,7 @@ class Student:
                 skipped=skipped,
                 complete=complete,
                 valid=None,
+                features=self._features,
             )
         )
         if dropped := self.model.nonfinite_rows() - self._dropped:

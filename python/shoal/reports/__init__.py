@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from shoal import checkpoint, models
 from shoal.data import Batch
-from shoal.models import Model, files
+from shoal.models import Fit, Model, files
 from shoal.optim import Optimizer
 from shoal.reports.page import Facts, HeldOut, page
 from shoal.sealed import write_atomically
@@ -105,6 +105,7 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
     rows = stats[0].rows
     in_memory = sum(one.bytes for one in stats)
     passes = model.history.passes
+    fits = model.history.fits
     settings = [
         ("model", model.kind),
         *(
@@ -113,19 +114,29 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
         ),
         ("slots", f"{manifest.slots:,}"),
         ("bias", f"{model.bias:.4f}" if model.has_bias else "no"),
-        ("format", model.format or "not told"),
+        ("calibration", "no" if model.calibration is None else str(model.calibration)),
+        *(fits[-1].told() if fits else []),
+        *([("fits before this one", _earlier(fits))] if len(fits) > 1 else []),
     ]
+    examples = sum(done.metrics.examples for done in passes)
+    positives = sum(done.metrics.base_rate * done.metrics.weight for done in passes if done.metrics.weight > 0)
+    weight = sum(done.metrics.weight for done in passes)
+    features = sum(done.features for done in passes)
     data = [
+        *([("file", fits[-1].data)] if fits and fits[-1].data is not None else []),
+        *([("held out while training", fits[-1].valid)] if fits and fits[-1].valid is not None else []),
+        *([] if held_out is None else [("held out", f"{held_out.name}, {held_out.metrics.examples:,} examples")]),
+        ("format", model.format or "not told"),
+        ("passes", f"{len(passes):,}"),
         ("examples learned from", f"{model.examples:,}"),
-        ("passes", f"{len(passes)}"),
+        *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 else []),
+        *([("features an example", f"{features / examples:.1f}")] if features and examples else []),
         ("malformed lines skipped", f"{sum(done.skipped for done in passes):,}"),
         ("time of the passes", f"{sum(done.seconds for done in passes):,.1f} s"),
         ("rows", f"{rows:,}"),
         ("in memory", f"{in_memory:,} bytes" + (f", {in_memory / rows:.1f} a row" if rows else "")),
         ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} a row" if rows else "")),
     ]
-    if held_out is not None:
-        data.append(("held out", f"{held_out.name}, {held_out.metrics.examples:,} examples"))
     keys, weights = model.top(top)
     return Facts(
         title=directory.resolve().name or str(directory),
@@ -140,6 +151,12 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
         weights=[(names.get(key, str(key)), w) for key, w in zip(keys.tolist(), weights.tolist(), strict=True)],
         version=importlib.metadata.version("shoal"),
     )
+
+
+def _earlier(fits: Sequence[Fit]) -> str:
+    last = fits[-1].told()
+    others = sum(fit.told() != last for fit in fits[:-1])
+    return f"{len(fits) - 1:,}, " + (f"{others:,} with other settings" if others else "with the same settings")
 
 
 def _rule(optimizer: Optimizer) -> str:

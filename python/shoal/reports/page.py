@@ -20,16 +20,19 @@ import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from shoal.metrics import Curves, Metrics
 from shoal.metrics.exact import entropy
-from shoal.models import History
+from shoal.models import History, Pass
 from shoal.models.history import merged
 from shoal.reports.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Plot, Point, short
 
 NONE = "\N{EN DASH}"
 _WINDOWS = 64  # of a pass in the picture: more of them show noise
+_CURVES = 20  # passes drawn as a curve each; of more of them each is one point
+_LINES = 40  # passes in the table
 _SQUARE = WIDTH - LEFT - RIGHT + TOP + BOTTOM  # a height that makes the area of a plot as high as wide
 
 
@@ -119,6 +122,12 @@ def _validation(history: History) -> HeldOut | None:
     return None
 
 
+def _progressive(history: History) -> Pass:
+    """Return the latest pass over examples that the model had not seen before: the first one of the last fit."""
+    first = history.fits[-1].first_pass if history.fits else 1
+    return next((done for done in history.passes if done.number == first), history.passes[0])
+
+
 # ---- tiles -----------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +137,8 @@ def _tiles(facts: Facts, shown: HeldOut | None) -> str:
     if shown is not None:
         tiles = _tiles_of(shown.metrics, shown.name)
     elif passes:
-        tiles = _tiles_of(passes[0].metrics, "progressive" if passes[0].number == 1 else f"pass {passes[0].number}")
+        of = _progressive(facts.history)
+        tiles = _tiles_of(of.metrics, "progressive" if len(passes) == 1 else f"progressive, pass {of.number}")
     tiles += [
         (f"{facts.rows:,}", "rows", f"{facts.nonzero:,} not zero"),
     ]
@@ -171,16 +181,17 @@ def _learning(history: History, shown: HeldOut | None) -> str:
     checks = [(ends[done.number], done.valid, done.number) for done in history.passes if done.valid is not None]
     if shown is not None and not checks:
         checks = [(last, shown.metrics, 0)]
-    base = entropy(history.passes[0].metrics.base_rate) if history.passes else math.nan
-    curves = {
-        number: [p for p in points if p.pass_number == number]
-        for number in dict.fromkeys(p.pass_number for p in points)
-    }
+    base = entropy(_progressive(history).metrics.base_rate) if history.passes else math.nan
+    curves = {number: list(some) for number, some in groupby(points, key=lambda p: p.pass_number)}
+    many = len(curves) > _CURVES
+    if many:
+        points = [curve[-1] for curve in curves.values()]
+        curves = {0: points}
 
     so_far = [p.logloss for p in points]
     loss_range = _range(
         [
-            *_inner([p.window_logloss for p in points]),
+            *_inner([] if many else [p.window_logloss for p in points]),
             *_inner(so_far),
             so_far[-1],
             base,
@@ -214,7 +225,8 @@ def _learning(history: History, shown: HeldOut | None) -> str:
         wide = list(curve)
         while len(wide) > _WINDOWS:
             wide = merged(wide)
-        loss.line([(p.examples - p.window_examples / 2, p.window_logloss) for p in wide], "thin")
+        if not many:
+            loss.line([(p.examples - p.window_examples / 2, p.window_logloss) for p in wide], "thin")
         loss.line([(p.examples, p.logloss) for p in curve], "main")
         auc.line([(p.examples, p.auc) for p in curve], "main")
     loss.dots(
@@ -222,14 +234,26 @@ def _learning(history: History, shown: HeldOut | None) -> str:
             (
                 p.examples,
                 p.logloss,
-                f"{p.examples:,} examples: {p.logloss:.4f} so far, {p.window_logloss:.4f} in the window",
+                f"pass {p.pass_number}, {p.examples:,} examples: {p.logloss:.4f}"
+                + ("" if many else f" so far, {p.window_logloss:.4f} in the window"),
             )
             for p in points
         ],
         "hit",
         6.0,
     )
-    auc.dots([(p.examples, p.auc, f"{p.examples:,} examples: {p.auc:.4f} so far") for p in points], "hit", 6.0)
+    auc.dots(
+        [
+            (
+                p.examples,
+                p.auc,
+                f"pass {p.pass_number}, {p.examples:,} examples: {p.auc:.4f}{'' if many else ' so far'}",
+            )
+            for p in points
+        ],
+        "hit",
+        6.0,
+    )
     for plot, which in ((loss, "logloss"), (auc, "auc")):
         plot.dots(
             [
@@ -238,16 +262,22 @@ def _learning(history: History, shown: HeldOut | None) -> str:
                 for value in [getattr(m, which)]
             ],
             "valid",
-            5.0,
+            2.5 if many else 5.0,
         )
     held = [("valid", "held out")] if checks else []
-    many = " Later passes have seen the examples before." if len(curves) > 1 else ""
+    begins = {1, *(fit.first_pass for fit in history.fits)}
+    again = " Later passes of a fit have seen its examples before."
+    note = (
+        f"Progressive: each batch is predicted before it is learned from. "
+        f"{'Each point is a pass.' if many else 'Each pass starts its mean anew.'}"
+        f"{again if any(done.number not in begins for done in history.passes) else ''}"
+    )
+    main = ("main", "a pass" if many else "so far")
+    windows = [] if many else [("thin", "in a window")]
     return (
-        '<section><h2>Learning curve</h2><p class="note">Progressive: each batch is predicted before it is learned '
-        f"from. Each pass starts its mean anew.{many}</p>"
-        '<div class="pair">'
-        + _figure_of("Log-loss", loss, [("main", "so far"), ("thin", "in a window"), ("base", "base rate"), *held])
-        + _figure_of("AUC", auc, [("main", "so far"), *held])
+        f'<section><h2>Learning curve</h2><p class="note">{note}</p><div class="pair">'
+        + _figure_of("Log-loss", loss, [main, *windows, ("base", "base rate"), *held])
+        + _figure_of("AUC", auc, [main, *held])
         + "</div></section>"
     )
 
@@ -259,7 +289,7 @@ def _predictions(shown: HeldOut | None) -> str:
     if shown is None or shown.curves is None:
         return (
             '<section><h2>Calibration and ROC</h2><p class="note">Not measured: pass held-out data to the report '
-            "(--valid), or train with --valid.</p></section>"
+            "(shoal report --data FILE), or to the training (--valid FILE).</p></section>"
         )
     m, curves = shown.metrics, shown.curves
     weight = "" if m.weight == m.examples else f" of weight {m.weight:,.6g}"
@@ -358,21 +388,29 @@ def _deciles(curves: Curves) -> str:
 def _passes(history: History) -> str:
     if not history.passes:
         return ""
+    files = {fit.first_pass: "learned from" if fit.data is None else Path(fit.data).name for fit in history.fits}
+    several = len(set(files.values())) > 1
+    earlier = len(history.passes) - _LINES
+    learned = "learned from"
     rows: list[tuple[str, ...]] = []
-    for done in history.passes:
-        name = f"{done.number}{'' if done.complete else ', interrupted'}"
-        name += ", kept" if done.number == history.best_pass else ""
+    for i, done in enumerate(history.passes):
+        learned = files.get(done.number, learned) if several else learned
+        kept = done.number == history.best_pass
+        if i < earlier and not kept:
+            continue
+        name = f"{done.number}{'' if done.complete else ', interrupted'}{', kept' if kept else ''}"
         rate = done.metrics.examples / done.seconds if done.seconds > 0 else math.nan
-        rows.append((name, "learned from", *_cells(done.metrics), f"{done.seconds:,.1f} s", f"{rate:,.0f}"))
+        rows.append((name, learned, *_cells(done.metrics), f"{done.seconds:,.1f} s", f"{rate:,.0f}"))
         if done.valid is not None:
             rows.append(("", "validation", *_cells(done.valid), "", ""))
     head = ("pass", "", "examples", "positive", "log-loss", "NE", "AUC", "calibration", "time", "examples/s")
-    return f'<section><h2>Passes</h2><div class="card">{_table(head, rows)}</div></section>'
+    note = f'<p class="note">The latest {_LINES} of {len(history.passes):,}.</p>' if earlier > 0 else ""
+    return f'<section><h2>Passes</h2>{note}<div class="card">{_table(head, rows)}</div></section>'
 
 
 def _cells(m: Metrics) -> tuple[str, ...]:
     return (
-        f"{m.examples:,}",
+        f"{m.examples:,}" + ("" if m.weight == m.examples else f" of weight {m.weight:,.6g}"),
         _percent(m.base_rate),
         _figure(m.logloss, 5),
         _figure(m.normalized_entropy, 4),

@@ -1,0 +1,78 @@
+"""The settings of a fit: how often, in which order and for how long to learn.
+
+A plan makes each pass's batches out of the reader's: some negatives left out, examples shuffled (feed.py). What comes
+out is a function of the data, of the seed and of the number of the pass.
+
+Threads: a plan is immutable; the batches of a pass belong to the thread that iterates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.data import Batch
+from shoal.metrics import Metrics
+from shoal.models import feed
+
+Metric = Literal["logloss", "auc"]
+
+# Of the numbers that sampling gives to examples: a pass has fewer.
+_PASS_BITS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How often, in which order, and for how long to learn: the settings of `shoal.models.Model.fit`."""
+
+    epochs: int = 1
+    shuffle: bool | int = False
+    negative_rate: float = 1.0
+    seed: int = 0
+    patience: int | None = None
+    min_delta: float = 0.0
+    metric: Metric = "logloss"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
+        feed.shuffle_buffer(self.shuffle)
+        feed.Sampling(self.negative_rate, self.seed)
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience is {self.patience}: pass the passes to wait for a better one, 1 or more")
+        if not self.min_delta >= 0.0:
+            raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
+        if self.metric not in ("logloss", "auc"):
+            raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc'")
+
+    def batches(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
+        """Return the batches of one pass, counted from 0."""
+        batches: Iterable[Batch] = feed.examples_of(reader)
+        if self.negative_rate < 1.0:
+            batches = feed.sampled(batches, feed.Sampling(self.negative_rate, self.seed), epoch << _PASS_BITS)
+        if buffer := feed.shuffle_buffer(self.shuffle):
+            batches = feed.shuffled(batches, buffer, self.seed, epoch)
+        return batches
+
+    def gain(self, metrics: Metrics) -> float:
+        """Return what early stopping wants more of."""
+        return -metrics.logloss if self.metric == "logloss" else metrics.auc
+
+    def told(self) -> list[tuple[str, str]]:
+        """Tell the settings as names and values for people."""
+        buffer = feed.shuffle_buffer(self.shuffle)
+        passes = f"{self.epochs:,}"
+        if self.patience is not None:
+            named = {"logloss": "log-loss", "auc": "AUC"}[self.metric]
+            step = f" of more than {self.min_delta:g}" if self.min_delta else ""
+            passes += f" at most, stopping after {self.patience:,} without progress{step} in held-out {named}"
+        drawn = bool(buffer) or self.negative_rate < 1.0
+        return [
+            ("epochs", passes),
+            ("shuffle", f"among {buffer:,} batches" if buffer else "no"),
+            ("negatives", "all" if self.negative_rate == 1.0 else f"{100 * self.negative_rate:g} %, reweighted"),
+            *([("seed of the order and the choice", f"{self.seed}")] if drawn else []),
+        ]
