@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 from oracle.text import bits, libsvm_row, rows_of, rows_of_batch
 from shoal.data import Batch, Reader, read_criteo, read_libsvm
 from shoal.data.ahead import Ahead, _Channel
-from shoal.data.rows import LIBSVM, fill
+from shoal.data.files import LocalFile
+from shoal.data.fill import Source, fill
+from shoal.data.rows import LIBSVM
 from shoal.data.source import Lines
+from shoal.errors import CorruptionError
 
 PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
 LINES = st.lists(
@@ -73,14 +76,14 @@ def test_every_batch_but_the_last_has_exactly_batch_size_examples(file, packer, 
     assert keys_of(reader) == list(range(1000))
 
 
-@given(lines=LINES, block=st.integers(1, 200), batch_size=st.integers(1, 9))
-def test_batches_do_not_depend_on_where_blocks_end(tmp_path_factory, lines, block, batch_size):
+@given(lines=LINES, block=st.integers(1, 200), batch_size=st.integers(1, 9), threads=st.sampled_from([1, 1, 2]))
+def test_batches_do_not_depend_on_where_blocks_end(tmp_path_factory, lines, block, batch_size, threads):
     data = b"".join(lines)
     path = tmp_path_factory.mktemp("blocks") / "x"
     path.write_bytes(data)
-    source = Lines(str(path), 0, 1, block_bytes=block, line_limit_bytes=1000)
-    parts = [part for part in fill(source, LIBSVM, batch_size, skip=True) if part]
-    batches = [batch for part in parts for batch in part.batches]
+    source = Lines(LocalFile(str(path)), 0, 1, block_bytes=block, line_limit_bytes=1000)
+    parts = [part for part in fill([Source(0, source)], LIBSVM, batch_size, skip=True, threads=threads) if part]
+    batches = [batch for part in parts for batch, _ in part.batches]
     rows, malformed = rows_of(data, libsvm_row)
     assert bits([row for batch in batches for row in rows_of_batch(batch)]) == bits(rows)
     assert all(len(batch) == batch_size for batch in batches[:-1])
@@ -212,14 +215,18 @@ def test_a_file_that_went_away_is_an_error_of_the_pass(file):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": -5}, "batch_size is -5"),
         ({"on_error": "ignore"}, "on_error is 'ignore': pass 'raise' or 'skip'"),
-        ({"rank": 2, "shards": 2}, "shard 2 of 2"),
-        ({"rank": -1, "shards": 2}, "shard -1 of 2"),
-        ({"rank": 0, "shards": 0}, "shard 0 of 0"),
+        ({"threads": 0}, "threads is 0"),
     ],
 )
 def test_parameters_out_of_range_are_refused(file, change, complaint):
     with pytest.raises(ValueError, match=complaint):
         Reader(file(b""), LIBSVM, **change)
+
+
+@pytest.mark.parametrize(("rank", "n"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_shard_out_of_range_is_refused(file, rank, n):
+    with pytest.raises(ValueError, match=f"shard {rank} of {n}: pass a rank from 0"):
+        read_libsvm(file(b"")).shard(rank, n)
 
 
 def test_numbers_that_are_not_whole_are_refused(file):
@@ -311,7 +318,7 @@ def test_a_line_beyond_16_mib_is_an_error_that_names_it_and_memory_stays_bounded
 def test_damage_is_an_error_that_names_the_file(file):
     path = file(gzip.compress(numbered(100_000))[:-100], "x.gz")
     reader = read_libsvm(path, batch_size=100)
-    with pytest.raises(ValueError, match=r"x\.gz: the gzip data ends in its middle"):
+    with pytest.raises(CorruptionError, match=r"x\.gz: the gzip data ends in its middle"):
         list(reader)
 
 

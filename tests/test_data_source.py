@@ -6,20 +6,34 @@ import bz2
 import gzip
 import lzma
 
+import backports.zstd as zstd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.data.files import LocalFile
 from shoal.data.source import Lines, LineTooLong
+from shoal.errors import CorruptionError
 
-PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
+
+def zstd_with_checksum(data: bytes) -> bytes:
+    return zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})
+
+
+PACKERS = {
+    "plain": bytes,
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstd_with_checksum,
+}
 TEXTS = st.lists(st.sampled_from([b"\n", b"a", b"bc", b"\r", b"0123456789"]), max_size=40).map(b"".join)
 
 
 def lines_of(path, rank=0, shards=1, **options):
     """The lines with the offset of each, as the blocks give them."""
     found = []
-    for text, offset, _, _ in Lines(str(path), rank, shards, **options):
+    for text, offset, _, _ in Lines(LocalFile(str(path)), rank, shards, **options):
         for line in bytes(text).splitlines(keepends=True) if b"\r" not in bytes(text) else split(bytes(text)):
             found.append((offset, line))
             offset += len(line)
@@ -86,7 +100,7 @@ def test_lines_passed_over_are_counted_in_front_of_those_that_follow(write, data
     numbers = {at: number for number, (at, _) in enumerate(all_lines(data))}
     for rank in range(n):
         number = 0
-        for text, offset, passed, _ in Lines(str(path), rank, n, block_bytes=block, line_limit_bytes=10**6):
+        for text, offset, passed, _ in Lines(LocalFile(str(path)), rank, n, block_bytes=block, line_limit_bytes=10**6):
             number += passed
             if text:
                 assert number == numbers[offset]
@@ -97,7 +111,7 @@ def test_lines_passed_over_are_counted_in_front_of_those_that_follow(write, data
 def test_the_lines_before_a_shard_of_a_plain_file_can_be_counted(write, data, block, n):
     path = write(data)
     for rank in range(n):
-        lines = Lines(str(path), rank, n, block_bytes=block, line_limit_bytes=10**6)
+        lines = Lines(LocalFile(str(path)), rank, n, block_bytes=block, line_limit_bytes=10**6)
         offsets = [offset for text, offset, _, _ in lines if text]
         if offsets:
             assert sum(lines.newlines_before()) == data[: offsets[0]].count(b"\n")
@@ -106,7 +120,7 @@ def test_the_lines_before_a_shard_of_a_plain_file_can_be_counted(write, data, bl
 @pytest.mark.parametrize("packer", PACKERS)
 def test_the_consumed_fraction_never_falls_and_ends_at_one(write, packer):
     path = write(PACKERS[packer](b"0123456789\n" * 5000))
-    fractions = [block.fraction for block in Lines(str(path), 0, 1, block_bytes=1000)]
+    fractions = [block.fraction for block in Lines(LocalFile(str(path)), 0, 1, block_bytes=1000)]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     assert packer != "plain" or len(set(fractions)) > 50
@@ -132,7 +146,7 @@ def test_a_line_that_begins_in_a_shard_is_held_to_the_limit_where_it_goes_on_beh
         lines_of(path, 0, 3, block_bytes=8, line_limit_bytes=20)
 
 
-@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz"])
+@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd"])
 @pytest.mark.parametrize("padding", [b"", b"\0" * 8])
 def test_several_compressed_streams_are_read_as_one_text(write, packer, padding):
     pack = PACKERS[packer]
@@ -140,21 +154,21 @@ def test_several_compressed_streams_are_read_as_one_text(write, packer, padding)
     assert lines_of(path) == all_lines(b"a\nbc\nd\n")
 
 
-@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz"])
+@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd"])
 def test_a_compressed_file_that_is_cut_off_is_an_error_wherever_the_cut(write, packer):
     whole = PACKERS[packer](b"".join(b"%d\n" % i for i in range(300)))
     for size in range(6, len(whole)):
-        with pytest.raises(ValueError, match=f"the {packer} data ends in its middle, after {size} bytes"):
+        with pytest.raises(CorruptionError, match=f"the {packer} data ends in its middle, after {size} bytes"):
             lines_of(write(whole[:size]))
 
 
-@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz"])
+@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd"])
 def test_a_compressed_file_with_a_wrong_byte_or_a_strange_end_is_damaged(write, packer):
     text = b"".join(b"%d\n" % i for i in range(300))
     whole = PACKERS[packer](text)
     middle = len(whole) // 2
     for bad in (whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :], whole + b"this is no stream"):
-        with pytest.raises(ValueError, match=f"damaged {packer} data before byte {len(bad)}"):
+        with pytest.raises(CorruptionError, match=f"damaged {packer} data before byte {len(bad)}"):
             lines_of(write(bad))
 
 
@@ -166,6 +180,6 @@ def test_compression_is_told_by_the_first_bytes_not_by_the_name(tmp_path):
 
 def test_a_text_that_expands_a_thousandfold_is_read_block_by_block(write):
     path = write(gzip.compress(b"0\n" * (8 << 20)))
-    sizes = [len(block.text) for block in Lines(str(path), 0, 1)]
+    sizes = [len(block.text) for block in Lines(LocalFile(str(path)), 0, 1)]
     assert sum(sizes) == 16 << 20
     assert max(sizes) <= (1 << 18) + 1

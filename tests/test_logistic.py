@@ -392,7 +392,9 @@ def test_misuse_is_explained(rng, tmp_path):
         for call in (model.predict_proba, model.decision_function, model.evaluate):
             with pytest.raises(ValueError, match="learned nothing yet: call fit"):
                 call(batch)
-        with pytest.raises(TypeError, match=r"reader is a path: pass shoal\.read_libsvm\('a\.txt'\)"):
+        with pytest.raises(
+            TypeError, match=r"reader is a path: pass a reader of it, such as shoal\.read_libsvm\('a\.txt'\)"
+        ):
             model.fit("a.txt")
         with pytest.raises(TypeError, match="valid is a path"):
             model.fit([batch], valid=tmp_path)

@@ -48,7 +48,7 @@ PYTHON = {
 READER_HEADERS = "base"
 
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
-LAZY = {"matplotlib", "pyarrow", "scipy", "sklearn", "torch"}
+LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch"}
 
 # Modules that are there for an optional library, which they import at once; no other module may import them.
 FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}}

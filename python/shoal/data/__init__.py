@@ -1,6 +1,7 @@
 """Data: files of examples into batches of arrays.
 
-    file -> source.Lines (blocks of whole lines) -> rows.fill (one Cython call a block) -> Batch
+    files.files_of (paths, patterns, URLs, streams) -> source.Lines (unpacked, blocks of whole lines)
+         -> fill.fill (one Cython call a block, or a pool of them) -> Batch
          -> ahead.Ahead (all of that in one background thread) -> Reader (what a user iterates)
 
 The formats, the hash and the rules of sharding are in ``docs/readers.md``.

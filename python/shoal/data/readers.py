@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from shoal.data.files import Wheres
 from shoal.data.reader import OnError, Reader
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
 
 
-def read_libsvm(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+def read_libsvm(
+    path: Wheres,
+    *,
+    batch_size: int = 8192,
+    on_error: OnError = "raise",
+    threads: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Reader:
     r"""Read libsvm (svmlight) text: ``label key:value key:value ...``.
 
     Parameters
     ----------
-    path : str or PathLike
-        Plain, gzip, bzip2 or xz.
+    path : path, pattern, URL, "-", binary file, or list of them
+        Plain, gzip, bzip2, xz or Zstandard; see `Reader`.
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    threads : int, default 1
+        That parse.
+    storage_options : mapping, optional
+        For URLs; see `Reader`.
 
     Returns
     -------
@@ -45,20 +57,38 @@ def read_libsvm(path: str | os.PathLike[str], *, batch_size: int = 8192, on_erro
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [                   3 18446744073709551615                    3] [1.  0.5 2. ]
     """
-    return Reader(path, LIBSVM, batch_size=batch_size, on_error=on_error)
+    return Reader(
+        path,
+        LIBSVM,
+        batch_size=batch_size,
+        on_error=on_error,
+        threads=threads,
+        storage_options=storage_options,
+    )
 
 
-def read_libffm(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+def read_libffm(
+    path: Wheres,
+    *,
+    batch_size: int = 8192,
+    on_error: OnError = "raise",
+    threads: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Reader:
     r"""Read libffm text: ``label field:key:value field:key:value ...``.
 
     Parameters
     ----------
-    path : str or PathLike
-        Plain, gzip, bzip2 or xz.
+    path : path, pattern, URL, "-", binary file, or list of them
+        Plain, gzip, bzip2, xz or Zstandard; see `Reader`.
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    threads : int, default 1
+        That parse.
+    storage_options : mapping, optional
+        For URLs; see `Reader`.
 
     Returns
     -------
@@ -84,20 +114,38 @@ def read_libffm(path: str | os.PathLike[str], *, batch_size: int = 8192, on_erro
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [ 3 17  4] [1.  0.5 1. ]
     """
-    return Reader(path, LIBFFM, batch_size=batch_size, on_error=on_error)
+    return Reader(
+        path,
+        LIBFFM,
+        batch_size=batch_size,
+        on_error=on_error,
+        threads=threads,
+        storage_options=storage_options,
+    )
 
 
-def read_criteo(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+def read_criteo(
+    path: Wheres,
+    *,
+    batch_size: int = 8192,
+    on_error: OnError = "raise",
+    threads: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Reader:
     r"""Read Criteo's tab-separated click logs: a label, 13 integers, 26 categories.
 
     Parameters
     ----------
-    path : str or PathLike
-        Plain, gzip, bzip2 or xz.
+    path : path, pattern, URL, "-", binary file, or list of them
+        Plain, gzip, bzip2, xz or Zstandard; see `Reader`.
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    threads : int, default 1
+        That parse.
+    storage_options : mapping, optional
+        For URLs; see `Reader`.
 
     Returns
     -------
@@ -126,20 +174,38 @@ def read_criteo(path: str | os.PathLike[str], *, batch_size: int = 8192, on_erro
     >>> batch.labels, batch.keys.tolist() == keys
     (array([1.], dtype=float32), True)
     """
-    return Reader(path, CRITEO, batch_size=batch_size, on_error=on_error)
+    return Reader(
+        path,
+        CRITEO,
+        batch_size=batch_size,
+        on_error=on_error,
+        threads=threads,
+        storage_options=storage_options,
+    )
 
 
-def read_vw(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: OnError = "raise") -> Reader:
+def read_vw(
+    path: Wheres,
+    *,
+    batch_size: int = 8192,
+    on_error: OnError = "raise",
+    threads: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Reader:
     r"""Read Vowpal Wabbit's text: ``label importance tag|namespace name:value ... |namespace ...``.
 
     Parameters
     ----------
-    path : str or PathLike
-        Plain, gzip, bzip2 or xz.
+    path : path, pattern, URL, "-", binary file, or list of them
+        Plain, gzip, bzip2, xz or Zstandard; see `Reader`.
     batch_size : int, default 8192
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    threads : int, default 1
+        That parse.
+    storage_options : mapping, optional
+        For URLs; see `Reader`.
 
     Returns
     -------
@@ -170,7 +236,14 @@ def read_vw(path: str | os.PathLike[str], *, batch_size: int = 8192, on_error: O
     [1. 0.] [2. 1.] [0 2 3] [1.  1.5 1. ]
     True
     """
-    return Reader(path, VW, batch_size=batch_size, on_error=on_error)
+    return Reader(
+        path,
+        VW,
+        batch_size=batch_size,
+        on_error=on_error,
+        threads=threads,
+        storage_options=storage_options,
+    )
 
 
 # By the names of the formats.

@@ -7,9 +7,9 @@ again and again, and what is handed out belongs to whom it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from shoal import _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
-from shoal.data.source import Lines, LineTooLong
 
 _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
-_EXCERPT_BYTES = 80
 
 
 class Rows:
@@ -117,12 +115,16 @@ class Format:
         Whether a feature has a value.
     weighted : bool
         Whether an example has a weight.
+    header : callable, optional
+        Takes the first line of each file, which is no example, and returns the format of that file's other lines; its
+        errors are ValueErrors that tell what is wrong with the line.
     """
 
     name: str
     parse: Parse
     valued: bool
     weighted: bool = False
+    header: Callable[[bytes], Format] | None = None
 
     def rows(self, most: int) -> Rows:
         """Make the arrays of a pass in batches of ``most`` rows."""
@@ -133,91 +135,3 @@ LIBSVM = Format("libsvm", _reader.parse_libsvm, valued=True)
 LIBFFM = Format("libffm", _reader.parse_libffm, valued=True)
 CRITEO = Format("criteo", _parse_criteo, valued=False)
 VW = Format("vw", _reader.parse_vw, valued=True, weighted=True)
-
-
-class Part(NamedTuple):
-    """What the blocks since the part before came to.
-
-    Parameters
-    ----------
-    batches : list of Batch
-        Those that the last of them completed.
-    skipped : int
-        Malformed lines so far.
-    fraction : float
-        As `Block`.
-    """
-
-    batches: list[Batch]
-    skipped: int
-    fraction: float
-
-
-def fill(lines: Lines, form: Format, batch_size: int, skip: bool) -> Generator[Part | None, None, None]:
-    """Read the lines into batches of ``batch_size`` rows, the last one smaller.
-
-    Parameters
-    ----------
-    lines : Lines
-        Where from.
-    form : Format
-        What the lines are.
-    batch_size : int
-        At least 1.
-    skip : bool
-        Whether malformed lines are counted and left out, or an error.
-
-    Yields
-    ------
-    Part or None
-        After each block: a part if it completed a batch, else None. At the end, and before an error, a part that tells
-        what was skipped.
-
-    Raises
-    ------
-    ValueError
-        A malformed line or one that is too long, with the file, the line and what is wrong; damaged compression.
-    """
-    rows = form.rows(batch_size)
-    line = 1  # the number of the next one, counted from the first of the shard
-    skipped = 0
-    fraction = 0.0
-    try:
-        for text, offset, passed, fraction in lines:
-            line += passed
-            done = []
-            end = 0
-            while end < len(text):
-                end, count, rows.row, left_out, fault, at = form.parse(text, end, rows, skip)
-                line += count
-                skipped += left_out
-                if rows.full:
-                    done.append(rows.take())
-                elif fault:
-                    yield Part(done, skipped, fraction)
-                    for newlines in lines.newlines_before():
-                        line += newlines
-                        yield None
-                    raise ValueError(_malformed(lines.path, line, offset + end, bytes(text[end:]), at - end, fault))
-                elif end < len(text):
-                    rows.grow()
-            yield Part(done, skipped, fraction) if done else None
-    except LineTooLong as error:
-        yield Part([], skipped, fraction)
-        for newlines in lines.newlines_before():
-            line += newlines
-            yield None
-        raise ValueError(f"{lines.path}, line {line}: {error}: split the line, or is this a text file?") from None
-    yield Part([rows.take()] if rows.row else [], skipped, 1.0)
-
-
-def _malformed(path: str, line: int, offset: int, text: bytes, at: int, fault: int) -> str:
-    """Say what is wrong with the first line of `text`, at its byte `at`, and show the part around it."""
-    text = text.partition(b"\n")[0].rstrip(b"\r")
-    begin = max(0, min(at - _EXCERPT_BYTES // 2, len(text) - _EXCERPT_BYTES))
-    shown = text[begin : begin + _EXCERPT_BYTES].decode("utf-8", "backslashreplace")
-    before, behind = "..." if begin > 0 else "", "..." if begin + _EXCERPT_BYTES < len(text) else ""
-    return (
-        f"{path}, line {line}, column {at + 1} (the line begins at byte {offset}): {_reader.FAULTS[fault]}: "
-        f"{before + shown + behind!r}; on_error='skip' leaves such lines out and counts them"
-    )

@@ -12,27 +12,25 @@ Shards. Each line is in exactly one of the n shards.
     compressed  Offsets in the text are not known beforehand, so every shard reads the whole file, and shard r keeps
                 the lines that end in the blocks r, r + n, r + 2n, ... of the text, 256 KiB each; an unended last line
                 ends where the text does.
+    stream      Cannot be cut, as it is read once.
+
+Starts. Lines before an offset of the text can be left out: a plain file is read from there on, any other from its
+beginning. A header, the first line, is such a line, and kept apart.
 
 Threads. An iteration belongs to one thread; any number of them may run at a time.
 """
 
 from __future__ import annotations
 
-import bz2
-import lzma
-import os
-import stat
-import zlib
 from collections.abc import Iterator
-from io import FileIO
 from typing import NamedTuple, Protocol
+
+from shoal.data.files import File, Opened
+from shoal.data.unpack import HEAD_BYTES, Unpacked, kind_of
 
 BLOCK_BYTES = 1 << 18
 LINE_LIMIT_BYTES = 16 << 20
 
-# How a compressed file begins. No line of a format read here begins so.
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
-_PACKED_BYTES = 1 << 18
 _TAIL_BYTES = 1 << 16
 _NEWLINE = 10
 
@@ -49,7 +47,8 @@ class Block(NamedTuple):
     passed : int
         Lines in front of the text that belong to other shards.
     fraction : float
-        How much of the bytes on the disk has been consumed, the text of this block included.
+        How much of the bytes on the disk has been consumed, the text of this block included; 0 where their number is
+        not known.
     """
 
     text: memoryview
@@ -71,57 +70,84 @@ class Lines:
 
     Parameters
     ----------
-    path : str
-        A regular file; plain, or of gzip, bzip2 or xz, as its first bytes tell.
+    file : File
+        Plain, or of gzip, bzip2, xz or Zstandard, as its first bytes tell.
     rank, shards : int
         Which shard of how many.
+    start : int
+        Lines that begin before this offset of the text are left out; a line must begin there.
+    headed : bool
+        Whether the first line of the file is a header: `header`, and no line.
     block_bytes, line_limit_bytes : int
         How much is read at a time, and how long a line may be, its newline not counted. Blocks must not be longer than
         lines may be.
 
+    Attributes
+    ----------
+    header : bytes or None
+        The first line, known before a block with text is yielded; None where the file is empty or not headed.
+
     Raises
     ------
-    LineTooLong, ValueError, OSError
-        While iterating: a line passes the limit, the compression is damaged, the file cannot be read.
+    LineTooLong, CorruptionError, ValueError, OSError
+        While iterating: a line passes the limit, the compression is damaged, a stream is read for the second time, the
+        file cannot be read.
     """
 
     def __init__(
         self,
-        path: str,
-        rank: int,
-        shards: int,
+        file: File,
+        rank: int = 0,
+        shards: int = 1,
         *,
+        start: int = 0,
+        headed: bool = False,
         block_bytes: int = BLOCK_BYTES,
         line_limit_bytes: int = LINE_LIMIT_BYTES,
     ) -> None:
-        self.path = path
+        self.file = file
+        self.header: bytes | None = None
         self._rank = rank
         self._shards = shards
+        self._start = start
+        self._headed = headed
         self._block_bytes = block_bytes
         self._line_limit_bytes = line_limit_bytes
         self._first = 0
 
     def __iter__(self) -> Iterator[Block]:
         """Yield a block for each read, empty ones too, so that whoever wants no more can say so between two."""
-        with open_regular(self.path) as file:
-            kind = _kind_of(file)
-            size = os.fstat(file.fileno()).st_size
-            if kind is None:
+        size = self.file.size()
+        with self.file.open() as file:
+            if not self.file.seekable:
+                yield from self._stream(file)
+                return
+            kind = kind_of(file.read(HEAD_BYTES))
+            file.seek(0)
+            if kind is not None:
+                yield from self._stripes(Unpacked(file, kind, self.file.name), size)
+            elif size:
                 yield from self._range(file, size * self._rank // self._shards, size * (self._rank + 1) // self._shards)
-            else:
-                yield from self._stripes(_Unpacked(file, kind, self.path), size)
 
     def newlines_before(self) -> Iterator[int]:
-        """Count the lines in front of the first one of a plain file's shard, as numbers to be added up."""
-        with open_regular(self.path) as file:
+        """Count the lines in front of the first one of what was read of a plain file, as numbers to be added up."""
+        if self._first == 0:
+            return
+        with self.file.open() as file:
             left = self._first
             while left > 0 and (data := file.read(min(left, self._block_bytes))):
                 left -= len(data)
                 yield data.count(b"\n")
 
-    def _range(self, file: FileIO, begin: int, end: int) -> Iterator[Block]:
+    def _range(self, file: Opened, begin: int, end: int) -> Iterator[Block]:
         """Yield the lines of a plain file that begin in [begin, end)."""
-        if begin > 0:
+        if self._headed:
+            self._start = max(self._start, self._read_header(file))
+        if self._start > begin:
+            at = self._start
+            if at >= end:
+                return
+        elif begin > 0:
             at = begin - 1  # a line begins behind each newline
             file.seek(at)
             newline = -1
@@ -134,10 +160,11 @@ class Lines:
                 yield Block(memoryview(b""), at, 0, 0.0)
             if newline < 0:
                 return
-            file.seek(at)
-            self._first = begin = at
+        else:
+            at = 0
+        file.seek(at)
+        self._first = begin = at
         window = _Window(begin, self._line_limit_bytes)
-        at = begin
         while at < end and (got := window.fill(file, min(self._block_bytes, end - at))):
             at += got
             text, offset = window.whole_lines()
@@ -152,7 +179,29 @@ class Lines:
             text, offset = window.rest()
             yield Block(text, offset, 0, 1.0)
 
-    def _stripes(self, stream: _Unpacked, size: int) -> Iterator[Block]:
+    def _read_header(self, file: Opened) -> int:
+        """Take the first line of a plain file; returns where the next one begins."""
+        file.seek(0)
+        window = _Window(0, self._line_limit_bytes)
+        text, _ = window.whole_lines()
+        while not text and window.fill(file, self._block_bytes):
+            text, _ = window.first_line()
+        if not text:
+            text, _ = window.rest()
+        if text:
+            self.header = bytes(text[:-1])
+        return len(text)
+
+    def _stream(self, file: Opened) -> Iterator[Block]:
+        """Yield all lines of a file that cannot be read again."""
+        front = b""
+        while len(front) < HEAD_BYTES and (data := file.read(HEAD_BYTES - len(front))):
+            front += data
+        whole = _Prefixed(front, file)
+        kind = kind_of(front)
+        yield from self._stripes(whole if kind is None else Unpacked(whole, kind, self.file.name), None)
+
+    def _stripes(self, stream: _Stream, size: int | None) -> Iterator[Block]:
         """Yield every `shards`-th block of a text whose length is not known."""
         window = _Window(0, self._line_limit_bytes)
         stripe = 0
@@ -161,15 +210,59 @@ class Lines:
             more = window.fill(stream, self._block_bytes) == self._block_bytes
             text, offset = window.whole_lines() if more else window.rest()
             passed = 0
+            if text and self._headed and self.header is None:
+                begin = window.buffer.index(b"\n") + 1
+                self.header = bytes(text[: begin - 1])
+                self._start = max(self._start, begin)
             if stripe % self._shards != self._rank:
                 passed = window.buffer.count(b"\n", 0, len(text))
                 text = text[:0]
-            yield Block(text, offset, passed, stream.consumed() / size)
+            elif offset < self._start:
+                begin = min(len(text), self._start - offset)
+                passed = window.buffer.count(b"\n", 0, begin)
+                text, offset = text[begin:], offset + begin
+            yield Block(text, offset, passed, stream.consumed() / size if size else 0.0)
             stripe += 1
 
 
-class _Stream(Protocol):
+class _Prefixed:
+    """A stream of which some bytes were read to see what it is."""
+
+    def __init__(self, front: bytes, file: Opened) -> None:
+        self._front = front
+        self._file = file
+        self._consumed = 0
+
+    def consumed(self) -> int:
+        """Bytes read so far."""
+        return self._consumed
+
+    tell = consumed
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes; none at the end."""
+        data, self._front = self._front[:size], self._front[size:]
+        if not data:
+            got = self._file.read(size)
+            if got is None:
+                raise BlockingIOError("the stream does not wait for its data: pass one that blocks")
+            data = got
+        self._consumed += len(data)
+        return data
+
+    def readinto(self, view: memoryview) -> int:
+        """Put the next bytes into ``view``; 0 when there are no more."""
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+class _Readable(Protocol):
     def readinto(self, view: memoryview, /) -> int | None: ...
+
+
+class _Stream(_Readable, Protocol):
+    def consumed(self) -> int: ...
 
 
 class _Window:
@@ -191,7 +284,7 @@ class _Window:
         """Bytes read and not handed out."""
         return self._filled - self._taken
 
-    def fill(self, stream: _Stream, want: int) -> int:
+    def fill(self, stream: _Readable, want: int) -> int:
         """Read until there are `want` more bytes, or the stream ends; returns how many there are."""
         carried = self.carried
         self._offset += self._taken
@@ -233,89 +326,3 @@ class _Window:
     def _take(self, size: int) -> tuple[memoryview, int]:
         self._taken = size
         return memoryview(self.buffer)[:size], self._offset
-
-
-def open_regular(path: str) -> FileIO:
-    """Open a file for reading; a pipe or a device is refused, since a second pass could not read it again."""
-    # Non-blocking, as the mere opening of a pipe waits for its other end. It means nothing to a regular file.
-    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError(f"{path!r} is not a regular file: write the data to a file, each pass reads it anew")
-    return file
-
-
-def _kind_of(file: FileIO) -> str | None:
-    """Name the compression of a file by its first bytes; leaves it at its beginning."""
-    head = file.read(max(map(len, _MAGIC)))
-    file.seek(0)
-    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
-
-
-class _Engine(Protocol):
-    """What zlib, bz2 and lzma have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-class _Unpacked:
-    """What a compressed file holds, all of its streams one behind the other, some bytes at a time.
-
-    Half as fast again as the file objects of the standard library, whose buffers are small, and an end in the middle
-    of a stream is told apart from damage.
-    """
-
-    def __init__(self, file: FileIO, kind: str, path: str) -> None:
-        self._file = file
-        self._kind = kind
-        self._path = path
-        self._engine: _Engine | None = None
-        self._packed = b""  # read, and not yet given to the engine
-
-    def consumed(self) -> int:
-        """Bytes of the file read so far."""
-        return self._file.tell()
-
-    def readinto(self, view: memoryview) -> int:
-        """Put the next bytes into `view`; 0 when there are no more."""
-        while True:
-            if self._engine is None:
-                # Streams may be padded with zeros behind their ends.
-                while not self._packed and (data := self._file.read(_PACKED_BYTES)):
-                    self._packed = data.lstrip(b"\0")
-                if not self._packed:
-                    return 0
-                self._engine = _engine(self._kind)
-            starved = not self._packed and getattr(self._engine, "needs_input", True)
-            if starved:
-                self._packed = self._file.read(_PACKED_BYTES)
-            try:
-                text = self._engine.decompress(self._packed, len(view))
-            except (zlib.error, lzma.LZMAError, OSError, ValueError) as error:
-                raise ValueError(
-                    f"{self._path}: damaged {self._kind} data before byte {self._file.tell()} of the file ({error}): "
-                    f"fetch or make the file again"
-                ) from error
-            if self._engine.eof:
-                self._packed = self._engine.unused_data.lstrip(b"\0")
-                self._engine = None
-            elif starved and not self._packed and not text:
-                raise ValueError(
-                    f"{self._path}: the {self._kind} data ends in its middle, after {self._file.tell()} bytes of the "
-                    f"file: fetch or make the file again"
-                )
-            else:
-                self._packed = getattr(self._engine, "unconsumed_tail", b"")
-            view[: len(text)] = text
-            if text:
-                return len(text)
-
-
-def _engine(kind: str) -> _Engine:
-    if kind == "gzip":
-        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    return bz2.BZ2Decompressor() if kind == "bzip2" else lzma.LZMADecompressor(format=lzma.FORMAT_XZ)

@@ -1,0 +1,176 @@
+"""Files: what can be read again and again, or once, and what names it.
+
+    "day_0.tsv", Path(...)       a regular file
+    "logs/day_*.tsv.gz"          all files of a pattern, in the order of their names
+    "s3://bucket/day_*.tsv"      what fsspec opens; its patterns likewise          (extra: fsspec)
+    "-", sys.stdin.buffer        a stream: one pass
+    [any of these, ...]          one behind the other
+
+A file is described, not held: it is opened anew for each pass, and its description can be pickled.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BufferedIOBase, FileIO
+from typing import Any, BinaryIO, Protocol
+
+Opened = FileIO | BufferedIOBase
+Where = str | os.PathLike[str] | BinaryIO | BufferedIOBase | FileIO
+Wheres = Where | Sequence[Where]
+
+
+class File(Protocol):
+    """Something with bytes, a name for messages, and a size if that is known beforehand.
+
+    Only what is `seekable` can be cut, and read more than once.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def seekable(self) -> bool: ...  # noqa: D102
+    def size(self) -> int | None: ...  # noqa: D102
+    def open(self) -> Opened: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A regular file of this machine."""
+
+    name: str
+    seekable: bool = field(default=True, init=False)
+
+    def size(self) -> int:
+        """Bytes."""
+        return os.stat(self.name).st_size
+
+    def open(self) -> FileIO:
+        """Open it; a pipe or a device is refused, since a second pass could not read it again."""
+        # Non-blocking, as the mere opening of a pipe waits for its other end. It means nothing to a regular file.
+        file = FileIO(self.name, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise ValueError(
+                f"{self.name!r} is not a regular file: write the data to a file, which each pass reads anew, or pass "
+                "it as standard input, '-'"
+            )
+        return file
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file that fsspec opens, with the options of its file system."""
+
+    name: str
+    options: Mapping[str, Any]
+    seekable: bool = field(default=True, init=False)
+
+    def size(self) -> int:
+        """Bytes."""
+        system, path = _filesystem(self.name, self.options)
+        return int(system.size(path))
+
+    def open(self) -> BufferedIOBase:
+        """Open it; what is read is fetched in pieces, a little ahead."""
+        system, path = _filesystem(self.name, self.options)
+        opened: BufferedIOBase = system.open(path, "rb", cache_type="readahead")
+        return opened
+
+
+class Stream:
+    """A file that somebody else opened, such as standard input: one pass, from where it stands."""
+
+    seekable = False
+
+    def __init__(self, file: Any) -> None:
+        self.name = str(getattr(file, "name", None) or "the stream")
+        self._file: Opened | None = file
+
+    def size(self) -> None:
+        """Nobody knows."""
+
+    def open(self) -> Opened:
+        """Hand the file out, once."""
+        file, self._file = self._file, None
+        if file is None:
+            raise ValueError(f"{self.name} was read already, and a stream has one pass: write the data to a file")
+        return file
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.name} is a stream of this process: pass a file to pickle its reader")
+
+
+def files_of(where: Wheres, options: Mapping[str, Any] | None = None) -> tuple[File, ...]:
+    """Find the files that ``where`` names, in order.
+
+    Parameters
+    ----------
+    where : path, pattern, URL, binary file, or a sequence of them
+    options : mapping, optional
+        For the file systems of URLs.
+
+    Raises
+    ------
+    FileNotFoundError
+        A pattern matches no file.
+    TypeError
+        Something is neither a path nor a binary file.
+    ValueError
+        There are none.
+    ImportError
+        A URL, and fsspec is not installed.
+    """
+    wheres = where if isinstance(where, Sequence) and not isinstance(where, str | bytes) else [where]
+    found = [file for one in wheres for file in _files_of_one(one, options or {})]
+    if not found:
+        raise ValueError("there is no file to read: pass at least one")
+    return tuple(found)
+
+
+def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
+    if hasattr(where, "read"):
+        if where.read(0) == "":
+            raise TypeError(f"{where!r} reads text: open it with 'rb'")
+        return [Stream(where)]
+    name = os.fspath(where) if isinstance(where, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise TypeError(f"{where!r} is no path: pass a str, a Path, an open binary file, or a list of them")
+    if name == "-":
+        return [Stream(sys.stdin.buffer)]
+    if "://" in name:
+        return _remote(name, options)
+    if glob.has_magic(name) and not os.path.exists(name):
+        return [LocalFile(path) for path in _some(sorted(glob.glob(name, recursive=True)), name)]
+    file = LocalFile(name)
+    file.open().close()  # what cannot be read is said at once
+    return [file]
+
+
+def _remote(url: str, options: Mapping[str, Any]) -> list[File]:
+    system, path = _filesystem(url, options)
+    if not glob.has_magic(path):
+        if not system.exists(path):
+            raise FileNotFoundError(f"there is no {url}")
+        return [RemoteFile(url, options)]
+    return [RemoteFile(system.unstrip_protocol(one), options) for one in _some(sorted(system.glob(path)), url)]
+
+
+def _some(names: list[str], pattern: str) -> list[str]:
+    if not names:
+        raise FileNotFoundError(f"no file matches {pattern!r}")
+    return names
+
+
+def _filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise ImportError(f"{url} takes fsspec, and s3fs, gcsfs and the like: pip install 'shoal[fsspec]'") from error
+    system, path = url_to_fs(url, **options)
+    return system, path

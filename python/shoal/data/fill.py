@@ -1,0 +1,361 @@
+"""Fill: the lines of some files into batches, with the place behind each of them.
+
+    one thread      block -> rows, which are taken when they are as many as a batch has
+    several         block -> a pool of threads, each block into rows of its own -> put together in the order of the
+                    blocks, cut where the batches end
+
+Both make the same batches, bit for bit. Batches run on from file to file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal import _reader
+from shoal.data.batch import Batch
+from shoal.data.rows import Format
+from shoal.data.source import Block, Lines, LineTooLong
+
+_EXCERPT_BYTES = 80
+_BLOCK_ROWS = 1 << 30  # more than a block has
+_BLOCKS_AHEAD = 2  # for each thread
+
+
+class Source(NamedTuple):
+    """A file, or a shard of it, among those that a pass reads.
+
+    Parameters
+    ----------
+    number : int
+        Of the file, as places count.
+    lines : Lines
+        What is read of it.
+    before, share : float
+        Of the bytes of all: those before it, and its own; 0 where they are not known.
+    """
+
+    number: int
+    lines: Lines
+    before: float = 0.0
+    share: float = 1.0
+
+
+class Place(NamedTuple):
+    """Where a pass goes on: behind the last example of a batch.
+
+    Parameters
+    ----------
+    file : int
+        Index of the file.
+    offset : int
+        Of a line's first byte in its text.
+    rows : int
+        Examples from there on that were handed out already.
+    skipped : int
+        Malformed lines that were left out before the offset.
+    """
+
+    file: int = 0
+    offset: int = 0
+    rows: int = 0
+    skipped: int = 0
+
+
+class Part(NamedTuple):
+    """What the blocks since the part before came to.
+
+    Parameters
+    ----------
+    batches : list of (Batch, Place)
+        Those that the last of them completed.
+    skipped : int
+        Malformed lines so far.
+    fraction : float
+        Of the bytes of all sources.
+    """
+
+    batches: list[tuple[Batch, Place]]
+    skipped: int
+    fraction: float
+
+
+Parts = Generator[Part | None, None, None]
+
+
+def fill(
+    sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place | None = None, threads: int = 1
+) -> Parts:
+    """Read the lines into batches of ``batch_size`` rows, the last one smaller.
+
+    Parameters
+    ----------
+    sources : iterable of Source
+        Where from, in order.
+    form : Format
+        What the lines are.
+    batch_size : int
+        At least 1.
+    skip : bool
+        Whether malformed lines are counted and left out, or an error.
+    begin : Place, optional
+        Where the first source begins; its rows are left out.
+    threads : int
+        That parse.
+
+    Yields
+    ------
+    Part or None
+        After each block: a part if it completed a batch, else None. At the end, and before an error, a part that tells
+        what was skipped.
+
+    Raises
+    ------
+    ValueError
+        A malformed line or one that is too long, with the file, the line and what is wrong.
+    CorruptionError
+        Damaged compression.
+    """
+    begin = begin or Place()
+    if threads > 1:
+        return _Threaded(form, batch_size, skip, begin).parts(sources, threads)
+    return _direct(sources, form, batch_size, skip, begin)
+
+
+def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place) -> Parts:
+    rows = form.rows(begin.rows or batch_size)
+    dropping = begin.rows > 0
+    skipped = begin.skipped
+    place = begin
+    fraction = 0.0
+    for source in sources:
+        line = 1  # the number of the next one, counted from the first that is read
+        bound = form
+        try:
+            for text, offset, passed, consumed in source.lines:
+                if text and bound is form:
+                    bound = _bind(form, source.lines)
+                line += passed
+                fraction = source.before + consumed * source.share
+                done = []
+                end = 0
+                while end < len(text):
+                    end, count, rows.row, left_out, fault, at = bound.parse(text, end, rows, skip)
+                    line += count
+                    skipped += left_out
+                    place = Place(source.number, offset + end, 0, skipped)
+                    if rows.full and dropping:
+                        rows, dropping = form.rows(batch_size), False
+                    elif rows.full:
+                        done.append((rows.take(), place))
+                    elif fault:
+                        yield Part(done, skipped, fraction)
+                        what = _malformed(bytes(text[end:]), at - end, fault, offset + end)
+                        yield from _complain(source.lines, line, what)
+                    elif end < len(text):
+                        rows.grow()
+                yield Part(done, skipped, fraction) if done else None
+        except LineTooLong as error:
+            yield Part([], skipped, fraction)
+            yield from _complain(source.lines, line, _too_long(error))
+    yield Part([(rows.take(), place)] if rows.row and not dropping else [], skipped, 1.0)
+
+
+class _Parsed(NamedTuple):
+    """A block, and what came of it."""
+
+    batch: Batch | None
+    lines: int
+    skipped: int
+    end: int
+    bad: tuple[bytes, int, int] | None  # what stands at the end, where it is malformed, and how
+
+
+class _Waiting(NamedTuple):
+    """A block that is being parsed."""
+
+    source: Source
+    offset: int
+    passed: int
+    fraction: float
+    parsed: Future[_Parsed]
+
+
+class _Threaded:
+    """The blocks of a pass in a pool, and the batches out of them."""
+
+    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Place) -> None:
+        self._form = form
+        self._batch_size = batch_size
+        self._skip = skip
+        self._drop = begin.rows
+        self._skipped = begin.skipped
+        self._pieces: deque[Batch] = deque()
+        self._rows = 0  # of the pieces
+        self._source: Source | None = None
+        self._line = 1
+        self._place = begin
+
+    def parts(self, sources: Iterable[Source], threads: int) -> Parts:
+        fraction = 0.0
+        waiting: deque[_Waiting] = deque()
+        with ThreadPoolExecutor(threads, "shoal parser") as pool, contextlib.ExitStack() as stack:
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            for source in sources:
+                bound = self._form
+                try:
+                    for block in source.lines:
+                        if block.text and bound is self._form:
+                            bound = _bind(self._form, source.lines)
+                        fraction = source.before + block.fraction * source.share
+                        waiting.append(_submit(pool, source, block, fraction, bound, self._skip))
+                        if len(waiting) > _BLOCKS_AHEAD * threads or waiting[0].parsed.done():
+                            yield from self._put_together(waiting.popleft())
+                        yield None
+                except LineTooLong as error:
+                    while waiting:
+                        yield from self._put_together(waiting.popleft())
+                    line = self._line if self._source is source else 1
+                    yield Part([], self._skipped, fraction)
+                    yield from _complain(source.lines, line, _too_long(error))
+            while waiting:
+                yield from self._put_together(waiting.popleft())
+        rest = [(self._take(self._rows), self._place)] if self._rows else []
+        yield Part(rest, self._skipped, 1.0)
+
+    def _put_together(self, block: _Waiting) -> Parts:
+        if self._source is not block.source:
+            self._source, self._line = block.source, 1
+        parsed = block.parsed.result()
+        self._line += block.passed + parsed.lines
+        done = []
+        if parsed.batch is not None:
+            # Skipped lines of this block are behind its beginning, whatever the row.
+            first = min(self._drop, len(parsed.batch))
+            self._drop -= first
+            whole = first
+            if first < len(parsed.batch):
+                self._pieces.append(_rows_of(parsed.batch, first, len(parsed.batch)))
+                self._rows += len(parsed.batch) - first
+            while self._rows >= self._batch_size:
+                whole = len(parsed.batch) - (self._rows - self._batch_size)
+                place = Place(block.source.number, block.offset, whole, self._skipped)
+                done.append((self._take(self._batch_size), place))
+            self._place = Place(block.source.number, block.offset, len(parsed.batch), self._skipped)
+        self._skipped += parsed.skipped
+        if parsed.bad is not None:
+            yield Part(done, self._skipped, block.fraction)
+            what = _malformed(*parsed.bad, block.offset + parsed.end)
+            yield from _complain(block.source.lines, self._line, what)
+        elif done:
+            yield Part(done, self._skipped, block.fraction)
+
+    def _take(self, rows: int) -> Batch:
+        """Take the first rows of the pieces."""
+        taken: list[Batch] = []
+        self._rows -= rows
+        while rows:
+            piece = self._pieces.popleft()
+            if len(piece) > rows:
+                self._pieces.appendleft(_rows_of(piece, rows, len(piece)))
+                piece = _rows_of(piece, 0, rows)
+            taken.append(piece)
+            rows -= len(piece)
+        return _joined(taken)
+
+
+def _submit(
+    pool: ThreadPoolExecutor, source: Source, block: Block, fraction: float, form: Format, skip: bool
+) -> _Waiting:
+    text = bytes(block.text)  # whose place the next block takes
+    return _Waiting(source, block.offset, block.passed, fraction, pool.submit(_parse, form, text, skip))
+
+
+def _parse(form: Format, text: bytes, skip: bool) -> _Parsed:
+    rows = form.rows(_BLOCK_ROWS)
+    end = lines = skipped = 0
+    bad = None
+    while end < len(text):
+        end, count, rows.row, left_out, fault, at = form.parse(memoryview(text), end, rows, skip)
+        lines += count
+        skipped += left_out
+        if fault:
+            bad = (text[end:], at - end, fault)
+            break
+        if end < len(text):
+            rows.grow()
+    return _Parsed(rows.take() if rows.row else None, lines, skipped, end, bad)
+
+
+def _rows_of(batch: Batch, begin: int, end: int) -> Batch:
+    """Show some rows of a batch."""
+    if begin == 0 and end == len(batch):
+        return batch
+    first, last = batch.indptr[begin], batch.indptr[end]
+    return Batch(
+        batch.labels[begin:end],
+        batch.indptr[begin : end + 1] - first,
+        batch.keys[first:last],
+        None if batch.values is None else batch.values[first:last],
+        None if batch.weights is None else batch.weights[begin:end],
+    )
+
+
+def _joined(pieces: Sequence[Batch]) -> Batch:
+    """Put pieces together in arrays of their own; weights that are all 1 are left out."""
+    offsets = np.cumsum([0, *(piece.nnz for piece in pieces[:-1])])
+    values = [piece.values for piece in pieces if piece.values is not None]
+    weights = None
+    if any(piece.weights is not None for piece in pieces):
+        weights = np.concatenate(
+            [np.ones(len(piece), np.float32) if piece.weights is None else piece.weights for piece in pieces]
+        )
+        weights = None if np.all(weights == 1) else weights
+    return Batch(
+        np.concatenate([piece.labels for piece in pieces]),
+        np.concatenate(
+            [np.zeros(1, np.int64), *(piece.indptr[1:] + at for piece, at in zip(pieces, offsets, strict=True))]
+        ),
+        np.concatenate([piece.keys for piece in pieces]),
+        np.concatenate(values) if values else None,
+        weights,
+    )
+
+
+def _bind(form: Format, lines: Lines) -> Format:
+    """Bind a format to the header of a file."""
+    if form.header is None or lines.header is None:
+        return form
+    try:
+        return form.header(lines.header)
+    except ValueError as error:
+        raise ValueError(f"{lines.file.name}, line 1: {error}") from None
+
+
+def _complain(lines: Lines, line: int, what: str) -> Generator[None, None, None]:
+    """Raise, once the line's number in the file is known."""
+    for newlines in lines.newlines_before():
+        line += newlines
+        yield None
+    raise ValueError(f"{lines.file.name}, line {line}{what}")
+
+
+def _too_long(error: LineTooLong) -> str:
+    return f": {error}: split the line, or is this a text file?"
+
+
+def _malformed(text: bytes, at: int, fault: int, offset: int) -> str:
+    """Say what is wrong with the first line of `text`, at its byte `at`, and show the part around it."""
+    text = text.partition(b"\n")[0].rstrip(b"\r")
+    begin = max(0, min(at - _EXCERPT_BYTES // 2, len(text) - _EXCERPT_BYTES))
+    shown = text[begin : begin + _EXCERPT_BYTES].decode("utf-8", "backslashreplace")
+    before, behind = "..." if begin > 0 else "", "..." if begin + _EXCERPT_BYTES < len(text) else ""
+    return (
+        f", column {at + 1} (the line begins at byte {offset}): {_reader.FAULTS[fault]}: "
+        f"{before + shown + behind!r}; on_error='skip' leaves such lines out and counts them"
+    )

@@ -1,0 +1,117 @@
+"""Compressed files: told by their first bytes, unpacked some bytes at a time."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import functools
+import importlib
+import lzma
+import zlib
+from typing import Any, Protocol
+
+from shoal.errors import CorruptionError
+
+# How a compressed file begins. No line of a format read here begins so.
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+HEAD_BYTES = max(map(len, _MAGIC))
+_PACKED_BYTES = 1 << 18
+
+
+def kind_of(head: bytes) -> str | None:
+    """Name the compression of a file by its first `HEAD_BYTES` bytes; None: plain."""
+    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+
+
+class _Packed(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+    def tell(self) -> int: ...
+
+
+class _Engine(Protocol):
+    """What zlib, bz2 and lzma have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class Unpacked:
+    """What a compressed file holds, all of its streams one behind the other, some bytes at a time.
+
+    Half as fast again as the file objects of the standard library, whose buffers are small, and an end in the middle
+    of a stream is told apart from damage.
+    """
+
+    def __init__(self, file: _Packed, kind: str, path: str) -> None:
+        self._file = file
+        self._kind = kind
+        self._path = path
+        self._engine: _Engine | None = None
+        self._packed = b""  # read, and not yet given to the engine
+
+    def consumed(self) -> int:
+        """Bytes of the file read so far."""
+        return self._file.tell()
+
+    def readinto(self, view: memoryview) -> int:
+        """Put the next bytes into `view`; 0 when there are no more."""
+        while True:
+            if self._engine is None:
+                # Streams may be padded with zeros behind their ends.
+                while not self._packed and (data := self._file.read(_PACKED_BYTES)):
+                    self._packed = data.lstrip(b"\0")
+                if not self._packed:
+                    return 0
+                self._engine = _engine(self._kind)
+            starved = not self._packed and getattr(self._engine, "needs_input", True)
+            if starved:
+                self._packed = self._file.read(_PACKED_BYTES)
+            try:
+                text = self._engine.decompress(self._packed, len(view))
+            except _damage() as error:
+                raise CorruptionError(
+                    f"{self._path}: damaged {self._kind} data before byte {self._file.tell()} of the file ({error}): "
+                    f"fetch or make the file again"
+                ) from error
+            if self._engine.eof:
+                self._packed = self._engine.unused_data.lstrip(b"\0")
+                self._engine = None
+            elif starved and not self._packed and not text:
+                raise CorruptionError(
+                    f"{self._path}: the {self._kind} data ends in its middle, after {self._file.tell()} bytes of the "
+                    f"file: fetch or make the file again"
+                )
+            else:
+                self._packed = getattr(self._engine, "unconsumed_tail", b"")
+            view[: len(text)] = text
+            if text:
+                return len(text)
+
+
+def _engine(kind: str) -> _Engine:
+    if kind == "gzip":
+        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    if kind == "bzip2":
+        return bz2.BZ2Decompressor()
+    if kind == "xz":
+        return lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
+    engine: _Engine = _zstd().ZstdDecompressor()
+    return engine
+
+
+@functools.cache
+def _zstd() -> Any:
+    """Find the module of Zstandard: Python's own from 3.14 on, else the package that brings it to older ones."""
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    raise ImportError("Zstandard files take backports.zstd: pip install 'shoal[zstd]'")
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """Return what the engines raise for damaged data."""
+    engines = (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError)
+    return (*engines, _zstd().ZstdError) if _zstd.cache_info().currsize else engines
