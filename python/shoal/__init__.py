@@ -13,7 +13,7 @@ Examples
 2
 """
 
-from shoal.data import Batch, Reader, hash_strings, read_criteo, read_libffm, read_libsvm, read_vw
+from shoal.data import Batch, FeatureNames, Reader, hash_strings, read_criteo, read_libffm, read_libsvm, read_vw
 from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
 from shoal.metrics import Metrics
 from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
@@ -48,6 +48,7 @@ __all__ = [
     "Constant",
     "CorruptionError",
     "FactorizationMachine",
+    "FeatureNames",
     "GroupFTRL",
     "Handle",
     "KeyBatch",

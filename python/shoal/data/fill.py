@@ -19,6 +19,7 @@ import numpy as np
 
 from shoal import _reader
 from shoal.data.batch import Batch
+from shoal.data.names import FeatureNames
 from shoal.data.rows import Format
 from shoal.data.source import Block, Lines, LineTooLong
 
@@ -89,7 +90,13 @@ Parts = Generator[Part | None, None, None]
 
 
 def fill(
-    sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place | None = None, threads: int = 1
+    sources: Iterable[Source],
+    form: Format,
+    batch_size: int,
+    skip: bool,
+    begin: Place | None = None,
+    threads: int = 1,
+    names: FeatureNames | None = None,
 ) -> Parts:
     """Read the lines into batches of ``batch_size`` rows, the last one smaller.
 
@@ -107,6 +114,8 @@ def fill(
         Where the first source begins; its rows are left out.
     threads : int
         That parse.
+    names : FeatureNames, optional
+        Gets a name for each feature.
 
     Yields
     ------
@@ -123,12 +132,14 @@ def fill(
     """
     begin = begin or Place()
     if threads > 1:
-        return _Threaded(form, batch_size, skip, begin).parts(sources, threads)
-    return _direct(sources, form, batch_size, skip, begin)
+        return _Threaded(form, batch_size, skip, begin, names).parts(sources, threads)
+    return _direct(sources, form, batch_size, skip, begin, names)
 
 
-def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place) -> Parts:
-    rows = form.rows(begin.rows or batch_size)
+def _direct(
+    sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place, names: FeatureNames | None
+) -> Parts:
+    rows = form.rows(begin.rows or batch_size, names)
     dropping = begin.rows > 0
     skipped = begin.skipped
     place = begin
@@ -146,11 +157,12 @@ def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool
                 end = 0
                 while end < len(text):
                     end, count, rows.row, left_out, fault, at = bound.parse(text, end, rows, skip)
+                    rows.note(text)
                     line += count
                     skipped += left_out
                     place = Place(source.number, offset + end, 0, skipped)
                     if rows.full and dropping:
-                        rows, dropping = form.rows(batch_size), False
+                        rows, dropping = form.rows(batch_size, names), False
                     elif rows.full:
                         done.append((rows.take(), place))
                     elif fault:
@@ -189,10 +201,11 @@ class _Waiting(NamedTuple):
 class _Threaded:
     """The blocks of a pass in a pool, and the batches out of them."""
 
-    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Place) -> None:
+    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Place, names: FeatureNames | None) -> None:
         self._form = form
         self._batch_size = batch_size
         self._skip = skip
+        self._names = names
         self._drop = begin.rows
         self._skipped = begin.skipped
         self._pieces: deque[Batch] = deque()
@@ -213,7 +226,7 @@ class _Threaded:
                         if block.text and bound is self._form:
                             bound = _bind(self._form, source.lines)
                         fraction = source.before + block.fraction * source.share
-                        waiting.append(_submit(pool, source, block, fraction, bound, self._skip))
+                        waiting.append(_submit(pool, source, block, fraction, bound, self._skip, self._names))
                         if len(waiting) > _BLOCKS_AHEAD * threads or waiting[0].parsed.done():
                             yield from self._put_together(waiting.popleft())
                         yield None
@@ -270,18 +283,25 @@ class _Threaded:
 
 
 def _submit(
-    pool: ThreadPoolExecutor, source: Source, block: Block, fraction: float, form: Format, skip: bool
+    pool: ThreadPoolExecutor,
+    source: Source,
+    block: Block,
+    fraction: float,
+    form: Format,
+    skip: bool,
+    names: FeatureNames | None,
 ) -> _Waiting:
     text = bytes(block.text)  # whose place the next block takes
-    return _Waiting(source, block.offset, block.passed, fraction, pool.submit(_parse, form, text, skip))
+    return _Waiting(source, block.offset, block.passed, fraction, pool.submit(_parse, form, text, skip, names))
 
 
-def _parse(form: Format, text: bytes, skip: bool) -> _Parsed:
-    rows = form.rows(_BLOCK_ROWS)
+def _parse(form: Format, text: bytes, skip: bool, names: FeatureNames | None) -> _Parsed:
+    rows = form.rows(_BLOCK_ROWS, names)
     end = lines = skipped = 0
     bad = None
     while end < len(text):
         end, count, rows.row, left_out, fault, at = form.parse(memoryview(text), end, rows, skip)
+        rows.note(text)
         lines += count
         skipped += left_out
         if fault:

@@ -107,13 +107,13 @@ class FeatureNames(Mapping[int, str]):
         return len(self._names) >= self._limit
 
     def add(self, keys: npt.NDArray[np.uint64], texts: Sequence[str] | Sequence[bytes]) -> None:
-        """Name keys; one that has a name keeps it.
+        r"""Name keys; one that has a name keeps it.
 
         Parameters
         ----------
         keys : uint64[n]
         texts : sequence of str or bytes, length n
-            Bytes are taken as UTF-8; one that is not UTF-8 becomes ``\\xff``.
+            Bytes are taken as UTF-8; one that is not UTF-8 becomes ``\xff``.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class FeatureNames(Mapping[int, str]):
 
     def note(
         self,
-        text: memoryview,
+        text: memoryview | bytes,
         keys: npt.NDArray[np.uint64],
         fields: npt.NDArray[np.uint64],
         spans: npt.NDArray[np.int64],
@@ -140,7 +140,7 @@ class FeatureNames(Mapping[int, str]):
 
         Parameters
         ----------
-        text : memoryview
+        text : memoryview or bytes
             The block.
         keys, fields : uint64[n]
         spans : int64[n, 2]
@@ -194,7 +194,9 @@ class FeatureNames(Mapping[int, str]):
         except msgspec.MsgspecError as error:
             raise CorruptionError(f"{os.fspath(path)} cannot be read: {error}") from None
         if (read.format_name, read.version) != (FORMAT, VERSION):
-            raise CorruptionError(f"{os.fspath(path)} holds no feature names of version {VERSION}: load it with a newer shoal")
+            raise CorruptionError(
+                f"{os.fspath(path)} holds no feature names of version {VERSION}: load it with a newer shoal"
+            )
         return _restored(read.limit, read.names)
 
 
@@ -217,17 +219,17 @@ def _decoded(text: bytes | memoryview) -> str:
 
 # ---- from a span to a name -------------------------------------------------------------------------------------------
 
-Spell = Callable[[memoryview, int, int, int], str]  # of a block, the begin and the end of a span, and a field
+Spell = Callable[[memoryview | bytes, int, int, int], str]  # of a block, the begin and the end of a span, and a field
 
 _ENDS_NAME = re.compile(rb"[ \t\r:]")
 
 
-def as_written(text: memoryview, begin: int, end: int, field: int) -> str:
+def as_written(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
     """Name a feature of libsvm or libffm: the bytes before its value."""
     return _decoded(text[begin:end])
 
 
-def of_vw(text: memoryview, begin: int, end: int, field: int) -> str:
+def of_vw(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
     """Name a feature of Vowpal Wabbit's text: namespace^name, or the name alone in the nameless one."""
     reach = 128
     while b"|" not in (before := bytes(text[max(0, begin - reach) : begin])) and reach < begin:
@@ -237,7 +239,7 @@ def of_vw(text: memoryview, begin: int, end: int, field: int) -> str:
     return f"{_decoded(namespace)}^{name}" if namespace else name
 
 
-def of_criteo(text: memoryview, begin: int, end: int, field: int) -> str:
+def of_criteo(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
     """Name a feature of Criteo's logs: its column, and the token or the integers of its bucket."""
     if field > INTEGER_COLUMNS:
         return f"C{field}={_decoded(text[begin:end])}"

@@ -12,6 +12,7 @@ from shoal.data.ahead import Ahead
 from shoal.data.batch import Batch
 from shoal.data.files import File, Wheres, files_of
 from shoal.data.fill import Place, Source, fill
+from shoal.data.names import FeatureNames
 from shoal.data.rows import Format
 from shoal.data.source import Lines
 
@@ -38,6 +39,7 @@ class _Settings:
     batch_size: int
     on_error: OnError
     threads: int
+    names: FeatureNames | None = None
     rank: int = 0
     shards: int = 1
     begin: Place = _BEGINNING
@@ -50,6 +52,8 @@ class _Settings:
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
         if operator.index(self.threads) < 1:
             raise ValueError(f"threads is {self.threads}: pass 1 or more")
+        if not isinstance(self.names, FeatureNames | None):
+            raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
         if not 0 <= operator.index(self.rank) < operator.index(self.shards):
             raise ValueError(f"shard {self.rank} of {self.shards}: pass a rank from 0 to the number of shards - 1")
 
@@ -72,6 +76,8 @@ class Reader:
         What a malformed line does.
     threads : int
         That parse; beside them, one reads and decompresses. Batches are the same for any number.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
     storage_options : mapping, optional
         What fsspec's file systems are made with, for URLs.
 
@@ -104,9 +110,10 @@ class Reader:
         batch_size: int = 8192,
         on_error: OnError = "raise",
         threads: int = 1,
+        names: FeatureNames | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = _Settings(batch_size, on_error, threads)
+        settings = _Settings(batch_size, on_error, threads, names)
         self._describe(files_of(path, storage_options), form, settings)
 
     def _describe(self, files: tuple[File, ...], form: Format, settings: _Settings) -> None:
@@ -131,6 +138,7 @@ class Reader:
             settings.on_error == "skip",
             settings.begin,
             settings.threads,
+            settings.names,
         )
         ahead = Ahead(parts, _PARTS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:

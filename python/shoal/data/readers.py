@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.data.files import Wheres
+from shoal.data.names import FeatureNames
 from shoal.data.reader import OnError, Reader
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
 
@@ -16,6 +17,7 @@ def read_libsvm(
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read libsvm (svmlight) text: ``label key:value key:value ...``.
@@ -30,6 +32,8 @@ def read_libsvm(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -63,6 +67,7 @@ def read_libsvm(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -73,6 +78,7 @@ def read_libffm(
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read libffm text: ``label field:key:value field:key:value ...``.
@@ -87,6 +93,8 @@ def read_libffm(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -120,6 +128,7 @@ def read_libffm(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -130,6 +139,7 @@ def read_criteo(
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read Criteo's tab-separated click logs: a label, 13 integers, 26 categories.
@@ -144,6 +154,8 @@ def read_criteo(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -180,6 +192,7 @@ def read_criteo(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -190,6 +203,7 @@ def read_vw(
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read Vowpal Wabbit's text: ``label importance tag|namespace name:value ... |namespace ...``.
@@ -204,6 +218,8 @@ def read_vw(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -242,6 +258,7 @@ def read_vw(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shoal import _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
+from shoal.data.names import FeatureNames, Spell, as_written, of_criteo, of_vw
 
 _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
@@ -33,14 +34,26 @@ class Rows:
         Whether the format has values, and weights.
     fielded : bool
         Whether the field of each feature is kept.
-    spanned : bool
-        Whether it is kept where in its block the text of each feature stands.
+    names : FeatureNames, optional
+        Where features are named by `note`. Fields are kept then, and where in its block each feature's text stands.
+    spell : callable
+        What makes a name of a feature's text.
     """
 
     def __init__(
-        self, most: int, *, valued: bool, weighted: bool = False, fielded: bool = False, spanned: bool = False
+        self,
+        most: int,
+        *,
+        valued: bool,
+        weighted: bool = False,
+        fielded: bool = False,
+        names: FeatureNames | None = None,
+        spell: Spell = as_written,
     ) -> None:
         self.row = 0
+        self._names = names
+        self._noted = 0
+        self._spell = spell
         self._most = most
         first = min(most, _FIRST_ROWS)
         self.labels = np.empty(first, np.float32)
@@ -48,8 +61,8 @@ class Rows:
         self.indptr = np.zeros(first + 1, np.int64)
         self.keys = np.empty(_FIRST_KEYS, np.uint64)
         self.values = np.empty(_FIRST_KEYS, np.float32) if valued else None
-        self.fields = np.empty(_FIRST_KEYS, np.uint64) if fielded else None
-        self.spans = np.empty((_FIRST_KEYS, 2), np.int64) if spanned else None
+        self.fields = np.empty(_FIRST_KEYS, np.uint64) if fielded or names is not None else None
+        self.spans = np.empty((_FIRST_KEYS, 2), np.int64) if names is not None else None
 
     @property
     def full(self) -> bool:
@@ -70,9 +83,18 @@ class Rows:
             self.fields = None if self.fields is None else _longer(self.fields, size)
             self.spans = None if self.spans is None else _longer(self.spans, size)
 
+    def note(self, text: memoryview | bytes) -> None:
+        """Name the features that came from ``text``: after each parse of it, if names are asked for."""
+        if self._names is None or self.fields is None or self.spans is None:
+            return
+        begin, end = self._noted, int(self.indptr[self.row])
+        self._names.note(text, self.keys[begin:end], self.fields[begin:end], self.spans[begin:end], self._spell)
+        self._noted = end
+
     def take(self) -> Batch:
         """Copy the rows out, and begin again. Weights that are all 1 are left out."""
         rows, self.row = self.row, 0
+        self._noted = 0
         nnz = self.indptr[rows]
         weights = None if self.weights is None or np.all(self.weights[:rows] == 1) else self.weights[:rows].copy()
         return Batch(
@@ -118,6 +140,8 @@ class Format:
     header : callable, optional
         Takes the first line of each file, which is no example, and returns the format of that file's other lines; its
         errors are ValueErrors that tell what is wrong with the line.
+    spell : callable
+        What makes a name of the text of a feature.
     """
 
     name: str
@@ -125,13 +149,14 @@ class Format:
     valued: bool
     weighted: bool = False
     header: Callable[[bytes], Format] | None = None
+    spell: Spell = as_written
 
-    def rows(self, most: int) -> Rows:
-        """Make the arrays of a pass in batches of ``most`` rows."""
-        return Rows(most, valued=self.valued, weighted=self.weighted)
+    def rows(self, most: int, names: FeatureNames | None = None) -> Rows:
+        """Make the arrays of a pass in batches of ``most`` rows, whose features are named if ``names`` are given."""
+        return Rows(most, valued=self.valued, weighted=self.weighted, names=names, spell=self.spell)
 
 
 LIBSVM = Format("libsvm", _reader.parse_libsvm, valued=True)
 LIBFFM = Format("libffm", _reader.parse_libffm, valued=True)
-CRITEO = Format("criteo", _parse_criteo, valued=False)
-VW = Format("vw", _reader.parse_vw, valued=True, weighted=True)
+CRITEO = Format("criteo", _parse_criteo, valued=False, spell=of_criteo)
+VW = Format("vw", _reader.parse_vw, valued=True, weighted=True, spell=of_vw)
