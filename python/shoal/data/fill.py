@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal import _reader
 from shoal.data.batch import Batch
-from shoal.data.rows import Format
+from shoal.data.rows import Format, Parse
 from shoal.data.source import Block, Lines, LineTooLong
 
 _EXCERPT_BYTES = 80
@@ -135,17 +135,17 @@ def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool
     fraction = 0.0
     for source in sources:
         line = 1  # the number of the next one, counted from the first that is read
-        bound = form
+        parse = form.parse
         try:
             for text, offset, passed, consumed in source.lines:
-                if text and bound is form:
-                    bound = _bind(form, source.lines)
+                if text and parse is None:
+                    parse = _bound(form, source.lines)
                 line += passed
                 fraction = source.before + consumed * source.share
                 done = []
                 end = 0
-                while end < len(text):
-                    end, count, rows.row, left_out, fault, at = bound.parse(text, end, rows, skip)
+                while parse is not None and end < len(text):
+                    end, count, rows.row, left_out, fault, at = parse(text, end, rows, skip)
                     line += count
                     skipped += left_out
                     place = Place(source.number, offset + end, 0, skipped)
@@ -207,13 +207,13 @@ class _Threaded:
         with ThreadPoolExecutor(threads, "shoal parser") as pool, contextlib.ExitStack() as stack:
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             for source in sources:
-                bound = self._form
+                parse = self._form.parse
                 try:
                     for block in source.lines:
-                        if block.text and bound is self._form:
-                            bound = _bind(self._form, source.lines)
+                        if block.text and parse is None:
+                            parse = _bound(self._form, source.lines)
                         fraction = source.before + block.fraction * source.share
-                        waiting.append(_submit(pool, source, block, fraction, bound, self._skip))
+                        waiting.append(self._submit(pool, parse, source, block, fraction))
                         if len(waiting) > _BLOCKS_AHEAD * threads or waiting[0].parsed.done():
                             yield from self._put_together(waiting.popleft())
                         yield None
@@ -227,6 +227,13 @@ class _Threaded:
                 yield from self._put_together(waiting.popleft())
         rest = [(self._take(self._rows), self._place)] if self._rows else []
         yield Part(rest, self._skipped, 1.0)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, parse: Parse | None, source: Source, block: Block, fraction: float
+    ) -> _Waiting:
+        text = bytes(block.text)  # whose place the next block takes
+        parsed = pool.submit(_parse, parse, self._form, text, self._skip)
+        return _Waiting(source, block.offset, block.passed, fraction, parsed)
 
     def _put_together(self, block: _Waiting) -> Parts:
         if self._source is not block.source:
@@ -269,19 +276,12 @@ class _Threaded:
         return _joined(taken)
 
 
-def _submit(
-    pool: ThreadPoolExecutor, source: Source, block: Block, fraction: float, form: Format, skip: bool
-) -> _Waiting:
-    text = bytes(block.text)  # whose place the next block takes
-    return _Waiting(source, block.offset, block.passed, fraction, pool.submit(_parse, form, text, skip))
-
-
-def _parse(form: Format, text: bytes, skip: bool) -> _Parsed:
+def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parsed:
     rows = form.rows(_BLOCK_ROWS)
     end = lines = skipped = 0
     bad = None
-    while end < len(text):
-        end, count, rows.row, left_out, fault, at = form.parse(memoryview(text), end, rows, skip)
+    while parse is not None and end < len(text):
+        end, count, rows.row, left_out, fault, at = parse(memoryview(text), end, rows, skip)
         lines += count
         skipped += left_out
         if fault:
@@ -327,12 +327,11 @@ def _joined(pieces: Sequence[Batch]) -> Batch:
     )
 
 
-def _bind(form: Format, lines: Lines) -> Format:
-    """Bind a format to the header of a file."""
-    if form.header is None or lines.header is None:
-        return form
+def _bound(form: Format, lines: Lines) -> Parse:
+    """Find what parses the lines of a file with a header."""
+    assert form.header is not None, "a format parses, or has a header that tells how"
     try:
-        return form.header(lines.header)
+        return form.header(lines.header or b"")
     except ValueError as error:
         raise ValueError(f"{lines.file.name}, line 1: {error}") from None
 

@@ -280,6 +280,11 @@ class Reader:
         return self._form.name
 
     @property
+    def schema(self) -> dict[str, Any]:
+        """What was asked of the function that made the reader, beside the files and how they are read, as JSON."""
+        return dict(self._form.schema)
+
+    @property
     def batch_size(self) -> int:
         """Examples in each batch but the last."""
         return self._settings.batch_size

@@ -7,16 +7,17 @@ again and again, and what is handed out belongs to whom it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal import _reader
+from shoal import _core, _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
+from shoal.data.interactions import Field, Interactions, Pairs, named_pairs, pairs_of
 
 _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
@@ -31,11 +32,11 @@ class Rows:
         Rows of a batch.
     valued, weighted : bool
         Whether the format has values, and weights.
-    fielded : bool
-        Whether the field of each feature is kept.
+    pairs : sequence of (int, int)
+        The fields whose features interact; empty: the fields of features are not kept.
     """
 
-    def __init__(self, most: int, *, valued: bool, weighted: bool = False, fielded: bool = False) -> None:
+    def __init__(self, most: int, *, valued: bool, weighted: bool = False, pairs: Pairs = ()) -> None:
         self.row = 0
         self._most = most
         first = min(most, _FIRST_ROWS)
@@ -44,7 +45,8 @@ class Rows:
         self.indptr = np.zeros(first + 1, np.int64)
         self.keys = np.empty(_FIRST_KEYS, np.uint64)
         self.values = np.empty(_FIRST_KEYS, np.float32) if valued else None
-        self.fields = np.empty(_FIRST_KEYS, np.uint64) if fielded else None
+        self.fields = np.empty(_FIRST_KEYS, np.uint64) if pairs else None
+        self._pairs = np.array(pairs, np.uint64).reshape(-1)
 
     @property
     def full(self) -> bool:
@@ -65,17 +67,15 @@ class Rows:
             self.fields = None if self.fields is None else _longer(self.fields, size)
 
     def take(self) -> Batch:
-        """Copy the rows out, and begin again. Weights that are all 1 are left out."""
+        """Copy the rows out, with the interactions, and begin again. Weights that are all 1 are left out."""
         rows, self.row = self.row, 0
         nnz = self.indptr[rows]
+        labels, indptr, keys = self.labels[:rows].copy(), self.indptr[: rows + 1], self.keys[:nnz]
+        values = None if self.values is None else self.values[:nnz]
         weights = None if self.weights is None or np.all(self.weights[:rows] == 1) else self.weights[:rows].copy()
-        return Batch(
-            self.labels[:rows].copy(),
-            self.indptr[: rows + 1].copy(),
-            self.keys[:nnz].copy(),
-            None if self.values is None else self.values[:nnz].copy(),
-            weights,
-        )
+        if self.fields is not None:
+            return Batch(labels, *_core.interact(indptr, keys, values, self.fields[:nnz], self._pairs), weights)
+        return Batch(labels, indptr.copy(), keys.copy(), None if values is None else values.copy(), weights)
 
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -110,19 +110,33 @@ class Format:
     weighted : bool
         Whether an example has a weight.
     header : callable, optional
-        Takes the first line of each file, which is no example, and returns the format of that file's other lines; its
-        errors are ValueErrors that tell what is wrong with the line.
+        Takes the first line of each file, which is no example, and returns what parses that file's other lines, instead
+        of ``parse``; its errors are ValueErrors that tell what is wrong with the line.
+    pairs : sequence of (int, int)
+        The fields whose features interact.
+    schema : mapping
+        What was asked of the function that made the reader, as JSON: models remember it.
     """
 
     name: str
-    parse: Parse
+    parse: Parse | None
     valued: bool
     weighted: bool = False
-    header: Callable[[bytes], Format] | None = None
+    header: Callable[[bytes], Parse] | None = None
+    pairs: Pairs = ()
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
     def rows(self, most: int) -> Rows:
         """Make the arrays of a pass in batches of ``most`` rows."""
-        return Rows(most, valued=self.valued, weighted=self.weighted)
+        return Rows(most, valued=self.valued, weighted=self.weighted, pairs=self.pairs)
+
+    def with_interactions(self, interactions: Interactions, number: Callable[[Field], int]) -> Format:
+        """Add the features of pairs of fields, whose numbers ``number`` finds."""
+        pairs = pairs_of(interactions, number)
+        if not pairs:
+            return self
+        written = [list(pair) for pair in named_pairs(interactions)]
+        return replace(self, pairs=pairs, schema={**self.schema, "interactions": written})
 
 
 LIBSVM = Format("libsvm", _reader.parse_libsvm, valued=True)
