@@ -41,6 +41,13 @@ def logs(tmp_path_factory):
         ]
         (folder / name).write_text("\n".join(rows) + "\n")
 
+    for name in ("ads_0.csv", "ads_1.csv"):
+        sites, users, prices = rng.integers(0, 9, 800), rng.integers(0, 40, 800), rng.random(800)
+        clicks = (rng.random(800) < 1 / (1 + np.exp(-np.sin(sites * users)))).astype(int)
+        rows = zip(clicks, sites, users, prices, strict=True)
+        lines = [f"{click},site-{site},{user},{price:.3f}" for click, site, user, price in rows]
+        (folder / name).write_text("\n".join(["click,site,user,price", *lines]) + "\n")
+
     (folder / "train.libsvm.gz").write_bytes(gzip.compress((folder / "train.libsvm").read_bytes()))
     return folder
 
@@ -253,6 +260,11 @@ GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
         ([*GOOD, "--negative-rate", "0"], 2, "negative_rate is 0"),
         ([*GOOD, "--shuffle", "-1"], 2, "shuffle is -1"),
         ([*GOOD, "--save-all"], 2, "--save-all goes with --grid"),
+        ([*GOOD, "--label", "y"], 2, "--label is for csv and tsv, not for libsvm"),
+        ([*GOOD, "--interactions", "a,b"], 2, "libsvm has no fields"),
+        (["train", "lr", "--train", "good", "--format", "csv", "--model", "m"], 2, "csv needs --label"),
+        (["train", "lr", "--train", "good", "--format", "tsv", "--model", "m", "--label", "y"], 2, "'y' is not there"),
+        ([*GOOD, "--parsers", "0"], 2, "threads is 0"),
         ([*GOOD, "--grid", "alfa=1"], 2, "no setting 'alfa'"),
         ([*GOOD, "--grid", "alpha=1", "--grid", "alpha=2"], 2, "twice"),
         ([*GOOD, "--grid", "alpha=1,1"], 2, "'alpha' twice"),
@@ -289,6 +301,51 @@ def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, argum
 def test_wrong_arguments_end_with_status_2_and_the_usage(arguments, capsys):
     assert run(*arguments) == 2
     assert "usage: shoal" in capsys.readouterr().err
+
+
+# ---- columns and several files ---------------------------------------------------------------------------------------
+
+
+def test_a_model_remembers_the_columns_and_the_interactions_that_it_was_trained_on(logs, capsys):
+    files = [logs / "ads_0.csv", logs / "ads_1.csv"]
+    asked = ["--format", "csv", "--label", "click", "--numeric", "price", "--quiet"]
+    pairs = ["--interactions", "site,user", "--epochs", 5, "--alpha", 0.5, "--parsers", 2]
+    assert run("train", "lr", "--train", *files, *asked, "--model", "plain") == 0
+    assert run("train", "lr", "--train", *files, *asked, *pairs, "--model", "pairs") == 0
+    plain, crossed = (evaluated(model, files[1], capsys) for model in ("plain", "pairs"))
+    assert plain["examples"] == crossed["examples"] == 800
+    assert crossed["auc"] > plain["auc"] + 0.1  # the clicks are a matter of site and user together
+    assert run("report", "pairs", "--data", *files, "--quiet") == 0
+    model = shoal.models.load("pairs")
+    assert model.schema == {"label": "click", "numeric": ["price"], "interactions": [["site", "user"]]}
+    assert model.evaluate(shoal.read_csv(files[1], **model.schema)).auc == crossed["auc"]
+    with pytest.raises(ValueError, match=r"interactions=\[\['site', 'user'\]\], and this reader has None"):
+        model.evaluate(shoal.read_csv(files[1], label="click", numeric=["price"]))
+
+
+def test_tab_separated_text_is_the_same_but_for_its_separator(logs, capsys):
+    for name in ("ads_0", "ads_1"):
+        Path(f"{name}.tsv").write_text((logs / f"{name}.csv").read_text().replace(",", "\t"))
+    for form, folder in (("csv", logs), ("tsv", Path())):
+        files = [folder / f"ads_0.{form}", folder / f"ads_1.{form}"]
+        asked = ["--format", form, "--label", "click", "--quiet", "--model", form]
+        assert run("train", "lr", "--train", *files, *asked) == 0
+    assert evaluated("csv", logs / "ads_1.csv", capsys)["logloss"] == evaluated("tsv", "ads_1.tsv", capsys)["logloss"]
+
+
+def test_several_files_patterns_and_standard_input_are_read_as_one(logs):
+    (logs / "train.libsvm").read_text()
+    half = (logs / "train.libsvm").read_text().splitlines(keepends=True)
+    Path("part_0").write_text("".join(half[:1000]))
+    Path("part_1").write_text("".join(half[1000:]))
+    asked = ["--format", "libsvm", "--quiet", "--batch-size", "64"]
+    assert train(logs, "whole", *asked[2:]) == 0
+    assert run("train", "lr", "--train", "part_0", "part_1", *asked, "--model", "list") == 0
+    assert run("train", "lr", "--train", "part_*", *asked, "--model", "pattern") == 0
+    command = [*SHOAL, "train", "lr", "--train", "-", *asked, "--model", "stream"]
+    subprocess.run(command, input=(logs / "train.libsvm").read_bytes(), check=True)
+    models = [shoal.models.load(name) for name in ("whole", "list", "pattern", "stream")]
+    assert len({model.weights()[1].tobytes() for model in models}) == 1
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def criteo_names(line):
     integers = [(i, int(v)) for i, v in enumerate(columns[1:14], 1) if v]
     return [
         *((token_key(i, integer_token(v)), f"I{i}={range_of(v)}") for i, v in integers),
-        *((token_key(i, v), f"C{i}={decoded(v)}") for i, v in enumerate(columns[14:], 14) if v),
+        *((token_key(i, v), f"C{i - 13}={decoded(v)}") for i, v in enumerate(columns[14:], 14) if v),
     ]
 
 
@@ -154,6 +154,22 @@ def test_names_are_kept_over_batches_growth_of_rows_blocks_files_and_passes(rng,
         for _ in whole.shard(rank, 3):
             pass
     assert dict(shards) == oracle("vw", paths[0].read_bytes())
+
+
+def test_a_feature_of_a_table_is_named_by_its_column_and_cell(tmp_path):
+    paths = [tmp_path / "0.csv", tmp_path / "1.csv"]
+    paths[0].write_bytes(b'site,click,price,"a ""b"""\na.com,1,0.5,x\n"b,""c""",0,NA,""\n"d",1,2,"""q"""\r\n')
+    paths[1].write_bytes(b'click,"a ""b""",price,site\n1,y,"7",a.com\n')
+    expected = {("site", "a.com"), ("site", 'b,"c"'), ("site", "d"), ('a "b"', "x"), ('a "b"', '"q"'), ('a "b"', "y")}
+
+    def key(column, cell):
+        return token_key(token_key(0, column.encode()), cell.encode())
+
+    for threads in (1, 2):
+        names = FeatureNames()
+        for _ in shoal.read_csv(paths, label="click", numeric=["price"], threads=threads, names=names):
+            pass
+        assert dict(names) == {key(c, v): f"{c}={v}" for c, v in expected} | {key("price", ""): "price"}
 
 
 def test_the_bucket_of_an_integer_is_told_as_its_integers(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.text import bits, criteo_row, libffm_row, libsvm_row, rows_of, rows_of_batch, vw_row
+from oracle.text import bits, criteo_row, csv_row, libffm_row, libsvm_row, rows_of, rows_of_batch, vw_row
 from shoal import _reader
 from shoal.data import Batch
 from shoal.data.criteo import buckets
@@ -47,6 +47,9 @@ class Arrays:
     def criteo(self, block, start=0, *, skip=False):
         tables = TABLE.floors, TABLE.cells, TABLE.numbers
         return self._note(_reader.parse_criteo(block, start, self, *tables, skip))
+
+    def csv(self, columns, block, start=0, *, skip=False):
+        return self._note(_reader.parse_csv(block, start, self, columns, skip))
 
     def _note(self, got):
         self.row = got[2]
@@ -355,3 +358,87 @@ def test_criteo_lines_of_any_columns_come_to_what_the_slow_parser_says(data):
     rows, malformed = rows_of(data, criteo_row)
     assert bits(rows_of_batch(arrays.batch(valued=False))) == bits(rows)
     assert skipped == malformed
+
+
+CSV_PIECES = [
+    b",",
+    b",",
+    b";",
+    b'"',
+    b'""',
+    b"\n",
+    b"\r",
+    b"\t",
+    b" ",
+    b"1",
+    b"0",
+    b"-1",
+    b"2.5",
+    b"a",
+    b"NA",
+    b"N",
+    b"\0",
+]
+CSV_PIECES += [b'"a,b"', b'"1"', b'"x""y"', b"longer_than_eight", b"\xff", b"1e39", b"nan", b"1,a,2,", b"\n1,b,3,"]
+KINDS = {"-": 0, "l": 1, "w": 2, "n": 3, "c": 4}
+
+
+def csv_columns(kinds, fields, separator=b",", missing=(b"", b"NA"), positive=None):
+    kinds = np.array([KINDS[kind] for kind in kinds], np.uint8)
+    fields = np.array(fields, np.uint64)
+    return SimpleNamespace(
+        kinds=kinds, fields=fields, separator=separator[0], missing=tuple(missing), positive=positive
+    )
+
+
+@given(
+    data=st.lists(st.sampled_from(CSV_PIECES), max_size=60).map(b"".join),
+    kinds=st.lists(st.sampled_from("-nnccc"), max_size=4).flatmap(lambda others: st.permutations(["l", "w", *others])),
+    separator=st.sampled_from([b",", b",", b";", b"\t"]),
+    missing=st.sampled_from([(b"", b"NA"), (), (b"a", b"longer_than_eight", b'x"y')]),
+    positive=st.sampled_from([None, b"a", b"1"]),
+)
+def test_pieces_of_csv_in_any_order_come_to_what_the_slow_parser_says(data, kinds, separator, missing, positive):
+    data += b"\n"
+    fields = [7 * i for i in range(len(kinds))]
+    columns = csv_columns(kinds, fields, separator, missing, positive)
+    arrays = Arrays(len(data), len(data) * len(kinds))
+    skipped = parse_all(lambda *a, **k: arrays.csv(columns, *a, **k), arrays, data)
+    rows, malformed = rows_of(data, lambda line: csv_row(line, kinds, fields, separator, missing, positive))
+    assert bits(arrays.rows(weighted=True)) == bits(rows)
+    assert skipped == malformed
+
+
+CELLS = st.one_of(
+    st.sampled_from([b"1", b"0", b"", b"NA", b'"1"', b'"a"', b"x", b" 2 ", b'""']), st.binary(max_size=12)
+)
+
+
+@given(lines=st.lists(st.lists(CELLS, min_size=4, max_size=4), max_size=12), kinds=st.permutations("lwnc"))
+def test_rows_of_csv_cells_come_to_what_the_slow_parser_says(lines, kinds):
+    cells = [[cell.replace(b"\n", b"").replace(b",", b"") for cell in line] for line in lines]
+    data = b"".join(b",".join(line) + b"\n" for line in cells) or b"\n"
+    columns = csv_columns(kinds, [1, 2, 3, 4])
+    arrays = Arrays(len(data), len(data) * 4)
+    skipped = parse_all(lambda *a, **k: arrays.csv(columns, *a, **k), arrays, data)
+    rows, malformed = rows_of(data, lambda line: csv_row(line, list(kinds), [1, 2, 3, 4]))
+    assert bits(arrays.rows(weighted=True)) == bits(rows)
+    assert skipped == malformed
+
+
+def test_csv_asks_for_room_for_a_whole_line():
+    columns = csv_columns("lcc", [0, 1, 2])
+    assert Arrays(9, 2).csv(columns, b"1,a,b\n")[:3] == (0, 0, 0)
+    assert Arrays(9, 3).csv(columns, b"1,a,b\n")[:3] == (6, 1, 1)
+
+
+def test_csv_with_columns_that_do_not_fit_is_refused():
+    with pytest.raises(ValueError, match="kinds and fields must be as long, and not empty, got 2 and 1"):
+        Arrays(1, 9).csv(csv_columns("lc", [1]), b"1,a\n")
+    with pytest.raises(ValueError, match="and not empty"):
+        Arrays(1, 9).csv(csv_columns("", []), b"1,a\n")
+    for name, kind in (("weights", "w"), ("values", "n")):
+        arrays = Arrays(1, 9)
+        setattr(arrays, name, None)
+        with pytest.raises(ValueError, match=f"{name} is None, and a column is"):
+            _reader.parse_csv(b"1,1\n", 0, arrays, csv_columns(["l", kind], [0, 1]), False)

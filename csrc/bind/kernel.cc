@@ -8,6 +8,7 @@
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "kernel/fm.h"
+#include "kernel/interactions.h"
 #include "kernel/logistic.h"
 
 namespace shoal::bind {
@@ -80,6 +81,28 @@ Array<double> logistic_probabilities(const Array<double>& margins, Workers& work
   return result;
 }
 
+py::tuple interact(const Array<std::int64_t>& indptr, const Array<std::uint64_t>& keys, const Floats& values,
+                   const Array<std::uint64_t>& fields, const Array<std::uint64_t>& pairs) {
+  const FieldedRows rows{in(indptr), in(keys), in_or_empty(values), in(fields)};
+  Interactions interactions(in(pairs));
+  Array<std::int64_t> ends = fresh<std::int64_t>(rows.indptr.size());
+  const auto to_ends = out(ends);
+  {
+    const py::gil_scoped_release nogil;
+    interactions.count(rows, to_ends);
+  }
+  const auto nnz = static_cast<std::size_t>(to_ends.back());
+  Array<std::uint64_t> made = fresh<std::uint64_t>(nnz);
+  Floats products = values ? std::optional(fresh<float>(nnz)) : std::nullopt;
+  const auto to_keys = out(made);
+  const auto to_values = products ? out(*products) : std::span<float>{};
+  {
+    const py::gil_scoped_release nogil;
+    interactions.write(rows, to_keys, to_values);
+  }
+  return py::make_tuple(ends, made, products);
+}
+
 // Rows of an array of two dimensions; `name` is what the array is.
 std::size_t dim_of(const Array<float>& rows, const char* name) {
   SHOAL_CHECK(rows.ndim() == 2, std::string(name) + " must have two dimensions, rows and dim, got " +
@@ -140,6 +163,8 @@ void add_kernel(py::module_& module) {
   module.def("fm_gradient", &fm_gradient, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
              py::arg("batch"), py::arg("bias"), py::arg("factors").noconvert(), py::arg("sums").noconvert(),
              py::arg("slopes").noconvert(), py::arg("workers"));
+  module.def("interact", &interact, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
+             py::arg("values").noconvert(), py::arg("fields").noconvert(), py::arg("pairs").noconvert());
   module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),
              py::arg("workers"));
 }

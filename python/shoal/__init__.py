@@ -13,7 +13,17 @@ Examples
 2
 """
 
-from shoal.data import Batch, FeatureNames, Reader, hash_strings, read_criteo, read_libffm, read_libsvm, read_vw
+from shoal.data import (
+    Batch,
+    FeatureNames,
+    Reader,
+    hash_strings,
+    read_criteo,
+    read_csv,
+    read_libffm,
+    read_libsvm,
+    read_vw,
+)
 from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
 from shoal.metrics import Metrics
 from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
@@ -71,6 +81,7 @@ __all__ = [
     "local",
     "mix",
     "read_criteo",
+    "read_csv",
     "read_libffm",
     "read_libsvm",
     "read_vw",

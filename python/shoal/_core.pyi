@@ -106,6 +106,13 @@ def fm_margins(
     factors: npt.NDArray[np.float32],
     workers: Workers,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+def interact(
+    indptr: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.uint64],
+    values: npt.NDArray[np.float32] | None,
+    fields: npt.NDArray[np.uint64],
+    pairs: npt.NDArray[np.uint64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.float32] | None]: ...
 def fm_gradient(
     indptr: npt.NDArray[np.int64],
     values: npt.NDArray[np.float32] | None,

@@ -5,6 +5,7 @@
 #   formats/libsvm.pxi   libsvm and libffm
 #   formats/criteo.pxi   Criteo's tab-separated logs
 #   formats/vw.pxi       Vowpal Wabbit's text
+#   formats/csv.pxi      CSV and TSV with named columns
 #
 # Idea. A block of whole lines is walked once, from its first byte to its last. A newline ends every loop, so that
 # no loop asks whether bytes are left: `block` has to end with one, which is checked before the walk begins.
@@ -41,7 +42,8 @@
 
 from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint64_t
 from libc.float cimport FLT_MAX
-from libc.string cimport memchr, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
+from libcpp.vector cimport vector
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
@@ -51,3 +53,4 @@ include "formats/tokens.pxi"
 include "formats/libsvm.pxi"
 include "formats/criteo.pxi"
 include "formats/vw.pxi"
+include "formats/csv.pxi"

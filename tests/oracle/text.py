@@ -170,6 +170,69 @@ def criteo_row(line: bytes):
     return label, features
 
 
+def csv_cells(line: bytes, separator: bytes) -> list[bytes]:
+    """The cells of a line, out of their quotes."""
+    line = line.removesuffix(b"\r")
+    cells, at = [], 0
+    while True:
+        if line[at : at + 1] == b'"':
+            quoted = re.compile(rb'"((?:[^"]|"")*)"').match(line, at)
+            if not quoted:
+                raise Malformed("quote")
+            cells.append(quoted[1].replace(b'""', b'"'))
+            at = quoted.end()
+            if line[at : at + 1] not in (separator, b""):
+                raise Malformed("behind a quote")
+        else:
+            cells.append(line[at:].split(separator)[0])
+            at += len(cells[-1])
+        if at == len(line):
+            return cells
+        at += 1
+
+
+def csv_row(line: bytes, kinds: list[str], fields: list[int], separator=b",", missing=(b"", b"NA"), positive=None):
+    """((label, weight), [(key, value, field), ...]) of a line, or None of a blank one; kinds by their first letters."""
+    if line in (b"", b"\r"):
+        return None
+    cells = csv_cells(line, separator)
+    if len(cells) != len(kinds):
+        raise Malformed("cells")
+    label, weight, features = None, np.float32(1), []
+    for cell, kind, field in zip(cells, kinds, fields, strict=True):
+        number = cell.strip(b" \t\r")
+        if kind == "-":
+            continue
+        if cell in missing:
+            if kind in "lw":
+                raise Malformed("missing")
+        elif kind == "l":
+            label = label_of(number) if positive is None else float(cell == positive)
+        elif kind == "w":
+            weight = nearest_float32(number)
+            if weight < 0:
+                raise Malformed("weight")
+        elif kind == "n":
+            features.append((token_key(field, b""), nearest_float32(number), field))
+        else:
+            features.append((token_key(field, cell), np.float32(1), field))
+    return (label, float(weight)), features
+
+
+def interacting(features, pairs):
+    """Features (key, value, field) of a row, and behind them those of pairs of fields, as (key, value)."""
+    made = [feature[:2] for feature in features]
+    for first, second in pairs:
+        for i, (a, x, f) in enumerate(features):
+            for j, (b, y, g) in enumerate(features):
+                if (f, g) == (first, second) and (first != second or i < j):
+                    low, high = sorted((a, b)) if first == second else (a, b)
+                    with np.errstate(over="ignore", under="ignore"):
+                        product = np.float32(x) * np.float32(y)
+                    made.append((token_key(low, high.to_bytes(8, "little")), np.clip(product, -LARGEST, LARGEST)))
+    return made
+
+
 def rows_of(data: bytes, row):
     """All rows of a text, the malformed lines left out, and how many those are."""
     rows, malformed = [], 0

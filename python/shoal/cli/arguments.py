@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
@@ -11,7 +12,8 @@ from shoal.cli.answers import Answer
 if TYPE_CHECKING:
     from shoal.data import Reader
 
-FORMATS = ("libsvm", "libffm", "vw", "criteo")
+PLAIN_FORMATS = ("libsvm", "libffm", "vw", "criteo")  # which need no word about columns
+FORMATS = (*PLAIN_FORMATS, "csv", "tsv")
 
 
 def command(
@@ -37,6 +39,29 @@ def reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-error", choices=("raise", "skip"), default="raise", help="what a malformed line does (default: raise)"
     )
+    parser.add_argument(
+        "--parsers", type=int, default=1, metavar="N", help="threads that parse; more where cores idle (default: 1)"
+    )
+
+
+def columns(parser: argparse.ArgumentParser) -> None:
+    """Add what is what in the data; a model remembers it."""
+    named = parser.add_argument_group("columns of csv and tsv")
+    named.add_argument("--label", metavar="NAME", help="the column of labels")
+    named.add_argument("--categorical", type=_names, metavar="A,B,...", help="texts (default: all other columns)")
+    named.add_argument("--numeric", type=_names, metavar="A,B,...", help="numbers (default: none)")
+    named.add_argument("--weight", metavar="NAME", help="the examples' weights")
+    named.add_argument("--positive", metavar="TEXT", help="the label that is 1 (default: labels are numbers)")
+    named.add_argument("--columns", type=_names, metavar="A,B,...", help="the columns of files without a header")
+    named.add_argument("--na-values", type=_names, metavar="A,B,...", help="more texts of cells that hold nothing")
+    parser.add_argument(
+        "--interactions",
+        action="append",
+        type=_names,
+        metavar="A,B",
+        help="features of two fields: columns, namespaces of vw, numbers of libffm, I1 to C26 of criteo; of three and "
+        "more all pairs; again for more",
+    )
 
 
 def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
@@ -47,8 +72,34 @@ def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
     parser.add_argument("--quiet", action="store_true", help="neither bar nor text")
 
 
-def open_reader(path: str, form: str, arguments: argparse.Namespace) -> Reader:
-    """Make the reader of a file."""
+def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what `columns` says, as the functions that make readers take it."""
+    named = ("label", "categorical", "numeric", "weight", "positive", "columns", "na_values")
+    schema = {name: value for name in named if (value := getattr(arguments, name)) is not None}
+    if arguments.format not in ("csv", "tsv"):
+        for name in schema:
+            raise ValueError(f"--{name.replace('_', '-')} is for csv and tsv, not for {arguments.format}: leave it out")
+    elif "label" not in schema:
+        raise ValueError(f"{arguments.format} needs --label, the name of a column")
+    if arguments.interactions:
+        if arguments.format == "libsvm":
+            raise ValueError("libsvm has no fields: --interactions is for the other formats")
+        schema["interactions"] = [pair for names in arguments.interactions for pair in itertools.combinations(names, 2)]
+    return schema
+
+
+def open_reader(
+    path: str | Sequence[str], form: str, arguments: argparse.Namespace, schema: Mapping[str, Any]
+) -> Reader:
+    """Make the reader of some files."""
     from shoal.data.readers import READERS
 
-    return READERS[form](path, batch_size=arguments.batch_size, on_error=arguments.on_error)
+    if form == "tsv":
+        form, schema = "csv", {"sep": "\t", **schema}
+    return READERS[form](
+        path, **schema, batch_size=arguments.batch_size, on_error=arguments.on_error, threads=arguments.parsers
+    )
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.answers import Answer, nothing, say
-from shoal.cli.arguments import FORMATS, command, machine
+from shoal.cli.arguments import PLAIN_FORMATS, command, machine
 
 EXAMPLES = """\
 examples:
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     show = command(commands, "demo", "Watch a model train, and see how near it comes to the truth.", EXAMPLES, demo)
     show.add_argument("--out", required=True, metavar="DIR", help="where log, model and picture go")
     show.add_argument("--data", metavar="FILE", help="a real file (default: draw one)")
-    show.add_argument("--format", choices=FORMATS, help="of the real file")
+    show.add_argument("--format", choices=PLAIN_FORMATS, help="of the real file")
     show.add_argument("--valid", metavar="FILE", help="its held-out file (default: the last tenth)")
     show.add_argument("--examples", type=int, default=300_000, metavar="N", help="to draw (default: %(default)s)")
     show.add_argument("--seed", type=int, default=0, help="of the planted model (default: %(default)s)")
@@ -37,7 +37,7 @@ def demo(arguments: argparse.Namespace) -> Answer:
     from shoal import demo
 
     if arguments.data is not None and arguments.format is None:
-        raise ValueError(f"--data needs --format: one of {', '.join(FORMATS)}")
+        raise ValueError(f"--data needs --format: one of {', '.join(PLAIN_FORMATS)}")
     if arguments.data is None and arguments.valid is not None:
         raise ValueError("--valid goes with --data: the planted log has a held-out part of its own")
     report = demo.run(

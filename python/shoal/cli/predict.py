@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     two = command(commands, "evaluate", "Measure a model on a file of labelled examples.", EVALUATE_EXAMPLES, evaluate)
     for parser in (one, two):
         parser.add_argument("--model", required=True, metavar="DIR", help="the model")
-        parser.add_argument("--data", required=True, metavar="FILE", help="the examples")
+        parser.add_argument("--data", required=True, nargs="+", metavar="FILE", help="the examples")
         parser.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
         reading(parser)
         machine(parser)
@@ -79,7 +79,7 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
         note = f"\n{reader.skipped:,} malformed lines skipped" if reader.skipped else ""
         facts = {
             "model": arguments.model,
-            "data": arguments.data,
+            "data": reader.path,
             "logloss": metrics.logloss,
             "auc": metrics.auc,
             "calibration": metrics.calibration,
@@ -105,11 +105,11 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Model, Reader]]:
         form = arguments.format or model.format
         if form is None:
             raise ValueError(f"{arguments.model} does not tell the format that it was trained on: pass --format")
-        if model.format not in (None, form):
+        if model.format not in (None, "csv" if form == "tsv" else form):
             raise ValueError(
                 f"{arguments.model} was trained on {model.format}, its keys mean nothing for {form}: leave --format out"
             )
-        yield model, open_reader(arguments.data, form, arguments)
+        yield model, open_reader(arguments.data, form, arguments, model.schema)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     seen = command(commands, "report", "Write an HTML page with all there is to see of a model.", EXAMPLES, report)
     seen.add_argument("directory", metavar="DIR", help="the model")
     seen.add_argument("--out", metavar="FILE", help="where the page goes (default: DIR/report.html)")
-    seen.add_argument("--data", metavar="FILE", help="held-out examples to measure")
+    seen.add_argument("--data", nargs="+", metavar="FILE", help="held-out examples to measure")
     seen.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
     seen.add_argument("--top", type=int, default=30, metavar="N", help="weights to list (default: %(default)s)")
     reading(seen)
@@ -39,11 +39,12 @@ def report(arguments: argparse.Namespace) -> Answer:
     directory = Path(arguments.directory)
     if not directory.exists():
         raise ValueError(f"{directory}: there is no such model")
-    form = arguments.format or files.read(directory).format
+    described = files.read(directory)
+    form = arguments.format or described.format
     data = None
     if arguments.data is not None:
         if form is None:
             raise ValueError(f"{directory} does not tell the format that it was trained on: pass --format")
-        data = open_reader(arguments.data, form, arguments)
+        data = open_reader(arguments.data, form, arguments, described.schema)
     out = reports.report(directory, arguments.out, data, top=arguments.top, threads=arguments.threads)
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})

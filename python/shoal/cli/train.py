@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
-from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
+from shoal.cli.arguments import FORMATS, columns, command, machine, open_reader, reading, schema_of
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -36,6 +36,11 @@ examples:
   a small file in small batches, shuffled, until two passes in a row are not better (.gz, .bz2 and .xz work too):
   $ shoal train lr --train train.libsvm.gz --format libsvm --valid test.libsvm \\
       --epochs 50 --patience 2 --shuffle --batch-size 256 --model small
+
+  a table with a header, with the pairs of two columns as features, and standard input:
+  $ shoal train lr --train ads_0.csv ads_1.csv --format csv --label click --numeric price --interactions site,user \\
+      --model ads
+  $ cat ads_0.csv | shoal train lr --train - --format csv --label click --model stream
 
   a tenth of the negatives, each of which weighs ten times as much:
   $ shoal train lr --train day_0.tsv --format criteo --negative-rate 0.1 --model sampled
@@ -87,21 +92,25 @@ def add(commands: Any) -> None:
         help="try these values of a setting (alpha, beta, l1, l2), with all combinations of those of other --grid",
     )
     lr.add_argument("--save-all", action="store_true", help="of a grid: each model, into a folder of DIR")
+    columns(lr)
     reading(lr)
     machine(lr)
     fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, train_fm)
     learning(fm)
     ftrl(fm)
     factors(fm)
+    columns(fm)
     reading(fm)
     machine(fm)
 
 
 def learning(parser: argparse.ArgumentParser) -> None:
     """Add what all kinds of models take: data, passes, where the model goes."""
-    parser.add_argument("--train", required=True, metavar="FILE", help="what to learn from")
+    parser.add_argument(
+        "--train", required=True, nargs="+", metavar="FILE", help="what to learn from: files, patterns, URLs, or -"
+    )
     parser.add_argument("--format", required=True, choices=FORMATS, help="of the files")
-    parser.add_argument("--valid", metavar="FILE", help="measured after every pass")
+    parser.add_argument("--valid", nargs="+", metavar="FILE", help="measured after every pass")
     parser.add_argument("--model", required=True, metavar="DIR", help="where the model goes")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is there")
     parser.add_argument("--epochs", type=int, default=1, metavar="N", help="passes at most (default: %(default)s)")
@@ -237,8 +246,9 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reade
 
     for target in targets:
         files.check_target(target, overwrite=arguments.overwrite)
-    train = open_reader(arguments.train, arguments.format, arguments)
-    valid = None if arguments.valid is None else open_reader(arguments.valid, arguments.format, arguments)
+    schema = schema_of(arguments)
+    train = open_reader(arguments.train, arguments.format, arguments, schema)
+    valid = None if arguments.valid is None else open_reader(arguments.valid, arguments.format, arguments, schema)
     if arguments.patience is not None and valid is None:
         raise ValueError("--patience needs --valid: something to measure after each pass")
     if arguments.calibrate is not None and valid is None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from shoal.data.hashing import hash_strings
 
 INTEGER_COLUMNS = 13
+CATEGORY_COLUMNS = 26
 _BITS = 63  # of the largest integer
 _DIGITS = 40  # 19 before the point, and enough behind it to tell any of the bounds from a whole number
 
@@ -66,3 +67,15 @@ def buckets() -> Buckets:
 def _start_of(b: int, context: Context) -> int:
     """Compute the least integer v with ln(v)^2 >= b."""
     return int(context.exp(context.sqrt(Decimal(b))).to_integral_value(ROUND_CEILING, context))
+
+
+def column_of(name: str | int) -> int:
+    """Return the number of a column: itself, or that of its customary name, I1 to I13 and C1 to C26."""
+    text = str(name)
+    first = {"I": 0, "C": INTEGER_COLUMNS}.get(text[:1].upper())
+    number = text if first is None else text[1:]
+    column = int(number) + (first or 0) if number.isdecimal() else 0
+    last = INTEGER_COLUMNS if first == 0 else INTEGER_COLUMNS + CATEGORY_COLUMNS
+    if not (first or 0) < column <= last:
+        raise ValueError(f"{name!r} is no column of features: pass 1 to 39, or I1 to I13 and C1 to C26")
+    return column

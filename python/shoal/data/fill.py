@@ -19,8 +19,7 @@ import numpy as np
 
 from shoal import _reader
 from shoal.data.batch import Batch
-from shoal.data.names import FeatureNames
-from shoal.data.rows import Format
+from shoal.data.rows import Format, Parse
 from shoal.data.source import Block, Lines, LineTooLong
 
 _EXCERPT_BYTES = 80
@@ -90,13 +89,7 @@ Parts = Generator[Part | None, None, None]
 
 
 def fill(
-    sources: Iterable[Source],
-    form: Format,
-    batch_size: int,
-    skip: bool,
-    begin: Place | None = None,
-    threads: int = 1,
-    names: FeatureNames | None = None,
+    sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place | None = None, threads: int = 1
 ) -> Parts:
     """Read the lines into batches of ``batch_size`` rows, the last one smaller.
 
@@ -114,8 +107,6 @@ def fill(
         Where the first source begins; its rows are left out.
     threads : int
         That parse.
-    names : FeatureNames, optional
-        Gets a name for each feature.
 
     Yields
     ------
@@ -132,37 +123,35 @@ def fill(
     """
     begin = begin or Place()
     if threads > 1:
-        return _Threaded(form, batch_size, skip, begin, names).parts(sources, threads)
-    return _direct(sources, form, batch_size, skip, begin, names)
+        return _Threaded(form, batch_size, skip, begin).parts(sources, threads)
+    return _direct(sources, form, batch_size, skip, begin)
 
 
-def _direct(
-    sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place, names: FeatureNames | None
-) -> Parts:
-    rows = form.rows(begin.rows or batch_size, names)
+def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place) -> Parts:
+    rows = form.rows(begin.rows or batch_size)
     dropping = begin.rows > 0
     skipped = begin.skipped
     place = begin
     fraction = 0.0
     for source in sources:
         line = 1  # the number of the next one, counted from the first that is read
-        bound = form
+        parse = form.parse
         try:
             for text, offset, passed, consumed in source.lines:
-                if text and bound is form:
-                    bound = _bind(form, source.lines)
+                if text and parse is None:
+                    parse = _bound(form, source.lines)
                 line += passed
                 fraction = source.before + consumed * source.share
                 done = []
                 end = 0
-                while end < len(text):
-                    end, count, rows.row, left_out, fault, at = bound.parse(text, end, rows, skip)
+                while parse is not None and end < len(text):
+                    end, count, rows.row, left_out, fault, at = parse(text, end, rows, skip)
                     rows.note(text)
                     line += count
                     skipped += left_out
                     place = Place(source.number, offset + end, 0, skipped)
                     if rows.full and dropping:
-                        rows, dropping = form.rows(batch_size, names), False
+                        rows, dropping = form.rows(batch_size), False
                     elif rows.full:
                         done.append((rows.take(), place))
                     elif fault:
@@ -201,11 +190,10 @@ class _Waiting(NamedTuple):
 class _Threaded:
     """The blocks of a pass in a pool, and the batches out of them."""
 
-    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Place, names: FeatureNames | None) -> None:
+    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Place) -> None:
         self._form = form
         self._batch_size = batch_size
         self._skip = skip
-        self._names = names
         self._drop = begin.rows
         self._skipped = begin.skipped
         self._pieces: deque[Batch] = deque()
@@ -220,13 +208,13 @@ class _Threaded:
         with ThreadPoolExecutor(threads, "shoal parser") as pool, contextlib.ExitStack() as stack:
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             for source in sources:
-                bound = self._form
+                parse = self._form.parse
                 try:
                     for block in source.lines:
-                        if block.text and bound is self._form:
-                            bound = _bind(self._form, source.lines)
+                        if block.text and parse is None:
+                            parse = _bound(self._form, source.lines)
                         fraction = source.before + block.fraction * source.share
-                        waiting.append(_submit(pool, source, block, fraction, bound, self._skip, self._names))
+                        waiting.append(self._submit(pool, parse, source, block, fraction))
                         if len(waiting) > _BLOCKS_AHEAD * threads or waiting[0].parsed.done():
                             yield from self._put_together(waiting.popleft())
                         yield None
@@ -240,6 +228,13 @@ class _Threaded:
                 yield from self._put_together(waiting.popleft())
         rest = [(self._take(self._rows), self._place)] if self._rows else []
         yield Part(rest, self._skipped, 1.0)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, parse: Parse | None, source: Source, block: Block, fraction: float
+    ) -> _Waiting:
+        text = bytes(block.text)  # whose place the next block takes
+        parsed = pool.submit(_parse, parse, self._form, text, self._skip)
+        return _Waiting(source, block.offset, block.passed, fraction, parsed)
 
     def _put_together(self, block: _Waiting) -> Parts:
         if self._source is not block.source:
@@ -282,25 +277,12 @@ class _Threaded:
         return _joined(taken)
 
 
-def _submit(
-    pool: ThreadPoolExecutor,
-    source: Source,
-    block: Block,
-    fraction: float,
-    form: Format,
-    skip: bool,
-    names: FeatureNames | None,
-) -> _Waiting:
-    text = bytes(block.text)  # whose place the next block takes
-    return _Waiting(source, block.offset, block.passed, fraction, pool.submit(_parse, form, text, skip, names))
-
-
-def _parse(form: Format, text: bytes, skip: bool, names: FeatureNames | None) -> _Parsed:
-    rows = form.rows(_BLOCK_ROWS, names)
+def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parsed:
+    rows = form.rows(_BLOCK_ROWS)
     end = lines = skipped = 0
     bad = None
-    while end < len(text):
-        end, count, rows.row, left_out, fault, at = form.parse(memoryview(text), end, rows, skip)
+    while parse is not None and end < len(text):
+        end, count, rows.row, left_out, fault, at = parse(memoryview(text), end, rows, skip)
         rows.note(text)
         lines += count
         skipped += left_out
@@ -347,12 +329,11 @@ def _joined(pieces: Sequence[Batch]) -> Batch:
     )
 
 
-def _bind(form: Format, lines: Lines) -> Format:
-    """Bind a format to the header of a file."""
-    if form.header is None or lines.header is None:
-        return form
+def _bound(form: Format, lines: Lines) -> Parse:
+    """Find what parses the lines of a file with a header."""
+    assert form.header is not None, "a format parses, or has a header that tells how"
     try:
-        return form.header(lines.header)
+        return form.header(lines.header or b"")
     except ValueError as error:
         raise ValueError(f"{lines.file.name}, line 1: {error}") from None
 

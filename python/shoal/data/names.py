@@ -106,7 +106,7 @@ class FeatureNames(Mapping[int, str]):
         """Whether the limit is reached."""
         return len(self._names) >= self._limit
 
-    def add(self, keys: npt.NDArray[np.uint64], texts: Sequence[str] | Sequence[bytes]) -> None:
+    def add(self, keys: npt.NDArray[np.uint64], texts: Sequence[str | bytes]) -> None:
         r"""Name keys; one that has a name keeps it.
 
         Parameters
@@ -126,7 +126,7 @@ class FeatureNames(Mapping[int, str]):
             for key, text in zip(np.asarray(keys, np.uint64).tolist(), texts, strict=True):
                 if self.full:
                     break
-                self._names.setdefault(key, text if isinstance(text, str) else _decoded(text))
+                self._names.setdefault(key, text if isinstance(text, str) else decoded(text))
 
     def note(
         self,
@@ -159,7 +159,7 @@ class FeatureNames(Mapping[int, str]):
         with self._lock:
             for key, i in zip(unique.tolist(), candidates[first].tolist(), strict=True):
                 if key not in self._names:
-                    if self.full:
+                    if len(self._names) >= self._limit:
                         return
                     begin, end = spans[i].tolist()
                     self._names[key] = spell(text, begin, end, int(fields[i]))
@@ -213,7 +213,8 @@ def _table(bits: int) -> tuple[npt.NDArray[np.uint64], np.uint64]:
     return known, np.uint64(64 - bits)
 
 
-def _decoded(text: bytes | memoryview) -> str:
+def decoded(text: bytes | memoryview) -> str:
+    """Turn bytes of a file into text, whatever they are."""
     return bytes(text).decode("utf-8", "backslashreplace")
 
 
@@ -226,7 +227,7 @@ _ENDS_NAME = re.compile(rb"[ \t\r:]")
 
 def as_written(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
     """Name a feature of libsvm or libffm: the bytes before its value."""
-    return _decoded(text[begin:end])
+    return decoded(text[begin:end])
 
 
 def of_vw(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
@@ -235,14 +236,14 @@ def of_vw(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
     while b"|" not in (before := bytes(text[max(0, begin - reach) : begin])) and reach < begin:
         reach *= 2
     namespace = _ENDS_NAME.split(before.rpartition(b"|")[2], maxsplit=1)[0]
-    name = _decoded(text[begin:end])
-    return f"{_decoded(namespace)}^{name}" if namespace else name
+    name = decoded(text[begin:end])
+    return f"{decoded(namespace)}^{name}" if namespace else name
 
 
 def of_criteo(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-    """Name a feature of Criteo's logs: its column, and the token or the integers of its bucket."""
+    """Name a feature of Criteo's logs: its column, I1 to C26, and the category or the integers of its bucket."""
     if field > INTEGER_COLUMNS:
-        return f"C{field}={_decoded(text[begin:end])}"
+        return f"C{field - INTEGER_COLUMNS}={decoded(text[begin:end])}"
     digits = bytes(text[begin:end]).lstrip(b"+-0")
     number = int(digits or b"0")
     if number and text[begin] == ord("-"):

@@ -39,7 +39,6 @@ class _Settings:
     batch_size: int
     on_error: OnError
     threads: int
-    names: FeatureNames | None = None
     rank: int = 0
     shards: int = 1
     begin: Place = _BEGINNING
@@ -52,8 +51,6 @@ class _Settings:
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
         if operator.index(self.threads) < 1:
             raise ValueError(f"threads is {self.threads}: pass 1 or more")
-        if not isinstance(self.names, FeatureNames | None):
-            raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
         if not 0 <= operator.index(self.rank) < operator.index(self.shards):
             raise ValueError(f"shard {self.rank} of {self.shards}: pass a rank from 0 to the number of shards - 1")
 
@@ -113,8 +110,10 @@ class Reader:
         names: FeatureNames | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = _Settings(batch_size, on_error, threads, names)
-        self._describe(files_of(path, storage_options), form, settings)
+        if not isinstance(names, FeatureNames | None):
+            raise TypeError(f"names is a {type(names).__name__}: pass shoal.FeatureNames(), which the passes fill")
+        settings = _Settings(batch_size, on_error, threads)
+        self._describe(files_of(path, storage_options), replace(form, names=names), settings)
 
     def _describe(self, files: tuple[File, ...], form: Format, settings: _Settings) -> None:
         self._files = files
@@ -138,7 +137,6 @@ class Reader:
             settings.on_error == "skip",
             settings.begin,
             settings.threads,
-            settings.names,
         )
         ahead = Ahead(parts, _PARTS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
@@ -286,6 +284,11 @@ class Reader:
     def format(self) -> str:
         """Name of the format, such as "libsvm". Models remember it: keys of another one would mean nothing."""
         return self._form.name
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What was asked of the function that made the reader, beside the files and how they are read, as JSON."""
+        return dict(self._form.schema)
 
     @property
     def batch_size(self) -> int:

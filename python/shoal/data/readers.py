@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal.data.columns import Columns
+from shoal.data.criteo import column_of
+from shoal.data.csv import csv_format
 from shoal.data.files import Wheres
+from shoal.data.interactions import Field, Interactions, field_of
 from shoal.data.names import FeatureNames
 from shoal.data.reader import OnError, Reader
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
@@ -77,6 +81,7 @@ def read_libffm(
     *,
     batch_size: int = 8192,
     on_error: OnError = "raise",
+    interactions: Interactions = (),
     threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -91,6 +96,8 @@ def read_libffm(
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    interactions : list of pairs of fields, or list of fields, default none
+        Features of two features: of each pair, or of all pairs of the fields. Fields are numbers.
     threads : int, default 1
         That parse.
     names : FeatureNames, optional
@@ -124,7 +131,7 @@ def read_libffm(
     """
     return Reader(
         path,
-        LIBFFM,
+        LIBFFM.with_interactions(interactions, _whole),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
@@ -138,6 +145,7 @@ def read_criteo(
     *,
     batch_size: int = 8192,
     on_error: OnError = "raise",
+    interactions: Interactions = (),
     threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -152,6 +160,9 @@ def read_criteo(
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    interactions : list of pairs of fields, or list of fields, default none
+        Features of two features: of each pair, or of all pairs of the fields. Fields are columns
+        by number, 1 to 39, or by their customary names, I1 to I13 and C1 to C26.
     threads : int, default 1
         That parse.
     names : FeatureNames, optional
@@ -188,7 +199,7 @@ def read_criteo(
     """
     return Reader(
         path,
-        CRITEO,
+        CRITEO.with_interactions(interactions, column_of),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
@@ -202,6 +213,7 @@ def read_vw(
     *,
     batch_size: int = 8192,
     on_error: OnError = "raise",
+    interactions: Interactions = (),
     threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -216,6 +228,8 @@ def read_vw(
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    interactions : list of pairs of fields, or list of fields, default none
+        Features of two features: of each pair, or of all pairs of the fields. Fields are namespaces.
     threads : int, default 1
         That parse.
     names : FeatureNames, optional
@@ -254,7 +268,7 @@ def read_vw(
     """
     return Reader(
         path,
-        VW,
+        VW.with_interactions(interactions, _namespace),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
@@ -263,10 +277,125 @@ def read_vw(
     )
 
 
+def read_csv(
+    path: Wheres,
+    *,
+    label: str,
+    categorical: Sequence[str] | None = None,
+    numeric: Sequence[str] = (),
+    weight: str | None = None,
+    positive: str | None = None,
+    sep: str = ",",
+    columns: Sequence[str] | None = None,
+    na_values: Sequence[str] = (),
+    keep_default_na: bool = True,
+    interactions: Interactions = (),
+    batch_size: int = 8192,
+    on_error: OnError = "raise",
+    threads: int = 1,
+    names: FeatureNames | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Reader:
+    r"""Read CSV or TSV by the names of its columns.
+
+    Parameters
+    ----------
+    path : path, pattern, URL, "-", binary file, or list of them
+        Plain, gzip, bzip2, xz or Zstandard; see `Reader`. Each file has its own header, and its columns in any order.
+    label : str
+        The column of labels: 0/1, -1/+1, or see ``positive``.
+    categorical : list of str, optional
+        Columns of which each text is a feature with the value 1. Default: all columns that nothing else is said of.
+    numeric : list of str, default none
+        Columns of which each is one feature, with the number as its value.
+    weight : str, optional
+        The column of the examples' weights, 0 or more.
+    positive : str, optional
+        The text of the label that is 1; any other is 0. Default: labels are numbers.
+    sep : str, default ","
+        Between cells; ``"\t"`` for TSV.
+    columns : list of str, optional
+        The columns of files without a header.
+    na_values : list of str, default none
+        More texts of cells that hold nothing, and make no feature.
+    keep_default_na : bool, default True
+        Whether an empty cell and the texts that pandas takes for missing ("NA", "null", ...) hold nothing.
+    interactions : list of pairs of columns, or list of columns, default none
+        Features of two features: of each pair, or of all pairs of the columns.
+    batch_size : int, default 8192
+        Examples in each batch but the last.
+    on_error : {"raise", "skip"}, default "raise"
+        A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
+    threads : int, default 1
+        That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
+    storage_options : mapping, optional
+        For URLs; see `Reader`.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    OSError, TypeError, ValueError
+        As `Reader`; a column has two roles. In the pass: a file has no such column, with those that it has.
+
+    Notes
+    -----
+    A text's key is ``hash_strings([text], field=column)``, with a column's number being ``hash_strings([name])[0]``; a
+    numeric column's is that of the empty text. Cells may stand in double quotes, but a row is one line.
+    ``docs/readers.md`` has it all.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from shoal import hash_strings
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "ads.csv")
+    ...     _ = path.write_text("click,site,price,user\n1,a.com,0.5,17\n0,b.com,NA,18\n")
+    ...     for batch in read_csv(path, label="click", categorical=["site"], numeric=["price"]):
+    ...         print(batch.labels, batch.indptr, batch.values)
+    ...         print(batch.keys[0] == hash_strings(["a.com"], field=int(hash_strings(["site"])[0]))[0])
+    [1. 0.] [0 2 3] [1.  0.5 1. ]
+    True
+    """
+    asked = Columns(
+        label=label,
+        categorical=categorical,
+        numeric=numeric,
+        weight=weight,
+        positive=positive,
+        interactions=interactions,
+    )
+    return Reader(
+        path,
+        csv_format(asked, sep=sep, names=columns, na_values=na_values, keep_default_na=keep_default_na),
+        batch_size=batch_size,
+        on_error=on_error,
+        threads=threads,
+        names=names,
+        storage_options=storage_options,
+    )
+
+
+def _whole(name: Field) -> int:
+    """Return a field of libffm."""
+    if isinstance(name, str) and not name.isdecimal():
+        raise ValueError(f"interactions holds {name!r}: libffm's fields are numbers")
+    return int(name)
+
+
+def _namespace(name: Field) -> int:
+    return field_of(str(name))
+
+
 # By the names of the formats.
 READERS: dict[str, Callable[..., Reader]] = {
     LIBSVM.name: read_libsvm,
     LIBFFM.name: read_libffm,
     VW.name: read_vw,
     CRITEO.name: read_criteo,
+    "csv": read_csv,
 }

@@ -7,16 +7,17 @@ again and again, and what is handed out belongs to whom it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal import _reader
+from shoal import _core, _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
+from shoal.data.interactions import Field, Interactions, Pairs, named_pairs, pairs_of
 from shoal.data.names import FeatureNames, Spell, as_written, of_criteo, of_vw
 
 _FIRST_ROWS = 1 << 10
@@ -32,10 +33,11 @@ class Rows:
         Rows of a batch.
     valued, weighted : bool
         Whether the format has values, and weights.
-    fielded : bool
-        Whether the field of each feature is kept.
+    pairs : sequence of (int, int)
+        The fields whose features interact.
     names : FeatureNames, optional
-        Where features are named by `note`. Fields are kept then, and where in its block each feature's text stands.
+        Where features are named by `note`. It is kept then where in its block the text of each feature stands. Without
+        names and pairs, the fields of features are not kept.
     spell : callable
         What makes a name of a feature's text.
     """
@@ -46,13 +48,13 @@ class Rows:
         *,
         valued: bool,
         weighted: bool = False,
-        fielded: bool = False,
+        pairs: Pairs = (),
         names: FeatureNames | None = None,
         spell: Spell = as_written,
     ) -> None:
         self.row = 0
         self._names = names
-        self._noted = 0
+        self._noted = 0  # features
         self._spell = spell
         self._most = most
         first = min(most, _FIRST_ROWS)
@@ -61,8 +63,9 @@ class Rows:
         self.indptr = np.zeros(first + 1, np.int64)
         self.keys = np.empty(_FIRST_KEYS, np.uint64)
         self.values = np.empty(_FIRST_KEYS, np.float32) if valued else None
-        self.fields = np.empty(_FIRST_KEYS, np.uint64) if fielded or names is not None else None
+        self.fields = np.empty(_FIRST_KEYS, np.uint64) if pairs or names is not None else None
         self.spans = np.empty((_FIRST_KEYS, 2), np.int64) if names is not None else None
+        self._pairs = np.array(pairs, np.uint64).reshape(-1)
 
     @property
     def full(self) -> bool:
@@ -92,18 +95,16 @@ class Rows:
         self._noted = end
 
     def take(self) -> Batch:
-        """Copy the rows out, and begin again. Weights that are all 1 are left out."""
+        """Copy the rows out, with the interactions, and begin again. Weights that are all 1 are left out."""
         rows, self.row = self.row, 0
         self._noted = 0
         nnz = self.indptr[rows]
+        labels, indptr, keys = self.labels[:rows].copy(), self.indptr[: rows + 1], self.keys[:nnz]
+        values = None if self.values is None else self.values[:nnz]
         weights = None if self.weights is None or np.all(self.weights[:rows] == 1) else self.weights[:rows].copy()
-        return Batch(
-            self.labels[:rows].copy(),
-            self.indptr[: rows + 1].copy(),
-            self.keys[:nnz].copy(),
-            None if self.values is None else self.values[:nnz].copy(),
-            weights,
-        )
+        if self.fields is not None and len(self._pairs):
+            return Batch(labels, *_core.interact(indptr, keys, values, self.fields[:nnz], self._pairs), weights)
+        return Batch(labels, indptr.copy(), keys.copy(), None if values is None else values.copy(), weights)
 
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -138,22 +139,46 @@ class Format:
     weighted : bool
         Whether an example has a weight.
     header : callable, optional
-        Takes the first line of each file, which is no example, and returns the format of that file's other lines; its
-        errors are ValueErrors that tell what is wrong with the line.
+        Takes the first line of each file, which is no example, and returns what parses that file's other lines, instead
+        of ``parse``; its errors are ValueErrors that tell what is wrong with the line.
+    pairs : sequence of (int, int)
+        The fields whose features interact.
     spell : callable
         What makes a name of the text of a feature.
+    names : FeatureNames, optional
+        Gets a name for each feature that is read.
+    schema : mapping
+        What was asked of the function that made the reader, as JSON: models remember it.
     """
 
     name: str
-    parse: Parse
+    parse: Parse | None
     valued: bool
     weighted: bool = False
-    header: Callable[[bytes], Format] | None = None
+    header: Callable[[bytes], Parse] | None = None
+    pairs: Pairs = ()
     spell: Spell = as_written
+    names: FeatureNames | None = None
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
-    def rows(self, most: int, names: FeatureNames | None = None) -> Rows:
-        """Make the arrays of a pass in batches of ``most`` rows, whose features are named if ``names`` are given."""
-        return Rows(most, valued=self.valued, weighted=self.weighted, names=names, spell=self.spell)
+    def rows(self, most: int) -> Rows:
+        """Make the arrays of a pass in batches of ``most`` rows."""
+        return Rows(
+            most,
+            valued=self.valued,
+            weighted=self.weighted,
+            pairs=self.pairs,
+            names=self.names,
+            spell=self.spell,
+        )
+
+    def with_interactions(self, interactions: Interactions, number: Callable[[Field], int]) -> Format:
+        """Add the features of pairs of fields, whose numbers ``number`` finds."""
+        pairs = pairs_of(interactions, number)
+        if not pairs:
+            return self
+        written = [list(pair) for pair in named_pairs(interactions)]
+        return replace(self, pairs=pairs, schema={**self.schema, "interactions": written})
 
 
 LIBSVM = Format("libsvm", _reader.parse_libsvm, valued=True)

@@ -58,27 +58,6 @@ cdef inline size_t cell_of(uint64_t v) noexcept nogil:
     return <size_t>(16 * shift) + (v >> shift)
 
 
-cdef inline const uint8_t* tab_or_newline(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    cdef uint64_t ones = 0x0101010101010101
-    cdef uint64_t tops = 0x8080808080808080
-    cdef uint64_t word
-    cdef uint64_t tab
-    cdef uint64_t newline
-    cdef uint64_t found
-    while end - p >= 8:
-        word = load8(p)
-        tab = word ^ (ones * 9)
-        newline = word ^ (ones * 10)
-        # A zero byte sets its top bit. So may a byte above a zero byte, which does not matter: the lowest one counts.
-        found = ((tab - ones) & ~tab & tops) | ((newline - ones) & ~newline & tops)
-        if found != 0:
-            return p + (countr_zero(found) >> 3)
-        p += 8
-    while p[0] != 9 and p[0] != 10:
-        p += 1
-    return p
-
-
 cdef inline void put_column(
     Target* out, uint64_t key, int column, const uint8_t* begin, const uint8_t* end
 ) noexcept nogil:
@@ -130,7 +109,7 @@ cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, con
             place[0] = p
             return COLUMNS if p[0] == 10 or p[0] == 13 else INTEGER_TEXT
         p += 1
-        stop = tab_or_newline(p, end)
+        stop = byte_or_newline(p, end, 9)
         size = <size_t>(stop - p)
         if stop[0] == 10 and size > 0 and (stop - 1)[0] == 13:
             size -= 1

@@ -47,6 +47,10 @@ FAULTS = (
     "the importance is not a number of 0 or more",
     "a third number stands before the features: an initial prediction cannot be learned from",
     "a feature has neither a name nor a value",
+    "there are more or fewer cells than columns",
+    "a cell in quotes has no closing quote on its line",
+    "something stands between a closing quote and the end of its cell",
+    "the label or the weight is missing",
 )
 
 cdef enum:
@@ -67,6 +71,10 @@ cdef enum:
     IMPORTANCE = 14
     INITIAL = 15
     NAMELESS = 16
+    CELLS = 17
+    QUOTE_OPEN = 18
+    QUOTE_CLOSED = 19
+    CELL_MISSING = 20
     # These two never leave this module.
     NO_ROOM = 100
     BLANK = 101  # a line that is no example
@@ -207,6 +215,27 @@ cdef inline uint64_t load8(const uint8_t* p) noexcept nogil:
     cdef uint64_t word
     memcpy(&word, p, 8)
     return word
+
+
+cdef inline const uint8_t* byte_or_newline(const uint8_t* p, const uint8_t* end, uint8_t byte) noexcept nogil:
+    cdef uint64_t ones = 0x0101010101010101
+    cdef uint64_t tops = 0x8080808080808080
+    cdef uint64_t word
+    cdef uint64_t sought
+    cdef uint64_t newline
+    cdef uint64_t found
+    while end - p >= 8:
+        word = load8(p)
+        sought = word ^ (ones * byte)
+        newline = word ^ (ones * 10)
+        # A zero byte sets its top bit. So may a byte above a zero byte, which does not matter: the lowest one counts.
+        found = ((sought - ones) & ~sought & tops) | ((newline - ones) & ~newline & tops)
+        if found != 0:
+            return p + (countr_zero(found) >> 3)
+        p += 8
+    while p[0] != byte and p[0] != 10:
+        p += 1
+    return p
 
 
 cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* out) noexcept nogil:

@@ -59,6 +59,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     examples: int
     format: str | None = msgspec.field(name="reader_format")
+    schema: dict[str, Any] = {}
     calibration: dict[str, Any] | None = None
     history: History
 

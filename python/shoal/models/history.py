@@ -11,7 +11,9 @@ Threads: a ``Curve`` belongs to the thread that fits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.metrics import Accumulator, Curves, Metrics
 from shoal.metrics.exact import ratio
@@ -228,7 +230,13 @@ def _weight(point: Point) -> float:
 class Record:
     """What a model notes down while it learns."""
 
-    def __init__(self, history: History | None = None, examples: int = 0, form: str | None = None) -> None:
+    def __init__(
+        self,
+        history: History | None = None,
+        examples: int = 0,
+        form: str | None = None,
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
         history = history or History()
         self.curve = Curve(history.points)
         self.passes = list(history.passes)
@@ -236,6 +244,7 @@ class Record:
         self.best_pass = history.best_pass
         self.examples = examples
         self.format = form
+        self.schema = dict(schema or {})
 
     @property
     def history(self) -> History:

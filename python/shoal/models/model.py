@@ -46,6 +46,7 @@ from shoal.optim import Optimizer
 from shoal.store import LocalStore, local
 from shoal.table import KeyBatch, Rows, Table
 
+_FEATURES = ("categorical", "numeric", "interactions")  # of a schema: what keys are made of
 Floats = npt.NDArray[np.float64]
 Method = Literal["isotonic", "platt"]
 
@@ -160,6 +161,11 @@ class Model(ABC):
     def format(self) -> str | None:
         """Name of the format that the model was fitted on ("libsvm", "criteo"), if a reader told."""
         return self._record.format
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What was asked of the function that made the reader: columns, interactions. See `shoal.Reader.schema`."""
+        return dict(self._record.schema)
 
     @property
     def history(self) -> History:
@@ -389,6 +395,7 @@ class Model(ABC):
     def note_format(self, data: object) -> None:
         """Remember the format of what is learned from."""
         self._record.format = getattr(data, "format", None) or self._record.format
+        self._record.schema = getattr(data, "schema", None) or self._record.schema
 
     # ---- calibrating -------------------------------------------------------------------------------------------------
 
@@ -548,6 +555,13 @@ class Model(ABC):
                 f"this model learned from {self.format} data, its keys mean nothing for {form}: pass a reader of "
                 f"{self.format} data"
             )
+        schema = getattr(data, "schema", {})
+        for name in _FEATURES:
+            if self.format is not None and form is not None and schema.get(name) != self.schema.get(name):
+                raise ValueError(
+                    f"this model learned from data with {name}={self.schema.get(name)!r}, and this reader has "
+                    f"{schema.get(name)!r}: pass the same, as in read_{form}(path, **model.schema)"
+                )
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
@@ -587,6 +601,7 @@ class Model(ABC):
             seed=self.table.seed,
             examples=self.examples,
             format=self.format,
+            schema=self.schema,
             calibration=None if self._calibration is None else self._calibration.to_dict(),
             history=self.history,
         )
@@ -628,7 +643,7 @@ class Model(ABC):
                 target.close()
             raise
         model._owns_store = store is None
-        model._record = Record(described.history, described.examples, described.format)
+        model._record = Record(described.history, described.examples, described.format, described.schema)
         return model
 
 

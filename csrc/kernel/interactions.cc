@@ -1,0 +1,120 @@
+#include "kernel/interactions.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+
+namespace shoal {
+
+Interactions::Interactions(std::span<const std::uint64_t> pairs) {
+  SHOAL_CHECK(pairs.size() % 2 == 0, "pairs must hold two fields each, got " + std::to_string(pairs.size()));
+  fields_.assign(pairs.begin(), pairs.end());
+  std::sort(fields_.begin(), fields_.end());
+  fields_.erase(std::unique(fields_.begin(), fields_.end()), fields_.end());
+  places_.resize(fields_.size());
+  const std::size_t cells = std::bit_ceil(2 * fields_.size() + 2);
+  shift_ = 64U - static_cast<unsigned>(std::countr_zero(cells));
+  cells_.assign(cells, kNone);
+  for (std::size_t i = 0; i < fields_.size(); ++i) {
+    std::size_t at = mix(fields_[i]) >> shift_;
+    while (cells_[at] != kNone) {
+      at = (at + 1) % cells;
+    }
+    cells_[at] = static_cast<std::uint32_t>(i);
+  }
+  for (std::size_t i = 0; i < pairs.size(); i += 2) {
+    pairs_.emplace_back(find(pairs[i]), find(pairs[i + 1]));
+  }
+}
+
+std::uint32_t Interactions::find(std::uint64_t field) const noexcept {
+  std::size_t at = mix(field) >> shift_;
+  while (cells_[at] != kNone && fields_[cells_[at]] != field) {
+    at = (at + 1) % cells_.size();
+  }
+  return cells_[at];
+}
+
+void Interactions::count(const FieldedRows& rows, std::span<std::int64_t> indptr) {
+  const auto& [ends, keys, values, fields] = rows;
+  SHOAL_CHECK(!ends.empty() && ends.front() == 0, "indptr must begin with 0");
+  SHOAL_CHECK(std::adjacent_find(ends.begin(), ends.end(), std::greater<>()) == ends.end(), "indptr falls");
+  SHOAL_CHECK(static_cast<std::uint64_t>(ends.back()) == keys.size(),
+              "indptr must end with the number of keys, " + std::to_string(keys.size()) + ", got " +
+                  std::to_string(ends.back()));
+  SHOAL_CHECK(fields.size() == keys.size(), "there must be a field for each of the " +
+                                                std::to_string(keys.size()) + " keys, got " +
+                                                std::to_string(fields.size()));
+  SHOAL_CHECK(values.empty() || values.size() == keys.size(),
+              "there must be a value for each of the " + std::to_string(keys.size()) + " keys, got " +
+                  std::to_string(values.size()));
+  SHOAL_CHECK(indptr.size() == ends.size(), "the new indptr must be as long as the old one");
+  std::vector<std::uint64_t> counts(fields_.size());
+  std::uint64_t total = 0;
+  indptr[0] = 0;
+  for (std::size_t row = 0; row + 1 < ends.size(); ++row) {
+    std::fill(counts.begin(), counts.end(), 0);
+    const auto begin = static_cast<std::size_t>(ends[row]);
+    const auto end = static_cast<std::size_t>(ends[row + 1]);
+    for (std::size_t i = begin; i < end; ++i) {
+      if (const std::uint32_t field = find(fields[i]); field != kNone) {
+        ++counts[field];
+      }
+    }
+    // Held to the limit step by step, so that no product of two counts wraps around.
+    const auto add = [&](std::uint64_t more) {
+      total += more;
+      SHOAL_CHECK(total <= kMost, "the interactions of row " + std::to_string(row) + " make more than " +
+                                      std::to_string(kMost) +
+                                      " features of a batch: pass smaller batches or fewer pairs");
+    };
+    add(end - begin);
+    for (const auto& [first, second] : pairs_) {
+      const std::uint64_t others = first == second ? std::max<std::uint64_t>(counts[first], 1) - 1 : 0;
+      add(first == second ? counts[first] * others / 2 : counts[first] * counts[second]);
+    }
+    indptr[row + 1] = static_cast<std::int64_t>(total);
+  }
+}
+
+void Interactions::write(const FieldedRows& rows, std::span<std::uint64_t> keys, std::span<float> values) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const auto& ends = rows.indptr;
+  std::size_t at = 0;
+  const auto put = [&](std::uint64_t key, float value) {
+    keys[at] = key;
+    if (!values.empty()) {
+      values[at] = value;
+    }
+    ++at;
+  };
+  const auto value_of = [&](std::size_t i) { return rows.values.empty() ? 1.0F : rows.values[i]; };
+  for (std::size_t row = 0; row + 1 < ends.size(); ++row) {
+    for (auto& places : places_) {
+      places.clear();
+    }
+    for (auto i = static_cast<std::size_t>(ends[row]); i < static_cast<std::size_t>(ends[row + 1]); ++i) {
+      put(rows.keys[i], value_of(i));
+      if (const std::uint32_t field = find(rows.fields[i]); field != kNone) {
+        places_[field].push_back(i);
+      }
+    }
+    for (const auto& [first, second] : pairs_) {
+      for (std::size_t n = 0; n < places_[first].size(); ++n) {
+        const std::size_t i = places_[first][n];
+        for (std::size_t m = first == second ? n + 1 : 0; m < places_[second].size(); ++m) {
+          const std::size_t j = places_[second][m];
+          const auto [low, high] = std::minmax(rows.keys[i], rows.keys[j]);
+          put(first == second ? interaction_key(low, high) : interaction_key(rows.keys[i], rows.keys[j]),
+              std::clamp(value_of(i) * value_of(j), -kLargest, kLargest));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,64 @@
+// Interactions: features made of two, where a row has a feature in each of two fields.
+//
+//   row         a | b c | d          features of the fields 1 | 2 | 3, in any order, any number in each
+//   pairs       (1, 2), (3, 3)
+//   becomes     a b c d | a*b a*c    what was there, then pair after pair; (3, 3) pairs the features of one field
+//
+// The key of a pair is interaction_key(first, second), in the order of the named fields; within one field the lesser key
+// is the first, so that their order in the row does not count. The value is the product, held within float32.
+//
+// Threads: an Interactions is scratch memory of one caller at a time.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/mix.h"
+
+namespace shoal {
+
+// Rows (CSR) whose features know their fields. No values: each is 1.
+struct FieldedRows {
+  std::span<const std::int64_t> indptr;
+  std::span<const std::uint64_t> keys;
+  std::span<const float> values;
+  std::span<const std::uint64_t> fields;
+};
+
+// A fixed 64-bit hash of two keys: that of the token of eight bytes `second` in the field `first` (docs/readers.md).
+constexpr std::uint64_t interaction_key(std::uint64_t first, std::uint64_t second) noexcept {
+  constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15U;
+  return mix(((mix(first) + 8 * kStep) ^ second) - kStep);
+}
+
+class Interactions {
+ public:
+  static constexpr std::uint64_t kMost = std::uint64_t{1} << 32U;  // features of one batch
+
+  // Fields by twos. Throws if their number is odd.
+  explicit Interactions(std::span<const std::uint64_t> pairs);
+
+  // Writes where each row ends, its own features and the new ones. Throws unless the arrays fit together, or if there
+  // would be more than kMost features.
+  void count(const FieldedRows& rows, std::span<std::int64_t> indptr);
+
+  // Writes the features of the rows that were counted last; no `values`: they are not asked for.
+  void write(const FieldedRows& rows, std::span<std::uint64_t> keys, std::span<float> values);
+
+ private:
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+  std::uint32_t find(std::uint64_t field) const noexcept;
+
+  std::vector<std::uint64_t> fields_;                           // the distinct ones
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs_;  // of fields_
+  std::vector<std::uint32_t> cells_;                            // open addressing: into fields_, or kNone
+  std::vector<std::vector<std::size_t>> places_;                // of one row's features, for each of fields_
+  unsigned shift_ = 0;
+};
+
+}  // namespace shoal

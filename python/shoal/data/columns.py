@@ -1,0 +1,154 @@
+"""Columns: which named columns are the label, the weight and the features; for CSV as for Arrow.
+
+A column is a field: its number is `shoal.hash_strings` of its name, so that the order of columns does not matter, nor
+columns that nobody asked for.
+
+    categorical   key(field, text of the cell), value 1
+    numeric       key(field, no text), value the cell's number
+    missing       no feature
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_pairs, pairs_of
+
+PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL = range(5)  # as formats/csv.pxi has them
+
+# Cells that hold nothing, as pandas has them.
+MISSING = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
+    *("NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Columns found in a file: what `shoal._reader.parse_csv` calls ``columns``.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Of all columns of the file, in its order.
+    kinds : uint8[columns]
+        PASSED_OVER, LABEL, WEIGHT, NUMERIC or CATEGORICAL.
+    fields : uint64[columns]
+    separator : int
+        The byte between cells.
+    missing : tuple of bytes
+        Cells that hold nothing.
+    positive : bytes or None
+        The label that counts as 1; None: labels are numbers.
+    """
+
+    names: tuple[str, ...]
+    kinds: NDArray[np.uint8]
+    fields: NDArray[np.uint64]
+    separator: int
+    missing: tuple[bytes, ...]
+    positive: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What a user asked for: the parameters of `shoal.read_csv` and its kin that name columns.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A column has two roles, a name is none, an interaction is between columns that are no features.
+    """
+
+    label: str
+    categorical: Sequence[str] | None = None
+    numeric: Sequence[str] = ()
+    weight: str | None = None
+    positive: str | None = None
+    interactions: Interactions = ()
+
+    def __post_init__(self) -> None:
+        for name, given in (("categorical", self.categorical), ("numeric", self.numeric)):
+            if isinstance(given, str) or not all(isinstance(column, str) for column in given or ()):
+                raise TypeError(f"{name} is {given!r}: pass a list of names of columns")
+        roles = [self.label, *self.numeric, *(self.categorical or ()), *([] if self.weight is None else [self.weight])]
+        for column in roles:
+            if roles.count(column) > 1:
+                raise ValueError(f"column {column!r} has two roles: it can be label, weight, category or number")
+        for column in self._interacting():
+            known = self.categorical is None or column in self.categorical or column in self.numeric
+            if not known or column in (self.label, self.weight):
+                raise ValueError(f"the interaction of {column!r} is with no feature: name it as categorical or numeric")
+
+    def _interacting(self) -> list[str]:
+        names = [name for pair in named_pairs(self.interactions) for name in pair]
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"interactions holds {name!r}: pass names of columns")
+        return [str(name) for name in names]
+
+    @property
+    def pairs(self) -> Pairs:
+        """The numbers of the fields that interact."""
+        return pairs_of(self.interactions, _number)
+
+    def schema(self) -> dict[str, Any]:
+        """Tell what differs from the defaults, as JSON."""
+        told: dict[str, Any] = {"label": self.label}
+        if self.categorical is not None:
+            told["categorical"] = list(self.categorical)
+        if self.numeric:
+            told["numeric"] = list(self.numeric)
+        if self.weight is not None:
+            told["weight"] = self.weight
+        if self.positive is not None:
+            told["positive"] = self.positive
+        if pairs := named_pairs(self.interactions):
+            told["interactions"] = [list(pair) for pair in pairs]
+        return told
+
+    def kinds_of(self, names: Sequence[str]) -> list[int]:
+        """Give each column of a file its role.
+
+        Raises
+        ------
+        ValueError
+            A column that was asked for is not there, or is there twice.
+        """
+        roles: Mapping[str, int] = {
+            **dict.fromkeys(self.categorical or (), CATEGORICAL),
+            **dict.fromkeys(self.numeric, NUMERIC),
+            **({} if self.weight is None else {self.weight: WEIGHT}),
+            self.label: LABEL,
+        }
+        for column in {**roles, **dict.fromkeys(self._interacting())}:
+            if names.count(column) != 1:
+                count = "not" if column not in names else "twice"
+                raise ValueError(f"column {column!r} is {count} there: the columns are {_listed(names)}")
+        others = CATEGORICAL if self.categorical is None else PASSED_OVER
+        return [roles.get(name, others) for name in names]
+
+    def bind(self, names: Sequence[str], separator: str, missing: Iterable[str]) -> Bound:
+        """Find the columns in a file of text."""
+        return Bound(
+            tuple(names),
+            np.array(self.kinds_of(names), np.uint8),
+            np.array([field_of(name) for name in names], np.uint64),
+            ord(separator),
+            tuple(cell.encode() for cell in missing),
+            None if self.positive is None else self.positive.encode(),
+        )
+
+
+def _number(name: Field) -> int:
+    return field_of(str(name))
+
+
+def _listed(names: Sequence[str], most: int = 40) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more

@@ -1,0 +1,64 @@
+"""Interactions: which pairs of fields make features of two features; the work is `shoal._core.interact`'s.
+
+``docs/readers.md`` defines the keys.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from shoal.data.hashing import hash_strings
+
+Field = str | int
+Interactions = Sequence[Field] | Sequence[tuple[Field, Field]]
+Pairs = tuple[tuple[int, int], ...]
+
+
+def field_of(name: str) -> int:
+    """Return the number of a named field: of a column, or of a namespace."""
+    return int(hash_strings([name])[0])
+
+
+def named_pairs(interactions: Interactions) -> list[tuple[Field, Field]]:
+    """Turn what a user wrote into pairs.
+
+    Parameters
+    ----------
+    interactions : sequence of pairs, or sequence of fields
+        Of fields: all pairs of them.
+
+    Raises
+    ------
+    TypeError
+        It is neither.
+    ValueError
+        A pair occurs twice, in whatever order: its features would count twice.
+    """
+    if isinstance(interactions, str):
+        raise TypeError(f"interactions is {interactions!r}: pass a list of pairs of fields, or of fields")
+    items = list(interactions)
+    fields = [item for item in items if isinstance(item, str | int)]
+    if len(fields) == len(items):
+        pairs = list(itertools.combinations(fields, 2))
+        if len(fields) == 1:
+            raise ValueError(f"interactions is {fields!r}: one field makes no pair, pass two or more")
+    else:
+        pairs = [_pair(item) for item in items]
+    seen = set()
+    for pair in pairs:
+        if frozenset(pair) in seen:
+            raise ValueError(f"interactions holds {pair!r} twice: pass each pair once")
+        seen.add(frozenset(pair))
+    return pairs
+
+
+def _pair(item: object) -> tuple[Field, Field]:
+    if isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(name, str | int) for name in item):
+        return item[0], item[1]
+    raise TypeError(f"{item!r} is no interaction: pass pairs such as ('site', 'ad'), or fields for all of their pairs")
+
+
+def pairs_of(interactions: Interactions, number: Callable[[Field], int]) -> Pairs:
+    """Turn what a user wrote into pairs of the numbers of fields, which ``number`` finds."""
+    return tuple((number(first), number(second)) for first, second in named_pairs(interactions))

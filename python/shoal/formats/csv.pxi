@@ -1,0 +1,232 @@
+# CSV and TSV with named columns. Cells may stand in double quotes, with a quote inside written twice; a row is a line.
+
+cdef enum:
+    PASSED_OVER = 0
+    LABEL = 1
+    WEIGHT = 2
+    NUMERIC = 3
+    CATEGORICAL = 4
+
+cdef struct Text:
+    const uint8_t* begin
+    size_t size
+
+# What a line is read by: shoal.data.columns.Bound.
+cdef struct CsvColumns:
+    size_t count
+    const uint8_t* kinds
+    const uint64_t* fields
+    const uint64_t* seeds  # of the fields
+    uint8_t separator
+    const Text* missing  # cells that hold nothing
+    size_t missing_count
+    const uint8_t* missing_first  # whether one of them begins with this byte
+    bint empty_is_missing
+    const Text* positive  # the label that counts as 1, or null: labels are numbers
+    uint8_t* unquoted  # room for a cell
+
+
+cdef inline int read_cell(
+    const uint8_t** place, const uint8_t* end, const CsvColumns* columns, Text* cell, const uint8_t** readable
+) noexcept nogil:
+    """One cell, up to its separator or newline; the bytes up to `readable` may be read."""
+    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* stop
+    cdef uint8_t* to = columns.unquoted
+    cdef bint twice = False
+    readable[0] = end
+    if p[0] != 34:
+        stop = byte_or_newline(p, end, columns.separator)
+        cell.begin, cell.size = p, <size_t>(stop - p)
+        if stop[0] == 10 and cell.size > 0 and (stop - 1)[0] == 13:
+            cell.size -= 1
+        place[0] = stop
+        return GOOD
+    p += 1
+    cell.begin = p
+    while True:
+        stop = byte_or_newline(p, end, 34)
+        if stop[0] == 10:
+            return QUOTE_OPEN
+        if stop[1] != 34:
+            break
+        memcpy(to, p, stop + 1 - p)  # with one of the two quotes
+        to += stop + 1 - p
+        p = stop + 2
+        twice = True
+    if twice:
+        memcpy(to, p, stop - p)
+        to += stop - p
+        cell.begin = columns.unquoted
+        readable[0] = to
+        cell.size = <size_t>(to - columns.unquoted)
+    else:
+        cell.size = <size_t>(stop - cell.begin)
+    stop += 1
+    place[0] = stop
+    if stop[0] == 13 and stop[1] == 10:
+        stop += 1
+    if stop[0] != columns.separator and stop[0] != 10:
+        return QUOTE_CLOSED
+    place[0] = stop
+    return GOOD
+
+
+cdef inline bint is_missing(const CsvColumns* columns, const Text* cell) noexcept nogil:
+    cdef size_t i
+    if cell.size == 0:
+        return columns.empty_is_missing
+    if columns.missing_first[cell.begin[0]]:
+        for i in range(columns.missing_count):
+            if columns.missing[i].size == cell.size and memcmp(columns.missing[i].begin, cell.begin, cell.size) == 0:
+                return True
+    return False
+
+
+cdef inline int read_whole_number(const Text* cell, const uint8_t* readable, float* out) noexcept nogil:
+    """The number that a cell holds, blanks around it aside."""
+    cdef const uint8_t* p = cell.begin
+    cdef const uint8_t* stop = p + cell.size
+    cdef int fault
+    while p < stop and is_blank(p[0]):
+        p += 1
+    while p < stop and is_blank((stop - 1)[0]):
+        stop -= 1
+    if p == stop:
+        return VALUE_TEXT
+    # A quote, a separator or a newline follows a cell, which no number goes on with; not so what was unquoted.
+    if stop == readable:
+        return VALUE_TEXT
+    fault = read_number(&p, readable, out)
+    return VALUE_TEXT if fault == GOOD and p != stop else fault
+
+
+cdef inline int read_truth(
+    const CsvColumns* columns, const Text* cell, const uint8_t* readable, float* out
+) noexcept nogil:
+    cdef float y = 0.0
+    cdef int fault
+    if columns.positive != NULL:
+        out[0] = (
+            1.0 if cell.size == columns.positive.size and memcmp(cell.begin, columns.positive.begin, cell.size) == 0
+            else 0.0
+        )
+        return GOOD
+    fault = read_whole_number(cell, readable, &y)
+    if fault == VALUE_TEXT:
+        return LABEL_TEXT
+    if fault != GOOD or not (y == 1.0 or y == 0.0 or y == -1.0):
+        return LABEL_RANGE
+    out[0] = 1.0 if y == 1.0 else 0.0
+    return GOOD
+
+
+cdef inline int put_cell(
+    const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out,
+    const uint8_t* begin, const uint8_t* end,
+) noexcept nogil:
+    """What the cell from `begin` to `end` says: the label, the weight, a feature, or nothing."""
+    cdef float value = 1.0
+    cdef int fault
+    cdef uint8_t kind = columns.kinds[column]
+    if is_missing(columns, cell):
+        return CELL_MISSING if kind == LABEL or kind == WEIGHT else GOOD
+    if kind == LABEL:
+        return read_truth(columns, cell, readable, &out.labels[out.row])
+    if kind == WEIGHT:
+        fault = read_whole_number(cell, readable, &value)
+        if fault != GOOD or value < 0.0:
+            return IMPORTANCE
+        out.weights[out.row] = value
+        return GOOD
+    if kind == NUMERIC:
+        fault = read_whole_number(cell, readable, &value)
+        if fault != GOOD:
+            return fault
+        out.keys[out.nnz] = token_key(columns.seeds[column], cell.begin, 0, readable)
+    else:
+        out.keys[out.nnz] = token_key(columns.seeds[column], cell.begin, cell.size, readable)
+    if out.values != NULL:
+        out.values[out.nnz] = value
+    if out.fields != NULL:
+        out.fields[out.nnz] = columns.fields[column]
+    # What was unquoted stands elsewhere: then the span is the cell with its quotes.
+    if cell.begin == columns.unquoted:
+        put_span(out, out.nnz, begin, end)
+    else:
+        put_span(out, out.nnz, cell.begin, cell.begin + cell.size)
+    out.nnz += 1
+    return GOOD
+
+
+cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+    cdef const CsvColumns* columns = <const CsvColumns*>known
+    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* readable = end
+    cdef size_t column = 0
+    cdef Text cell
+    cdef int fault
+    if p[0] == 10 or (p[0] == 13 and p[1] == 10):
+        place[0] += 0 if p[0] == 10 else 1
+        return BLANK
+    if out.nnz + <int64_t>columns.count > out.room:
+        return NO_ROOM
+    while True:
+        place[0] = p
+        fault = read_cell(&p, end, columns, &cell, &readable)
+        if fault == QUOTE_CLOSED:
+            place[0] = p
+        if fault == GOOD and columns.kinds[column] != PASSED_OVER:
+            fault = put_cell(columns, column, &cell, readable, out, place[0], p)
+        if fault != GOOD:
+            return fault
+        column += 1
+        if p[0] == 10 or column == columns.count:
+            break
+        p += 1
+    place[0] = p
+    return GOOD if p[0] == 10 and column == columns.count else CELLS
+
+
+def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bint skip):
+    """Append rows of CSV to ``arrays``, by ``columns``, a `shoal.data.columns.Bound`; see docs/readers.md."""
+    cdef const uint8_t[::1] kinds = columns.kinds
+    cdef const uint64_t[::1] fields = columns.fields
+    cdef tuple missing = columns.missing
+    cdef bytes positive = columns.positive
+    cdef vector[uint64_t] seeds
+    cdef vector[Text] empties
+    cdef uint8_t[256] first
+    cdef vector[uint8_t] unquoted
+    cdef Text truth
+    cdef CsvColumns known
+    cdef size_t i
+    cdef bytes text
+    if kinds.shape[0] == 0 or kinds.shape[0] != fields.shape[0]:
+        raise ValueError(f"kinds and fields must be as long, and not empty, got {kinds.shape[0]} and {fields.shape[0]}")
+    if arrays.weights is None and WEIGHT in columns.kinds:
+        raise ValueError("weights is None, and a column is the weight")
+    if arrays.values is None and NUMERIC in columns.kinds:
+        raise ValueError("values is None, and a column is numeric")
+    for i in range(<size_t>fields.shape[0]):
+        seeds.push_back(field_seed(fields[i]))
+    memset(first, 0, 256)
+    known.empty_is_missing = False
+    for text in missing:
+        if len(text) == 0:
+            known.empty_is_missing = True
+            continue
+        truth.begin, truth.size = <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)
+        first[truth.begin[0]] = 1
+        empties.push_back(truth)
+    known.positive = NULL
+    if positive is not None:
+        truth.begin, truth.size = <const uint8_t*>PyBytes_AS_STRING(positive), <size_t>PyBytes_GET_SIZE(positive)
+        known.positive = &truth
+    unquoted.resize(<size_t>block.shape[0])
+    known.count = <size_t>kinds.shape[0]
+    known.kinds, known.fields, known.seeds = &kinds[0], &fields[0], seeds.data()
+    known.separator = columns.separator
+    known.missing, known.missing_count, known.missing_first = empties.data(), empties.size(), first
+    known.unquoted = unquoted.data()
+    return parse(block, start, arrays, skip, csv_line, &known)
