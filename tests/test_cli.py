@@ -402,6 +402,34 @@ def test_inspect_tells_the_latest_fit_and_the_latest_passes(logs, capsys):
     assert [fit["plan"]["shuffle"] for fit in told["fits"]] == [3]
 
 
+def test_names_are_kept_with_the_model_and_shown(logs, capsys):
+    assert train(logs, "m", "--names") == 0
+    names = shoal.models.load_names("m")
+    assert f"names        {len(names):,} features" in capsys.readouterr().out
+    with LogisticRegression.load("m") as model:
+        keys, weights = model.top(5)
+    assert [names.get(key) for key in keys.tolist()] == [str(key) for key in keys.tolist()]
+    assert run("inspect", "m", "--top", 5) == 0
+    told = capsys.readouterr().out.splitlines()
+    at = told.index(f"    names       {len(names):,} features")
+    assert [line.split() for line in told[at + 1 : at + 6]] == [
+        [f"{w:+.4f}", str(key)] for key, w in zip(keys.tolist(), weights, strict=True)
+    ]
+    assert run("inspect", "m", "--top", 1, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["names"] == len(names)
+    assert facts["top"] == [{"key": int(keys[0]), "name": str(keys[0]), "weight": pytest.approx(float(weights[0]))}]
+    day = logs / "day_1.tsv"
+    grid = ["--grid", "l1=0,1", "--save-all", "--names", "--json"]
+    assert run("train", "lr", "--train", day, "--format", "criteo", "--model", "g", *grid) == 0
+    assert json.loads(capsys.readouterr().out)["names"] == len(shoal.models.load_names("g/l1=0"))
+    assert shoal.models.load_names("g/l1=1") == shoal.models.load_names("g/l1=0")
+    assert run("inspect", "g/l1=1", "--top", 3) == 0
+    assert len(re.findall(r"^    [+-]\d\.\d{4} +[IC]\d+=", capsys.readouterr().out, re.MULTILINE)) == 3
+    assert run("inspect", "m", "--top", -1) == 2
+    assert "--top is -1: pass 0 or more" in capsys.readouterr().err
+
+
 # ---- weights, samples, order, stopping, grids ------------------------------------------------------------------------
 
 

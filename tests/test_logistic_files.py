@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import Batch, CorruptionError, LogisticRegression, checkpoint
+from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, checkpoint, models
 from shoal.models import Fit, Plan, files
 from shoal.sealed import read_sealed, write_sealed
 
@@ -249,6 +249,102 @@ def test_a_load_that_a_save_overtakes_reads_the_new_model(saved, batch, monkeypa
     whole = files.read
     monkeypatch.setattr(files, "read", lambda directory: next(answers, None) or whole(directory))
     np.testing.assert_array_equal(predictions(saved, batch), expected)
+
+
+# ---- names of features -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named():
+    names = FeatureNames()
+    names.add(np.array([3, 2**64 - 1], np.uint64), ["site=a.com", "ünï"])
+    return names
+
+
+def test_names_are_kept_with_the_model_and_replaced_with_it(saved, batch, named):
+    assert models.load_names(saved) is None
+    with LogisticRegression.load(saved) as model:
+        model.save(saved, names=named)
+        assert sorted(os.listdir(saved)) == ["checkpoint-000002", "model.json", "names-000002.json"]
+        assert models.load_names(saved) == named
+        named.add([4], ["site=b.com"])
+        model.save(saved, names=named)
+        assert sorted(os.listdir(saved)) == ["checkpoint-000003", "model.json", "names-000003.json"]
+        assert models.load_names(saved) == named
+        expected = model.predict_proba(batch)
+    np.testing.assert_array_equal(predictions(saved, batch), expected)
+    with LogisticRegression.load(saved) as model:
+        model.save(saved)
+    assert sorted(os.listdir(saved)) == ["checkpoint-000004", "model.json"]
+    assert models.load_names(saved) is None
+
+
+@pytest.mark.parametrize("where", ["at the names", "behind them"])
+def test_a_save_with_names_that_fails_leaves_model_and_names(saved, batch, named, monkeypatch, where):
+    with LogisticRegression.load(saved) as model:
+        model.save(saved, names=named)
+    before = snapshot(saved)
+
+    def fail(*_, **__):
+        raise CutOffError
+
+    if where == "at the names":
+        monkeypatch.setattr(FeatureNames, "save", fail)
+    else:
+        monkeypatch.setattr(files, "write_sealed", fail)
+    with LogisticRegression.load(saved) as model:
+        model.partial_fit(batch)
+        with pytest.raises(CutOffError):
+            model.save(saved, names=named)
+    assert snapshot(saved) == before
+
+
+def test_names_that_a_killed_save_left_behind_are_removed(named, batch, tmp_path):
+    directory = tmp_path / "m"
+    directory.mkdir()
+    named.save(directory / "names-000001.json")
+    (directory / ".names-000001.json.0badcafe.tmp").write_bytes(b"{")
+    with LogisticRegression() as model:
+        model.partial_fit(batch)
+        model.save(directory)
+        named.save(directory / "names-000009.json")
+        (directory / ".names-000009.json.0badcafe.tmp").write_bytes(b"{")
+        model.save(directory, overwrite=True, names=named)
+    assert sorted(os.listdir(directory)) == ["checkpoint-000002", "model.json", "names-000002.json"]
+    assert models.load_names(directory) == named
+
+
+def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
+    with LogisticRegression.load(saved) as model:
+        model.save(saved, names=named)
+    expected = predictions(saved, batch)
+    path = saved / "names-000002.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    with pytest.raises(CorruptionError, match=r"names-000002\.json is damaged"):
+        models.load_names(saved)
+    with pytest.raises(CorruptionError, match=r"names-000002\.json is damaged"):
+        shoal.report(saved)
+    path.unlink()
+    with pytest.raises(CorruptionError, match=r"names-000002\.json is missing"):
+        models.load_names(saved)
+    np.testing.assert_array_equal(predictions(saved, batch), expected)
+    body = json.loads(read_sealed(saved / "model.json", missing="")) | {"names": "../elsewhere.json"}
+    write_sealed(saved / "model.json", json.dumps(body).encode())
+    with pytest.raises(CorruptionError, match=r"names no names of features but .*elsewhere"):
+        models.load_names(saved)
+
+
+def test_names_that_a_save_overtakes_are_the_new_ones(saved, named, monkeypatch):
+    with LogisticRegression.load(saved) as model:
+        model.save(saved, names=named)
+        old = files.read(saved)
+        named.add([4], ["site=b.com"])
+        model.save(saved, names=named)
+    answers = iter([old])
+    whole = files.read
+    monkeypatch.setattr(files, "read", lambda directory: next(answers, None) or whole(directory))
+    assert models.load_names(saved) == named
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------

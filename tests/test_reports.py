@@ -249,6 +249,16 @@ def test_of_many_passes_the_latest_are_told_and_each_is_a_point(train, tmp_path)
     assert "44, with the same settings" in cells
 
 
+def test_names_that_were_saved_with_the_model_are_shown(saved):
+    with LogisticRegression.load(saved) as model:
+        keys, _ = model.top(3)
+        names = shoal.FeatureNames()
+        names.add(keys[:1], ["<carrier>=AA"])
+        model.save(saved, names=names)
+    assert read(shoal.report(saved, top=2)).texts("td", "feature") == ["<carrier>=AA", str(keys[1])]
+    assert read(shoal.report(saved, names={}, top=1)).texts("td", "feature") == [str(keys[0])]
+
+
 # ---- awkward models --------------------------------------------------------------------------------------------------
 
 

@@ -530,6 +530,12 @@ def test_the_largest_weights_come_first(rng):
             assert top_weights.tolist() == weights[order[:n]].tolist()
         with pytest.raises(ValueError, match="n is -1"):
             model.top(-1)
+        names = shoal.FeatureNames()
+        names.add(keys[order[1:3]], ["site=a.com", "user=7"])
+        texts, top_weights = model.top(4, names=names)
+        assert texts == [str(keys[order[0]]), "site=a.com", "user=7", str(keys[order[3]])]
+        assert top_weights.tolist() == weights[order[:4]].tolist()
+        assert model.top(1, names={})[0] == [str(keys[order[0]])]
 
 
 def test_a_curve_of_weighted_windows_keeps_its_sums(rng):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.answers import Answer
 
 if TYPE_CHECKING:
-    from shoal.data import Reader
+    from shoal.data import FeatureNames, Reader
 
 PLAIN_FORMATS = ("libsvm", "libffm", "vw", "criteo")  # which need no word about columns
 FORMATS = (*PLAIN_FORMATS, "csv", "tsv")
@@ -89,15 +89,24 @@ def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_reader(
-    path: str | Sequence[str], form: str, arguments: argparse.Namespace, schema: Mapping[str, Any]
+    path: str | Sequence[str],
+    form: str,
+    arguments: argparse.Namespace,
+    schema: Mapping[str, Any],
+    names: FeatureNames | None = None,
 ) -> Reader:
-    """Make the reader of some files."""
+    """Make the reader of some files, which fills names of features if they are given."""
     from shoal.data.readers import READERS
 
     if form == "tsv":
         form, schema = "csv", {"sep": "\t", **schema}
     return READERS[form](
-        path, **schema, batch_size=arguments.batch_size, on_error=arguments.on_error, threads=arguments.parsers
+        path,
+        **schema,
+        batch_size=arguments.batch_size,
+        on_error=arguments.on_error,
+        threads=arguments.parsers,
+        names=names,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shoal.cli.arguments import command, machine
 EXAMPLES = """\
 examples:
   $ shoal inspect ctr
+  $ shoal inspect ctr --top 20              # the largest weights, under their names if trained with --names
   $ shoal inspect ctr/checkpoint-* --json
 
 Reads every byte. What is damaged is named, and the status is 1.
@@ -24,6 +26,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     look = command(commands, "inspect", "Tell what is in a model or a checkpoint, and verify it.", EXAMPLES, inspect)
     look.add_argument("directory", metavar="DIR", help="a model or a checkpoint")
+    look.add_argument("--top", type=int, default=0, metavar="N", help="weights to list (default: %(default)s)")
     machine(look, threads=False)
 
 
@@ -32,6 +35,8 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     from shoal import checkpoint
     from shoal.models import calibration, files
 
+    if arguments.top < 0:
+        raise ValueError(f"--top is {arguments.top}: pass 0 or more")
     directory = Path(arguments.directory)
     if not directory.is_dir():
         raise ValueError(f"{directory}: there is no such directory")
@@ -67,6 +72,13 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             lines.append(f"    pass {done.number:<6} {done.metrics}{cut}")
             if done.valid is not None:
                 lines.append(f"    {'valid':<11} {done.valid}")
+        named = files.load_names(directory)
+        if named is not None:
+            facts["names"] = len(named)
+            lines.append(f"    names       {len(named):,} features")
+        if arguments.top:
+            facts["top"], told = _top(directory, arguments.top, named or {})
+            lines += told
         directory = directory / described.checkpoint
     else:
         facts["kind"] = "checkpoint"
@@ -101,3 +113,18 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     facts |= {"checkpoint": str(directory), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
     return Answer("\n".join(lines), facts)
+
+
+def _top(directory: Path, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the largest linear weights of a model: as facts, and as lines."""
+    from shoal import models
+    from shoal.store import local
+
+    with local() as store:
+        model = models.load(directory, store=store)
+        keys, weights = model.top(most)
+    facts = [
+        {"key": key, "name": names.get(key), "weight": weight}
+        for key, weight in zip(keys.tolist(), weights.tolist(), strict=True)
+    ]
+    return facts, [f"    {fact['weight']:<+11.4f} {fact['name'] or fact['key']}" for fact in facts]

@@ -113,6 +113,9 @@ def learning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--valid", nargs="+", metavar="FILE", help="measured after every pass")
     parser.add_argument("--model", required=True, metavar="DIR", help="where the model goes")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    parser.add_argument(
+        "--names", action="store_true", help="keep with the model what each key stood for; report and inspect show it"
+    )
     parser.add_argument("--epochs", type=int, default=1, metavar="N", help="passes at most (default: %(default)s)")
     parser.add_argument(
         "--shuffle",
@@ -229,25 +232,27 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     _check_learned(model.examples, train, interrupted)
     if how["valid"] is not None and not interrupted:
         _calibrate(arguments, [model], how["valid"])
-    target = model.save(arguments.model, overwrite=arguments.overwrite)
+    target = model.save(arguments.model, overwrite=arguments.overwrite, names=train.names)
     if interrupted:
         complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
     return Answer(
-        "\n".join([*_passes(model), *_table(model), f"{'model':<12} {target}"]),
-        {"model": str(target), "interrupted": interrupted, **_facts(model)},
+        "\n".join([*_passes(model), *_table(model), *_names(train), f"{'model':<12} {target}"]),
+        {"model": str(target), "interrupted": interrupted, "names": _named(train), **_facts(model)},
         INTERRUPTED if interrupted else DONE,
     )
 
 
 def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reader, dict[str, Any]]:
     """Return what to learn from and how, after all that can be wrong before hours of training."""
+    from shoal.data import FeatureNames
     from shoal.models import files
     from shoal.sealed import make_directory
 
     for target in targets:
         files.check_target(target, overwrite=arguments.overwrite)
     schema = schema_of(arguments)
-    train = open_reader(arguments.train, arguments.format, arguments, schema)
+    names = FeatureNames() if arguments.names else None
+    train = open_reader(arguments.train, arguments.format, arguments, schema, names)
     valid = None if arguments.valid is None else open_reader(arguments.valid, arguments.format, arguments, schema)
     if arguments.patience is not None and valid is None:
         raise ValueError("--patience needs --valid: something to measure after each pass")
@@ -311,6 +316,17 @@ def _table(model: Model) -> list[str]:
     return lines
 
 
+def _named(train: Reader) -> int | None:
+    return None if train.names is None else len(train.names)
+
+
+def _names(train: Reader) -> list[str]:
+    if train.names is None:
+        return []
+    full = ", the most that are kept" if train.names.full else ""
+    return [f"{'names':<12} {len(train.names):,} features{full}"]
+
+
 def _facts(model: Model) -> dict[str, Any]:
     stats = [table.stats() for table in model.tables]
     return {
@@ -345,11 +361,12 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     if how["valid"] is not None and not interrupted:
         _calibrate(arguments, [result.model for result in saved], how["valid"])
     for result, folder in zip(saved, where, strict=True):
-        result.model.save(folder, overwrite=arguments.overwrite)
+        result.model.save(folder, overwrite=arguments.overwrite, names=train.names)
     if interrupted:
         complain(f"interrupted after {grid.examples:,} examples; the models of that moment are in {target}")
     best = results[0]
     lines = [*_results(results), "", f"{'best':<12} {_name(best.settings)}", *_passes(best.model), *_table(best.model)]
+    lines += _names(train)
     lines.append(f"{'model':<12} {where[0]}" if len(where) == 1 else f"{'models':<12} {target}, one folder each")
     facts = [
         {
@@ -363,7 +380,13 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     ]
     return Answer(
         "\n".join(lines),
-        {"model": str(where[0]), "interrupted": interrupted, "examples": grid.examples, "grid": facts},
+        {
+            "model": str(where[0]),
+            "interrupted": interrupted,
+            "names": _named(train),
+            "examples": grid.examples,
+            "grid": facts,
+        },
         INTERRUPTED if interrupted else DONE,
     )
 

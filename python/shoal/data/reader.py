@@ -291,6 +291,11 @@ class Reader:
         return dict(self._form.schema)
 
     @property
+    def names(self) -> FeatureNames | None:
+        """What the passes fill with names of features, if that was asked for."""
+        return self._form.names
+
+    @property
     def batch_size(self) -> int:
         """Examples in each batch but the last."""
         return self._settings.batch_size

@@ -23,6 +23,7 @@ import os
 from pathlib import Path
 
 from shoal.models import files
+from shoal.models.files import load_names
 from shoal.models.fm import FactorizationMachine
 from shoal.models.grid import GridResult, LogisticRegressionGrid
 from shoal.models.history import Fit, History, Pass, Point, merged
@@ -44,6 +45,7 @@ __all__ = [
     "Plan",
     "Point",
     "load",
+    "load_names",
     "merged",
 ]
 

@@ -3,13 +3,14 @@
     DIR/
         model.json            {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
         checkpoint-000001/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
+        names-000001.json     names of its features, if they were saved; model.json names it too
 
 Invariants
-    I1  model.json names a complete checkpoint at every moment. Saving writes the new checkpoint beside the old one,
-        puts a new model.json in place by one rename, and then removes the old checkpoint.
+    I1  model.json names a complete checkpoint, and complete names, at every moment. Saving writes the new ones beside
+        the old ones, puts a new model.json in place by one rename, and then removes the old ones.
     I2  A directory that is not empty and has no model.json is never written to.
 
-What a cut-off save leaves behind (a checkpoint that no model.json names) the next save removes.
+What a cut-off save leaves behind (what no model.json names) the next save removes.
 
 Threads and processes: one writer at a time. A reader that finds its checkpoint gone because a save came between looks
 once more.
@@ -18,6 +19,7 @@ once more.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.sealed import make_directory, read_sealed, write_sealed
@@ -41,7 +44,10 @@ KINDS = (LOGISTIC, FACTORIZATION)
 _MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass", "patience", "data", "batch_size")
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
-_LEFT_BEHIND = re.compile(rf"\.{re.escape(MODEL_FILE)}\.[0-9a-f]{{8}}\.tmp")  # by a process that was killed
+_NAMES = re.compile(r"names-(\d{6,})\.json")
+_LEFT_BEHIND = re.compile(
+    rf"\.({re.escape(MODEL_FILE)}|{_NAMES.pattern})\.[0-9a-f]{{8}}\.tmp"
+)  # by one that was killed
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +57,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
     model: str = LOGISTIC
     checkpoint: str = ""
+    names: str | None = None
     table: str
     more_tables: tuple[str, ...] = ()
     bias: bool
@@ -86,36 +93,60 @@ def check_target(directory: Path, *, overwrite: bool) -> None:
             raise ValueError(
                 f"{directory} holds a model already: pass overwrite=True (--overwrite), or choose another name"
             )
-    elif any(not (_CHECKPOINT.fullmatch(p.name) or _LEFT_BEHIND.fullmatch(p.name)) for p in directory.iterdir()):
+    elif any(not (_is_ours(p) or _LEFT_BEHIND.fullmatch(p.name)) for p in directory.iterdir()):
         raise ValueError(f"{directory} is neither empty nor a model: choose another name")
 
 
-def save(directory: Path, described: ModelFile, store: LocalStore, tables: list[Table], *, overwrite: bool) -> Path:
+def _is_ours(path: Path) -> bool:
+    """Tell whether this is something that model.json may name."""
+    return bool(_CHECKPOINT.fullmatch(path.name) or _NAMES.fullmatch(path.name))
+
+
+def save(
+    directory: Path,
+    described: ModelFile,
+    store: LocalStore,
+    tables: list[Table],
+    names: FeatureNames | None,
+    *,
+    overwrite: bool,
+) -> Path:
     """Write a model; see `shoal.models.Model.save`."""
     check_target(directory, overwrite=overwrite)
     make_directory(directory)
     taken = [int(found[1]) for path in directory.iterdir() if (found := _CHECKPOINT.fullmatch(path.name))]
-    name = f"checkpoint-{max(taken, default=0) + 1:06}"
+    number = f"{max(taken, default=0) + 1:06}"
+    new = msgspec.structs.replace(
+        described,
+        checkpoint=f"checkpoint-{number}",
+        names=None if names is None else f"names-{number}.json",
+    )
     try:
-        store.save(directory / name, tables=[table.name for table in tables])
-        body = msgspec.json.encode(msgspec.structs.replace(described, checkpoint=name))
-        write_sealed(directory / MODEL_FILE, body)
-    except BaseException:
-        if _named(directory) != name:
-            shutil.rmtree(directory / name, ignore_errors=True)
-        raise
-    for path in directory.iterdir():
-        if _CHECKPOINT.fullmatch(path.name) and path.name != name:
-            shutil.rmtree(path, ignore_errors=True)
+        store.save(directory / new.checkpoint, tables=[table.name for table in tables])
+        if names is not None and new.names is not None:
+            names.save(directory / new.names)
+        write_sealed(directory / MODEL_FILE, msgspec.json.encode(new))
+    finally:
+        _remove_unnamed(directory)
     return directory
 
 
-def _named(directory: Path) -> str | None:
-    """Return the checkpoint that model.json names, if it names one."""
-    try:
-        return read(directory).checkpoint
-    except CorruptionError:
-        return None
+def _remove_unnamed(directory: Path) -> None:
+    """Remove what model.json does not name; a model.json that cannot be read might name anything."""
+    kept: tuple[str | None, ...] = ()
+    if is_model(directory):
+        try:
+            described = read(directory)
+        except CorruptionError:
+            return
+        kept = described.checkpoint, described.names
+    for path in directory.iterdir():
+        if path.name in kept or not (_is_ours(path) or _LEFT_BEHIND.fullmatch(path.name)):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def read(directory: Path) -> ModelFile:
@@ -142,6 +173,8 @@ def read(directory: Path) -> ModelFile:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
     if not _CHECKPOINT.fullmatch(described.checkpoint):
         raise CorruptionError(f"{path} names no checkpoint but {described.checkpoint!r}")
+    if described.names is not None and not _NAMES.fullmatch(described.names):
+        raise CorruptionError(f"{path} names no names of features but {described.names!r}")
     return described
 
 
@@ -173,6 +206,35 @@ def load(directory: Path, store: LocalStore) -> ModelFile:
         if name not in store.tables:
             raise CorruptionError(f"{directory / described.checkpoint} has no table {name!r}")
     return described
+
+
+def load_names(directory: str | os.PathLike[str]) -> FeatureNames | None:
+    """Read the names of features that were saved with a model.
+
+    Parameters
+    ----------
+    directory : path
+
+    Returns
+    -------
+    FeatureNames or None
+        None: the model was saved without.
+
+    Raises
+    ------
+    CorruptionError
+        A file is missing or was changed.
+    """
+    where = Path(directory)
+    described = read(where)
+    if described.names is None:
+        return None
+    try:
+        return FeatureNames.load(where / described.names)
+    except CorruptionError:
+        if read(where).names == described.names:
+            raise
+        return load_names(where)  # a save came between
 
 
 def _nan_for_null(value: Any, name: str = "") -> Any:

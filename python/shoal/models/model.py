@@ -10,7 +10,7 @@ by one KeyBatch. The loss is logistic: labels are 0 or 1, a margin is a log-odds
 The bias is a row like any other, under ``BIAS_KEY``: every example has it once, with value 1, behind its batch's keys.
 
     model directory
-        model.json           what the model is and which checkpoint holds its weights; replaced atomically
+        model.json           what the model is and which files hold its weights and names; replaced atomically
         checkpoint-000001/   the tables, as `LocalStore.save` writes them
 
 Invariants
@@ -26,16 +26,16 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.data import Batch
+from shoal.data import Batch, FeatureNames
 from shoal.errors import CorruptionError
 from shoal.metrics import Accumulator, Curves, Metrics, probabilities
 from shoal.models import feed, files, training
@@ -213,17 +213,28 @@ class Model(ABC):
             weights.append(w[kept])
         return np.concatenate(keys), np.concatenate(weights)
 
-    def top(self, n: int = 20) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+    @overload
+    def top(self, n: int = 20) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]: ...
+
+    @overload
+    def top(self, n: int = 20, *, names: Mapping[int, str]) -> tuple[list[str], npt.NDArray[np.float32]]: ...
+
+    def top(
+        self, n: int = 20, *, names: Mapping[int, str] | None = None
+    ) -> tuple[npt.NDArray[np.uint64] | list[str], npt.NDArray[np.float32]]:
         """Read the linear weights of largest size, the bias left out.
 
         Parameters
         ----------
         n : int
             How many, at most.
+        names : mapping of int to str, optional
+            Names of features by their keys, such as `shoal.FeatureNames`.
 
         Returns
         -------
-        keys : uint64[k]
+        keys : uint64[k], or list of str
+            With ``names`` the name of each key; the number of one that has none.
         weights : float32[k]
             The largest first; of equal size the smaller key first.
 
@@ -247,7 +258,9 @@ class Model(ABC):
             keys, weights = np.concatenate([keys, some_keys[kept]]), np.concatenate([weights, w[kept]])
             order = np.lexsort((keys, -np.abs(weights)))[:n]
             keys, weights = keys[order], weights[order]
-        return keys, weights
+        if names is None:
+            return keys, weights
+        return [names.get(key, str(key)) for key in keys.tolist()], weights
 
     def nonfinite_rows(self) -> int:
         """Count the gradients that were dropped because they, or the new row, were not finite."""
@@ -565,7 +578,9 @@ class Model(ABC):
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
-    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+    def save(
+        self, directory: str | os.PathLike[str], *, overwrite: bool = True, names: FeatureNames | None = None
+    ) -> Path:
         """Write the model; a save that is cut off leaves the model that was there before.
 
         Parameters
@@ -574,6 +589,9 @@ class Model(ABC):
             Made if it is not there.
         overwrite : bool
             Whether to replace a model that is there.
+        names : FeatureNames, optional
+            To be kept with the model: reports tell features by them, `shoal.models.load_names` reads them. Names that
+            were saved with a model which is replaced are gone with it.
 
         Returns
         -------
@@ -605,7 +623,7 @@ class Model(ABC):
             calibration=None if self._calibration is None else self._calibration.to_dict(),
             history=self.history,
         )
-        return files.save(Path(directory), described, self._store, list(self._tables), overwrite=overwrite)
+        return files.save(Path(directory), described, self._store, list(self._tables), names, overwrite=overwrite)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], *, store: LocalStore | None = None) -> Self:

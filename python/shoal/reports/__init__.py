@@ -54,7 +54,7 @@ def report(
     data_name : str, optional
         What to call them; the name of the reader's file, or "held out", if not given.
     names : mapping of int to str, optional
-        Names of features by their keys. Others show as numbers.
+        Names of features by their keys; if not given, those that were saved with the model. Others show as numbers.
     top : int
         How many of the largest weights to show; 0 for none.
     threads : int, optional
@@ -87,7 +87,9 @@ def report(
     with local(threads=threads) as store:
         model = models.load(directory, store=store)
         held_out = None if data is None else _held_out(model, data, data_name)
-        facts = _facts(directory, model, held_out, names or {}, top)
+        if names is None:
+            names = models.load_names(directory) or {}
+        facts = _facts(directory, model, held_out, names, top)
     write_atomically(target, page(facts).encode())
     return target
 
@@ -137,7 +139,7 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
         ("in memory", f"{in_memory:,} bytes" + (f", {in_memory / rows:.1f} a row" if rows else "")),
         ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} a row" if rows else "")),
     ]
-    keys, weights = model.top(top)
+    largest, weights = model.top(top, names=names)
     return Facts(
         title=directory.resolve().name or str(directory),
         subtitle=f"{model.kind}, {_rule(model.optimizer)}, {model.examples:,} examples in {len(passes)} "
@@ -148,7 +150,7 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
         held_out=held_out,
         settings=settings,
         data=data,
-        weights=[(names.get(key, str(key)), w) for key, w in zip(keys.tolist(), weights.tolist(), strict=True)],
+        weights=list(zip(largest, weights.tolist(), strict=True)),
         version=importlib.metadata.version("shoal"),
     )
 
