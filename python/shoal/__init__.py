@@ -15,6 +15,7 @@ Examples
 
 from shoal.data import (
     Batch,
+    FeatureNames,
     Reader,
     hash_strings,
     read_arrow,
@@ -59,6 +60,7 @@ __all__ = [
     "Constant",
     "CorruptionError",
     "FactorizationMachine",
+    "FeatureNames",
     "GroupFTRL",
     "Handle",
     "KeyBatch",

@@ -53,7 +53,7 @@ def columns(parser: argparse.ArgumentParser) -> None:
     named.add_argument("--numeric", type=_names, metavar="A,B,...", help="numbers (default: none)")
     named.add_argument("--weight", metavar="NAME", help="the examples' weights")
     named.add_argument("--positive", metavar="TEXT", help="the label that is 1 (default: labels are numbers)")
-    named.add_argument("--names", type=_names, metavar="A,B,...", help="the columns of files without a header")
+    named.add_argument("--columns", type=_names, metavar="A,B,...", help="the columns of files without a header")
     named.add_argument("--na-values", type=_names, metavar="A,B,...", help="more texts of cells that hold nothing")
     parser.add_argument(
         "--interactions",
@@ -75,7 +75,7 @@ def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
 
 def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what `columns` says, as the functions that make readers take it."""
-    named = ("label", "categorical", "numeric", "weight", "positive", "names", "na_values")
+    named = ("label", "categorical", "numeric", "weight", "positive", "columns", "na_values")
     schema = {name: value for name in named if (value := getattr(arguments, name)) is not None}
     if arguments.format not in COLUMN_FORMATS:
         for name in schema:
@@ -108,7 +108,7 @@ def open_reader(
     return READERS[form](path, **schema, **how)
 
 
-_OF_TEXT = ("sep", "names", "na_values", "keep_default_na")
+_OF_TEXT = ("sep", "columns", "na_values", "keep_default_na")
 
 
 def _names(text: str) -> list[str]:

@@ -9,6 +9,7 @@ The formats, the hash and the rules of sharding are in ``docs/readers.md``.
 
 from shoal.data.batch import Batch
 from shoal.data.hashing import hash_strings
+from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
 from shoal.data.readers import (
     read_arrow,
@@ -22,6 +23,7 @@ from shoal.data.readers import (
 
 __all__ = [
     "Batch",
+    "FeatureNames",
     "Reader",
     "hash_strings",
     "read_arrow",

@@ -103,6 +103,7 @@ def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool
                 end = 0
                 while parse is not None and end < len(text):
                     end, count, rows.row, left_out, fault, at = parse(text, end, rows, skip)
+                    rows.note(text)
                     line += count
                     skipped += left_out
                     place = Place(source.number, offset + end, 0, skipped)
@@ -222,6 +223,7 @@ def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parse
     bad = None
     while parse is not None and end < len(text):
         end, count, rows.row, left_out, fault, at = parse(memoryview(text), end, rows, skip)
+        rows.note(text)
         lines += count
         skipped += left_out
         if fault:

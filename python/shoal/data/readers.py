@@ -11,6 +11,7 @@ from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
 from shoal.data.files import Wheres, files_of
 from shoal.data.interactions import Field, Interactions, field_of
+from shoal.data.names import FeatureNames
 from shoal.data.reader import OnError, Reader, Settings
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
 from shoal.data.text import TextReader
@@ -22,6 +23,7 @@ def read_libsvm(
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read libsvm (svmlight) text: ``label key:value key:value ...``.
@@ -36,6 +38,8 @@ def read_libsvm(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -69,6 +73,7 @@ def read_libsvm(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -80,6 +85,7 @@ def read_libffm(
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read libffm text: ``label field:key:value field:key:value ...``.
@@ -96,6 +102,8 @@ def read_libffm(
         Features of two features: of each pair, or of all pairs of the fields. Fields are numbers.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -129,6 +137,7 @@ def read_libffm(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -140,6 +149,7 @@ def read_criteo(
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read Criteo's tab-separated click logs: a label, 13 integers, 26 categories.
@@ -157,6 +167,8 @@ def read_criteo(
         by number, 1 to 39, or by their customary names, I1 to I13 and C1 to C26.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -193,6 +205,7 @@ def read_criteo(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -204,6 +217,7 @@ def read_vw(
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read Vowpal Wabbit's text: ``label importance tag|namespace name:value ... |namespace ...``.
@@ -220,6 +234,8 @@ def read_vw(
         Features of two features: of each pair, or of all pairs of the fields. Fields are namespaces.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -258,6 +274,7 @@ def read_vw(
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -271,13 +288,14 @@ def read_csv(
     weight: str | None = None,
     positive: str | None = None,
     sep: str = ",",
-    names: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     na_values: Sequence[str] = (),
     keep_default_na: bool = True,
     interactions: Interactions = (),
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read CSV or TSV by the names of its columns.
@@ -298,7 +316,7 @@ def read_csv(
         The text of the label that is 1; any other is 0. Default: labels are numbers.
     sep : str, default ","
         Between cells; ``"\t"`` for TSV.
-    names : list of str, optional
+    columns : list of str, optional
         The columns of files without a header.
     na_values : list of str, default none
         More texts of cells that hold nothing, and make no feature.
@@ -312,6 +330,8 @@ def read_csv(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -343,7 +363,7 @@ def read_csv(
     [1. 0.] [0 2 3] [1.  0.5 1. ]
     True
     """
-    columns = Columns(
+    asked = Columns(
         label=label,
         categorical=categorical,
         numeric=numeric,
@@ -353,10 +373,11 @@ def read_csv(
     )
     return TextReader(
         path,
-        csv_format(columns, sep=sep, names=names, na_values=na_values, keep_default_na=keep_default_na),
+        csv_format(asked, sep=sep, names=columns, na_values=na_values, keep_default_na=keep_default_na),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 

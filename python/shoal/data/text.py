@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shoal.data.files import Wheres, files_of
 from shoal.data.fill import Source, fill
+from shoal.data.names import FeatureNames
 from shoal.data.pieces import Parts
 from shoal.data.reader import OnError, Reader, Settings
 from shoal.data.rows import Format
@@ -28,6 +30,8 @@ class TextReader(Reader):
         What a malformed line does.
     threads : int
         That parse; beside them, one reads and decompresses. Batches are the same for any number.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
     storage_options : mapping, optional
         What fsspec's file systems are made with, for URLs.
     """
@@ -40,11 +44,14 @@ class TextReader(Reader):
         batch_size: int = 8192,
         on_error: OnError = "raise",
         threads: int = 1,
+        names: FeatureNames | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(names, FeatureNames | None):
+            raise TypeError(f"names is a {type(names).__name__}: pass shoal.FeatureNames(), which the passes fill")
         settings = Settings(batch_size, on_error, threads)
         super().__init__(files_of(path, storage_options), form.name, form.schema, settings)
-        self._form = form
+        self._form = replace(form, names=names)
 
     def _parts(self) -> Parts:
         settings = self._settings
