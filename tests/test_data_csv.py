@@ -82,7 +82,7 @@ def test_each_file_has_its_own_header_with_the_columns_in_any_order(file, thread
 
 
 def test_files_without_a_header_have_names(file):
-    batch = only(read_csv(file("1\ta\n0\tb\n"), label="y", names=["y", "c"], sep="\t"))
+    batch = only(read_csv(file("1\ta\n0\tb\n"), label="y", columns=["y", "c"], sep="\t"))
     assert batch.labels.tolist() == [1, 0]
     assert batch.keys.tolist() == [key("c", "a"), key("c", "b")]
 

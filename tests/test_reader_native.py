@@ -28,8 +28,10 @@ class Arrays:
         self._keys = np.full(nnz + 2, CANARY, np.uint64)
         self._values = np.full(nnz + 2, -7, np.float32)
         self._fields = np.full(nnz + 2, CANARY, np.uint64)
+        self._spans = np.full((nnz + 2, 2), -7, np.int64)
         self.labels, self.weights, self.indptr = self._labels[1:-1], self._weights[1:-1], self._indptr[1:-1]
         self.keys, self.values, self.fields = self._keys[1:-1], self._values[1:-1], self._fields[1:-1]
+        self.spans = self._spans[1:-1]
         self.indptr[0] = 0
         self.row = 0
 
@@ -61,6 +63,7 @@ class Arrays:
         ):
             assert array[0] == canary
             assert array[-1] == canary
+        assert self._spans[[0, -1]].tolist() == [[-7, -7]] * 2
         return got
 
     def batch(self, *, valued=True):
@@ -133,6 +136,9 @@ def test_blocks_may_be_bytes_bytearrays_and_read_only_or_writable_views():
         ({"values": np.empty(3, np.float32)}, "keys and values"),
         ({"weights": np.empty(3, np.float32)}, "labels and weights"),
         ({"fields": np.empty(5, np.uint64)}, "keys and fields"),
+        ({"spans": np.empty((3, 2), np.int64)}, "4 keys need spans of as many pairs, got 3 x 2"),
+        ({"spans": np.empty((4, 3), np.int64)}, "got 4 x 3"),
+        ({"spans": np.empty((4, 2), np.int32)}, "dtype mismatch"),
         ({"row": -1}, "row is -1"),
         ({"row": 3}, "row is 3"),
         ({"indptr": np.array([5, 0, 0], np.int64)}, "indptr\\[0\\] is 5"),
@@ -151,6 +157,7 @@ def test_arrays_that_do_not_fit_are_refused(change, complaint):
         "keys": np.empty(4, np.uint64),
         "values": np.empty(4, np.float32),
         "fields": None,
+        "spans": None,
         "row": 0,
     }
     block, start = change.get("block", b"1 2:3\n"), change.get("start", 0)

@@ -338,6 +338,18 @@ def test_stopping_leaves_nothing_in_the_temporary_directory(overfits, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_best_weights_do_not_wait_for_the_disk(overfits, tmp_path, monkeypatch):
+    train, valid, optimizer = overfits
+    syncs = []
+    monkeypatch.setattr("os.fsync", syncs.append)
+    with LogisticRegression(optimizer) as model:
+        model.fit(train, epochs=12, valid=valid, patience=1, progress=False)
+        assert model.history.best_pass < len(model.history.passes), "this data should overfit"
+        assert not syncs
+        model.save(tmp_path / "m")
+        assert syncs
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

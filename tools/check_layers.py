@@ -29,7 +29,7 @@ PYTHON = {
     "errors": "_core",
     "optim": "_core errors",
     "metrics": "_core errors",
-    "data": "_core _reader errors",
+    "data": "_core _reader errors sealed",
     "gate": "errors",
     "table": "_core errors optim gate",
     "sealed": "_core errors",

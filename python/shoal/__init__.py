@@ -13,7 +13,19 @@ Examples
 2
 """
 
-from shoal.data import Batch, Reader, hash_strings, read_criteo, read_csv, read_libffm, read_libsvm, read_vw
+from shoal.data import (
+    Batch,
+    FeatureNames,
+    Reader,
+    hash_strings,
+    read_arrow,
+    read_criteo,
+    read_csv,
+    read_libffm,
+    read_libsvm,
+    read_parquet,
+    read_vw,
+)
 from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
 from shoal.metrics import Metrics
 from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
@@ -48,6 +60,7 @@ __all__ = [
     "Constant",
     "CorruptionError",
     "FactorizationMachine",
+    "FeatureNames",
     "GroupFTRL",
     "Handle",
     "KeyBatch",
@@ -69,10 +82,12 @@ __all__ = [
     "hash_strings",
     "local",
     "mix",
+    "read_arrow",
     "read_criteo",
     "read_csv",
     "read_libffm",
     "read_libsvm",
+    "read_parquet",
     "read_vw",
     "report",
     "unmix",

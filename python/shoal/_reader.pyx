@@ -15,10 +15,11 @@
 #   arrays   an object with these attributes; shoal.data.rows.Rows is one
 #     labels    float32, one per row, 0 or 1
 #     weights   float32, one per row, or None where the format has none
-#     indptr    int64, row r owns keys[indptr[r]:indptr[r + 1]], and values and fields likewise
+#     indptr    int64, row r owns keys[indptr[r]:indptr[r + 1]], and values, fields and spans likewise
 #     keys      uint64
 #     values    float32, or None where every value is 1
 #     fields    uint64, the field of each feature, or None where nobody asked
+#     spans     int64[, 2], where in the block the text of each feature begins and ends, or None where nobody asked
 #     row       rows that are in the arrays already
 #
 # Every parse_*(block, start, arrays, ..., skip) appends the lines of block[start:] as rows from arrays.row on, and

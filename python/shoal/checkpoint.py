@@ -121,9 +121,10 @@ def _init(name: str, parameter: float, seed: int) -> Init:
 class _SlotWriter:
     """Appends sections to slot files of one table."""
 
-    def __init__(self, directory: Path, stem: str) -> None:
+    def __init__(self, directory: Path, stem: str, *, durable: bool) -> None:
         self._directory = directory
         self._stem = stem
+        self._durable = durable
         self._file: BinaryIO | None = None
         self.files: list[SlotFile] = []
         self.sections: list[Section] = []
@@ -143,7 +144,8 @@ class _SlotWriter:
     def finish_file(self) -> None:
         if self._file is not None:
             self._file.flush()
-            os.fsync(self._file.fileno())
+            if self._durable:
+                os.fsync(self._file.fileno())
             self.files[-1] = SlotFile(self.files[-1].name, self._file.tell())
             self.close()
 
@@ -153,9 +155,16 @@ class _SlotWriter:
             self._file = None
 
 
-def save(directory: Path, tables: list[Table], slots: int, threads: int, *, progress: bool = False) -> None:
-    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.LocalStore.save`."""
-    make_directory(directory)
+def save(
+    directory: Path, tables: list[Table], slots: int, threads: int, *, progress: bool = False, durable: bool = True
+) -> None:
+    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.LocalStore.save`.
+
+    One that is not ``durable`` is whole as long as the machine runs, and waits for no disk: for what is gone with the
+    process anyway. Its directory must be there.
+    """
+    if durable:
+        make_directory(directory)
     stem = secrets.token_hex(4)  # no file of an earlier checkpoint is touched before the new manifest is in place
     try:
         with ExitStack() as still:
@@ -166,12 +175,13 @@ def save(directory: Path, tables: list[Table], slots: int, threads: int, *, prog
                 tqdm(total=total, desc="save", unit=" rows", unit_scale=True, disable=not progress)
             )
             saved = [
-                _save_table(directory, f"{stem}-{k}", spec, shard, slots, threads, bar)
+                _save_table(directory, f"{stem}-{k}", spec, shard, slots, threads, bar, durable=durable)
                 for k, (spec, shard) in enumerate(frozen)
             ]
-        sync_directory(directory)
+        if durable:
+            sync_directory(directory)
         body = msgspec.json.encode(Manifest(FORMAT, VERSION, slots, saved))
-        write_sealed(directory / MANIFEST, body)
+        write_sealed(directory / MANIFEST, body, durable=durable)
     except BaseException:
         if not _names_files_of(directory, stem):  # else the new manifest is in place, and the files are the checkpoint
             for left in directory.glob(f"{stem}-{_SLOT_FILES}"):
@@ -201,13 +211,21 @@ def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
 
 
 def _save_table(
-    directory: Path, stem: str, spec: TableSpec, shard: _core.Shard, slots: int, threads: int, bar: Any
+    directory: Path,
+    stem: str,
+    spec: TableSpec,
+    shard: _core.Shard,
+    slots: int,
+    threads: int,
+    bar: Any,
+    *,
+    durable: bool,
 ) -> SavedTable:
     def make(slot: int) -> tuple[int, int, np.ndarray[Any, Any], int]:
         rows, section = shard.section(slot)
         return slot, rows, section, _core.crc32c(section)
 
-    writer = _SlotWriter(directory, stem)
+    writer = _SlotWriter(directory, stem, durable=durable)
     window = threads * _AHEAD
     try:
         with ThreadPoolExecutor(threads) as pool:

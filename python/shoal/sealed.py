@@ -40,8 +40,10 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put ``data`` in place of the file at ``path``, or leave that file as it was: nothing in between, on disk too.
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Put ``data`` in place of the file at ``path``, or leave that file as it was: nothing in between.
+
+    On disk too if ``durable``; else only as long as the machine runs, without waiting for the disk.
 
     One writer at a time: what writers that were killed left behind is removed.
     """
@@ -52,16 +54,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
-def write_sealed(path: Path, body: bytes) -> None:
-    """Write ``body``, one JSON value, atomically under its checksum."""
-    write_atomically(path, msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body))))
+def write_sealed(path: Path, body: bytes, *, durable: bool = True) -> None:
+    """Write ``body``, one JSON value, under its checksum; see `write_atomically`."""
+    sealed = msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
+    write_atomically(path, sealed, durable=durable)
 
 
 def read_sealed(path: Path, *, missing: str) -> bytes:

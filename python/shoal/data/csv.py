@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal import _reader
-from shoal.data.columns import MISSING, Bound, Columns
+from shoal.data.columns import CATEGORICAL, MISSING, NUMERIC, Bound, Columns
+from shoal.data.names import decoded
 from shoal.data.rows import Format, Parse, Rows
 
 _NO_SEPARATORS = '"\r\n+-.'
@@ -22,6 +23,8 @@ class _Header:
     columns: Columns
     separator: str
     missing: tuple[str, ...]
+    numeric: dict[int, str] = field(default_factory=dict)  # names of the columns that were found, by their numbers
+    categorical: dict[int, str] = field(default_factory=dict)
 
     def __call__(self, line: bytes) -> Parse:
         """Return what parses the other lines."""
@@ -34,7 +37,20 @@ class _Header:
 
     def of(self, names: Sequence[str]) -> Parse:
         """Return what parses lines with these columns."""
-        return functools.partial(_parse, self.columns.bind(names, self.separator, self.missing))
+        bound = self.columns.bind(names, self.separator, self.missing)
+        for name, number, kind in zip(names, bound.fields.tolist(), bound.kinds.tolist(), strict=True):
+            if kind in (NUMERIC, CATEGORICAL):
+                (self.numeric if kind == NUMERIC else self.categorical)[number] = name
+        return functools.partial(_parse, bound)
+
+    def spell(self, text: memoryview | bytes, begin: int, end: int, field: int) -> str:
+        """Name a feature: a numeric column, or a column and the text of a cell."""
+        if (name := self.numeric.get(field)) is not None:
+            return name
+        cell = bytes(text[begin:end])
+        if cell[:1] == b'"':
+            cell = cell.removesuffix(b"\r")[1:-1].replace(b'""', b'"')
+        return f"{self.categorical[field]}={decoded(cell)}"
 
 
 def _parse(columns: Bound, text: memoryview, start: int, rows: Rows, skip: bool) -> tuple[int, int, int, int, int, int]:
@@ -49,18 +65,18 @@ def csv_format(
     na_values: Sequence[str] = (),
     keep_default_na: bool = True,
 ) -> Format:
-    """Make the format of CSV files with these columns; the parameters are those of `shoal.read_csv`."""
+    """Make the format of CSV files; the parameters are those of `shoal.read_csv`, ``names`` being its ``columns``."""
     if len(sep) != 1 or not sep.isascii() or sep.isalnum() or sep in _NO_SEPARATORS:
         raise ValueError(f"sep is {sep!r}: pass one sign that is neither letter, digit, quote, nor part of a number")
     if isinstance(na_values, str) or isinstance(names, str):
-        raise TypeError("names and na_values are lists of text: pass ['...']")
+        raise TypeError("columns and na_values are lists of text: pass ['...']")
     missing = tuple(dict.fromkeys([*(MISSING if keep_default_na else ()), *na_values]))
     header = _Header(columns, sep, missing)
     schema = columns.schema()
     if sep != ",":
         schema["sep"] = sep
     if names is not None:
-        schema["names"] = list(names)
+        schema["columns"] = list(names)
     if na_values:
         schema["na_values"] = list(na_values)
     if not keep_default_na:
@@ -72,5 +88,6 @@ def csv_format(
         weighted=columns.weight is not None,
         header=header if names is None else None,
         pairs=columns.pairs,
+        spell=header.spell,
         schema=schema,
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal.data.arrow import TableReader, Tables
 from shoal.data.columns import Columns
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
-from shoal.data.files import Wheres
+from shoal.data.files import Wheres, files_of
 from shoal.data.interactions import Field, Interactions, field_of
-from shoal.data.reader import OnError, Reader
+from shoal.data.names import FeatureNames
+from shoal.data.reader import OnError, Reader, Settings
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
+from shoal.data.text import TextReader
 
 
 def read_libsvm(
@@ -20,6 +23,7 @@ def read_libsvm(
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read libsvm (svmlight) text: ``label key:value key:value ...``.
@@ -34,6 +38,8 @@ def read_libsvm(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -61,12 +67,13 @@ def read_libsvm(
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [                   3 18446744073709551615                    3] [1.  0.5 2. ]
     """
-    return Reader(
+    return TextReader(
         path,
         LIBSVM,
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -78,6 +85,7 @@ def read_libffm(
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read libffm text: ``label field:key:value field:key:value ...``.
@@ -94,6 +102,8 @@ def read_libffm(
         Features of two features: of each pair, or of all pairs of the fields. Fields are numbers.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -121,12 +131,13 @@ def read_libffm(
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [ 3 17  4] [1.  0.5 1. ]
     """
-    return Reader(
+    return TextReader(
         path,
         LIBFFM.with_interactions(interactions, _whole),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -138,6 +149,7 @@ def read_criteo(
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read Criteo's tab-separated click logs: a label, 13 integers, 26 categories.
@@ -155,6 +167,8 @@ def read_criteo(
         by number, 1 to 39, or by their customary names, I1 to I13 and C1 to C26.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -185,12 +199,13 @@ def read_criteo(
     >>> batch.labels, batch.keys.tolist() == keys
     (array([1.], dtype=float32), True)
     """
-    return Reader(
+    return TextReader(
         path,
         CRITEO.with_interactions(interactions, column_of),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -202,6 +217,7 @@ def read_vw(
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read Vowpal Wabbit's text: ``label importance tag|namespace name:value ... |namespace ...``.
@@ -218,6 +234,8 @@ def read_vw(
         Features of two features: of each pair, or of all pairs of the fields. Fields are namespaces.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -250,12 +268,13 @@ def read_vw(
     [1. 0.] [2. 1.] [0 2 3] [1.  1.5 1. ]
     True
     """
-    return Reader(
+    return TextReader(
         path,
         VW.with_interactions(interactions, _namespace),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
+        names=names,
         storage_options=storage_options,
     )
 
@@ -269,13 +288,14 @@ def read_csv(
     weight: str | None = None,
     positive: str | None = None,
     sep: str = ",",
-    names: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     na_values: Sequence[str] = (),
     keep_default_na: bool = True,
     interactions: Interactions = (),
     batch_size: int = 8192,
     on_error: OnError = "raise",
     threads: int = 1,
+    names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
     r"""Read CSV or TSV by the names of its columns.
@@ -296,7 +316,7 @@ def read_csv(
         The text of the label that is 1; any other is 0. Default: labels are numbers.
     sep : str, default ","
         Between cells; ``"\t"`` for TSV.
-    names : list of str, optional
+    columns : list of str, optional
         The columns of files without a header.
     na_values : list of str, default none
         More texts of cells that hold nothing, and make no feature.
@@ -310,6 +330,8 @@ def read_csv(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     threads : int, default 1
         That parse.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
     storage_options : mapping, optional
         For URLs; see `Reader`.
 
@@ -341,6 +363,82 @@ def read_csv(
     [1. 0.] [0 2 3] [1.  0.5 1. ]
     True
     """
+    asked = Columns(
+        label=label,
+        categorical=categorical,
+        numeric=numeric,
+        weight=weight,
+        positive=positive,
+        interactions=interactions,
+    )
+    return TextReader(
+        path,
+        csv_format(asked, sep=sep, names=columns, na_values=na_values, keep_default_na=keep_default_na),
+        batch_size=batch_size,
+        on_error=on_error,
+        threads=threads,
+        names=names,
+        storage_options=storage_options,
+    )
+
+
+def read_parquet(
+    path: Wheres,
+    *,
+    label: str,
+    categorical: Sequence[str] | None = None,
+    numeric: Sequence[str] = (),
+    weight: str | None = None,
+    positive: str | None = None,
+    interactions: Interactions = (),
+    batch_size: int = 8192,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Reader:
+    """Read Parquet by the names of its columns.
+
+    Parameters
+    ----------
+    path : path, pattern, URL, or list of them
+        See `Reader`.
+    label : str
+        The column of labels: 0/1, -1/+1, true and false, or see ``positive``.
+    categorical : list of str, optional
+        Columns of which each text is a feature with the value 1; other types are taken as their text. Default: all
+        columns that nothing else is said of.
+    numeric : list of str, default none
+        Columns of which each is one feature, with the number as its value.
+    weight : str, optional
+        The column of the examples' weights, 0 or more.
+    positive : str, optional
+        The text of the label that is 1; any other is 0. Default: labels are numbers.
+    interactions : list of pairs of columns, or list of columns, default none
+        Features of two features: of each pair, or of all pairs of the columns.
+    batch_size : int, default 8192
+        Examples in each batch but the last.
+    storage_options : mapping, optional
+        For URLs; see `Reader`.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+    OSError, TypeError, ValueError
+        As `Reader`; a column has two roles. In the pass: a file has no such column, a cell that does not fit its role.
+    CorruptionError
+        In the pass: it is no Parquet, or damaged.
+
+    Notes
+    -----
+    Keys are those of `read_csv`. Nulls make no feature, nor does NaN. ``docs/readers.md`` has it all.
+
+    Examples
+    --------
+    >>> reader = read_parquet("ads_*.parquet", label="click", numeric=["price"])  # doctest: +SKIP
+    """
     columns = Columns(
         label=label,
         categorical=categorical,
@@ -349,14 +447,69 @@ def read_csv(
         positive=positive,
         interactions=interactions,
     )
-    return Reader(
-        path,
-        csv_format(columns, sep=sep, names=names, na_values=na_values, keep_default_na=keep_default_na),
-        batch_size=batch_size,
-        on_error=on_error,
-        threads=threads,
-        storage_options=storage_options,
+    files = files_of(path, storage_options)
+    for file in files:
+        if not file.seekable:
+            raise ValueError(f"{file.name} is a stream, and Parquet is read from its end: write the data to a file")
+    return TableReader(files, "parquet", columns, Settings(batch_size))
+
+
+def read_arrow(
+    data: Any,
+    *,
+    label: str,
+    categorical: Sequence[str] | None = None,
+    numeric: Sequence[str] = (),
+    weight: str | None = None,
+    positive: str | None = None,
+    interactions: Interactions = (),
+    batch_size: int = 8192,
+) -> Reader:
+    """Read a table in memory, or any other Arrow stream, by the names of its columns.
+
+    Parameters
+    ----------
+    data : object with ``__arrow_c_stream__``
+        A frame of pandas or polars, a table, a dataset's scanner or a RecordBatchReader of pyarrow, a relation of
+        DuckDB. What has no length is taken for a stream, which has one pass.
+    label, categorical, numeric, weight, positive, interactions, batch_size
+        As `read_parquet`.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+    TypeError
+        ``data`` is no Arrow stream, a parameter is no list.
+    ValueError
+        As `read_parquet`.
+
+    Examples
+    --------
+    >>> import pandas
+    >>> ads = pandas.DataFrame({"click": [1, 0], "site": ["a.com", "b.com"], "price": [0.5, None]})
+    >>> for batch in read_arrow(ads, label="click", numeric=["price"]):
+    ...     print(batch.labels, batch.indptr, batch.values)
+    [1. 0.] [0 2 3] [1.  0.5 1. ]
+    """
+    if not hasattr(data, "__arrow_c_stream__"):
+        raise TypeError(
+            f"{type(data).__name__} is no Arrow stream (it lacks __arrow_c_stream__): pass a frame of pandas 2.2 or "
+            f"later or of polars, or a table of pyarrow"
+        )
+    columns = Columns(
+        label=label,
+        categorical=categorical,
+        numeric=numeric,
+        weight=weight,
+        positive=positive,
+        interactions=interactions,
     )
+    return TableReader((Tables(data),), "arrow", columns, Settings(batch_size))
 
 
 def _whole(name: Field) -> int:
@@ -377,4 +530,5 @@ READERS: dict[str, Callable[..., Reader]] = {
     VW.name: read_vw,
     CRITEO.name: read_criteo,
     "csv": read_csv,
+    "parquet": read_parquet,
 }

@@ -18,6 +18,7 @@ from shoal import _core, _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
 from shoal.data.interactions import Field, Interactions, Pairs, named_pairs, pairs_of
+from shoal.data.names import FeatureNames, Spell, as_written, of_criteo, of_vw
 
 _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
@@ -33,11 +34,28 @@ class Rows:
     valued, weighted : bool
         Whether the format has values, and weights.
     pairs : sequence of (int, int)
-        The fields whose features interact; empty: the fields of features are not kept.
+        The fields whose features interact.
+    names : FeatureNames, optional
+        Where features are named by `note`. It is kept then where in its block the text of each feature stands. Without
+        names and pairs, the fields of features are not kept.
+    spell : callable
+        What makes a name of a feature's text.
     """
 
-    def __init__(self, most: int, *, valued: bool, weighted: bool = False, pairs: Pairs = ()) -> None:
+    def __init__(
+        self,
+        most: int,
+        *,
+        valued: bool,
+        weighted: bool = False,
+        pairs: Pairs = (),
+        names: FeatureNames | None = None,
+        spell: Spell = as_written,
+    ) -> None:
         self.row = 0
+        self._names = names
+        self._noted = 0  # features
+        self._spell = spell
         self._most = most
         first = min(most, _FIRST_ROWS)
         self.labels = np.empty(first, np.float32)
@@ -45,7 +63,8 @@ class Rows:
         self.indptr = np.zeros(first + 1, np.int64)
         self.keys = np.empty(_FIRST_KEYS, np.uint64)
         self.values = np.empty(_FIRST_KEYS, np.float32) if valued else None
-        self.fields = np.empty(_FIRST_KEYS, np.uint64) if pairs else None
+        self.fields = np.empty(_FIRST_KEYS, np.uint64) if pairs or names is not None else None
+        self.spans = np.empty((_FIRST_KEYS, 2), np.int64) if names is not None else None
         self._pairs = np.array(pairs, np.uint64).reshape(-1)
 
     @property
@@ -65,15 +84,25 @@ class Rows:
             self.keys = _longer(self.keys, size)
             self.values = None if self.values is None else _longer(self.values, size)
             self.fields = None if self.fields is None else _longer(self.fields, size)
+            self.spans = None if self.spans is None else _longer(self.spans, size)
+
+    def note(self, text: memoryview | bytes) -> None:
+        """Name the features that came from ``text``: after each parse of it, if names are asked for."""
+        if self._names is None or self.fields is None or self.spans is None:
+            return
+        begin, end = self._noted, int(self.indptr[self.row])
+        self._names.note(text, self.keys[begin:end], self.fields[begin:end], self.spans[begin:end], self._spell)
+        self._noted = end
 
     def take(self) -> Batch:
         """Copy the rows out, with the interactions, and begin again. Weights that are all 1 are left out."""
         rows, self.row = self.row, 0
+        self._noted = 0
         nnz = self.indptr[rows]
         labels, indptr, keys = self.labels[:rows].copy(), self.indptr[: rows + 1], self.keys[:nnz]
         values = None if self.values is None else self.values[:nnz]
         weights = None if self.weights is None or np.all(self.weights[:rows] == 1) else self.weights[:rows].copy()
-        if self.fields is not None:
+        if self.fields is not None and len(self._pairs):
             return Batch(labels, *_core.interact(indptr, keys, values, self.fields[:nnz], self._pairs), weights)
         return Batch(labels, indptr.copy(), keys.copy(), None if values is None else values.copy(), weights)
 
@@ -82,7 +111,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def _longer(array: NDArray[Scalar], size: int) -> NDArray[Scalar]:
-    larger = np.empty(size, array.dtype)
+    larger = np.empty((size, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
@@ -114,6 +143,10 @@ class Format:
         of ``parse``; its errors are ValueErrors that tell what is wrong with the line.
     pairs : sequence of (int, int)
         The fields whose features interact.
+    spell : callable
+        What makes a name of the text of a feature.
+    names : FeatureNames, optional
+        Gets a name for each feature that is read.
     schema : mapping
         What was asked of the function that made the reader, as JSON: models remember it.
     """
@@ -124,11 +157,20 @@ class Format:
     weighted: bool = False
     header: Callable[[bytes], Parse] | None = None
     pairs: Pairs = ()
+    spell: Spell = as_written
+    names: FeatureNames | None = None
     schema: Mapping[str, Any] = field(default_factory=dict)
 
     def rows(self, most: int) -> Rows:
         """Make the arrays of a pass in batches of ``most`` rows."""
-        return Rows(most, valued=self.valued, weighted=self.weighted, pairs=self.pairs)
+        return Rows(
+            most,
+            valued=self.valued,
+            weighted=self.weighted,
+            pairs=self.pairs,
+            names=self.names,
+            spell=self.spell,
+        )
 
     def with_interactions(self, interactions: Interactions, number: Callable[[Field], int]) -> Format:
         """Add the features of pairs of fields, whose numbers ``number`` finds."""
@@ -141,5 +183,5 @@ class Format:
 
 LIBSVM = Format("libsvm", _reader.parse_libsvm, valued=True)
 LIBFFM = Format("libffm", _reader.parse_libffm, valued=True)
-CRITEO = Format("criteo", _parse_criteo, valued=False)
-VW = Format("vw", _reader.parse_vw, valued=True, weighted=True)
+CRITEO = Format("criteo", _parse_criteo, valued=False, spell=of_criteo)
+VW = Format("vw", _reader.parse_vw, valued=True, weighted=True, spell=of_vw)

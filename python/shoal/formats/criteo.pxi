@@ -58,10 +58,13 @@ cdef inline size_t cell_of(uint64_t v) noexcept nogil:
     return <size_t>(16 * shift) + (v >> shift)
 
 
-cdef inline void put_column(Target* out, uint64_t key, int column) noexcept nogil:
+cdef inline void put_column(
+    Target* out, uint64_t key, int column, const uint8_t* begin, const uint8_t* end
+) noexcept nogil:
     out.keys[out.nnz] = key
     if out.fields != NULL:
         out.fields[out.nnz] = <uint64_t>(column + 1)
+    put_span(out, out.nnz, begin, end)
     out.nnz += 1
 
 
@@ -95,12 +98,12 @@ cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, con
         if fault != GOOD:
             return COLUMNS if p[0] == 10 or p[0] == 13 else fault
         if v < 0:
-            put_column(out, negative_key(tables.seeds[column], <uint64_t>-v), column)
+            put_column(out, negative_key(tables.seeds[column], <uint64_t>-v), column, place[0], p)
         else:
             bucket = tables.cells[cell_of(<uint64_t>v)]
             while tables.floors[bucket + 1] <= <uint64_t>v:
                 bucket += 1
-            put_column(out, tables.numbers[<size_t>column * tables.buckets + bucket], column)
+            put_column(out, tables.numbers[<size_t>column * tables.buckets + bucket], column, place[0], p)
     for column in range(INTEGERS, INTEGERS + CATEGORIES):
         if p[0] != 9:
             place[0] = p
@@ -111,7 +114,7 @@ cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, con
         if stop[0] == 10 and size > 0 and (stop - 1)[0] == 13:
             size -= 1
         if size > 0:
-            put_column(out, token_key(tables.seeds[column], p, size, end), column)
+            put_column(out, token_key(tables.seeds[column], p, size, end), column, p, p + size)
         p = stop
     place[0] = p
     return GOOD if p[0] == 10 else COLUMNS

@@ -122,9 +122,10 @@ cdef inline int read_truth(
 
 
 cdef inline int put_cell(
-    const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out
+    const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out,
+    const uint8_t* begin, const uint8_t* end,
 ) noexcept nogil:
-    """What a cell says: the label, the weight, a feature, or nothing."""
+    """What the cell from `begin` to `end` says: the label, the weight, a feature, or nothing."""
     cdef float value = 1.0
     cdef int fault
     cdef uint8_t kind = columns.kinds[column]
@@ -149,6 +150,11 @@ cdef inline int put_cell(
         out.values[out.nnz] = value
     if out.fields != NULL:
         out.fields[out.nnz] = columns.fields[column]
+    # What was unquoted stands elsewhere: then the span is the cell with its quotes.
+    if cell.begin == columns.unquoted:
+        put_span(out, out.nnz, begin, end)
+    else:
+        put_span(out, out.nnz, cell.begin, cell.begin + cell.size)
     out.nnz += 1
     return GOOD
 
@@ -171,7 +177,7 @@ cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const 
         if fault == QUOTE_CLOSED:
             place[0] = p
         if fault == GOOD and columns.kinds[column] != PASSED_OVER:
-            fault = put_cell(columns, column, &cell, readable, out)
+            fault = put_cell(columns, column, &cell, readable, out, place[0], p)
         if fault != GOOD:
             return fault
         column += 1

@@ -5,6 +5,7 @@ cdef inline int read_pairs(
 ) noexcept nogil:
     """The features of one line, from behind its label to its newline, where the place is left."""
     cdef const uint8_t* p = place[0]
+    cdef const uint8_t* colon
     cdef int64_t nnz = out.nnz
     cdef uint64_t field = 0
     cdef uint64_t key = 0
@@ -64,6 +65,11 @@ cdef inline int read_pairs(
         out.values[nnz] = value
         if fielded and out.fields != NULL:
             out.fields[nnz] = field
+        if out.spans != NULL:
+            colon = p
+            while colon[0] != 58:
+                colon -= 1
+            put_span(out, nnz, place[0], colon)
         nnz += 1
     place[0] = p
     out.nnz = nnz

@@ -90,11 +90,13 @@ cdef struct Stop:
 # The caller's arrays, and how full they are.
 cdef struct Target:
     float* labels
-    float* weights  # null: not asked for, as values and fields
+    float* weights  # null: not asked for, as values, fields and spans
     int64_t* indptr
     uint64_t* keys
     float* values
     uint64_t* fields
+    int64_t* spans  # two a feature, counted from the block's first byte
+    const uint8_t* block
     int64_t rows  # room
     int64_t room  # for features
     int64_t row  # rows that are there
@@ -103,6 +105,13 @@ cdef struct Target:
 # Reads one line: its label, its weight if there is one, its features. The place goes from the line's first byte to its
 # newline, or to the byte at fault.
 ctypedef int (*ReadLine)(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil
+
+
+cdef inline void put_span(Target* out, int64_t feature, const uint8_t* begin, const uint8_t* end) noexcept nogil:
+    """Note where the text of a feature stands, if somebody asked."""
+    if out.spans != NULL:
+        out.spans[2 * feature] = begin - out.block
+        out.spans[2 * feature + 1] = end - out.block
 
 
 cdef void walk(
@@ -142,6 +151,7 @@ cdef object parse(
     cdef uint64_t[::1] keys = arrays.keys
     cdef float[::1] values = arrays.values
     cdef uint64_t[::1] fields = arrays.fields
+    cdef int64_t[:, ::1] spans = arrays.spans
     cdef int64_t row = arrays.row
     cdef Target out
     cdef Stop stop
@@ -157,6 +167,8 @@ cdef object parse(
         raise ValueError(f"keys and values must be as long, got {keys.shape[0]} and {values.shape[0]}")
     if fields is not None and fields.shape[0] != keys.shape[0]:
         raise ValueError(f"keys and fields must be as long, got {keys.shape[0]} and {fields.shape[0]}")
+    if spans is not None and (spans.shape[0] != keys.shape[0] or spans.shape[1] != 2):
+        raise ValueError(f"{keys.shape[0]} keys need spans of as many pairs, got {spans.shape[0]} x {spans.shape[1]}")
     if not 0 <= row <= labels.shape[0]:
         raise ValueError(f"row is {row}, the arrays have room for {labels.shape[0]}")
     if not 0 <= indptr[row] <= keys.shape[0]:
@@ -168,6 +180,8 @@ cdef object parse(
         out.indptr = &indptr[0]
         out.weights = out.values = NULL
         out.keys = out.fields = NULL
+        out.spans = NULL
+        out.block = &block[0]
         if weights is not None:
             out.weights = &weights[0]
         if out.room > 0:
@@ -176,6 +190,8 @@ cdef object parse(
                 out.values = &values[0]
             if fields is not None:
                 out.fields = &fields[0]
+            if spans is not None:
+                out.spans = &spans[0, 0]
         with nogil:
             walk(&block[0], &block[0] + block.shape[0], skip, &out, &stop, read, known)
     return stop.end, stop.lines, out.row, stop.skipped, stop.fault, stop.at

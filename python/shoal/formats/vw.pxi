@@ -115,6 +115,7 @@ cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const v
             out.values[out.nnz] = value
             if out.fields != NULL:
                 out.fields[out.nnz] = field
+            put_span(out, out.nnz, name, name + size)
             out.nnz += 1
     place[0] = p
     return GOOD

@@ -189,8 +189,9 @@ class Student:
         if self._folder is None:
             self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
         before = list(self._folder.iterdir())
-        store = self.model.store
-        checkpoint.save(self._folder / str(self._best_pass), list(self.model.tables), store.slots, store.threads)
+        store, folder = self.model.store, self._folder / str(self._best_pass)
+        folder.mkdir()
+        checkpoint.save(folder, list(self.model.tables), store.slots, store.threads, durable=False)
         for old in before:
             shutil.rmtree(old)
 

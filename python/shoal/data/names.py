@@ -1,0 +1,254 @@
+"""Names of features: what a key stood for in the text that it was made of.
+
+A key of text is a hash, and says nothing to people. While a file is read, its features' names can be kept beside:
+
+    parse --> keys, fields, spans --> keys that may be new --> dictionary: key -> "C14=68fd1e64"
+              (arrays, per block)         (a table, below)         (Python, once a key)
+
+Almost all features of a block are known already. A table of keys, indexed by a hash of the key, of which a later one
+displaces an earlier one, tells so without touching a Python object: what it holds is in the dictionary; what it does
+not hold is looked up there.
+
+Threads: any number may read and add at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.criteo import INTEGER_COLUMNS, buckets
+from shoal.errors import CorruptionError
+from shoal.sealed import read_sealed, write_sealed
+
+FORMAT = "shoal feature names"
+VERSION = 1
+
+_FIRST_BITS = 16  # of the table of known keys
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: keys that follow each other spread evenly
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    format_name: str = msgspec.field(name="format", default=FORMAT)
+    version: int = VERSION
+    limit: int
+    names: dict[int, str]
+
+
+class FeatureNames(Mapping[int, str]):
+    """Names of features by their keys, in the order in which they were added.
+
+    Parameters
+    ----------
+    limit : int
+        Names to keep at most. What comes later has none, and costs nothing any more.
+
+    Raises
+    ------
+    ValueError
+        ``limit`` is negative.
+
+    Notes
+    -----
+    A name takes about 200 bytes. Pickles.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> names = FeatureNames()
+    >>> names.add(np.array([7, 9, 7], np.uint64), ["carrier=AA", "origin=JFK", "late"])
+    >>> names.get(7), names.get(8), len(names), names.full
+    ('carrier=AA', None, 2, False)
+    """
+
+    def __init__(self, limit: int = 10_000_000) -> None:
+        if limit < 0:
+            raise ValueError(f"limit is {limit}: pass 0 or more")
+        self._limit = limit
+        self._names: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._known = _table(_FIRST_BITS)
+
+    def __getitem__(self, key: int) -> str:
+        return self._names[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<FeatureNames of {len(self):,} features, at most {self._limit:,}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._limit, dict(self._names))
+
+    @property
+    def limit(self) -> int:
+        """Names to keep at most."""
+        return self._limit
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return len(self._names) >= self._limit
+
+    def add(self, keys: npt.NDArray[np.uint64], texts: Sequence[str | bytes]) -> None:
+        r"""Name keys; one that has a name keeps it.
+
+        Parameters
+        ----------
+        keys : uint64[n]
+        texts : sequence of str or bytes, length n
+            Bytes are taken as UTF-8; one that is not UTF-8 becomes ``\xff``.
+
+        Raises
+        ------
+        ValueError
+            There are not as many texts as keys.
+        """
+        if len(keys) != len(texts):
+            raise ValueError(f"{len(keys)} keys need as many texts, got {len(texts)}")
+        with self._lock:
+            for key, text in zip(np.asarray(keys, np.uint64).tolist(), texts, strict=True):
+                if self.full:
+                    break
+                self._names.setdefault(key, text if isinstance(text, str) else decoded(text))
+
+    def note(
+        self,
+        text: memoryview | bytes,
+        keys: npt.NDArray[np.uint64],
+        fields: npt.NDArray[np.uint64],
+        spans: npt.NDArray[np.int64],
+        spell: Spell,
+    ) -> None:
+        """Name the features of a parsed block that have no name yet. What readers call.
+
+        Parameters
+        ----------
+        text : memoryview or bytes
+            The block.
+        keys, fields : uint64[n]
+        spans : int64[n, 2]
+            Of `shoal.data.rows.Rows`.
+        spell : callable
+            What makes a name of a span.
+        """
+        if self.full:
+            return
+        known, shift = self._known
+        at = (keys * _MULTIPLIER) >> shift
+        candidates = np.flatnonzero(known[at] != keys)
+        if not len(candidates):
+            return
+        unique, first = np.unique(keys[candidates], return_index=True)
+        with self._lock:
+            for key, i in zip(unique.tolist(), candidates[first].tolist(), strict=True):
+                if key not in self._names:
+                    if len(self._names) >= self._limit:
+                        return
+                    begin, end = spans[i].tolist()
+                    self._names[key] = spell(text, begin, end, int(fields[i]))
+            known[at[candidates]] = keys[candidates]
+            if 4 * len(self._names) > len(self._known[0]):
+                self._known = _table((8 * len(self._names)).bit_length())
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the names into a file, whole or not at all; what is there is replaced.
+
+        Returns
+        -------
+        Path
+            The file.
+        """
+        named = dict(sorted(self._names.items()))
+        write_sealed(Path(path), msgspec.json.encode(_File(limit=self._limit, names=named)))
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FeatureNames:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        CorruptionError
+            The file is missing or was changed.
+        """
+        body = read_sealed(Path(path), missing="there are no names")
+        try:
+            read = msgspec.json.decode(body, type=_File)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(f"{os.fspath(path)} cannot be read: {error}") from None
+        if (read.format_name, read.version) != (FORMAT, VERSION):
+            raise CorruptionError(
+                f"{os.fspath(path)} holds no feature names of version {VERSION}: load it with a newer shoal"
+            )
+        return _restored(read.limit, read.names)
+
+
+def _restored(limit: int, named: dict[int, str]) -> FeatureNames:
+    names = FeatureNames(limit)
+    names._names.update(islice(named.items(), limit))
+    return names
+
+
+def _table(bits: int) -> tuple[npt.NDArray[np.uint64], np.uint64]:
+    """Make a table of keys, and by how much their hashes are shifted to be indices of it."""
+    known = np.zeros(1 << bits, np.uint64)
+    known[0] = 1  # an empty cell holds a key of another cell: 0 belongs into cell 0 alone, and 1 into another
+    return known, np.uint64(64 - bits)
+
+
+def decoded(text: bytes | memoryview) -> str:
+    """Turn bytes of a file into text, whatever they are."""
+    return bytes(text).decode("utf-8", "backslashreplace")
+
+
+# ---- from a span to a name -------------------------------------------------------------------------------------------
+
+Spell = Callable[[memoryview | bytes, int, int, int], str]  # of a block, the begin and the end of a span, and a field
+
+_ENDS_NAME = re.compile(rb"[ \t\r:]")
+
+
+def as_written(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
+    """Name a feature of libsvm or libffm: the bytes before its value."""
+    return decoded(text[begin:end])
+
+
+def of_vw(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
+    """Name a feature of Vowpal Wabbit's text: namespace^name, or the name alone in the nameless one."""
+    reach = 128
+    while b"|" not in (before := bytes(text[max(0, begin - reach) : begin])) and reach < begin:
+        reach *= 2
+    namespace = _ENDS_NAME.split(before.rpartition(b"|")[2], maxsplit=1)[0]
+    name = decoded(text[begin:end])
+    return f"{decoded(namespace)}^{name}" if namespace else name
+
+
+def of_criteo(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
+    """Name a feature of Criteo's logs: its column, I1 to C26, and the category or the integers of its bucket."""
+    if field > INTEGER_COLUMNS:
+        return f"C{field - INTEGER_COLUMNS}={decoded(text[begin:end])}"
+    digits = bytes(text[begin:end]).lstrip(b"+-0")
+    number = int(digits or b"0")
+    if number and text[begin] == ord("-"):
+        return f"I{field}={-number}"
+    floors = buckets().floors
+    bucket = int(np.searchsorted(floors, np.uint64(number), "right")) - 1
+    low, high = int(floors[bucket]), min(int(floors[bucket + 1]), 1 << 63) - 1
+    return f"I{field}={low}" if low == high else f"I{field}={low}..{high}"

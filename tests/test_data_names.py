@@ -1,0 +1,293 @@
+"""Names of features: every key under what stood in the text, once, whatever the batches, threads and tables."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shoal
+from oracle.text import Malformed, criteo_row, integer_token, libffm_row, libsvm_row, lines_of, token_key, vw_row
+from shoal import CorruptionError, FeatureNames
+from shoal.data import names as module
+from shoal.data.readers import READERS
+from shoal.sealed import write_sealed
+
+
+def decoded(text):
+    return text.decode("utf-8", "backslashreplace")
+
+
+def range_of(v):
+    """All whole numbers of v's bucket, by the customary rule and a walk."""
+    if v <= 2:
+        return str(v)
+    low = high = v
+    while low > 3 and integer_token(low - 1) == integer_token(v):
+        low -= 1
+    while integer_token(high + 1) == integer_token(v):
+        high += 1
+    return str(v) if low == high else f"{low}..{high}"
+
+
+def libsvm_names(line):
+    tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
+    return [(int(t.split(b":")[0]), decoded(t.split(b":")[0])) for t in tokens[1:] if not t.startswith(b"qid")]
+
+
+def libffm_names(line):
+    tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
+    return [(int(t.split(b":")[1]), decoded(t.rpartition(b":")[0])) for t in tokens[1:]]
+
+
+def vw_names(line):
+    named = []
+    for space in line.split(b"|")[1:]:
+        words = re.findall(rb"[^ \t\r]+", space)
+        namespace = b"" if space[:1] in (b" ", b"\t", b"\r", b"") else words.pop(0).split(b":")[0]
+        field = token_key(0, namespace)
+        for word in words:
+            name = word.split(b":")[0]
+            named.append((token_key(field, name), decoded(namespace + b"^" + name if namespace else name)))
+    return named
+
+
+def criteo_names(line):
+    columns = line.removesuffix(b"\r").split(b"\t")
+    integers = [(i, int(v)) for i, v in enumerate(columns[1:14], 1) if v]
+    return [
+        *((token_key(i, integer_token(v)), f"I{i}={range_of(v)}") for i, v in integers),
+        *((token_key(i, v), f"C{i - 13}={decoded(v)}") for i, v in enumerate(columns[14:], 14) if v),
+    ]
+
+
+ORACLES = {
+    "libsvm": (libsvm_row, libsvm_names),
+    "libffm": (libffm_row, libffm_names),
+    "vw": (vw_row, vw_names),
+    "criteo": (criteo_row, criteo_names),
+}
+
+
+def oracle(form, data):
+    """What a dictionary says, with each line read slowly: malformed ones have no names."""
+    row, names = ORACLES[form]
+    found = {}
+    for line in lines_of(data):
+        try:
+            if row(line) is not None:
+                for key, name in names(line):
+                    found.setdefault(key, name)
+        except Malformed:
+            pass
+    return found
+
+
+# ---- of files --------------------------------------------------------------------------------------------------------
+
+small = st.integers(0, 30)
+token = st.sampled_from([b"a", b"ann", b"\xff\xfe", "é".encode(), b"x" * 70, b"7", b"a^b"])
+value = st.sampled_from([b":1", b":0.5", b":1e3"])
+LINES = {
+    "libsvm": st.tuples(st.lists(st.tuples(small, value)), st.sampled_from([b"", b" qid:7", b" # 9:9", b" bad"])).map(
+        lambda t: b"1" + b"".join(b" %d%s" % f for f in t[0]) + t[1]
+    ),
+    "libffm": st.lists(st.tuples(small, small, value)).map(lambda fs: b"0" + b"".join(b" %d:%d%s" % f for f in fs)),
+    "vw": st.lists(
+        st.tuples(
+            st.sampled_from([b"", b"user", b"user:2", b"\xff", b"n" * 200]),
+            st.lists(st.tuples(token, st.sampled_from([b"", b":1", b":0.25", b":x"]))),
+        ),
+        min_size=1,
+    ).map(lambda ns: b"1 tag" + b"".join(b"|" + n + b"".join(b" " + t + v for t, v in fs) + b"\t" for n, fs in ns)),
+    "criteo": st.tuples(
+        st.lists(st.sampled_from([b"", b"-3", b"0", b"+2", b"007", b"19", b"1000", b"x"]), min_size=13, max_size=13),
+        st.lists(st.one_of(st.just(b""), token), min_size=26, max_size=26),
+    ).map(lambda t: b"\t".join([b"0", *t[0], *t[1]])),
+}
+
+
+@pytest.mark.parametrize("form", ORACLES)
+@given(st.data())
+def test_every_feature_of_a_file_has_the_name_that_a_slow_reader_gives_it(tmp_path_factory, form, data):
+    text = b"\n".join(data.draw(st.lists(LINES[form], max_size=12)))
+    path = tmp_path_factory.mktemp("names") / "data"
+    path.write_bytes(text)
+    size, threads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
+    names = FeatureNames()
+    plain = READERS[form](path, batch_size=size, on_error="skip")
+    for got, expected in zip(
+        READERS[form](path, batch_size=size, on_error="skip", threads=threads, names=names), plain, strict=True
+    ):
+        assert got.keys.tolist() == expected.keys.tolist()
+    expected = oracle(form, text)
+    if form == "libffm" and threads > 1:  # a key of several fields has the name of any one
+        assert set(names) == set(expected)
+    else:
+        assert dict(names) == expected
+
+
+def test_names_are_kept_over_batches_growth_of_rows_blocks_files_and_passes(rng, tmp_path):
+    paths = []
+    for file in range(2):
+        paths.append(tmp_path / f"{file}.vw")
+        lines = [
+            b"1 |u " + b" ".join(b"w%d" % w for w in rng.integers(0, 20_000, rng.integers(0, 40))) for _ in range(4000)
+        ]
+        paths[-1].write_bytes(b"\n".join(lines) + b"\n")
+    expected = oracle("vw", b"".join(path.read_bytes() for path in paths))
+    for threads in (1, 2):
+        names = FeatureNames()
+        reader = shoal.read_vw(paths, batch_size=700, threads=threads, names=names)
+        for _ in range(2):
+            for _ in reader:
+                pass
+            assert dict(names) == expected
+    shards = FeatureNames()
+    whole = shoal.read_vw(paths[0], names=shards)
+    for rank in range(3):
+        for _ in whole.shard(rank, 3):
+            pass
+    assert dict(shards) == oracle("vw", paths[0].read_bytes())
+
+
+def test_a_feature_of_a_table_is_named_by_its_column_and_cell(tmp_path):
+    paths = [tmp_path / "0.csv", tmp_path / "1.csv"]
+    paths[0].write_bytes(b'site,click,price,"a ""b"""\na.com,1,0.5,x\n"b,""c""",0,NA,""\n"d",1,2,"""q"""\r\n')
+    paths[1].write_bytes(b'click,"a ""b""",price,site\n1,y,"7",a.com\n')
+    expected = {("site", "a.com"), ("site", 'b,"c"'), ("site", "d"), ('a "b"', "x"), ('a "b"', '"q"'), ('a "b"', "y")}
+
+    def key(column, cell):
+        return token_key(token_key(0, column.encode()), cell.encode())
+
+    for threads in (1, 2):
+        names = FeatureNames()
+        for _ in shoal.read_csv(paths, label="click", numeric=["price"], threads=threads, names=names):
+            pass
+        assert dict(names) == {key(c, v): f"{c}={v}" for c, v in expected} | {key("price", ""): "price"}
+
+
+def test_the_bucket_of_an_integer_is_told_as_its_integers(tmp_path):
+    path = tmp_path / "c.tsv"
+    numbers = [-(2**62), -1, 0, 2, 3, 5, 20, 2**63 - 1, b"-0", b"0" * 5000 + b"20"]
+    path.write_bytes(b"".join(b"1\t%s%s\n" % (n if isinstance(n, bytes) else b"%d" % n, b"\t" * 38) for n in numbers))
+    names = FeatureNames()
+    (batch,) = shoal.read_criteo(path, names=names)
+    told = [names[key] for key in batch.keys.tolist()]
+    assert told[:7] == ["I1=-4611686018427387904", "I1=-1", "I1=0", "I1=2", "I1=3..4", "I1=5", "I1=17..20"]
+    low, high = told[7].removeprefix("I1=").split("..")
+    assert int(low) < 2**63 - 1 == int(high)
+    assert told[8:] == ["I1=0", "I1=17..20"]
+
+
+# ---- which are new ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=60), max_size=8),
+    st.integers(0, 40),
+    st.integers(1, 4),
+)
+def test_each_key_gets_its_first_name_however_small_the_table_of_known_keys_is(blocks, limit, bits):
+    names = FeatureNames(limit)
+    names._known = module._table(bits)
+    expected = {}
+    for block in blocks:
+        text = b"".join(b"%d " % i for i in range(len(block)))
+        ends = np.array([m.end() for m in re.finditer(rb"\d+", text)], np.int64)
+        begins = np.array([m.start() for m in re.finditer(rb"\d+", text)], np.int64)
+        keys = np.array(block, np.uint64)
+        names.note(text, keys, keys, np.column_stack([begins, ends]), lambda t, b, e, f: f"{f}:{decoded(t[b:e])}")
+        first = {}
+        for i, key in enumerate(block):
+            first.setdefault(key, f"{key}:{i}")
+        for key in sorted(first):
+            if key not in expected and len(expected) < limit:
+                expected[key] = first[key]
+    assert dict(names) == expected
+    assert names.full == (len(expected) >= limit)
+
+
+def test_threads_name_each_key_once():
+    names = FeatureNames()
+    keys = np.arange(40_000, dtype=np.uint64)
+    spans = np.zeros((len(keys), 2), np.int64)
+    calls = []
+
+    def spell(text, begin, end, field):
+        calls.append(field)
+        return str(field)
+
+    def work(seed):
+        for part in np.array_split(np.random.default_rng(seed).permutation(keys), 40):
+            names.note(b"", part, part, spans[: len(part)], spell)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(calls) == keys.tolist()
+    assert dict(names) == {key: str(key) for key in keys.tolist()}
+
+
+# ---- a dictionary ----------------------------------------------------------------------------------------------------
+
+
+def test_names_may_be_added_and_asked_for():
+    names = FeatureNames(limit=3)
+    names.add(np.array([7, 2**64 - 1, 7], np.uint64), ["a", b"b\xff", "again"])
+    assert dict(names.items()) == {7: "a", 2**64 - 1: "b\\xff"}
+    assert (names.get(7), names.get(8), names.get(8, "none"), len(names)) == ("a", None, "none", 2)
+    assert np.uint64(7) in names
+    assert names[np.uint64(7)] == "a"
+    assert 8 not in names
+    assert not names.full
+    names.add([8, 9], ["c", "d"])
+    assert names.full
+    assert 9 not in names
+    assert repr(names) == "<FeatureNames of 3 features, at most 3>"
+    with pytest.raises(ValueError, match="2 keys need as many texts, got 1"):
+        names.add(np.array([1, 2], np.uint64), ["a"])
+    with pytest.raises(ValueError, match="limit is -1"):
+        FeatureNames(-1)
+    with pytest.raises(TypeError, match=r"names is a dict: pass shoal\.FeatureNames\(\)"):
+        shoal.read_libsvm(__file__, names={})
+
+
+@given(st.dictionaries(st.integers(0, 2**64 - 1), st.text(st.characters(codec="utf-8"))), st.integers(0, 5))
+def test_names_are_saved_and_pickled_as_they_are(tmp_path_factory, named, spare):
+    names = FeatureNames(len(named) + spare)
+    names.add(np.array(list(named), np.uint64), list(named.values()))
+    path = tmp_path_factory.mktemp("names") / "names.json"
+    assert names.save(path) == path
+    for again in (FeatureNames.load(path), pickle.loads(pickle.dumps(names))):
+        assert dict(again) == named
+        assert again.limit == names.limit
+    assert list(FeatureNames.load(path)) == sorted(named)
+
+
+def test_damaged_names_are_named(tmp_path):
+    path = tmp_path / "names.json"
+    with pytest.raises(CorruptionError, match=r"names\.json is missing"):
+        FeatureNames.load(path)
+    names = FeatureNames()
+    names.add([7], ["carrier=AA"])
+    whole = names.save(path).read_bytes()
+    for at in range(0, len(whole), 5):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(CorruptionError, match=r"names\.json"):
+            FeatureNames.load(path)
+    for body in (
+        b"7",
+        b'{"limit":3,"names":{"x":"y"}}',
+        b'{"format":"shoal feature names","version":2,"limit":1,"names":{}}',
+    ):
+        write_sealed(path, body)
+        with pytest.raises(CorruptionError, match=r"names\.json"):
+            FeatureNames.load(path)
