@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,13 +160,13 @@ def contenders(files: dict[str, Text]) -> Iterator[tuple[str, str, Callable[[], 
             reader = shoal.read_csv(path, label="label", categorical=CATEGORIES, numeric=INTEGERS)
         else:
             reader = getattr(shoal, f"read_{name}")(path)
-        yield key, f"shoal.read_{name}", lambda reader=reader: read(reader)
+        yield key, f"shoal.read_{name}", partial(read, reader)
         if csv and key == "criteo":
-            yield key, "pyarrow.csv", lambda path=path: read_arrow(path, "\t", columns)
+            yield key, "pyarrow.csv", partial(read_arrow, path, "\t", columns)
         if csv and key == "csv":
-            yield key, "pyarrow.csv", lambda path=path: read_arrow(path, ",", None)
+            yield key, "pyarrow.csv", partial(read_arrow, path, ",", None)
         if load_svmlight_file and key == "libsvm":
-            yield key, "scikit-learn", lambda path=path: read_sklearn(path)
+            yield key, "scikit-learn", partial(read_sklearn, path)
 
 
 def spread(figures: list[float], digits: int = 0) -> str:

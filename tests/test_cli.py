@@ -260,7 +260,7 @@ GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
         ([*GOOD, "--negative-rate", "0"], 2, "negative_rate is 0"),
         ([*GOOD, "--shuffle", "-1"], 2, "shuffle is -1"),
         ([*GOOD, "--save-all"], 2, "--save-all goes with --grid"),
-        ([*GOOD, "--label", "y"], 2, "--label is for csv and tsv, not for libsvm"),
+        ([*GOOD, "--label", "y"], 2, "--label is for csv, tsv, parquet, not for libsvm"),
         ([*GOOD, "--interactions", "a,b"], 2, "libsvm has no fields"),
         (["train", "lr", "--train", "good", "--format", "csv", "--model", "m"], 2, "csv needs --label"),
         (["train", "lr", "--train", "good", "--format", "tsv", "--model", "m", "--label", "y"], 2, "'y' is not there"),
@@ -272,7 +272,7 @@ GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
         (["predict", "--model", "small", "--data", "no", "--output", "-"], 2, "no: No such file"),
         (["predict", "--model", "small", "--data", "good", "--output", "."], 2, "is a directory"),
         (["predict", "--model", "small", "--data", "good", "--output", "-", "--json"], 2, "both want standard output"),
-        (["predict", "--model", "small", "--data", "good", "--format", "criteo", "--output", "-"], 2, "on libsvm"),
+        (["predict", "--model", "small", "--data", "good", "--format", "criteo", "--output", "-"], 2, "from libsvm"),
         (["evaluate", "--model", "here", "--data", "good"], 1, "model.json is missing"),
         (["inspect", "no"], 2, "there is no such directory"),
         (["inspect", "here"], 1, "model.json is missing"),
@@ -331,6 +331,25 @@ def test_tab_separated_text_is_the_same_but_for_its_separator(logs, capsys):
         asked = ["--format", form, "--label", "click", "--quiet", "--model", form]
         assert run("train", "lr", "--train", *files, *asked) == 0
     assert evaluated("csv", logs / "ads_1.csv", capsys)["logloss"] == evaluated("tsv", "ads_1.tsv", capsys)["logloss"]
+
+
+def test_a_model_of_a_table_is_used_on_parquet_too(logs, capsys):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(logs / "ads_1.csv")
+    frame.to_parquet("ads_1.parquet")
+    asked = ["--label", "click", "--numeric", "price", "--quiet", "--batch-size", "64"]
+    assert run("train", "lr", "--train", logs / "ads_1.csv", "--format", "csv", *asked, "--model", "text") == 0
+    assert run("train", "lr", "--train", "ads_1.parquet", "--format", "parquet", *asked, "--model", "table") == 0
+    models = [shoal.models.load(name) for name in ("text", "table")]
+    assert len({model.weights()[1].tobytes() for model in models}) == 1
+    wanted = evaluated("text", logs / "ads_1.csv", capsys)["logloss"]
+    assert run("evaluate", "--model", "text", "--data", "ads_1.parquet", "--format", "parquet", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["logloss"] == wanted
+    model = shoal.LogisticRegression().fit(shoal.read_arrow(frame, label="click", numeric=["price"]), progress=False)
+    assert model.evaluate(shoal.read_csv(logs / "ads_1.csv", label="click", numeric=["price"])).examples == 800
+    model.save("frame")
+    assert run("evaluate", "--model", "frame", "--data", "ads_1.parquet") == 2
+    assert "pass --format csv, tsv or parquet" in capsys.readouterr().err
 
 
 def test_several_files_patterns_and_standard_input_are_read_as_one(logs):

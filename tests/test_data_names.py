@@ -169,7 +169,38 @@ def test_a_feature_of_a_table_is_named_by_its_column_and_cell(tmp_path):
         names = FeatureNames()
         for _ in shoal.read_csv(paths, label="click", numeric=["price"], threads=threads, names=names):
             pass
-        assert dict(names) == {key(c, v): f"{c}={v}" for c, v in expected} | {key("price", ""): "price"}
+        named = {key(c, v): f"{c}={v}" for c, v in expected} | {key("price", ""): "price"}
+        assert dict(names) == named
+
+
+@pytest.mark.parametrize("kind", ["plain", "dictionary", "parquet"])
+def test_a_table_of_arrow_names_what_its_csv_names(tmp_path, kind):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "t.csv").write_text("click,site,price,n\n1,é.com,0.5,7\n0,b.com,NA,-8\n1,,2,7\n0,é.com,3,NA\n")
+    table = arrow.table(
+        {
+            "click": [True, False, True, False],
+            "site": arrow.array(["é.com", "b.com", None, "é.com"]),
+            "price": [0.5, None, 2.0, 3.0],
+            "n": arrow.array([7, -8, 7, None], arrow.int32()),
+        }
+    )
+    if kind == "dictionary":
+        table = table.set_column(1, "site", table["site"].dictionary_encode())
+    expected, names = FeatureNames(), FeatureNames()
+    for _ in shoal.read_csv(tmp_path / "t.csv", label="click", numeric=["price"], names=expected):
+        pass
+    assert sorted(expected.values()) == ["n=-8", "n=7", "price", "site=b.com", "site=é.com"]
+    if kind == "parquet":
+        parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+        reader = shoal.read_parquet(tmp_path / "t.parquet", label="click", numeric=["price"], names=names)
+    else:
+        reader = shoal.read_arrow(table.slice(0), label="click", numeric=["price"], names=names)
+    for _ in reader:
+        pass
+    assert names == expected
+    assert reader.names is names
 
 
 def test_the_bucket_of_an_integer_is_told_as_its_integers(tmp_path):

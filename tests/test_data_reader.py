@@ -19,12 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.text import bits, libsvm_row, rows_of, rows_of_batch
-from shoal.data import Batch, Reader, read_criteo, read_libsvm
+from shoal.data import Batch, read_criteo, read_libsvm
 from shoal.data.ahead import Ahead, _Channel
 from shoal.data.files import LocalFile
 from shoal.data.fill import Source, fill
 from shoal.data.rows import LIBSVM
 from shoal.data.source import Lines
+from shoal.data.text import TextReader
 from shoal.errors import CorruptionError
 
 PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
@@ -220,7 +221,7 @@ def test_a_file_that_went_away_is_an_error_of_the_pass(file):
 )
 def test_parameters_out_of_range_are_refused(file, change, complaint):
     with pytest.raises(ValueError, match=complaint):
-        Reader(file(b""), LIBSVM, **change)
+        TextReader(file(b""), LIBSVM, **change)
 
 
 @pytest.mark.parametrize(("rank", "n"), [(2, 2), (-1, 2), (0, 0)])

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
 
 PLAIN_FORMATS = ("libsvm", "libffm", "vw", "criteo")  # which need no word about columns
-FORMATS = (*PLAIN_FORMATS, "csv", "tsv")
+COLUMN_FORMATS = ("csv", "tsv", "parquet")
+FORMATS = (*PLAIN_FORMATS, *COLUMN_FORMATS)
 
 
 def command(
@@ -46,7 +47,7 @@ def reading(parser: argparse.ArgumentParser) -> None:
 
 def columns(parser: argparse.ArgumentParser) -> None:
     """Add what is what in the data; a model remembers it."""
-    named = parser.add_argument_group("columns of csv and tsv")
+    named = parser.add_argument_group("columns of csv, tsv and parquet")
     named.add_argument("--label", metavar="NAME", help="the column of labels")
     named.add_argument("--categorical", type=_names, metavar="A,B,...", help="texts (default: all other columns)")
     named.add_argument("--numeric", type=_names, metavar="A,B,...", help="numbers (default: none)")
@@ -76,9 +77,10 @@ def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what `columns` says, as the functions that make readers take it."""
     named = ("label", "categorical", "numeric", "weight", "positive", "columns", "na_values")
     schema = {name: value for name in named if (value := getattr(arguments, name)) is not None}
-    if arguments.format not in ("csv", "tsv"):
+    if arguments.format not in COLUMN_FORMATS:
         for name in schema:
-            raise ValueError(f"--{name.replace('_', '-')} is for csv and tsv, not for {arguments.format}: leave it out")
+            option, formats = f"--{name.replace('_', '-')}", ", ".join(COLUMN_FORMATS)
+            raise ValueError(f"{option} is for {formats}, not for {arguments.format}: leave it out")
     elif "label" not in schema:
         raise ValueError(f"{arguments.format} needs --label, the name of a column")
     if arguments.interactions:
@@ -100,14 +102,17 @@ def open_reader(
 
     if form == "tsv":
         form, schema = "csv", {"sep": "\t", **schema}
-    return READERS[form](
-        path,
-        **schema,
-        batch_size=arguments.batch_size,
-        on_error=arguments.on_error,
-        threads=arguments.parsers,
-        names=names,
-    )
+    if form == "arrow":
+        raise ValueError("the model learned from a table in memory: pass --format csv, tsv or parquet")
+    how: dict[str, Any] = {"batch_size": arguments.batch_size, "names": names}
+    if form == "parquet":
+        schema = {name: value for name, value in schema.items() if name not in _OF_TEXT}
+    else:
+        how |= {"on_error": arguments.on_error, "threads": arguments.parsers}
+    return READERS[form](path, **schema, **how)
+
+
+_OF_TEXT = ("sep", "columns", "na_values", "keep_default_na")
 
 
 def _names(text: str) -> list[str]:

@@ -105,11 +105,9 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Model, Reader]]:
         form = arguments.format or model.format
         if form is None:
             raise ValueError(f"{arguments.model} does not tell the format that it was trained on: pass --format")
-        if model.format not in (None, "csv" if form == "tsv" else form):
-            raise ValueError(
-                f"{arguments.model} was trained on {model.format}, its keys mean nothing for {form}: leave --format out"
-            )
-        yield model, open_reader(arguments.data, form, arguments, model.schema)
+        reader = open_reader(arguments.data, form, arguments, model.schema)
+        model.check_format(reader)
+        yield model, reader
 
 
 @contextmanager

@@ -11,16 +11,26 @@ from shoal.data.batch import Batch
 from shoal.data.hashing import hash_strings
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
-from shoal.data.readers import read_criteo, read_csv, read_libffm, read_libsvm, read_vw
+from shoal.data.readers import (
+    read_arrow,
+    read_criteo,
+    read_csv,
+    read_libffm,
+    read_libsvm,
+    read_parquet,
+    read_vw,
+)
 
 __all__ = [
     "Batch",
     "FeatureNames",
     "Reader",
     "hash_strings",
+    "read_arrow",
     "read_criteo",
     "read_csv",
     "read_libffm",
     "read_libsvm",
+    "read_parquet",
     "read_vw",
 ]

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-import numpy as np
-
 from shoal import _reader
 from shoal.data.batch import Batch
+from shoal.data.pieces import Part, Parts, Pieces, Place, rows_of
 from shoal.data.rows import Format, Parse
 from shoal.data.source import Block, Lines, LineTooLong
 
@@ -44,48 +43,6 @@ class Source(NamedTuple):
     lines: Lines
     before: float = 0.0
     share: float = 1.0
-
-
-class Place(NamedTuple):
-    """Where a pass goes on: behind the last example of a batch.
-
-    Parameters
-    ----------
-    file : int
-        Index of the file.
-    offset : int
-        Of a line's first byte in its text.
-    rows : int
-        Examples from there on that were handed out already.
-    skipped : int
-        Malformed lines that were left out before the offset.
-    """
-
-    file: int = 0
-    offset: int = 0
-    rows: int = 0
-    skipped: int = 0
-
-
-class Part(NamedTuple):
-    """What the blocks since the part before came to.
-
-    Parameters
-    ----------
-    batches : list of (Batch, Place)
-        Those that the last of them completed.
-    skipped : int
-        Malformed lines so far.
-    fraction : float
-        Of the bytes of all sources.
-    """
-
-    batches: list[tuple[Batch, Place]]
-    skipped: int
-    fraction: float
-
-
-Parts = Generator[Part | None, None, None]
 
 
 def fill(
@@ -196,8 +153,7 @@ class _Threaded:
         self._skip = skip
         self._drop = begin.rows
         self._skipped = begin.skipped
-        self._pieces: deque[Batch] = deque()
-        self._rows = 0  # of the pieces
+        self._pieces = Pieces()
         self._source: Source | None = None
         self._line = 1
         self._place = begin
@@ -226,7 +182,7 @@ class _Threaded:
                     yield from _complain(source.lines, line, _too_long(error))
             while waiting:
                 yield from self._put_together(waiting.popleft())
-        rest = [(self._take(self._rows), self._place)] if self._rows else []
+        rest = [(self._pieces.take(self._pieces.rows), self._place)] if self._pieces.rows else []
         yield Part(rest, self._skipped, 1.0)
 
     def _submit(
@@ -246,14 +202,11 @@ class _Threaded:
             # Skipped lines of this block are behind its beginning, whatever the row.
             first = min(self._drop, len(parsed.batch))
             self._drop -= first
-            whole = first
-            if first < len(parsed.batch):
-                self._pieces.append(_rows_of(parsed.batch, first, len(parsed.batch)))
-                self._rows += len(parsed.batch) - first
-            while self._rows >= self._batch_size:
-                whole = len(parsed.batch) - (self._rows - self._batch_size)
-                place = Place(block.source.number, block.offset, whole, self._skipped)
-                done.append((self._take(self._batch_size), place))
+            self._pieces.add(rows_of(parsed.batch, first, len(parsed.batch)))
+            while self._pieces.rows >= self._batch_size:
+                batch = self._pieces.take(self._batch_size)
+                rows = len(parsed.batch) - self._pieces.rows
+                done.append((batch, Place(block.source.number, block.offset, rows, self._skipped)))
             self._place = Place(block.source.number, block.offset, len(parsed.batch), self._skipped)
         self._skipped += parsed.skipped
         if parsed.bad is not None:
@@ -262,19 +215,6 @@ class _Threaded:
             yield from _complain(block.source.lines, self._line, what)
         elif done:
             yield Part(done, self._skipped, block.fraction)
-
-    def _take(self, rows: int) -> Batch:
-        """Take the first rows of the pieces."""
-        taken: list[Batch] = []
-        self._rows -= rows
-        while rows:
-            piece = self._pieces.popleft()
-            if len(piece) > rows:
-                self._pieces.appendleft(_rows_of(piece, rows, len(piece)))
-                piece = _rows_of(piece, 0, rows)
-            taken.append(piece)
-            rows -= len(piece)
-        return _joined(taken)
 
 
 def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parsed:
@@ -292,41 +232,6 @@ def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parse
         if end < len(text):
             rows.grow()
     return _Parsed(rows.take() if rows.row else None, lines, skipped, end, bad)
-
-
-def _rows_of(batch: Batch, begin: int, end: int) -> Batch:
-    """Show some rows of a batch."""
-    if begin == 0 and end == len(batch):
-        return batch
-    first, last = batch.indptr[begin], batch.indptr[end]
-    return Batch(
-        batch.labels[begin:end],
-        batch.indptr[begin : end + 1] - first,
-        batch.keys[first:last],
-        None if batch.values is None else batch.values[first:last],
-        None if batch.weights is None else batch.weights[begin:end],
-    )
-
-
-def _joined(pieces: Sequence[Batch]) -> Batch:
-    """Put pieces together in arrays of their own; weights that are all 1 are left out."""
-    offsets = np.cumsum([0, *(piece.nnz for piece in pieces[:-1])])
-    values = [piece.values for piece in pieces if piece.values is not None]
-    weights = None
-    if any(piece.weights is not None for piece in pieces):
-        weights = np.concatenate(
-            [np.ones(len(piece), np.float32) if piece.weights is None else piece.weights for piece in pieces]
-        )
-        weights = None if np.all(weights == 1) else weights
-    return Batch(
-        np.concatenate([piece.labels for piece in pieces]),
-        np.concatenate(
-            [np.zeros(1, np.int64), *(piece.indptr[1:] + at for piece, at in zip(pieces, offsets, strict=True))]
-        ),
-        np.concatenate([piece.keys for piece in pieces]),
-        np.concatenate(values) if values else None,
-        weights,
-    )
 
 
 def _bound(form: Format, lines: Lines) -> Parse:

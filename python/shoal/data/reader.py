@@ -1,20 +1,24 @@
-"""Reader: files of examples, to be iterated in batches; the functions of `shoal.data.readers` make one."""
+"""Reader: examples to be iterated in batches, whatever they are read from; `shoal.data.readers` makes one.
+
+TextReader    files of lines           text.py
+TableReader   Parquet, Arrow streams   arrow.py
+"""
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shoal.data.ahead import Ahead
 from shoal.data.batch import Batch
-from shoal.data.files import File, Wheres, files_of
-from shoal.data.fill import Place, Source, fill
+from shoal.data.files import File
 from shoal.data.names import FeatureNames
-from shoal.data.rows import Format
-from shoal.data.source import Lines
+from shoal.data.pieces import Parts, Place
 
 OnError = Literal["raise", "skip"]
 
@@ -33,12 +37,13 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
-    """How the files are read."""
+class Settings:
+    """How the files are read: the parameters of the functions that make readers, which shard, and where to begin."""
 
     batch_size: int
-    on_error: OnError
-    threads: int
+    on_error: OnError = "raise"
+    threads: int = 1
+    names: FeatureNames | None = None
     rank: int = 0
     shards: int = 1
     begin: Place = _BEGINNING
@@ -51,32 +56,49 @@ class _Settings:
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
         if operator.index(self.threads) < 1:
             raise ValueError(f"threads is {self.threads}: pass 1 or more")
+        if not isinstance(self.names, FeatureNames | None):
+            raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
         if not 0 <= operator.index(self.rank) < operator.index(self.shards):
             raise ValueError(f"shard {self.rank} of {self.shards}: pass a rank from 0 to the number of shards - 1")
 
 
-class Reader:
-    """Files of examples, in batches; each ``for`` is a pass over them from their beginning.
-
-    Made by `read_libsvm` and its kin. It only describes: it holds no file and no thread, and can be pickled (but for
-    one of a stream).
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A file among those of a pass, or a shard of it.
 
     Parameters
     ----------
-    path : path, pattern, URL, binary file, or sequence of them
-        See ``docs/readers.md``. Files are plain text, or gzip, bzip2, xz or Zstandard of it, as their first bytes tell.
-    form : Format
-        What their lines are.
-    batch_size : int
-        Examples in each batch but the last of a pass, which may have fewer. Batches run on from file to file.
-    on_error : {"raise", "skip"}
-        What a malformed line does.
-    threads : int
-        That parse; beside them, one reads and decompresses. Batches are the same for any number.
-    names : FeatureNames, optional
-        Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
-    storage_options : mapping, optional
-        What fsspec's file systems are made with, for URLs.
+    number : int
+        Of the file, as places count.
+    file : File
+    rank, shards : int
+        Which shard of how many.
+    before, share : float
+        Of the bytes of all: those before it, and its own; 0 where they are not known.
+    """
+
+    number: int
+    file: File
+    rank: int
+    shards: int
+    before: float
+    share: float
+
+
+class Reader(ABC):
+    """Examples in batches; each ``for`` is a pass over them from their beginning.
+
+    Made by `shoal.read_libsvm` and its kin. It only describes: it holds no open file and no thread, and can be pickled
+    (but for one of a stream).
+
+    Parameters
+    ----------
+    files : tuple of File
+    name : str
+        Of the format.
+    schema : mapping
+        What was asked of the function that made the reader, as JSON.
+    settings : Settings
 
     Raises
     ------
@@ -85,7 +107,7 @@ class Reader:
     ValueError
         It is not a regular file; a parameter is out of range.
     ImportError
-        A URL, and fsspec is not installed.
+        What reads them is an extra, which is not installed.
 
     Notes
     -----
@@ -99,46 +121,27 @@ class Reader:
     An error shows after the batches that were complete before it.
     """
 
-    def __init__(
-        self,
-        path: Wheres,
-        form: Format,
-        *,
-        batch_size: int = 8192,
-        on_error: OnError = "raise",
-        threads: int = 1,
-        names: FeatureNames | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        if not isinstance(names, FeatureNames | None):
-            raise TypeError(f"names is a {type(names).__name__}: pass shoal.FeatureNames(), which the passes fill")
-        settings = _Settings(batch_size, on_error, threads)
-        self._describe(files_of(path, storage_options), replace(form, names=names), settings)
-
-    def _describe(self, files: tuple[File, ...], form: Format, settings: _Settings) -> None:
+    def __init__(self, files: tuple[File, ...], name: str, schema: Mapping[str, Any], settings: Settings) -> None:
         self._files = files
-        self._form = form
+        self._name = name
+        self._schema = schema
         self._settings = settings
         self._seen = _Seen(settings.begin, settings.begin.skipped)
+
+    @abstractmethod
+    def _parts(self) -> Parts:
+        """Read: in a thread of its own."""
 
     def __repr__(self) -> str:
         settings = self._settings
         shard = f", shard {settings.rank} of {settings.shards}" if settings.shards > 1 else ""
-        return f"<Reader {self._form.name} {self.path!r}{shard}, batches of {settings.batch_size}>"
+        return f"<Reader {self._name} {self.path!r}{shard}, batches of {settings.batch_size}>"
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass, when the first batch is asked for."""
         settings = self._settings
         seen = self._seen = _Seen(settings.begin, settings.begin.skipped)
-        parts = fill(
-            self._sources(),
-            self._form,
-            settings.batch_size,
-            settings.on_error == "skip",
-            settings.begin,
-            settings.threads,
-        )
-        ahead = Ahead(parts, _PARTS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
+        ahead = Ahead(self._parts(), _PARTS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
             for batches, skipped, fraction in ahead:
                 seen.skipped, seen.fraction = skipped, fraction
@@ -148,8 +151,9 @@ class Reader:
         finally:
             ahead.close()
 
-    def _sources(self) -> Iterator[Source]:
-        settings, begin = self._settings, self._settings.begin
+    def _shares(self) -> list[Share]:
+        """Find the files that this shard reads from the place on, and which part of each."""
+        settings = self._settings
         sizes = [file.size() for file in self._files]
         self._check_sizes(sizes)
         whole = len(self._files) >= settings.shards  # each file belongs to one shard
@@ -157,15 +161,14 @@ class Reader:
         rank, shards = (0, 1) if whole else (settings.rank, settings.shards)
         total = sum(sizes[i] or 0 for i in mine)
         before = 0.0
+        shares = []
         for i in mine:
             share = (sizes[i] or 0) / total if total else 0.0
-            if i >= begin.file:
-                start = begin.offset if i == begin.file else 0
-                lines = Lines(self._files[i], rank, shards, start=start, headed=self._form.header is not None)
-                yield Source(i, lines, before, share)
+            shares.append(Share(i, self._files[i], rank, shards, before, share))
             before += share
+        return [share for share in shares if share.number >= settings.begin.file]
 
-    def _check_sizes(self, sizes: list[int | None]) -> None:
+    def _check_sizes(self, sizes: Sequence[int | None]) -> None:
         for file, size, noted in zip(self._files, sizes, self._settings.sizes or sizes, strict=True):
             if size != noted:
                 raise ValueError(
@@ -208,9 +211,10 @@ class Reader:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to cut it")
         return self._with(settings)
 
-    def _with(self, settings: _Settings) -> Reader:
-        reader = Reader.__new__(Reader)
-        reader._describe(self._files, self._form, settings)
+    def _with(self, settings: Settings) -> Reader:
+        reader = copy.copy(self)
+        reader._settings = settings
+        reader._seen = _Seen(settings.begin, settings.begin.skipped)
         return reader
 
     def position(self) -> dict[str, Any]:
@@ -223,7 +227,7 @@ class Reader:
         """
         settings, place = self._settings, self._seen.place
         return {
-            "format": self._form.name,
+            "format": self._name,
             "files": [[file.name, file.size()] for file in self._files],
             "shard": [settings.rank, settings.shards],
             "place": list(place),
@@ -260,9 +264,9 @@ class Reader:
             begin = Place(file, offset, rows, skipped)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{position!r} is no position: pass what position() returned") from error
-        if form != self._form.name or names != [file.name for file in self._files]:
+        if form != self._name or names != [file.name for file in self._files]:
             raise ValueError(
-                f"the position is one in {form} data of {_told(names)}, and this reader is of {self._form.name} data "
+                f"the position is one in {form} data of {_told(names)}, and this reader is of {self._name} data "
                 f"of {self.path}: make the reader of the same files"
             )
         if min(begin) < 0 or begin.file >= len(names):
@@ -283,17 +287,17 @@ class Reader:
     @property
     def format(self) -> str:
         """Name of the format, such as "libsvm". Models remember it: keys of another one would mean nothing."""
-        return self._form.name
+        return self._name
 
     @property
     def schema(self) -> dict[str, Any]:
         """What was asked of the function that made the reader, beside the files and how they are read, as JSON."""
-        return dict(self._form.schema)
+        return dict(self._schema)
 
     @property
     def names(self) -> FeatureNames | None:
         """What the passes fill with names of features, if that was asked for."""
-        return self._form.names
+        return self._settings.names
 
     @property
     def batch_size(self) -> int:

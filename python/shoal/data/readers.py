@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal.data.arrow import TableReader, Tables
 from shoal.data.columns import Columns
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
-from shoal.data.files import Wheres
+from shoal.data.files import Wheres, files_of
 from shoal.data.interactions import Field, Interactions, field_of
 from shoal.data.names import FeatureNames
-from shoal.data.reader import OnError, Reader
+from shoal.data.reader import OnError, Reader, Settings
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
+from shoal.data.text import TextReader
 
 
 def read_libsvm(
@@ -65,7 +67,7 @@ def read_libsvm(
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [                   3 18446744073709551615                    3] [1.  0.5 2. ]
     """
-    return Reader(
+    return TextReader(
         path,
         LIBSVM,
         batch_size=batch_size,
@@ -129,7 +131,7 @@ def read_libffm(
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [ 3 17  4] [1.  0.5 1. ]
     """
-    return Reader(
+    return TextReader(
         path,
         LIBFFM.with_interactions(interactions, _whole),
         batch_size=batch_size,
@@ -197,7 +199,7 @@ def read_criteo(
     >>> batch.labels, batch.keys.tolist() == keys
     (array([1.], dtype=float32), True)
     """
-    return Reader(
+    return TextReader(
         path,
         CRITEO.with_interactions(interactions, column_of),
         batch_size=batch_size,
@@ -266,7 +268,7 @@ def read_vw(
     [1. 0.] [2. 1.] [0 2 3] [1.  1.5 1. ]
     True
     """
-    return Reader(
+    return TextReader(
         path,
         VW.with_interactions(interactions, _namespace),
         batch_size=batch_size,
@@ -369,7 +371,7 @@ def read_csv(
         positive=positive,
         interactions=interactions,
     )
-    return Reader(
+    return TextReader(
         path,
         csv_format(asked, sep=sep, names=columns, na_values=na_values, keep_default_na=keep_default_na),
         batch_size=batch_size,
@@ -378,6 +380,140 @@ def read_csv(
         names=names,
         storage_options=storage_options,
     )
+
+
+def read_parquet(
+    path: Wheres,
+    *,
+    label: str,
+    categorical: Sequence[str] | None = None,
+    numeric: Sequence[str] = (),
+    weight: str | None = None,
+    positive: str | None = None,
+    interactions: Interactions = (),
+    batch_size: int = 8192,
+    names: FeatureNames | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Reader:
+    """Read Parquet by the names of its columns.
+
+    Parameters
+    ----------
+    path : path, pattern, URL, or list of them
+        See `Reader`.
+    label : str
+        The column of labels: 0/1, -1/+1, true and false, or see ``positive``.
+    categorical : list of str, optional
+        Columns of which each text is a feature with the value 1; other types are taken as their text. Default: all
+        columns that nothing else is said of.
+    numeric : list of str, default none
+        Columns of which each is one feature, with the number as its value.
+    weight : str, optional
+        The column of the examples' weights, 0 or more.
+    positive : str, optional
+        The text of the label that is 1; any other is 0. Default: labels are numbers.
+    interactions : list of pairs of columns, or list of columns, default none
+        Features of two features: of each pair, or of all pairs of the columns.
+    batch_size : int, default 8192
+        Examples in each batch but the last.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature.
+    storage_options : mapping, optional
+        For URLs; see `Reader`.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+    OSError, TypeError, ValueError
+        As `Reader`; a column has two roles. In the pass: a file has no such column, a cell that does not fit its role.
+    CorruptionError
+        In the pass: it is no Parquet, or damaged.
+
+    Notes
+    -----
+    Keys are those of `read_csv`. Nulls make no feature, nor does NaN. ``docs/readers.md`` has it all.
+
+    Examples
+    --------
+    >>> reader = read_parquet("ads_*.parquet", label="click", numeric=["price"])  # doctest: +SKIP
+    """
+    columns = Columns(
+        label=label,
+        categorical=categorical,
+        numeric=numeric,
+        weight=weight,
+        positive=positive,
+        interactions=interactions,
+    )
+    files = files_of(path, storage_options)
+    for file in files:
+        if not file.seekable:
+            raise ValueError(f"{file.name} is a stream, and Parquet is read from its end: write the data to a file")
+    return TableReader(files, "parquet", columns, Settings(batch_size, names=names))
+
+
+def read_arrow(
+    data: Any,
+    *,
+    label: str,
+    categorical: Sequence[str] | None = None,
+    numeric: Sequence[str] = (),
+    weight: str | None = None,
+    positive: str | None = None,
+    interactions: Interactions = (),
+    batch_size: int = 8192,
+    names: FeatureNames | None = None,
+) -> Reader:
+    """Read a table in memory, or any other Arrow stream, by the names of its columns.
+
+    Parameters
+    ----------
+    data : object with ``__arrow_c_stream__``
+        A frame of pandas or polars, a table, a dataset's scanner or a RecordBatchReader of pyarrow, a relation of
+        DuckDB. What has no length is taken for a stream, which has one pass.
+    label, categorical, numeric, weight, positive, interactions, batch_size, names
+        As `read_parquet`.
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+    TypeError
+        ``data`` is no Arrow stream, a parameter is no list.
+    ValueError
+        As `read_parquet`.
+
+    Examples
+    --------
+    >>> import pandas
+    >>> ads = pandas.DataFrame({"click": [1, 0], "site": ["a.com", "b.com"], "price": [0.5, None]})
+    >>> for batch in read_arrow(ads, label="click", numeric=["price"]):
+    ...     print(batch.labels, batch.indptr, batch.values)
+    [1. 0.] [0 2 3] [1.  0.5 1. ]
+    """
+    if not hasattr(data, "__arrow_c_stream__"):
+        raise TypeError(
+            f"{type(data).__name__} is no Arrow stream (it lacks __arrow_c_stream__): pass a frame of pandas 2.2 or "
+            f"later or of polars, or a table of pyarrow"
+        )
+    columns = Columns(
+        label=label,
+        categorical=categorical,
+        numeric=numeric,
+        weight=weight,
+        positive=positive,
+        interactions=interactions,
+    )
+    return TableReader((Tables(data),), "arrow", columns, Settings(batch_size, names=names))
 
 
 def _whole(name: Field) -> int:
@@ -398,4 +534,5 @@ READERS: dict[str, Callable[..., Reader]] = {
     VW.name: read_vw,
     CRITEO.name: read_criteo,
     "csv": read_csv,
+    "parquet": read_parquet,
 }

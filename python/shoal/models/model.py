@@ -46,6 +46,7 @@ from shoal.optim import Optimizer
 from shoal.store import LocalStore, local
 from shoal.table import KeyBatch, Rows, Table
 
+_NAMED_COLUMNS = ("csv", "parquet", "arrow")  # whose keys are the same
 _FEATURES = ("categorical", "numeric", "interactions")  # of a schema: what keys are made of
 Floats = npt.NDArray[np.float64]
 Method = Literal["isotonic", "platt"]
@@ -563,7 +564,7 @@ class Model(ABC):
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
         form = getattr(data, "format", None)
-        if form is not None and self.format not in (None, form):
+        if form is not None and self.format is not None and _kind(self.format) != _kind(form):
             raise ValueError(
                 f"this model learned from {self.format} data, its keys mean nothing for {form}: pass a reader of "
                 f"{self.format} data"
@@ -663,6 +664,10 @@ class Model(ABC):
         model._owns_store = store is None
         model._record = Record(described.history, described.examples, described.format, described.schema)
         return model
+
+
+def _kind(form: str) -> str:
+    return "columns" if form in _NAMED_COLUMNS else form
 
 
 def _calibration_of(described: dict[str, Any], directory: str | os.PathLike[str]) -> Calibration:

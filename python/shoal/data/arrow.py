@@ -1,0 +1,300 @@
+"""TableReader: Parquet files and Arrow streams, whose columns have names and types, in batches.
+
+    record batch    one array a column, some rows each
+    features        a matrix of keys, rows x columns, and which of them are there; row by row it is a batch
+
+A column becomes text as Arrow casts it, so the number 17 has the key of the text "17": the keys are those of a CSV of
+the same table. Needs pyarrow (extra: arrow), for whose objects there are no types: they are `Any` here.
+
+Threads: as `shoal.data.reader`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal import _core, _reader
+from shoal.data.batch import Batch
+from shoal.data.columns import CATEGORICAL, NUMERIC, PASSED_OVER, Columns
+from shoal.data.files import File, Opened
+from shoal.data.interactions import field_of
+from shoal.data.names import FeatureNames, decoded
+from shoal.data.pieces import Part, Parts, Pieces, Place, rows_of
+from shoal.data.reader import Reader, Settings, Share
+from shoal.errors import CorruptionError
+
+_ROWS = 1 << 14  # of a record batch that is asked for
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def pyarrow() -> Any:
+    """Import pyarrow.
+
+    Raises
+    ------
+    ImportError
+        It is not there, with what to install.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("Parquet and Arrow take pyarrow: pip install 'shoal[arrow]'") from error
+    return pyarrow
+
+
+class Tables:
+    """An object in memory that hands out an Arrow stream of itself: a `File` of rows.
+
+    What has a length can be read again; a stream has one pass.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.name = f"{type(data).__module__.partition('.')[0]} {type(data).__name__}"
+        self.seekable = hasattr(data, "__len__")
+        self._data = data
+        self._taken = False
+
+    def size(self) -> int | None:
+        """Rows."""
+        return len(self._data) if self.seekable else None
+
+    def stream(self) -> Any:
+        """Begin a pass: a RecordBatchReader."""
+        if self._taken and not self.seekable:
+            raise ValueError(f"{self.name} was read already, and a stream has one pass: pass a table, or write a file")
+        self._taken = True
+        return pyarrow().RecordBatchReader.from_stream(self._data)
+
+    def open(self) -> Opened:
+        """Refuse: it has no bytes."""
+        raise TypeError(f"{self.name} is no file of bytes")
+
+
+class TableReader(Reader):
+    """Parquet files or an Arrow stream, in batches; see `Reader`.
+
+    Parameters
+    ----------
+    files : tuple of File
+        Parquet, or one `Tables`.
+    name : str
+        Of the format.
+    columns : Columns
+    settings : Settings
+    """
+
+    def __init__(self, files: tuple[File, ...], name: str, columns: Columns, settings: Settings) -> None:
+        super().__init__(files, name, columns.schema(), settings)
+        self._columns = columns
+        pyarrow()
+
+    def _parts(self) -> Parts:
+        settings, begin = self._settings, self._settings.begin
+        pieces = Pieces()
+        place = begin
+        fraction = 0.0
+        for share in self._shares():
+            for first, consumed, table in self._tables(share):
+                rows = table.num_rows
+                fraction = share.before + share.share * consumed
+                start = max(0, begin.offset - first) if share.number == begin.file else 0
+                if start >= rows:
+                    yield None
+                    continue
+                pieces.add(rows_of(self._batch(share.file, table, first), start, rows))
+                done = []
+                while pieces.rows >= settings.batch_size:
+                    batch = pieces.take(settings.batch_size)
+                    done.append((batch, Place(share.number, first + rows - pieces.rows)))
+                place = Place(share.number, first + rows)
+                yield Part(done, 0, fraction) if done else None
+        yield Part([(pieces.take(pieces.rows), place)] if pieces.rows else [], 0, 1.0)
+
+    def _tables(self, share: Share) -> Iterator[tuple[int, float, Any]]:
+        """Yield record batches: the number of the first row, which part of all rows was seen, and the batch."""
+        file = share.file
+        tables = _in_memory(file, self._columns) if isinstance(file, Tables) else _parquet(file, self._columns)
+        total = next(tables)
+        if total is None:
+            total = sys.maxsize
+        begin, end = total * share.rank // share.shards, total * (share.rank + 1) // share.shards
+        first = 0
+        for table in tables:
+            low, high = max(begin - first, 0), min(end - first, table.num_rows)
+            if low < high:
+                yield first + low, (first + high - begin) / (end - begin), table.slice(low, high - low)
+            first += table.num_rows
+            if first >= end:
+                break
+
+    def _batch(self, file: File, table: Any, first: int) -> Batch:
+        """Turn a record batch into features."""
+        names = table.schema.names
+        kinds = dict(zip(names, self._columns.kinds_of(names), strict=True))
+        try:
+            return _featured(table, kinds, self._columns, self.names)
+        except _InRow as error:
+            raise ValueError(f"{file.name}, row {first + error.row}, column {error.column!r}: {error}") from None
+
+
+def _in_memory(file: Tables, columns: Columns) -> Iterator[Any]:
+    """Yield the number of rows, then the record batches with the columns that are asked for."""
+    with file.stream() as stream:
+        names = _asked(file, columns, stream.schema.names)
+        yield file.size()
+        for table in stream:
+            small = table.select(names)
+            for first in range(0, small.num_rows, _ROWS):
+                yield small.slice(first, _ROWS)
+
+
+def _parquet(file: File, columns: Columns) -> Iterator[Any]:
+    """Yield the number of rows, then the record batches with the columns that are asked for."""
+    arrow = pyarrow()
+    with file.open() as opened:
+        try:
+            with arrow.parquet.ParquetFile(opened) as table:
+                names = _asked(file, columns, table.schema_arrow.names)
+                yield table.metadata.num_rows
+                yield from table.iter_batches(_ROWS, columns=names, use_threads=False)
+        except (arrow.ArrowException, OSError) as error:
+            raise CorruptionError(f"{file.name} is no Parquet, or damaged ({error}): fetch or make it again") from error
+
+
+def _asked(file: File, columns: Columns, names: Sequence[str]) -> list[str]:
+    try:
+        kinds = columns.kinds_of(names)
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from None
+    return [name for name, kind in zip(names, kinds, strict=True) if kind != PASSED_OVER]
+
+
+class _InRow(ValueError):
+    """Something is wrong in a cell."""
+
+    def __init__(self, what: str, row: int, column: str) -> None:
+        super().__init__(what)
+        self.row = row
+        self.column = column
+
+
+def _featured(table: Any, kinds: Mapping[str, int], columns: Columns, named: FeatureNames | None) -> Batch:
+    rows = table.num_rows
+    features = [name for name, kind in kinds.items() if kind in (NUMERIC, CATEGORICAL)]
+    keys = np.empty((rows, len(features)), np.uint64)
+    there = np.empty((rows, len(features)), np.bool_)
+    values = np.ones((rows, len(features)), np.float32) if columns.numeric else None
+    fields = np.array([field_of(name) for name in features], np.uint64)
+    for i, name in enumerate(features):
+        if kinds[name] == NUMERIC:
+            numbers = _numbers(table.column(name), name)
+            keys[:, i] = _hashed([""], int(fields[i]))[0]
+            there[:, i] = ~np.isnan(numbers)
+            assert values is not None
+            values[:, i] = numbers
+            if named is not None and np.any(there[:, i]):
+                named.add(keys[:1, i], [name])
+        else:
+            keys[:, i], there[:, i] = _tokens(table.column(name), int(fields[i]), name, named)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1, dtype=np.int64))])
+    labels = _labels(table.column(columns.label), columns)
+    weights = None if columns.weight is None else _weights(table.column(columns.weight), columns.weight)
+    flat, products = keys[there], None if values is None else values[there]
+    if columns.pairs:
+        of = np.broadcast_to(fields, keys.shape)[there]
+        pairs = np.array(columns.pairs, np.uint64).reshape(-1)
+        indptr, flat, products = _core.interact(indptr, flat, products, of, pairs)
+    return Batch(labels, indptr, flat, products, weights)
+
+
+def _numbers(column: Any, name: str) -> NDArray[np.float32]:
+    """Return the numbers of a column, NaN where there is none."""
+    arrow = pyarrow()
+    try:
+        wide: NDArray[np.float64] = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+    except arrow.ArrowException as error:
+        raise ValueError(f"column {name!r} holds {column.type}, no numbers ({error}): name it as categorical") from None
+    with np.errstate(over="ignore"):
+        numbers = wide.astype(np.float32)
+    if len(bad := np.flatnonzero(np.isinf(numbers))):
+        raise _InRow(f"{wide[bad[0]]} is no finite number of float32", int(bad[0]), name)
+    return numbers
+
+
+def _tokens(
+    column: Any, field: int, name: str, named: FeatureNames | None = None
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Return the keys of a column's texts, and which of them are there; name them, those of a dictionary all."""
+    arrow = pyarrow()
+    if len(column) == 0:
+        return np.empty(0, np.uint64), np.empty(0, np.bool_)
+    there: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    if arrow.types.is_dictionary(column.type):
+        keys, known = _tokens(column.dictionary, field, name, named)
+        if len(keys) == 0:
+            return np.zeros(len(column), np.uint64), there
+        places = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return keys[places], there & known[places]
+    if arrow.types.is_floating(column.type):
+        there = there & ~np.isnan(column.to_numpy(zero_copy_only=False).astype(np.float64))
+    try:
+        text = column.cast(arrow.large_binary() if arrow.types.is_binary(column.type) else arrow.large_string())
+    except arrow.ArrowException:
+        raise ValueError(
+            f"column {name!r} holds {column.type}, which has no text: leave it out, or turn it into text"
+        ) from None
+    _, offsets, data = text.buffers()
+    ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
+    bytes_of = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    keys = np.empty(len(text), np.uint64)
+    _reader.hash_texts(bytes_of, ends, field, keys)
+    if named is not None:
+        fields = np.broadcast_to(np.uint64(field), int(there.sum()))
+        spans = np.column_stack([ends[:-1], ends[1:]])[there]
+        named.note(bytes_of.data, keys[there], fields, spans, functools.partial(_spell, name))
+    return keys, there
+
+
+def _spell(name: str, text: memoryview | bytes, begin: int, end: int, field: int) -> str:
+    return f"{name}={decoded(text[begin:end])}"
+
+
+def _hashed(tokens: list[str], field: int) -> NDArray[np.uint64]:
+    keys = np.empty(len(tokens), np.uint64)
+    _reader.hash_tokens(tokens, field, keys)
+    return keys
+
+
+def _labels(column: Any, columns: Columns) -> NDArray[np.float32]:
+    name = columns.label
+    _complete(column, name)
+    if columns.positive is not None:
+        keys, _ = _tokens(column, 0, name)
+        equal: NDArray[np.bool_] = keys == _hashed([columns.positive], 0)[0]
+        return equal.astype(np.float32)
+    numbers = _numbers(column, name)
+    if len(bad := np.flatnonzero(~np.isin(numbers, (-1, 0, 1)))):
+        raise _InRow(f"the label is {numbers[bad[0]]:g}, neither 0/1 nor -1/+1", int(bad[0]), name)
+    labels: NDArray[np.float32] = (numbers == 1).astype(np.float32)
+    return labels
+
+
+def _weights(column: Any, name: str) -> NDArray[np.float32] | None:
+    _complete(column, name)
+    weights = _numbers(column, name)
+    if len(bad := np.flatnonzero(~(weights >= 0))):
+        raise _InRow(f"the weight is {weights[bad[0]]:g}: it must be 0 or more", int(bad[0]), name)
+    return None if np.all(weights == 1) else weights
+
+
+def _complete(column: Any, name: str) -> None:
+    if column.null_count:
+        missing = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+        raise _InRow("the label or the weight is missing", int(missing[0]), name)

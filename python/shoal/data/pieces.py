@@ -1,0 +1,115 @@
+"""Pieces: batches of any sizes into batches of one size, and where in the data each of them ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.data.batch import Batch
+
+
+class Place(NamedTuple):
+    """Where a pass goes on: behind the last example of a batch.
+
+    Parameters
+    ----------
+    file : int
+        Index of the file.
+    offset : int
+        Of a line's first byte in its text.
+    rows : int
+        Examples from there on that were handed out already.
+    skipped : int
+        Malformed lines that were left out before the offset.
+    """
+
+    file: int = 0
+    offset: int = 0
+    rows: int = 0
+    skipped: int = 0
+
+
+class Part(NamedTuple):
+    """What the blocks since the part before came to.
+
+    Parameters
+    ----------
+    batches : list of (Batch, Place)
+        Those that the last of them completed.
+    skipped : int
+        Malformed lines so far.
+    fraction : float
+        Of the bytes of all sources.
+    """
+
+    batches: list[tuple[Batch, Place]]
+    skipped: int
+    fraction: float
+
+
+Parts = Generator[Part | None, None, None]
+
+
+class Pieces:
+    """A queue of examples: pieces go in, batches come out, in order."""
+
+    def __init__(self) -> None:
+        self.rows = 0  # that wait
+        self._pieces: deque[Batch] = deque()
+
+    def add(self, piece: Batch) -> None:
+        """Put in."""
+        if len(piece):
+            self._pieces.append(piece)
+            self.rows += len(piece)
+
+    def take(self, rows: int) -> Batch:
+        """Take out the first rows, of those that there are."""
+        taken: list[Batch] = []
+        self.rows -= rows
+        while rows:
+            piece = self._pieces.popleft()
+            if len(piece) > rows:
+                self._pieces.appendleft(rows_of(piece, rows, len(piece)))
+                piece = rows_of(piece, 0, rows)
+            taken.append(piece)
+            rows -= len(piece)
+        return joined(taken)
+
+
+def rows_of(batch: Batch, begin: int, end: int) -> Batch:
+    """Show some rows of a batch."""
+    if begin == 0 and end == len(batch):
+        return batch
+    first, last = batch.indptr[begin], batch.indptr[end]
+    return Batch(
+        batch.labels[begin:end],
+        batch.indptr[begin : end + 1] - first,
+        batch.keys[first:last],
+        None if batch.values is None else batch.values[first:last],
+        None if batch.weights is None else batch.weights[begin:end],
+    )
+
+
+def joined(pieces: Sequence[Batch]) -> Batch:
+    """Put pieces together in arrays of their own; weights that are all 1 are left out."""
+    offsets = np.cumsum([0, *(piece.nnz for piece in pieces[:-1])])
+    values = [piece.values for piece in pieces if piece.values is not None]
+    weights = None
+    if any(piece.weights is not None for piece in pieces):
+        weights = np.concatenate(
+            [np.ones(len(piece), np.float32) if piece.weights is None else piece.weights for piece in pieces]
+        )
+        weights = None if np.all(weights == 1) else weights
+    return Batch(
+        np.concatenate([piece.labels for piece in pieces]),
+        np.concatenate(
+            [np.zeros(1, np.int64), *(piece.indptr[1:] + at for piece, at in zip(pieces, offsets, strict=True))]
+        ),
+        np.concatenate([piece.keys for piece in pieces]),
+        np.concatenate(values) if values else None,
+        weights,
+    )

@@ -1,0 +1,65 @@
+"""TextReader: files of lines, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shoal.data.files import Wheres, files_of
+from shoal.data.fill import Source, fill
+from shoal.data.names import FeatureNames
+from shoal.data.pieces import Parts
+from shoal.data.reader import OnError, Reader, Settings
+from shoal.data.rows import Format
+from shoal.data.source import Lines
+
+
+class TextReader(Reader):
+    """Files of lines, in batches.
+
+    Parameters
+    ----------
+    path : path, pattern, URL, binary file, or sequence of them
+        See ``docs/readers.md``. Files are plain text, or gzip, bzip2, xz or Zstandard of it, as their first bytes tell.
+    form : Format
+        What their lines are.
+    batch_size : int
+        Examples in each batch but the last of a pass, which may have fewer. Batches run on from file to file.
+    on_error : {"raise", "skip"}
+        What a malformed line does.
+    threads : int
+        That parse; beside them, one reads and decompresses. Batches are the same for any number.
+    names : FeatureNames, optional
+        Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
+    storage_options : mapping, optional
+        What fsspec's file systems are made with, for URLs.
+    """
+
+    def __init__(
+        self,
+        path: Wheres,
+        form: Format,
+        *,
+        batch_size: int = 8192,
+        on_error: OnError = "raise",
+        threads: int = 1,
+        names: FeatureNames | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings = Settings(batch_size, on_error, threads, names)
+        super().__init__(files_of(path, storage_options), form.name, form.schema, settings)
+        self._form = replace(form, names=names)
+
+    def _parts(self) -> Parts:
+        settings = self._settings
+        skip = settings.on_error == "skip"
+        return fill(self._sources(), self._form, settings.batch_size, skip, settings.begin, settings.threads)
+
+    def _sources(self) -> Iterator[Source]:
+        begin = self._settings.begin
+        headed = self._form.header is not None
+        for share in self._shares():
+            start = begin.offset if share.number == begin.file else 0
+            lines = Lines(share.file, share.rank, share.shards, start=start, headed=headed)
+            yield Source(share.number, lines, share.before, share.share)
