@@ -133,7 +133,7 @@ py: $(STAMPS)/install $(STAMPS)/torch
 # ---- the rest ----
 
 # Peers that cannot be installed are left out by their benchmarks, which say so.
-bench: $(STAMPS)/install $(STAMPS)/dev-tools compile-release
+bench: $(STAMPS)/install $(STAMPS)/torch compile-release
 	@$(PIP) install -r requirements/bench.txt || true
 	@set -e; for script in bench/bench_*.py; do printf '==> %s\n' "$$script"; $(BIN)/python "$$script"; done
 	$(say) 'bench/test_calls.py'

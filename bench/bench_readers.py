@@ -1,4 +1,4 @@
-"""The readers: text a second of one core, beside pyarrow's CSV reader and scikit-learn's svmlight loader.
+"""The readers: text a second of one core, beside pyarrow's readers and scikit-learn's svmlight loader.
 
     pip install pyarrow scikit-learn                 (a peer that is not installed is left out, and that is said)
     python bench/bench_readers.py                    files of 100 MB in the folder for temporary files, 0.7 GB in all
@@ -7,9 +7,9 @@
 Draws Criteo-like examples (13 whole numbers, 26 categories of eight hexadecimal digits, some missing), writes them in
 every format, plain and gzipped, and reads each file from begin to end, in turns. shoal gives batches of 8192 examples
 as CSR arrays, keys hashed; pyarrow gives columns of int64 and strings, a record batch at a time, on one thread;
-scikit-learn gives one sparse matrix. A rate is the file's text (unzipped) by the CPU time of all threads of the
-process, or by the wall clock: shoal reads ahead in a thread of its own. Each round checks how many examples and
-features were read, and the sum of the labels.
+scikit-learn gives one sparse matrix. A rate is the file's text (unzipped; that of the CSV file for Parquet) by the CPU
+time of all threads of the process, or by the wall clock: shoal reads ahead in a thread of its own. Each round checks
+how many examples and features were read, and the sum of the labels.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from shoal import demo
 
 try:
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv, parquet
 except ImportError:
-    csv = None
+    pa = None
 try:
     from sklearn.datasets import load_svmlight_file
 except ImportError:
@@ -112,6 +112,11 @@ def write(folder: Path, megabytes: int) -> dict[str, Text]:
         with path.open("rb") as plain, gzip.open(zipped, "wb", compresslevel=6) as file:
             shutil.copyfileobj(plain, file, 1 << 20)
         files[f"{name}.gz"] = Text(zipped, path.stat().st_size, count)
+    if pa:
+        whole = pa.Table.from_batches(columns_of(files["csv"].path, ",", None))
+        path = folder / "log.parquet"
+        parquet.write_table(whole, path)
+        files["parquet"] = Text(path, files["csv"].bytes, files["csv"].count)
     return files
 
 
@@ -125,20 +130,23 @@ def read(reader: shoal.data.Reader) -> Count:
     return Count(examples, features, positives)
 
 
-def read_arrow(path: Path, delimiter: str, names: list[str] | None) -> Count:
-    """Make a pass with pyarrow."""
+def columns_of(path: Path, delimiter: str, names: list[str] | None) -> Iterator[Any]:
+    """Read columns with pyarrow: record batches."""
     types: dict[str, Any] = {name: pa.int64() for name in ["label", *INTEGERS]}
     types.update(dict.fromkeys(CATEGORIES, pa.string()))
-    stream = csv.open_csv(
+    empty = {"strings_can_be_null": True, "null_values": [""]}
+    return csv.open_csv(
         path,
         csv.ReadOptions(use_threads=False, column_names=names),
         csv.ParseOptions(delimiter=delimiter),
-        csv.ConvertOptions(
-            column_types=types, strings_can_be_null=True, null_values=[""], quoted_strings_can_be_null=False
-        ),
+        csv.ConvertOptions(column_types=types, **empty),
     )
+
+
+def read_columns(batches: Callable[[], Iterator[Any]]) -> Count:
+    """Make a pass over record batches."""
     examples = features = positives = 0
-    for batch in stream:
+    for batch in batches():
         examples += batch.num_rows
         features += sum(batch.num_rows - column.null_count for column in batch.columns[1:])
         positives += int(batch.column(0).to_numpy().sum())
@@ -156,15 +164,19 @@ def contenders(files: dict[str, Text]) -> Iterator[tuple[str, str, Callable[[], 
     columns = ["label", *INTEGERS, *CATEGORIES]
     for key, text in files.items():
         path, name = text.path, key.removesuffix(".gz")
-        if name == "csv":
-            reader = shoal.read_csv(path, label="label", categorical=CATEGORIES, numeric=INTEGERS)
+        if name in ("csv", "parquet"):
+            by_name = {"csv": shoal.read_csv, "parquet": shoal.read_parquet}[name]
+            reader = by_name(path, label="label", categorical=CATEGORIES, numeric=INTEGERS)
         else:
             reader = getattr(shoal, f"read_{name}")(path)
         yield key, f"shoal.read_{name}", partial(read, reader)
-        if csv and key == "criteo":
-            yield key, "pyarrow.csv", partial(read_arrow, path, "\t", columns)
-        if csv and key == "csv":
-            yield key, "pyarrow.csv", partial(read_arrow, path, ",", None)
+        if pa and key == "criteo":
+            yield key, "pyarrow.csv", partial(read_columns, partial(columns_of, path, "\t", columns))
+        if pa and key == "csv":
+            yield key, "pyarrow.csv", partial(read_columns, partial(columns_of, path, ",", None))
+        if key == "parquet":
+            batches = partial(parquet.ParquetFile(path).iter_batches, use_threads=False)
+            yield key, "pyarrow.parquet", partial(read_columns, batches)
         if load_svmlight_file and key == "libsvm":
             yield key, "scikit-learn", partial(read_sklearn, path)
 
@@ -180,7 +192,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100, help="of each file, at least")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    for module, name in ((csv, "pyarrow"), (load_svmlight_file, "scikit-learn")):
+    for module, name in ((pa, "pyarrow"), (load_svmlight_file, "scikit-learn")):
         if module is None:
             print(f"{name} is not installed: it is left out (pip install {name})")
     with tempfile.TemporaryDirectory(prefix="shoal-readers-") as folder:
