@@ -37,12 +37,14 @@ def range_of(v):
 
 def libsvm_names(line):
     tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
-    return [(int(t.split(b":")[0]), decoded(t.split(b":")[0])) for t in tokens[1:] if not t.startswith(b"qid")]
+    keys = [int(t.split(b":")[0]) for t in tokens[1:] if not t.startswith(b"qid")]
+    return [(key, str(key)) for key in keys]
 
 
 def libffm_names(line):
     tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
-    return [(int(t.split(b":")[1]), decoded(t.rpartition(b":")[0])) for t in tokens[1:]]
+    pairs = [(int(t.split(b":")[0]), int(t.split(b":")[1])) for t in tokens[1:]]
+    return [(key, f"{field}:{key}") for field, key in pairs]
 
 
 def vw_names(line):
@@ -95,9 +97,9 @@ token = st.sampled_from([b"a", b"ann", b"\xff\xfe", "é".encode(), b"x" * 70, b"
 value = st.sampled_from([b":1", b":0.5", b":1e3"])
 LINES = {
     "libsvm": st.tuples(st.lists(st.tuples(small, value)), st.sampled_from([b"", b" qid:7", b" # 9:9", b" bad"])).map(
-        lambda t: b"1" + b"".join(b" %d%s" % f for f in t[0]) + t[1]
+        lambda t: b"1" + b"".join(b" %02d%s" % f for f in t[0]) + t[1]
     ),
-    "libffm": st.lists(st.tuples(small, small, value)).map(lambda fs: b"0" + b"".join(b" %d:%d%s" % f for f in fs)),
+    "libffm": st.lists(st.tuples(small, small, value)).map(lambda fs: b"0" + b"".join(b" %03d:%02d%s" % f for f in fs)),
     "vw": st.lists(
         st.tuples(
             st.sampled_from([b"", b"user", b"user:2", b"\xff", b"n" * 200]),

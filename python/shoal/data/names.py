@@ -14,6 +14,8 @@ Threads: any number may read and add at a time.
 
 from __future__ import annotations
 
+import bisect
+import functools
 import os
 import re
 import threading
@@ -286,9 +288,9 @@ Spell = Callable[[memoryview | bytes, int, int, int], str]  # of a block, the be
 _ENDS_NAME = re.compile(rb"[ \t\r:]")
 
 
-def as_written(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-    """Name a feature of libsvm or libffm: the bytes before its value."""
-    return decoded(text[begin:end])
+def of_numbers(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
+    """Name a feature of libsvm or libffm: the numbers before its value, without zeros in front."""
+    return ":".join(number.lstrip("0") or "0" for number in decoded(text[begin:end]).split(":"))
 
 
 def of_vw(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
@@ -309,7 +311,12 @@ def of_criteo(text: memoryview | bytes, begin: int, end: int, field: int) -> str
     number = int(digits or b"0")
     if number and text[begin] == ord("-"):
         return f"I{field}={-number}"
-    floors = buckets().floors
-    bucket = int(np.searchsorted(floors, np.uint64(number), "right")) - 1
-    low, high = int(floors[bucket]), min(int(floors[bucket + 1]), 1 << 63) - 1
+    floors = _floors()
+    bucket = bisect.bisect_right(floors, number) - 1
+    low, high = floors[bucket], min(floors[bucket + 1], 1 << 63) - 1
     return f"I{field}={low}" if low == high else f"I{field}={low}..{high}"
+
+
+@functools.cache
+def _floors() -> list[int]:
+    return [int(floor) for floor in buckets().floors]

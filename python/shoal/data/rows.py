@@ -18,7 +18,7 @@ from shoal import _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
 from shoal.data.interactions import Field, Interactions, Pairs, interact, named_pairs, pairs_of
-from shoal.data.names import FeatureNames, Spell, as_written, of_criteo, of_vw
+from shoal.data.names import FeatureNames, Spell, of_criteo, of_numbers, of_vw
 
 _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
@@ -50,7 +50,7 @@ class Rows:
         weighted: bool = False,
         pairs: Pairs = (),
         names: FeatureNames | None = None,
-        spell: Spell = as_written,
+        spell: Spell = of_numbers,
     ) -> None:
         self.row = 0
         self._names = names
@@ -158,7 +158,7 @@ class Format:
     weighted: bool = False
     header: Callable[[bytes], Parse] | None = None
     pairs: Pairs = ()
-    spell: Spell = as_written
+    spell: Spell = of_numbers
     names: FeatureNames | None = None
     schema: Mapping[str, Any] = field(default_factory=dict)
 
