@@ -127,7 +127,7 @@ def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int
     ...     _ = path.write_text("click,site\n1,a.com\n0,b.com\n0,c.com\n")
     ...     found = audit(shoal.read_csv(path, label="click"), bits=[1])
     >>> found.texts, found.keys, found.shared, found.cells[0].sharing
-    (3, 3, {}, 2)
+    (3, 3, {}, 3)
     """
     if examples is not None and examples < 1:
         raise ValueError(f"examples is {examples}: pass 1 or more, or None for all")
