@@ -8,7 +8,6 @@ Rates are millions of keys (or examples) a second, median (least to most); every
 import argparse
 import resource
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import shoal
+from figures import check, spread
 from shoal import demo
 
 
@@ -28,13 +28,7 @@ def rates(work: Callable[[], int], rounds: int) -> str:
         start = time.perf_counter()
         count = work()
         figures.append(count / (time.perf_counter() - start) / 1e6)
-    return f"{statistics.median(figures):.1f} ({min(figures):.1f}-{max(figures):.1f})"
-
-
-def check(condition: bool, what: str) -> None:
-    """Stop where a benchmark's own result is wrong."""
-    if not condition:
-        raise SystemExit(f"the benchmark's own check failed: {what}")
+    return spread(figures, 1)
 
 
 def bench_batches(threads: int, rounds: int) -> None:

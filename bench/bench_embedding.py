@@ -14,7 +14,6 @@ Checked: the sums of the first batch, and at the end rows of all three, within f
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shoal
+from figures import check, spread
 
 try:
     import torch
@@ -136,12 +136,6 @@ class NumPy:
         return self._weights[ids]
 
 
-def check(condition: bool, what: str) -> None:
-    """Stop where a benchmark's own result is wrong."""
-    if not condition:
-        raise SystemExit(f"the benchmark's own check failed: {what}")
-
-
 def draw(random: np.random.Generator, rows: int, skewed: bool, bag: int, dim: int) -> list[tuple[Ids, Rows]]:
     """Draw the batches of a turn: ids [n, bag], slopes [n, dim]."""
     batches = []
@@ -188,11 +182,6 @@ def agree(random: np.random.Generator, contenders: list[Contender], start: Rows)
     check(float(np.mean(rows[0] != start[ids])) > 0.5, "the rows have not moved")
     for other in rows[1:]:
         check(np.allclose(other, rows[0], rtol=1e-3, atol=1e-4), "the rows differ")
-
-
-def spread(figures: list[float], digits: int = 0) -> str:
-    """Write median (least to most)."""
-    return f"{statistics.median(figures):,.{digits}f} ({min(figures):,.{digits}f}-{max(figures):,.{digits}f})"
 
 
 def lines(rows: int, dim: int, bags: list[int], threads: int, rounds: int) -> Iterator[str]:

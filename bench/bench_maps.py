@@ -15,6 +15,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from figures import spread
+
 PROGRAM = Path(__file__).parent.parent / "build" / "release" / "bench" / "cpp" / "maps_bench"
 
 
@@ -22,12 +24,6 @@ def measure(keys: int, threads: int, rounds: int, pages: str) -> dict[str, Any]:
     """Run one measurement; the program checks its own results and fails if they are wrong."""
     command = [str(PROGRAM), str(keys), str(threads), str(rounds), pages]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def spread(figures: list[float], digits: int = 0) -> str:
-    """Write median (least to most)."""
-    median, least, most = figures
-    return f"{median:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"
 
 
 def main() -> None:

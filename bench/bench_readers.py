@@ -15,7 +15,6 @@ how many examples and features were read, and the sum of the labels.
 import argparse
 import gzip
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import shoal
+from figures import check, spread
 from shoal import demo
 
 try:
@@ -181,11 +181,6 @@ def contenders(files: dict[str, Text]) -> Iterator[tuple[str, str, Callable[[], 
             yield key, "scikit-learn", partial(read_sklearn, path)
 
 
-def spread(figures: list[float], digits: int = 0) -> str:
-    """Write median (least to most)."""
-    return f"{statistics.median(figures):.{digits}f} ({min(figures):.{digits}f}-{max(figures):.{digits}f})"
-
-
 def main() -> None:
     """Measure and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -204,10 +199,7 @@ def main() -> None:
                 wall, cpu = time.perf_counter(), time.process_time()
                 count = read_all()
                 cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-                if count != text.count:
-                    raise SystemExit(
-                        f"the benchmark's own check failed: {name} read {count} of {key}, written were {text.count}"
-                    )
+                check(count == text.count, f"{name} read {count} of {key}, written were {text.count}")
                 figures = found.setdefault((key, name), Figures([], []))
                 figures.by_cpu.append(text.bytes / cpu / 1e6)
                 figures.by_wall.append(text.bytes / wall / 1e6)

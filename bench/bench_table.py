@@ -14,6 +14,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from figures import spread
+
 PROGRAM = Path(__file__).parent.parent / "build" / "release" / "bench" / "cpp" / "shoal_bench"
 
 
@@ -21,12 +23,6 @@ def measure(keys: int, threads: int, batch: int, dim: int, optimizer: str, round
     """Run one measurement; the program checks its own results and fails if they are wrong."""
     command = [str(PROGRAM), *map(str, (keys, threads, batch, dim)), optimizer, str(rounds)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def spread(figures: list[float], digits: int = 0) -> str:
-    """Write median (least to most)."""
-    median, least, most = figures
-    return f"{median:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from figures import spread
 from shoal.metrics import logloss, probabilities
 
 FIELDS = 39
@@ -154,11 +155,6 @@ def child(program: str, *given: Any) -> Any:
     if done.returncode != 0:
         raise SystemExit(f"a child failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def spread(figures: list[float], digits: int = 0) -> str:
-    """Write median (least to most)."""
-    return f"{statistics.median(figures):,.{digits}f} ({min(figures):,.{digits}f}-{max(figures):,.{digits}f})"
 
 
 def main() -> None:

@@ -10,57 +10,22 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "base/memory.h"
 #include "base/threads.h"
+#include "measure.h"
 #include "route/key_batch.h"
 #include "store/shard.h"
 
 namespace shoal {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-std::size_t resident_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  std::size_t total = 0;
-  std::size_t resident = 0;
-  statm >> total >> resident;
-  return resident * 4096;
-}
-
-struct Figures {
-  std::vector<double> values;
-  void add(double value) { values.push_back(value); }
-  std::string json() {
-    std::sort(values.begin(), values.end());
-    char text[128];
-    std::snprintf(text, sizeof text, "[%.6g, %.6g, %.6g]", values[values.size() / 2], values.front(),
-                  values.back());
-    return text;
-  }
-};
-
-class Random {
- public:
-  std::uint64_t next() { return mix(state_++); }
-
- private:
-  std::uint64_t state_ = 1;
-};
 
 // Millions of lines a second: random lines of `region`, fetched ahead as a table's are.
 double raw_rate(Region& region, const std::vector<std::uint32_t>& lines, bool update, Pool& pool) {
@@ -98,11 +63,6 @@ std::map<std::string, double> params_of(const std::string& optimizer) {
     return {{"lr", 0.01}, {"eps", 1e-10}, {"n0", 0.0}, {"weight_decay", 0.0}};
   }
   return {{"lr", 0.01}, {"eps", 1e-8}, {"weight_decay", 0.0}, {"decoupled", 0.0}};
-}
-
-[[noreturn]] void fail(const char* what) {
-  std::fprintf(stderr, "the benchmark's own check failed: %s\n", what);
-  std::exit(1);
 }
 
 int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size_t dim,
