@@ -219,7 +219,7 @@ def test_the_progressive_loss_is_that_of_predicting_each_batch_first(rng):
     with LogisticRegression() as by_hand:
         losses = [by_hand.partial_fit(batch) for batch in batches]
     with LogisticRegression() as model:
-        model.fit(batches, progress=False)
+        model.fit(batches, warm_up=False, progress=False)
         (done,) = model.history.passes
         points = model.history.points
     assert done.metrics.logloss == pytest.approx(np.mean(losses), rel=1e-12)
@@ -233,7 +233,7 @@ def test_the_progressive_loss_is_that_of_predicting_each_batch_first(rng):
 def test_a_long_curve_stays_short_and_keeps_its_sums(rng):
     batches = cut(make_batch(rng, 2000), 1)
     with LogisticRegression() as model:
-        model.fit(batches, progress=False)
+        model.fit(batches, warm_up=False, progress=False)
         points, (done,) = model.history.points, model.history.passes
     assert 100 < len(points) <= 256
     assert sum(p.window_examples for p in points) == 2000
@@ -269,7 +269,7 @@ def test_the_bar_tells_examples_loss_and_auc(rng, capsys):
 
 def test_a_number_for_progress_writes_lines_in_place_of_the_bar(rng, capsys):
     with LogisticRegression() as model:
-        model.fit(cut(make_batch(rng, 300), 50), epochs=2, progress=2.0)
+        model.fit(cut(make_batch(rng, 300), 50), epochs=2, warm_up=False, progress=2.0)
         first, second = model.history.passes
         points = model.history.points
     said = capsys.readouterr().err.splitlines()
@@ -321,12 +321,12 @@ def test_ctrl_c_stops_at_the_end_of_a_batch_and_leaves_a_whole_model(rng, tmp_pa
     batches = cut(make_batch(rng, 1000), 100)
     with LogisticRegression() as model, LogisticRegression() as twin:
         with pytest.raises(KeyboardInterrupt):
-            model.fit(PressesCtrlC(batches, 4), progress=False)
+            model.fit(PressesCtrlC(batches, 4), warm_up=False, progress=False)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert model.examples == 500
         assert model.table.step == 5
         assert not model.history.passes[0].complete
-        twin.fit(batches[:5], progress=False)
+        twin.fit(batches[:5], warm_up=False, progress=False)
         np.testing.assert_array_equal(model.predict_proba(batches[9]), twin.predict_proba(batches[9]))
         model.save(tmp_path / "m")
 

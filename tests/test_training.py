@@ -110,7 +110,7 @@ def test_all_that_is_reported_goes_by_weight(rng):
         seen = [(by_hand.decision_function(batch), by_hand.partial_fit(batch)) for batch in batches]
     margins = np.concatenate([a for a, _ in seen])
     with LogisticRegression() as model:
-        model.fit(batches, valid=batches, progress=False)
+        model.fit(batches, valid=batches, warm_up=False, progress=False)
         (done,) = model.history.passes
         expected = measure(whole.labels, margins, weights)
         assert done.metrics.weight == pytest.approx(weights.sum(dtype=np.float64))
@@ -184,8 +184,8 @@ def test_metrics_of_sampled_data_are_those_of_all_of_it(rng):
     batch = Batch(labels, np.arange(n + 1), rng.integers(0, 50, n).astype(np.uint64), None)
     margins = rng.normal(-2, 1, n)
     with LogisticRegression(shoal.FTRL(alpha=0.1)) as all_of_it, LogisticRegression(shoal.FTRL(alpha=0.1)) as some:
-        all_of_it.fit(cut(batch, 500), progress=False)
-        some.fit(cut(batch, 500), negative_rate=0.25, seed=3, progress=False)
+        all_of_it.fit(cut(batch, 500), warm_up=False, progress=False)
+        some.fit(cut(batch, 500), negative_rate=0.25, warm_up=False, seed=3, progress=False)
         a, b = all_of_it.history.passes[0].metrics, some.history.passes[0].metrics
     assert b.examples < n / 2
     assert b.weight == pytest.approx(n, rel=0.03)
@@ -201,8 +201,8 @@ def test_metrics_of_sampled_data_are_those_of_all_of_it(rng):
 def test_other_negatives_are_left_out_in_each_pass_and_for_each_seed(rng):
     plan = shoal.models.Plan(negative_rate=0.3, seed=1)
     batches = cut(make_batch(rng, 200), 50)
-    first, again, second = ([parts(b) for b in plan.batches(batches, e)] for e in (0, 0, 1))
-    other = [parts(b) for b in shoal.models.Plan(negative_rate=0.3, seed=2).batches(batches, 0)]
+    first, again, second = ([parts(b) for b in plan.batches(batches, e, 0)] for e in (0, 0, 1))
+    other = [parts(b) for b in shoal.models.Plan(negative_rate=0.3, seed=2).batches(batches, 0, 0)]
     assert first == again
     assert first != second
     assert first != other
@@ -230,10 +230,44 @@ def test_a_shuffle_gives_each_example_once_within_its_buffer(sizes, buffer, seed
     assert again == [parts(b) for b in got]
 
 
+@given(
+    sizes=st.lists(st.integers(1, 400), max_size=8),
+    learned=st.sampled_from([0, 5, 319, 320, 5000]),
+)
+def test_a_warm_up_gives_each_example_once_in_order_in_batches_that_grow_with_what_was_learned(sizes, learned):
+    rng = np.random.default_rng(sum(sizes))
+    batches = [make_batch(rng, size) for size in sizes]
+    got = list(feed.warmed_up(batches, learned))
+    assert [example for b in got for example in parts(b)] == [example for b in batches for example in parts(b)]
+    seen = learned
+    ends = set(np.cumsum(sizes).tolist())
+    for batch in got:
+        most = max(32, seen // 10)
+        assert len(batch) <= most
+        seen += len(batch)
+        assert len(batch) == most or seen - learned in ends  # cut only where it must be
+
+
+def test_a_warm_up_leaves_a_model_that_knows_much_alone_and_helps_one_that_knows_nothing(rng):
+    batches = cut(make_batch(rng, 4000), 2000)
+    assert list(feed.warmed_up(batches, 20_000)) == batches
+    losses = {}
+    for warm_up in (False, True):
+        with shoal.LogisticRegression(shoal.FTRL(alpha=0.3)) as model:
+            model.fit(batches, warm_up=warm_up, progress=False)
+            losses[warm_up] = model.evaluate(batches[0]).logloss
+            before = model.weights()[1].copy()
+        with shoal.LogisticRegression(shoal.FTRL(alpha=0.3)) as twin:  # the order of calls is no matter
+            twin.fit(batches[:1], warm_up=warm_up, progress=False)
+            twin.fit(batches[1:], warm_up=warm_up, progress=False)
+            assert twin.weights()[1].tobytes() == before.tobytes()
+    assert losses[True] < losses[False]
+
+
 def test_each_pass_has_another_order_and_the_same_seed_the_same_bits(rng):
     batches = cut(make_batch(rng, 600), 50)
     plan = shoal.models.Plan(epochs=2, shuffle=4, seed=9)
-    orders = [[parts(b) for b in plan.batches(batches, epoch)] for epoch in (0, 1)]
+    orders = [[parts(b) for b in plan.batches(batches, epoch, 0)] for epoch in (0, 1)]
     assert orders[0] != orders[1]
     assert [parts(b) for b in batches] not in orders
     results = []
@@ -429,10 +463,10 @@ def test_ctrl_c_while_the_next_batch_is_sorted_leaves_a_whole_model(rng, sorts_a
     with shoal.local(threads=2) as store, LogisticRegression() as twin:
         model = LogisticRegression(store=store)
         with pytest.raises(KeyboardInterrupt):
-            model.fit(PressesCtrlC(batches, 4), progress=False)
+            model.fit(PressesCtrlC(batches, 4), warm_up=False, progress=False)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert (model.examples, model.table.step) == (400, 4)
-        twin.fit(batches[:4], progress=False)
+        twin.fit(batches[:4], warm_up=False, progress=False)
         assert bits(model, batches) == bits(twin, batches)
         model.save(tmp_path / "m")
         assert not any(thread.name.startswith("shoal sort") for thread in threading.enumerate())

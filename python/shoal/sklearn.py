@@ -152,7 +152,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         rng = check_random_state(self.random_state)
         model = self._new_model(rng)
         rows = _Rows(X, y == classes[1], weights, self.batch_size, rng if self.shuffle else None)
-        model.fit(rows, epochs=self.epochs, progress=False)
+        model.fit(rows, epochs=self.epochs, warm_up=False, progress=False)
         self.classes_, self._model = classes, model
         return self
 

@@ -130,6 +130,11 @@ def learning(parser: argparse.ArgumentParser) -> None:
         "--negative-rate", type=float, default=1.0, metavar="R", help="learn from this share of the negatives only"
     )
     parser.add_argument(
+        "--no-warm-up",
+        action="store_true",
+        help="do not cut the first batches into smaller ones, which a model that knows little learns more from",
+    )
+    parser.add_argument(
         "--patience", type=int, metavar="N", help="stop when N passes in a row are not better on --valid than the best"
     )
     parser.add_argument(
@@ -265,6 +270,7 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reade
         "epochs": arguments.epochs,
         "shuffle": arguments.shuffle,
         "negative_rate": arguments.negative_rate,
+        "warm_up": not arguments.no_warm_up,
         "seed": arguments.seed,
         "patience": arguments.patience,
         "min_delta": arguments.min_delta,

@@ -295,6 +295,7 @@ class Model(ABC):
         valid: Iterable[Batch] | None = None,
         shuffle: bool | int = False,
         negative_rate: float = 1.0,
+        warm_up: bool = True,
         seed: int = 0,
         patience: int | None = None,
         min_delta: float = 0.0,
@@ -316,6 +317,9 @@ class Model(ABC):
             order as it is. The buffer is held twice.
         negative_rate : float
             Share of the negatives to learn from, above 0 up to 1; each then weighs 1 / rate as much.
+        warm_up : bool
+            Cut batches into smaller ones, of 32 examples at first, until they are no more than a tenth of the examples
+            that the model has learned from in all.
         seed : int
             Of the shuffle and of the choice of negatives.
         patience : int, optional
@@ -353,6 +357,7 @@ class Model(ABC):
             epochs=epochs,
             shuffle=shuffle,
             negative_rate=negative_rate,
+            warm_up=warm_up,
             seed=seed,
             patience=patience,
             min_delta=min_delta,

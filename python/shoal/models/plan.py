@@ -29,6 +29,7 @@ class Plan:
     epochs: int = 1
     shuffle: bool | int = False
     negative_rate: float = 1.0
+    warm_up: bool = True
     seed: int = 0
     patience: int | None = None
     min_delta: float = 0.0
@@ -48,13 +49,15 @@ class Plan:
         if self.metric not in ("logloss", "auc"):
             raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc'")
 
-    def batches(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
-        """Return the batches of one pass, counted from 0."""
+    def batches(self, reader: Iterable[Batch], epoch: int, learned: int) -> Iterable[Batch]:
+        """Return the batches of one pass, counted from 0, for models that have learned from so many examples."""
         batches: Iterable[Batch] = feed.examples_of(reader)
         if self.negative_rate < 1.0:
             batches = feed.sampled(batches, feed.Sampling(self.negative_rate, self.seed), epoch << _PASS_BITS)
         if buffer := feed.shuffle_buffer(self.shuffle):
             batches = feed.shuffled(batches, buffer, self.seed, epoch)
+        if self.warm_up:
+            batches = feed.warmed_up(batches, learned)
         return batches
 
     def gain(self, metrics: Metrics) -> float:
@@ -73,6 +76,7 @@ class Plan:
         return [
             ("epochs", passes),
             ("shuffle", f"among {buffer:,} batches" if buffer else "no"),
+            ("warm-up", "small batches at first" if self.warm_up else "no"),
             ("negatives", "all" if self.negative_rate == 1.0 else f"{100 * self.negative_rate:g} %, reweighted"),
             *([("seed of the order and the choice", f"{self.seed}")] if drawn else []),
         ]
