@@ -24,7 +24,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install lint format types cpp py asan tsan bench clean
+.PHONY: help demo test install lint format types cpp py asan tsan fuzz fuzz-corpus bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -32,6 +32,7 @@ help:
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
+	@echo 'make fuzz    fuzz the parsers of text (tests/fuzz/README.md)'
 	@echo 'make bench   the benchmarks of bench/'
 	@echo 'make format  rewrite the sources as the formatters want them'
 	@echo 'make clean   remove build and .venv'
@@ -129,6 +130,42 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 py: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests'
 	@$(BIN)/python -m pytest --quiet -n 2
+
+# ---- fuzzing: tests/fuzz/README.md ----
+
+FUZZ := build/fuzz
+FUZZ_CXX ?= clang++
+SECONDS ?= 60
+# What `address` leaves out; `undefined` as a whole asks for a runtime of clang's own version.
+FUZZ_CHECKS := address,alignment,bool,bounds,integer-divide-by-zero,null,shift,signed-integer-overflow
+fuzz_formats = $(or $(FORMAT),$(notdir $(wildcard tests/fuzz/corpus/*)))
+fuzz_parsers = env LD_PRELOAD="$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so" \
+    ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site $(BIN)/python tests/fuzz/fuzz_parsers.py
+
+$(STAMPS)/fuzz: $(PACKAGE) requirements/fuzz.txt $(STAMPS)/dev-tools
+	$(say) 'building shoal for the fuzzer ($(FUZZ))'
+	@$(PIP) install -r requirements/fuzz.txt
+	@CXX=$(FUZZ_CXX) $(PIP) install --no-deps --no-build-isolation --upgrade --target $(FUZZ)/site \
+	    --config-settings=build-dir=$(FUZZ)/objects \
+	    --config-settings=cmake.define.SHOAL_SANITIZE=fuzzer-no-link,$(FUZZ_CHECKS) .
+	@touch $@
+
+fuzz: $(STAMPS)/fuzz
+	@set -e; for format in $(fuzz_formats); do \
+	    printf '==> fuzzing %s for %s s\n' $$format '$(SECONDS)'; \
+	    mkdir -p $(FUZZ)/found $(FUZZ)/corpus/$$format; \
+	    $(fuzz_parsers) $$format -max_total_time=$(SECONDS) -max_len=600 -len_control=20 \
+	        -artifact_prefix=$(FUZZ)/found/$$format- $(FUZZ)/corpus/$$format tests/fuzz/corpus/$$format; \
+	done
+
+fuzz-corpus: $(STAMPS)/fuzz
+	@set -e; for format in $(fuzz_formats); do \
+	    rm -rf $(FUZZ)/least && mkdir -p $(FUZZ)/least $(FUZZ)/corpus/$$format; \
+	    cp tests/fuzz/corpus/$$format/example-* $(FUZZ)/least; \
+	    $(fuzz_parsers) $$format -set_cover_merge=1 -use_counters=0 \
+	        $(FUZZ)/least tests/fuzz/corpus/$$format $(FUZZ)/corpus/$$format; \
+	    rm -rf tests/fuzz/corpus/$$format && mv $(FUZZ)/least tests/fuzz/corpus/$$format; \
+	done
 
 # ---- the rest ----
 

@@ -190,6 +190,12 @@ def test_an_empty_file_and_one_with_only_a_header_have_no_rows(file):
         list(read_csv(file(b"\xff\n1\n"), label="y"))
 
 
+@pytest.mark.parametrize("header", [b"y,a\rb", b"y,a\r1,2\r0,3\r", b'y,"a', b'y,"a"b', b"y," + b"a" * 200_000])
+def test_a_header_that_is_no_row_is_an_error_with_its_file(file, header):
+    with pytest.raises(ValueError, match="line 1: the header is no row of names"):
+        list(read_csv(file(header + b"\n1,2\n"), label="y"))
+
+
 def test_a_reader_tells_what_was_asked_of_it_and_can_be_pickled(file):
     asked = {"label": "click", "numeric": ["price"], "interactions": [["site", "user"]], "na_values": ["?"]}
     reader = read_csv(file(ADS), **asked)

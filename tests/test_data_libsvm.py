@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from oracle.text import bits, libsvm_row, rows_of, rows_of_batch
+from oracle.text import rows_of_batch
 from shoal.data import read_libsvm
 
 
@@ -123,19 +121,3 @@ def test_a_malformed_line_is_an_error_or_skipped(rows, line, complaint):
 def test_nothing_of_a_malformed_line_stays_behind(rows):
     for bad in (b"1 3:1 4:1 bad\n", b"1 3:1 qid:x\n", b"1 3:1 4:x\n", b"1 3:1 18446744073709551616:1\n"):
         assert rows(bad * 2 + b"0 5:1\n" + bad, on_error="skip") == [(0.0, [(5, 1.0)])]
-
-
-FEATURES = st.tuples(st.integers(0, 2**64 - 1), st.floats(width=32, allow_nan=False, allow_infinity=False))
-
-
-@given(data=st.lists(st.tuples(st.sampled_from([0, 1]), st.lists(FEATURES))))
-def test_what_is_written_is_read_back(tmp_path_factory, data):
-    text = b"".join(
-        b"%d%s\n" % (label, b"".join(b" %d:%s" % (key, str(np.float32(value)).encode()) for key, value in features))
-        for label, features in data
-    )
-    path = tmp_path_factory.mktemp("back") / "x"
-    path.write_bytes(text)
-    got = [row for batch in read_libsvm(path, batch_size=3) for row in rows_of_batch(batch)]
-    assert bits(got) == bits([(label, [(k, np.float32(v)) for k, v in features]) for label, features in data])
-    assert bits(got) == bits(rows_of(text, libsvm_row)[0])

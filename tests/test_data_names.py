@@ -37,12 +37,14 @@ def range_of(v):
 
 def libsvm_names(line):
     tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
-    return [(int(t.split(b":")[0]), decoded(t.split(b":")[0])) for t in tokens[1:] if not t.startswith(b"qid")]
+    keys = [int(t.split(b":")[0]) for t in tokens[1:] if not t.startswith(b"qid")]
+    return [(key, str(key)) for key in keys]
 
 
 def libffm_names(line):
     tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
-    return [(int(t.split(b":")[1]), decoded(t.rpartition(b":")[0])) for t in tokens[1:]]
+    pairs = [(int(t.split(b":")[0]), int(t.split(b":")[1])) for t in tokens[1:]]
+    return [(key, f"{field}:{key}") for field, key in pairs]
 
 
 def vw_names(line):
@@ -95,9 +97,9 @@ token = st.sampled_from([b"a", b"ann", b"\xff\xfe", "é".encode(), b"x" * 70, b"
 value = st.sampled_from([b":1", b":0.5", b":1e3"])
 LINES = {
     "libsvm": st.tuples(st.lists(st.tuples(small, value)), st.sampled_from([b"", b" qid:7", b" # 9:9", b" bad"])).map(
-        lambda t: b"1" + b"".join(b" %d%s" % f for f in t[0]) + t[1]
+        lambda t: b"1" + b"".join(b" %02d%s" % f for f in t[0]) + t[1]
     ),
-    "libffm": st.lists(st.tuples(small, small, value)).map(lambda fs: b"0" + b"".join(b" %d:%d%s" % f for f in fs)),
+    "libffm": st.lists(st.tuples(small, small, value)).map(lambda fs: b"0" + b"".join(b" %03d:%02d%s" % f for f in fs)),
     "vw": st.lists(
         st.tuples(
             st.sampled_from([b"", b"user", b"user:2", b"\xff", b"n" * 200]),
@@ -189,18 +191,50 @@ def test_a_table_of_arrow_names_what_its_csv_names(tmp_path, kind):
     if kind == "dictionary":
         table = table.set_column(1, "site", table["site"].dictionary_encode())
     expected, names = FeatureNames(), FeatureNames()
-    for _ in shoal.read_csv(tmp_path / "t.csv", label="click", numeric=["price"], names=expected):
+    how = {"label": "click", "numeric": ["price"], "interactions": [("price", "site")]}
+    for _ in shoal.read_csv(tmp_path / "t.csv", **how, names=expected):
         pass
-    assert sorted(expected.values()) == ["n=-8", "n=7", "price", "site=b.com", "site=é.com"]
+    made = ["price * site=é.com"]
+    assert sorted(expected.values()) == ["n=-8", "n=7", "price", *made, "site=b.com", "site=é.com"]
     if kind == "parquet":
         parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
-        reader = shoal.read_parquet(tmp_path / "t.parquet", label="click", numeric=["price"], names=names)
+        reader = shoal.read_parquet(tmp_path / "t.parquet", **how, names=names)
     else:
-        reader = shoal.read_arrow(table.slice(0), label="click", numeric=["price"], names=names)
+        reader = shoal.read_arrow(table, **how, names=names)
     for _ in reader:
         pass
     assert names == expected
     assert reader.names is names
+
+
+@given(
+    rows=st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=7), min_size=1, max_size=9),
+    pairs=st.lists(
+        st.sampled_from([("a", "b"), ("c", "a"), ("b", "b"), ("c", "c"), ("b", "z")]), unique=True, min_size=1
+    ),
+    size=st.integers(1, 4),
+    threads=st.integers(1, 2),
+)
+def test_features_made_of_two_are_named_by_both(tmp_path_factory, rows, pairs, size, threads):
+    path = tmp_path_factory.mktemp("names") / "x.vw"
+    path.write_text("".join("1 " + "".join(f"|{f} {n} " for f, n in row) + "| x\n" for row in rows))
+    names = FeatureNames()
+    made = shoal.read_vw(path, batch_size=size, threads=threads, interactions=pairs, names=names)
+    got = [key for batch in made for key in batch.keys.tolist()]
+    expected = {token_key(token_key(0, b""), b"x"): "x"}
+    for row in rows:
+        keys = [(f, token_key(token_key(0, f.encode()), b"%d" % n), f"{f}^{n}") for f, n in row]
+        expected |= {key: name for _, key, name in keys}
+        for first, second in pairs:
+            for i, (f, one, named) in enumerate(keys):
+                for j, (g, other, also) in enumerate(keys):
+                    if (f, g) == (first, second) and (first != second or i < j):
+                        (one_, named_), (other_, also_) = (one, named), (other, also)
+                        if first == second and one > other:
+                            (one_, named_), (other_, also_) = (other, also), (one, named)
+                        expected[token_key(one_, other_.to_bytes(8, "little"))] = f"{named_} * {also_}"
+    assert set(got) == set(expected)
+    assert dict(names) == expected
 
 
 def test_the_bucket_of_an_integer_is_told_as_its_integers(tmp_path):

@@ -58,6 +58,30 @@ def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):
     assert len(re.findall(r"% likely, (?:not )?clicked$", out, re.MULTILINE)) == 3
 
 
+def test_from_pandas_learns_what_was_planted_and_says_it_by_name():
+    out = run("from_pandas.py", "--model", "ads")
+    names = shoal.models.load_names("ads")
+    with shoal.LogisticRegression.load("ads") as model:
+        assert model.schema["interactions"] == [["site", "device"]]
+        texts, weights = model.top(5, names=names)
+    assert [line.strip() for line in out.splitlines()[1:6]] == [
+        f"{w:+7.3f} {text}".strip() for w, text in zip(weights, texts, strict=True)
+    ]
+    assert all(re.fullmatch(r"site=site-\d+\.com( \* device=[a-z]+)?", text) for text in texts)
+    measured = re.search(r"never seen +logloss ([\d.]+)  AUC ([\d.]+)", out)
+    assert float(measured[2]) > 0.74
+    assert len(out.splitlines()) == 13
+    assert out.splitlines()[7].split() == ["site", "device", "price", "probability"]
+
+
+def test_from_pandas_takes_a_frame_of_the_users(tmp_path):
+    lines = [f"{i % 3 % 2},{'ab'[i % 3 % 2]}{i % 2},{i % 7}" for i in range(3000)]
+    (tmp_path / "t.csv").write_text("late,carrier,distance\n" + "\n".join(lines) + "\n")
+    out = run("from_pandas.py", "--csv", "t.csv", "--label", "late", "--numeric", "distance", "--pairs", "")
+    assert "AUC 1.000000" in out.splitlines()[-7]
+    assert out.splitlines()[-6].split() == ["carrier", "distance", "probability"]
+
+
 def test_the_hourly_loop_gets_better_while_the_world_moves():
     hours = figures(run("hourly.py"))
     assert [row[0] for row in hours] == [f"hour-{hour:02}" for hour in range(8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,100 +10,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.text import bits, criteo_row, csv_row, libffm_row, libsvm_row, rows_of, rows_of_batch, vw_row
+from fuzz.arrays import Arrays
+from fuzz.compare import TWINS, check, compare, csv_columns, csv_twin
 from shoal import _reader
-from shoal.data import Batch
 from shoal.data.criteo import buckets
+from shoal.data.rows import CRITEO
 
-CANARY = 0x5EED5EED5EED5EED
 TABLE = buckets()
 
 
-class Arrays:
-    """Outputs cut out of larger arrays, so that a write outside of them shows."""
+def libsvm(arrays, block, start=0):
+    return arrays.parse(_reader.parse_libsvm, block, start)
 
-    def __init__(self, rows: int, nnz: int) -> None:
-        self._labels = np.full(rows + 2, -7, np.float32)
-        self._weights = np.full(rows + 2, -7, np.float32)
-        self._indptr = np.full(rows + 3, -7, np.int64)
-        self._keys = np.full(nnz + 2, CANARY, np.uint64)
-        self._values = np.full(nnz + 2, -7, np.float32)
-        self._fields = np.full(nnz + 2, CANARY, np.uint64)
-        self._spans = np.full((nnz + 2, 2), -7, np.int64)
-        self.labels, self.weights, self.indptr = self._labels[1:-1], self._weights[1:-1], self._indptr[1:-1]
-        self.keys, self.values, self.fields = self._keys[1:-1], self._values[1:-1], self._fields[1:-1]
-        self.spans = self._spans[1:-1]
-        self.indptr[0] = 0
-        self.row = 0
 
-    def libsvm(self, block, start=0, *, skip=False):
-        return self._note(_reader.parse_libsvm(block, start, self, skip))
-
-    def libffm(self, block, start=0, *, skip=False):
-        return self._note(_reader.parse_libffm(block, start, self, skip))
-
-    def vw(self, block, start=0, *, skip=False):
-        return self._note(_reader.parse_vw(block, start, self, skip))
-
-    def criteo(self, block, start=0, *, skip=False):
-        tables = TABLE.floors, TABLE.cells, TABLE.numbers
-        return self._note(_reader.parse_criteo(block, start, self, *tables, skip))
-
-    def csv(self, columns, block, start=0, *, skip=False):
-        return self._note(_reader.parse_csv(block, start, self, columns, skip))
-
-    def _note(self, got):
-        self.row = got[2]
-        for array, canary in (
-            (self._labels, -7),
-            (self._weights, -7),
-            (self._indptr, -7),
-            (self._keys, CANARY),
-            (self._values, -7),
-            (self._fields, CANARY),
-        ):
-            assert array[0] == canary
-            assert array[-1] == canary
-        assert self._spans[[0, -1]].tolist() == [[-7, -7]] * 2
-        return got
-
-    def batch(self, *, valued=True):
-        nnz = self.indptr[self.row]
-        return Batch(
-            self.labels[: self.row], self.indptr[: self.row + 1], self.keys[:nnz], self.values[:nnz] if valued else None
-        )
-
-    def rows(self, *, weighted):
-        """What the slow parsers make of libffm and of Vowpal Wabbit's text."""
-        labels = self.labels[: self.row].tolist()
-        heads = zip(labels, self.weights[: self.row].tolist(), strict=True) if weighted else labels
-        ends = zip(self.indptr[: self.row], self.indptr[1 : self.row + 1], strict=True)
-        return [
-            (head, list(zip(self.keys[a:b].tolist(), self.values[a:b], self.fields[a:b].tolist(), strict=True)))
-            for head, (a, b) in zip(heads, ends, strict=True)
-        ]
+def criteo(arrays, block, start=0):
+    return arrays.parse(CRITEO.parse, block, start)
 
 
 def test_a_parse_tells_where_it_stopped_and_what_it_did():
     arrays = Arrays(9, 9)
-    assert arrays.libsvm(b"1 3:4\n\n# c\n0\n") == (13, 4, 2, 0, 0, 0)
+    assert libsvm(arrays, b"1 3:4\n\n# c\n0\n") == (13, 4, 2, 0, 0, 0)
 
 
 def test_full_labels_stop_the_parse_at_the_beginning_of_a_line_and_it_goes_on_from_there():
     block = b"1 3:4\n0 5:6\n1 7:8\n"
     arrays = Arrays(2, 9)
-    assert arrays.libsvm(block) == (12, 2, 2, 0, 0, 0)
-    assert arrays.batch().keys.tolist() == [3, 5]
+    assert libsvm(arrays, block) == (12, 2, 2, 0, 0, 0)
+    assert arrays.keys[: arrays.indptr[arrays.row]].tolist() == [3, 5]
     arrays.row = 0
-    assert arrays.libsvm(block, 12) == (18, 1, 1, 0, 0, 0)
-    assert arrays.batch().keys.tolist() == [7]
+    assert libsvm(arrays, block, 12) == (18, 1, 1, 0, 0, 0)
+    assert arrays.keys[: arrays.indptr[arrays.row]].tolist() == [7]
 
 
 @pytest.mark.parametrize("room", range(7))
 def test_full_keys_stop_the_parse_with_nothing_left_of_the_line_that_did_not_fit(room):
     lines = [b"1 1:1 2:1\n", b"0\n", b"1 3:1 4:1 5:1\n", b"0 6:1\n"]
     arrays = Arrays(9, room)
-    end, count, row, _, fault, _ = arrays.libsvm(b"".join(lines))
+    end, count, row, _, fault, _ = libsvm(arrays, b"".join(lines))
     whole = next(n for n in range(4, -1, -1) if [0, 2, 2, 5, 6][n] <= room)
     assert (end, count, row, fault) == (len(b"".join(lines[:whole])), whole, whole, 0)
     assert arrays.indptr[row] == [0, 2, 2, 5, 6][whole]
@@ -110,21 +54,21 @@ def test_full_keys_stop_the_parse_with_nothing_left_of_the_line_that_did_not_fit
 
 def test_criteo_asks_for_room_for_a_whole_line():
     line = b"1" + b"\t5" * 39 + b"\n"
-    assert Arrays(9, 38).criteo(line)[:3] == (0, 0, 0)
-    assert Arrays(9, 39).criteo(line)[:3] == (len(line), 1, 1)
-    assert Arrays(9, 77).criteo(line * 2)[:3] == (len(line), 1, 1)
-    assert Arrays(9, 78).criteo(line * 2)[:3] == (2 * len(line), 2, 2)
+    assert criteo(Arrays(9, 38), line)[:3] == (0, 0, 0)
+    assert criteo(Arrays(9, 39), line)[:3] == (len(line), 1, 1)
+    assert criteo(Arrays(9, 77), line * 2)[:3] == (len(line), 1, 1)
+    assert criteo(Arrays(9, 78), line * 2)[:3] == (2 * len(line), 2, 2)
 
 
 def test_nothing_is_parsed_of_an_empty_block_and_behind_the_end():
     for block, start in ((b"", 0), (b"1 2:3\n", 6)):
-        assert Arrays(1, 1).libsvm(block, start) == (start, 0, 0, 0, 0, 0)
-        assert Arrays(1, 1).criteo(block, start) == (start, 0, 0, 0, 0, 0)
+        assert libsvm(Arrays(1, 1), block, start) == (start, 0, 0, 0, 0, 0)
+        assert criteo(Arrays(1, 1), block, start) == (start, 0, 0, 0, 0, 0)
 
 
 def test_blocks_may_be_bytes_bytearrays_and_read_only_or_writable_views():
     for block in (b"1 2:3\n", bytearray(b"1 2:3\n"), memoryview(b"1 2:3\n"), memoryview(bytearray(b"1 2:3\n"))):
-        assert Arrays(1, 1).libsvm(block)[:3] == (6, 1, 1)
+        assert libsvm(Arrays(1, 1), block)[:3] == (6, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +126,9 @@ def test_read_only_outputs_are_refused():
     arrays = Arrays(2, 2)
     arrays.keys.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        arrays.libsvm(b"1 2:3\n")
+        libsvm(arrays, b"1 2:3\n")
     with pytest.raises(ValueError, match="read-only"):
-        arrays.criteo(b"")
+        criteo(arrays, b"")
 
 
 @pytest.mark.parametrize(
@@ -203,15 +147,6 @@ def test_bucket_tables_that_do_not_fit_are_refused(change, complaint):
     tables = {"floors": TABLE.floors, "cells": TABLE.cells, "numbers": TABLE.numbers} | change
     with pytest.raises(ValueError, match=complaint):
         _reader.parse_criteo(b"\n", 0, arrays, *tables.values(), False)
-
-
-def parse_all(parse, arrays, data):
-    """Parse a block to its end, making room by nothing but enough of it at the beginning."""
-    end, lines, row, skipped, fault, _ = parse(data, skip=True)
-    assert (end, fault) == (len(data), 0)
-    assert lines == data.count(b"\n")
-    assert row == arrays.row
-    return skipped
 
 
 LIBSVM_PIECES = [
@@ -236,12 +171,7 @@ LIBSVM_PIECES += [b"18446744073709551615:1", b".", b"e", b"-", b"1e-3", b"nan", 
 
 @given(st.lists(st.sampled_from(LIBSVM_PIECES), max_size=60).map(b"".join))
 def test_pieces_of_libsvm_in_any_order_come_to_what_the_slow_parser_says(data):
-    data += b"\n"
-    arrays = Arrays(len(data), len(data))
-    skipped = parse_all(arrays.libsvm, arrays, data)
-    rows, malformed = rows_of(data, libsvm_row)
-    assert bits(rows_of_batch(arrays.batch())) == bits(rows)
-    assert skipped == malformed
+    check("libsvm", data)
 
 
 LIBSVM_TOKENS = st.sampled_from([b"3:1", b"4:-0.5", b"qid:7", b"18446744073709551615:1e-3", b"9:0"])
@@ -250,31 +180,13 @@ LIBSVM_FAULTS = st.sampled_from([b"", b"", b"", b" 3", b" 3:", b" 3:x", b" qid:x
 
 @given(st.lists(st.tuples(st.sampled_from([b"1", b"-1", b"2"]), st.lists(LIBSVM_TOKENS, max_size=5), LIBSVM_FAULTS)))
 def test_good_and_malformed_libsvm_lines_come_to_what_the_slow_parser_says(lines):
-    data = b"".join(b" ".join([label, *tokens]) + fault + b"\n" for label, tokens, fault in lines) or b"\n"
-    arrays = Arrays(len(data), len(data))
-    skipped = parse_all(arrays.libsvm, arrays, data)
-    rows, malformed = rows_of(data, libsvm_row)
-    assert bits(rows_of_batch(arrays.batch())) == bits(rows)
-    assert skipped == malformed
+    check("libsvm", b"".join(b" ".join([label, *tokens]) + fault + b"\n" for label, tokens, fault in lines))
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes_come_to_what_the_slow_parsers_say(data):
-    data += b"\n"
-    arrays = Arrays(len(data), len(data))
-    skipped = parse_all(arrays.libsvm, arrays, data)
-    assert (bits(rows_of_batch(arrays.batch())), skipped) == (lambda r, m: (bits(r), m))(*rows_of(data, libsvm_row))
-    arrays = Arrays(len(data), len(data))
-    skipped = parse_all(arrays.libffm, arrays, data)
-    assert (bits(arrays.rows(weighted=False)), skipped) == (lambda r, m: (bits(r), m))(*rows_of(data, libffm_row))
-    arrays = Arrays(len(data), len(data))
-    skipped = parse_all(arrays.vw, arrays, data)
-    assert (bits(arrays.rows(weighted=True)), skipped) == (lambda r, m: (bits(r), m))(*rows_of(data, vw_row))
-    arrays = Arrays(len(data), 39 * len(data))
-    skipped = parse_all(arrays.criteo, arrays, data)
-    rows, malformed = rows_of(data, criteo_row)
-    assert bits(rows_of_batch(arrays.batch(valued=False))) == bits(rows)
-    assert skipped == malformed
+    for name in TWINS:
+        check(name, data)
 
 
 LIBFFM_PIECES = [*LIBSVM_PIECES, b"0:1:1", b" 2:3:4", b"1:2:", b"18446744073709551616:1:1"]
@@ -282,12 +194,7 @@ LIBFFM_PIECES = [*LIBSVM_PIECES, b"0:1:1", b" 2:3:4", b"1:2:", b"184467440737095
 
 @given(st.lists(st.sampled_from(LIBFFM_PIECES), max_size=60).map(b"".join))
 def test_pieces_of_libffm_in_any_order_come_to_what_the_slow_parser_says(data):
-    data += b"\n"
-    arrays = Arrays(len(data), len(data))
-    skipped = parse_all(arrays.libffm, arrays, data)
-    rows, malformed = rows_of(data, libffm_row)
-    assert bits(arrays.rows(weighted=False)) == bits(rows)
-    assert skipped == malformed
+    check("libffm", data)
 
 
 VW_PIECES = [
@@ -322,12 +229,7 @@ VW_PIECES += [
 
 @given(st.lists(st.sampled_from(VW_PIECES), max_size=40).map(b"".join))
 def test_pieces_of_vw_in_any_order_come_to_what_the_slow_parser_says(data):
-    data += b"\n"
-    arrays = Arrays(len(data), len(data))
-    skipped = parse_all(arrays.vw, arrays, data)
-    rows, malformed = rows_of(data, vw_row)
-    assert bits(arrays.rows(weighted=True)) == bits(rows)
-    assert skipped == malformed
+    check("vw", data)
 
 
 INTEGERS = st.one_of(
@@ -352,12 +254,7 @@ def criteo_lines(draw):
 
 @given(st.lists(criteo_lines(), max_size=4).map(b"".join))
 def test_criteo_lines_of_any_columns_come_to_what_the_slow_parser_says(data):
-    data = data or b"\n"
-    arrays = Arrays(8, 400)
-    skipped = parse_all(arrays.criteo, arrays, data)
-    rows, malformed = rows_of(data, criteo_row)
-    assert bits(rows_of_batch(arrays.batch(valued=False))) == bits(rows)
-    assert skipped == malformed
+    check("criteo", data)
 
 
 CSV_PIECES = [
@@ -380,15 +277,6 @@ CSV_PIECES = [
     b"\0",
 ]
 CSV_PIECES += [b'"a,b"', b'"1"', b'"x""y"', b"longer_than_eight", b"\xff", b"1e39", b"nan", b"1,a,2,", b"\n1,b,3,"]
-KINDS = {"-": 0, "l": 1, "w": 2, "n": 3, "c": 4}
-
-
-def csv_columns(kinds, fields, separator=b",", missing=(b"", b"NA"), positive=None):
-    kinds = np.array([KINDS[kind] for kind in kinds], np.uint8)
-    fields = np.array(fields, np.uint64)
-    return SimpleNamespace(
-        kinds=kinds, fields=fields, separator=separator[0], missing=tuple(missing), positive=positive
-    )
 
 
 @given(
@@ -399,14 +287,7 @@ def csv_columns(kinds, fields, separator=b",", missing=(b"", b"NA"), positive=No
     positive=st.sampled_from([None, b"a", b"1"]),
 )
 def test_pieces_of_csv_in_any_order_come_to_what_the_slow_parser_says(data, kinds, separator, missing, positive):
-    data += b"\n"
-    fields = [7 * i for i in range(len(kinds))]
-    columns = csv_columns(kinds, fields, separator, missing, positive)
-    arrays = Arrays(len(data), len(data) * len(kinds))
-    skipped = parse_all(lambda *a, **k: arrays.csv(columns, *a, **k), arrays, data)
-    rows, malformed = rows_of(data, lambda line: csv_row(line, kinds, fields, separator, missing, positive))
-    assert bits(arrays.rows(weighted=True)) == bits(rows)
-    assert skipped == malformed
+    compare(csv_twin("".join(kinds), separator, missing, positive), data)
 
 
 CELLS = st.one_of(
@@ -417,28 +298,23 @@ CELLS = st.one_of(
 @given(lines=st.lists(st.lists(CELLS, min_size=4, max_size=4), max_size=12), kinds=st.permutations("lwnc"))
 def test_rows_of_csv_cells_come_to_what_the_slow_parser_says(lines, kinds):
     cells = [[cell.replace(b"\n", b"").replace(b",", b"") for cell in line] for line in lines]
-    data = b"".join(b",".join(line) + b"\n" for line in cells) or b"\n"
-    columns = csv_columns(kinds, [1, 2, 3, 4])
-    arrays = Arrays(len(data), len(data) * 4)
-    skipped = parse_all(lambda *a, **k: arrays.csv(columns, *a, **k), arrays, data)
-    rows, malformed = rows_of(data, lambda line: csv_row(line, list(kinds), [1, 2, 3, 4]))
-    assert bits(arrays.rows(weighted=True)) == bits(rows)
-    assert skipped == malformed
+    compare(csv_twin("".join(kinds)), b"".join(b",".join(line) + b"\n" for line in cells))
 
 
 def test_csv_asks_for_room_for_a_whole_line():
-    columns = csv_columns("lcc", [0, 1, 2])
-    assert Arrays(9, 2).csv(columns, b"1,a,b\n")[:3] == (0, 0, 0)
-    assert Arrays(9, 3).csv(columns, b"1,a,b\n")[:3] == (6, 1, 1)
+    twin = csv_twin("lcc")
+    for room, (end, lines, rows) in ((2, (0, 0, 0)), (3, (6, 1, 1))):
+        assert Arrays(9, room).parse(twin.parse, b"1,a,b\n")[:3] == (end, lines, rows)
 
 
 def test_csv_with_columns_that_do_not_fit_is_refused():
-    with pytest.raises(ValueError, match="kinds and fields must be as long, and not empty, got 2 and 1"):
-        Arrays(1, 9).csv(csv_columns("lc", [1]), b"1,a\n")
-    with pytest.raises(ValueError, match="and not empty"):
-        Arrays(1, 9).csv(csv_columns("", []), b"1,a\n")
-    for name, kind in (("weights", "w"), ("values", "n")):
-        arrays = Arrays(1, 9)
-        setattr(arrays, name, None)
-        with pytest.raises(ValueError, match=f"{name} is None, and a column is"):
-            _reader.parse_csv(b"1,1\n", 0, arrays, csv_columns(["l", kind], [0, 1]), False)
+    columns = csv_columns("lc")
+    for change, complaint in (
+        ({"fields": columns.fields[:1]}, "kinds and fields must be as long, and not empty, got 2 and 1"),
+        ({"kinds": columns.kinds[:0], "fields": columns.fields[:0]}, "and not empty"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            _reader.parse_csv(b"1,a\n", 0, Arrays(1, 9), replace(columns, **change), False)
+    for kind, has, complaint in (("w", {"weighted": False}, "weights"), ("n", {"valued": False}, "values")):
+        with pytest.raises(ValueError, match=f"{complaint} is None, and a column is"):
+            _reader.parse_csv(b"1,1\n", 0, Arrays(1, 9, **has), csv_columns("l" + kind), False)

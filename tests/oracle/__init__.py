@@ -9,5 +9,6 @@ table       a table as a dict: dedupe, initial rows, zero and non-finite gradien
 hashing     mix and unmix on Python's integers; keys that meet in one slot or one place
 initial     the rows that unseen keys read
 rounding    the grids of float16 and bfloat16
+text        lines of every format by split, regular expressions and fractions, and where a line is malformed
 metrics     AUC pair by pair, GAUC group by group, the weighted means
 """

@@ -19,7 +19,11 @@ GOLDEN_RATIO = 0x9E3779B97F4A7C15
 
 
 class Malformed(Exception):
-    """A line that no row comes of."""
+    """A line that no row comes of: what is wrong, and the first byte of the word where, and the one behind it."""
+
+    def __init__(self, what: str, begin: int = 0, end: int = 0) -> None:
+        super().__init__(what)
+        self.what, self.begin, self.end = what, begin, end
 
 
 def nearest_float32(text: bytes) -> np.float32:
@@ -27,7 +31,7 @@ def nearest_float32(text: bytes) -> np.float32:
     if not NUMBER.fullmatch(text):
         raise Malformed("number")
     digits, _, exponent = text.lower().partition(b"e")
-    far = 400 + len(digits)  # so far from 0 that a power of ten more or less changes nothing
+    far = 60 + len(digits)  # so far from 0 that a power of ten more or less changes nothing
     exact = Fraction(Decimal(digits.decode())) * Fraction(10) ** max(-far, min(far, int(exponent or 0)))
     if abs(exact) >= FLOAT32_OVERFLOW:
         raise Malformed("range")
@@ -58,74 +62,112 @@ def lines_of(data: bytes) -> list[bytes]:
     return lines if lines[-1] else lines[:-1]
 
 
+def words_of(text: bytes, begin: int = 0) -> list[tuple[int, bytes]]:
+    """What stands between blanks, and where, `begin` being the place of the text."""
+    return [(begin + match.start(), match[0]) for match in re.finditer(rb"[^ \t\r]+", text)]
+
+
+def take(read, text: bytes, what: str, begin: int, size: int):
+    """Read a text that belongs to the word of `size` bytes at `begin`."""
+    try:
+        return read(text)
+    except Malformed:
+        raise Malformed(what, begin, begin + size) from None
+
+
 def libsvm_row(line: bytes):
     """(label, [(key, value), ...]) of a line, or None of a blank one."""
-    tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
-    if not tokens:
+    words = words_of(line.split(b"#")[0])
+    if not words:
         return None
-    label = label_of(tokens[0])
+    label = take(label_of, words[0][1], "label", words[0][0], len(words[0][1]))
     features = []
-    for token in tokens[1:]:
-        key, colon, value = token.partition(b":")
+    for at, word in words[1:]:
+        key, colon, value = word.partition(b":")
         if key == b"qid" and colon:
-            whole(value)
+            take(whole, value, "key", at, len(word))
             continue
+        number = take(whole, key, "key", at, len(word))
         if not colon:
-            raise Malformed("feature")
-        features.append((whole(key), nearest_float32(value)))
+            raise Malformed("no value", at, at + len(word))
+        features.append((number, take(nearest_float32, value, "value", at, len(word))))
     return label, features
 
 
 def libffm_row(line: bytes):
     """(label, [(key, value, field), ...]) of a line, or None of a blank one."""
-    tokens = re.findall(rb"[^ \t\r]+", line.split(b"#")[0])
-    if not tokens:
+    words = words_of(line.split(b"#")[0])
+    if not words:
         return None
-    label = label_of(tokens[0])
+    label = take(label_of, words[0][1], "label", words[0][0], len(words[0][1]))
     features = []
-    for token in tokens[1:]:
-        parts = token.split(b":")
-        if len(parts) != 3:
-            raise Malformed("feature")
-        features.append((whole(parts[1]), nearest_float32(parts[2]), whole(parts[0])))
+    for at, word in words[1:]:
+        parts = word.split(b":", 2)
+        field = take(whole, parts[0], "field", at, len(word))
+        if len(parts) == 1:
+            raise Malformed("field", at, at + len(word))
+        key = take(whole, parts[1], "field", at, len(word))
+        if len(parts) == 2:
+            raise Malformed("no value", at, at + len(word))
+        features.append((key, take(nearest_float32, parts[2], "value", at, len(word)), field))
     return label, features
+
+
+def vw_head(head: bytes, bar: bool):
+    """(label, weight) of what stands before the first bar; None of blanks without a bar."""
+    words = words_of(head)
+    if not words and not bar:
+        return None
+    if words and bar and head[-1:] not in b" \t\r":
+        words.pop()  # the tag
+    quote = next((i for i, (_, word) in enumerate(words) if word.startswith(b"'")), len(words))
+    behind = words[quote + 1][0] if quote + 1 < len(words) else None
+    if quote + 1 == len(words) and bar and head[-1:] not in b" \t\r":
+        behind = words_of(head)[-1][0]  # a second tag
+    numbers = words[:quote]
+    label, weight = None, np.float32(1)
+    for i, (at, word) in enumerate(numbers):
+        if i == 0:
+            label = take(label_of, word, "label", at, len(word))
+        elif i == 1:
+            weight = take(nearest_float32, word, "importance", at, len(word))
+            if weight < 0:
+                raise Malformed("importance", at, at + len(word))
+        elif i > 2 or take(nearest_float32, word, "initial", at, len(word)) != 0:
+            raise Malformed("initial", at, at + len(word))
+    if behind is not None or not bar:
+        at = len(head) if behind is None else behind
+        raise Malformed("bar", at, at)
+    if label is None:
+        raise Malformed("no label", len(head), len(head))
+    return label, float(weight)
 
 
 def vw_row(line: bytes):
     """((label, weight), [(key, value, field), ...]) of a line, or None of a blank one."""
     head, bar, body = line.partition(b"|")
-    words = re.findall(rb"[^ \t\r]+", head)
-    if not bar:
-        if not words:
-            return None
-        raise Malformed("bar")
-    if words and (head[-1:] not in b" \t\r" or words[-1].startswith(b"'")):
-        words.pop()
-    if any(word.startswith(b"'") for word in words):
-        raise Malformed("tag")
-    if not words:
-        raise Malformed("label")
-    label = label_of(words[0])
-    weight = nearest_float32(words[1]) if len(words) > 1 else np.float32(1)
-    if weight < 0 or len(words) > 3 or (len(words) == 3 and nearest_float32(words[2]) != 0):
-        raise Malformed("head")
+    about = vw_head(head, bool(bar))
+    if about is None:
+        return None
     features = []
+    begin = len(head) + 1
     for space in body.split(b"|"):
-        name, scale, words = b"", np.float32(1), re.findall(rb"[^ \t\r]+", space)
+        name, scale, words = b"", np.float32(1), words_of(space, begin)
         if space[:1] not in (b" ", b"\t", b"\r", b""):
-            name, colon, text = words.pop(0).partition(b":")
-            scale = nearest_float32(text) if colon else scale
+            at, word = words.pop(0)
+            name, colon, text = word.partition(b":")
+            scale = take(nearest_float32, text, "value", at, len(word)) if colon else scale
         field = token_key(0, name)
-        for word in words:
+        for at, word in words:
             token, colon, text = word.partition(b":")
-            if not word.strip(b":") and not colon:
-                raise Malformed("name")
+            value = take(nearest_float32, text, "value", at, len(word)) if colon else np.float32(1)
             with np.errstate(over="ignore", under="ignore"):
-                value = (nearest_float32(text) if colon else np.float32(1)) * scale
+                value = value * scale
             if not np.isfinite(value):
-                raise Malformed("value")
+                raise Malformed("value", at, at + len(word))
             features.append((token_key(field, token), value, field))
-    return (label, float(weight)), features
+        begin += len(space) + 1
+    return about, features
 
 
 def scramble(x: int) -> int:
@@ -150,73 +192,80 @@ def integer_token(v: int) -> bytes:
 
 
 def criteo_row(line: bytes):
-    """(label, [(key, 1), ...]) of a line, or None of a blank one."""
+    """(label, [(key, 1, column), ...]) of a line, or None of a blank one."""
     line = line.removesuffix(b"\r")
     if not line:
         return None
     columns = line.split(b"\t")
-    label = label_of(columns[0])
-    if len(columns) != 40:
-        raise Malformed("columns")
+    label = take(label_of, columns[0], "first column", 0, len(columns[0]))
     features = []
-    for i, text in enumerate(columns[1:14], 1):
+    begin = len(columns[0]) + 1
+    for i, text in enumerate(columns[1:40], 1):
+        if text and i < 14 and (not INTEGER.fullmatch(text) or abs(int(text)) >= 1 << 63):
+            raise Malformed("integer", begin, begin + len(text))
         if text:
-            if not INTEGER.fullmatch(text) or abs(int(text)) >= 1 << 63:
-                raise Malformed("integer")
-            features.append((token_key(i, integer_token(int(text))), np.float32(1)))
-    for i, text in enumerate(columns[14:], 14):
-        if text:
-            features.append((token_key(i, text), np.float32(1)))
+            token = integer_token(int(text)) if i < 14 else text
+            features.append((token_key(i, token), np.float32(1), i))
+        begin += len(text) + 1
+    if len(columns) != 40:
+        raise Malformed("columns", begin - 1, begin)
     return label, features
 
 
-def csv_cells(line: bytes, separator: bytes) -> list[bytes]:
-    """The cells of a line, out of their quotes."""
+def csv_cells(line: bytes, separator: bytes):
+    """Yield the cells of a line, out of their quotes, each behind the bytes that it stands between."""
     line = line.removesuffix(b"\r")
-    cells, at = [], 0
+    at = 0
     while True:
+        begin = at
         if line[at : at + 1] == b'"':
-            quoted = re.compile(rb'"((?:[^"]|"")*)"').match(line, at)
+            quoted = re.compile(rb'"((?:[^"]|"")*+)"').match(line, at)
             if not quoted:
-                raise Malformed("quote")
-            cells.append(quoted[1].replace(b'""', b'"'))
+                raise Malformed("quote", begin, begin)
             at = quoted.end()
             if line[at : at + 1] not in (separator, b""):
-                raise Malformed("behind a quote")
+                raise Malformed("behind a quote", at, at)
+            yield begin, at, quoted[1].replace(b'""', b'"')
         else:
-            cells.append(line[at:].split(separator)[0])
-            at += len(cells[-1])
+            cell = line[at:].split(separator)[0]
+            at += len(cell)
+            yield begin, at, cell
         if at == len(line):
-            return cells
+            return
         at += 1
 
 
-def csv_row(line: bytes, kinds: list[str], fields: list[int], separator=b",", missing=(b"", b"NA"), positive=None):
-    """((label, weight), [(key, value, field), ...]) of a line, or None of a blank one; kinds by their first letters."""
+def csv_row(line: bytes, kinds: str, fields: list[int], separator=b",", missing=(b"", b"NA"), positive=None):
+    """((label, weight), [(key, value, field), ...]) of a line, or None of a blank one; kinds by their first letters.
+
+    Without a column of weights (label, [...]).
+    """
     if line in (b"", b"\r"):
         return None
-    cells = csv_cells(line, separator)
-    if len(cells) != len(kinds):
-        raise Malformed("cells")
-    label, weight, features = None, np.float32(1), []
-    for cell, kind, field in zip(cells, kinds, fields, strict=True):
+    label, weight, features, end, count = None, np.float32(1), [], 0, 0
+    for kind, field, (begin, end, cell) in zip(kinds, fields, csv_cells(line, separator), strict=False):
+        count += 1
+        size = end - begin
         number = cell.strip(b" \t\r")
         if kind == "-":
             continue
         if cell in missing:
             if kind in "lw":
-                raise Malformed("missing")
+                raise Malformed("missing", begin, end)
         elif kind == "l":
-            label = label_of(number) if positive is None else float(cell == positive)
+            label = float(cell == positive) if positive is not None else take(label_of, number, "label", begin, size)
         elif kind == "w":
-            weight = nearest_float32(number)
+            weight = take(nearest_float32, number, "importance", begin, size)
             if weight < 0:
-                raise Malformed("weight")
+                raise Malformed("importance", begin, end)
         elif kind == "n":
-            features.append((token_key(field, b""), nearest_float32(number), field))
+            value = take(nearest_float32, number, "value", begin, size)
+            features.append((token_key(field, b""), value, field))
         else:
             features.append((token_key(field, cell), np.float32(1), field))
-    return (label, float(weight)), features
+    if count < len(kinds) or end < len(line.removesuffix(b"\r")):
+        raise Malformed("cells", end, len(line) if count < len(kinds) else end)
+    return (label, float(weight)) if "w" in kinds else label, features
 
 
 def interacting(features, pairs):
@@ -246,7 +295,7 @@ def rows_of(data: bytes, row):
 
 
 def rows_of_batch(batch):
-    """A batch in the same shape."""
+    """A batch in the shape of libsvm's rows."""
     values = np.ones(batch.nnz, np.float32) if batch.values is None else batch.values
     return [
         (float(batch.labels[i]), list(zip(batch.keys[a:b].tolist(), values[a:b], strict=True)))

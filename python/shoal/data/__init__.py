@@ -8,6 +8,7 @@ The formats, the hash and the rules of sharding are in ``docs/readers.md``.
 """
 
 from shoal.data.batch import Batch
+from shoal.data.collisions import Audit, audit
 from shoal.data.hashing import hash_strings
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
@@ -22,9 +23,11 @@ from shoal.data.readers import (
 )
 
 __all__ = [
+    "Audit",
     "Batch",
     "FeatureNames",
     "Reader",
+    "audit",
     "hash_strings",
     "read_arrow",
     "read_criteo",

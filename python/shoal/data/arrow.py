@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal import _core, _reader
+from shoal import _reader
 from shoal.data.batch import Batch
 from shoal.data.columns import CATEGORICAL, NUMERIC, PASSED_OVER, Columns
 from shoal.data.files import File, Opened
-from shoal.data.interactions import field_of
+from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames, decoded
 from shoal.data.pieces import Part, Parts, Pieces, Place, rows_of
 from shoal.data.reader import Reader, Settings, Share
@@ -210,7 +210,7 @@ def _featured(table: Any, kinds: Mapping[str, int], columns: Columns, named: Fea
     if columns.pairs:
         of = np.broadcast_to(fields, keys.shape)[there]
         pairs = np.array(columns.pairs, np.uint64).reshape(-1)
-        indptr, flat, products = _core.interact(indptr, flat, products, of, pairs)
+        indptr, flat, products = interact(indptr, flat, products, of, pairs, named)
     return Batch(labels, indptr, flat, products, weights)
 
 

@@ -32,7 +32,10 @@ class _Header:
             text = line.decode().removeprefix(_BOM).rstrip("\r")
         except UnicodeDecodeError as error:
             raise ValueError(f"the header is no UTF-8 ({error}): is this CSV?") from None
-        (names,) = csv.reader([text], delimiter=self.separator) if text else ([],)
+        try:
+            (names,) = csv.reader([text], delimiter=self.separator, strict=True) if text else ([],)
+        except csv.Error as error:
+            raise ValueError(f"the header is no row of names ({error}): is this CSV?") from None
         return self.of(names)
 
     def of(self, names: Sequence[str]) -> Parse:

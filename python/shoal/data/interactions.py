@@ -8,7 +8,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal import _core
 from shoal.data.hashing import hash_strings
+from shoal.data.names import FeatureNames
 
 Field = str | int
 Interactions = Sequence[Field] | Sequence[tuple[Field, Field]]
@@ -62,3 +67,18 @@ def _pair(item: object) -> tuple[Field, Field]:
 def pairs_of(interactions: Interactions, number: Callable[[Field], int]) -> Pairs:
     """Turn what a user wrote into pairs of the numbers of fields, which ``number`` finds."""
     return tuple((number(first), number(second)) for first, second in named_pairs(interactions))
+
+
+def interact(
+    indptr: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    values: NDArray[np.float32] | None,
+    fields: NDArray[np.uint64],
+    pairs: NDArray[np.uint64],
+    names: FeatureNames | None,
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.float32] | None]:
+    """Put features of two behind the features of each row, and name them if names are asked for."""
+    made = _core.interact(indptr, keys, values, fields, pairs)
+    if names is not None:
+        names.note_pairs(indptr, keys, fields, pairs, made[0], made[1])
+    return made

@@ -14,11 +14,13 @@ Threads: any number may read and add at a time.
 
 from __future__ import annotations
 
+import bisect
+import functools
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import combinations, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,54 @@ class FeatureNames(Mapping[int, str]):
         spell : callable
             What makes a name of a span.
         """
+
+        def name(i: int) -> str:
+            begin, end = spans[i].tolist()
+            return spell(text, begin, end, int(fields[i]))
+
+        self._note(keys, name)
+
+    def note_pairs(
+        self,
+        indptr: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+        fields: npt.NDArray[np.uint64],
+        pairs: npt.NDArray[np.uint64],
+        made_indptr: npt.NDArray[np.int64],
+        made_keys: npt.NDArray[np.uint64],
+    ) -> None:
+        """Name the features made of two that have no name yet: ``first * second``. What readers call.
+
+        Parameters
+        ----------
+        indptr : int64[rows + 1]
+        keys, fields : uint64[nnz]
+            Features that have been noted.
+        pairs : uint64[2 p]
+            Fields that interact, by twos.
+        made_indptr, made_keys : int64[rows + 1], uint64
+            What `shoal._core.interact` made of them: each row's own features, then those of two.
+        """
+        if self.full:
+            return
+        rows = np.repeat(np.arange(len(indptr) - 1), np.diff(made_indptr) - np.diff(indptr))
+        # The n-th feature made of two stands behind n others and the features of its row and of those before.
+        made = made_keys[np.arange(len(rows)) + indptr[rows + 1]]
+        firsts = made_indptr - indptr
+        of_row: dict[int, list[tuple[int, int]]] = {}
+
+        def name(i: int) -> str:
+            row = int(rows[i])
+            if row not in of_row:
+                begin, end = indptr[row], indptr[row + 1]
+                of_row[row] = _made_of(keys[begin:end].tolist(), fields[begin:end].tolist(), pairs.tolist())
+            first, second = of_row[row][i - int(firsts[row])]
+            return f"{self._names.get(first, first)} * {self._names.get(second, second)}"
+
+        self._note(made, name)
+
+    def _note(self, keys: npt.NDArray[np.uint64], name: Callable[[int], str]) -> None:
+        """Name the keys that have no name yet, the one at i by ``name(i)``."""
         if self.full:
             return
         known, shift = self._known
@@ -161,8 +211,7 @@ class FeatureNames(Mapping[int, str]):
                 if key not in self._names:
                     if len(self._names) >= self._limit:
                         return
-                    begin, end = spans[i].tolist()
-                    self._names[key] = spell(text, begin, end, int(fields[i]))
+                    self._names[key] = name(i)
             known[at[candidates]] = keys[candidates]
             if 4 * len(self._names) > len(self._known[0]):
                 self._known = _table((8 * len(self._names)).bit_length())
@@ -213,6 +262,20 @@ def _table(bits: int) -> tuple[npt.NDArray[np.uint64], np.uint64]:
     return known, np.uint64(64 - bits)
 
 
+def _made_of(keys: list[int], fields: list[int], pairs: list[int]) -> list[tuple[int, int]]:
+    """Tell which features of a row are made of which two: pair by pair, as csrc/kernel/interactions.h has it."""
+    of: dict[int, list[int]] = {}
+    for key, field in zip(keys, fields, strict=True):
+        of.setdefault(field, []).append(key)
+    made: list[tuple[int, int]] = []
+    for first, second in zip(pairs[::2], pairs[1::2], strict=True):
+        if first == second:
+            made += [(min(pair), max(pair)) for pair in combinations(of.get(first, ()), 2)]
+        else:
+            made += product(of.get(first, ()), of.get(second, ()))
+    return made
+
+
 def decoded(text: bytes | memoryview) -> str:
     """Turn bytes of a file into text, whatever they are."""
     return bytes(text).decode("utf-8", "backslashreplace")
@@ -225,9 +288,9 @@ Spell = Callable[[memoryview | bytes, int, int, int], str]  # of a block, the be
 _ENDS_NAME = re.compile(rb"[ \t\r:]")
 
 
-def as_written(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
-    """Name a feature of libsvm or libffm: the bytes before its value."""
-    return decoded(text[begin:end])
+def of_numbers(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
+    """Name a feature of libsvm or libffm: the numbers before its value, without zeros in front."""
+    return ":".join(number.lstrip("0") or "0" for number in decoded(text[begin:end]).split(":"))
 
 
 def of_vw(text: memoryview | bytes, begin: int, end: int, field: int) -> str:
@@ -248,7 +311,12 @@ def of_criteo(text: memoryview | bytes, begin: int, end: int, field: int) -> str
     number = int(digits or b"0")
     if number and text[begin] == ord("-"):
         return f"I{field}={-number}"
-    floors = buckets().floors
-    bucket = int(np.searchsorted(floors, np.uint64(number), "right")) - 1
-    low, high = int(floors[bucket]), min(int(floors[bucket + 1]), 1 << 63) - 1
+    floors = _floors()
+    bucket = bisect.bisect_right(floors, number) - 1
+    low, high = floors[bucket], min(floors[bucket + 1], 1 << 63) - 1
     return f"I{field}={low}" if low == high else f"I{field}={low}..{high}"
+
+
+@functools.cache
+def _floors() -> list[int]:
+    return [int(floor) for floor in buckets().floors]

@@ -217,6 +217,10 @@ class Reader(ABC):
         reader._seen = _Seen(settings.begin, settings.begin.skipped)
         return reader
 
+    def with_names(self, names: FeatureNames | None) -> Reader:
+        """Return this reader with other names to fill, or none."""
+        return self._with(replace(self._settings, names=names))
+
     def position(self) -> dict[str, Any]:
         """Tell where the pass that began last stands: behind the batch that it gave last.
 

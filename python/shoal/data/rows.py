@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal import _core, _reader
+from shoal import _reader
 from shoal.data.batch import Batch
 from shoal.data.criteo import buckets
-from shoal.data.interactions import Field, Interactions, Pairs, named_pairs, pairs_of
-from shoal.data.names import FeatureNames, Spell, as_written, of_criteo, of_vw
+from shoal.data.interactions import Field, Interactions, Pairs, interact, named_pairs, pairs_of
+from shoal.data.names import FeatureNames, Spell, of_criteo, of_numbers, of_vw
 
 _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
@@ -50,7 +50,7 @@ class Rows:
         weighted: bool = False,
         pairs: Pairs = (),
         names: FeatureNames | None = None,
-        spell: Spell = as_written,
+        spell: Spell = of_numbers,
     ) -> None:
         self.row = 0
         self._names = names
@@ -103,7 +103,8 @@ class Rows:
         values = None if self.values is None else self.values[:nnz]
         weights = None if self.weights is None or np.all(self.weights[:rows] == 1) else self.weights[:rows].copy()
         if self.fields is not None and len(self._pairs):
-            return Batch(labels, *_core.interact(indptr, keys, values, self.fields[:nnz], self._pairs), weights)
+            made = interact(indptr, keys, values, self.fields[:nnz], self._pairs, self._names)
+            return Batch(labels, *made, weights)
         return Batch(labels, indptr.copy(), keys.copy(), None if values is None else values.copy(), weights)
 
 
@@ -157,7 +158,7 @@ class Format:
     weighted: bool = False
     header: Callable[[bytes], Parse] | None = None
     pairs: Pairs = ()
-    spell: Spell = as_written
+    spell: Spell = of_numbers
     names: FeatureNames | None = None
     schema: Mapping[str, Any] = field(default_factory=dict)
 

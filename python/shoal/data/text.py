@@ -49,12 +49,13 @@ class TextReader(Reader):
     ) -> None:
         settings = Settings(batch_size, on_error, threads, names)
         super().__init__(files_of(path, storage_options), form.name, form.schema, settings)
-        self._form = replace(form, names=names)
+        self._form = form
 
     def _parts(self) -> Parts:
         settings = self._settings
         skip = settings.on_error == "skip"
-        return fill(self._sources(), self._form, settings.batch_size, skip, settings.begin, settings.threads)
+        form = replace(self._form, names=settings.names)
+        return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.threads)
 
     def _sources(self) -> Iterator[Source]:
         begin = self._settings.begin

@@ -46,7 +46,6 @@ FAULTS = (
     "there is no \"|\" before the features",
     "the importance is not a number of 0 or more",
     "a third number stands before the features: an initial prediction cannot be learned from",
-    "a feature has neither a name nor a value",
     "there are more or fewer cells than columns",
     "a cell in quotes has no closing quote on its line",
     "something stands between a closing quote and the end of its cell",
@@ -70,11 +69,10 @@ cdef enum:
     BAR_MISSING = 13
     IMPORTANCE = 14
     INITIAL = 15
-    NAMELESS = 16
-    CELLS = 17
-    QUOTE_OPEN = 18
-    QUOTE_CLOSED = 19
-    CELL_MISSING = 20
+    CELLS = 16
+    QUOTE_OPEN = 17
+    QUOTE_CLOSED = 18
+    CELL_MISSING = 19
     # These two never leave this module.
     NO_ROOM = 100
     BLANK = 101  # a line that is no example

@@ -45,15 +45,17 @@ cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out
         p = word
         if words == 1:
             fault = read_label(&p, end, &out.labels[out.row])
+            if fault == GOOD and p[0] == 35:  # '#' begins no comment here
+                fault = LABEL_TEXT
             if fault != GOOD:
                 return fault
         elif words == 2:
             fault = read_number(&p, end, &weight)
-            if fault != GOOD or not is_blank(p[0]) or weight < 0.0:
+            if fault != GOOD or not (is_blank(p[0]) or p[0] == 10) or weight < 0.0:
                 return IMPORTANCE
         else:
             fault = read_number(&p, end, &initial)
-            if fault != GOOD or not is_blank(p[0]) or initial != 0.0 or words > 3:
+            if fault != GOOD or not (is_blank(p[0]) or p[0] == 10) or initial != 0.0 or words > 3:
                 return INITIAL
     place[0] = p
     if words == 0:
@@ -104,8 +106,6 @@ cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const v
                 if fault != GOOD:
                     place[0] = p
                     return fault
-            elif size == 0:
-                return NAMELESS
             value *= scale
             if not -FLT_MAX <= value <= FLT_MAX:
                 return VALUE_RANGE

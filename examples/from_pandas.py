@@ -1,0 +1,78 @@
+"""From a pandas frame to a model in use: train, measure, see what it learned, save, load, score a frame.
+
+    python examples/from_pandas.py                                  # draws a frame to try this on
+    python examples/from_pandas.py --csv ads.csv.gz --label click --numeric price --pairs site,device
+
+Texts, numbers, missing cells and categories are taken as they are: each text of a column is a feature of its own, a
+numeric column is one feature, a missing cell is none. A frame of polars, a table of pyarrow or a relation of DuckDB
+does as well. It takes pandas and pyarrow: pip install 'shoal[arrow]' pandas
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import shoal
+
+
+def draw(rows: int, seed: int = 7) -> pd.DataFrame:
+    """Draw impressions of ads: who clicks depends on the site, the price, and on the site and the device together."""
+    rng = np.random.default_rng(seed)
+    site, device = rng.zipf(1.5, rows) % 500, rng.integers(0, 3, rows)
+    price = rng.lognormal(size=rows)
+    liking, together = rng.normal(size=500), rng.normal(size=(500, 3))
+    odds = -1.5 + liking[site] + together[site, device] - 0.3 * price
+    return pd.DataFrame(
+        {
+            "click": (rng.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.int8),
+            "site": pd.Series([f"site-{s}.com" for s in site], dtype="category"),
+            "device": np.array(["phone", "tablet", "desktop"])[device],
+            "price": np.where(rng.random(rows) < 0.1, np.nan, price),
+        }
+    )
+
+
+def train(frame: pd.DataFrame, directory: Path, label: str, numeric: list[str], pairs: list[str]) -> None:
+    """Learn from the frame in one pass, tell what weighs most, and save the model."""
+    names = shoal.FeatureNames()
+    reader = shoal.read_arrow(frame, label=label, numeric=numeric, interactions=pairs, batch_size=256, names=names)
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.2, l1=0.5)) as model:
+        model.fit(reader)  # a bar shows examples/s, log-loss and AUC
+        print(f"while learning  {model.history.passes[0].metrics}")
+        for name, weight in zip(*model.top(5, names=names), strict=True):
+            print(f"    {weight:+7.3f} {name}")
+        model.save(directory, names=names)
+
+
+def use(frame: pd.DataFrame, directory: Path, label: str) -> None:
+    """Load the model, measure it on rows that it has not seen, and score rows without a label."""
+    with shoal.LogisticRegression.load(directory) as model:
+        schema = model.schema  # label, numeric columns, pairs: the model remembers
+        print(f"never seen      {model.evaluate(shoal.read_arrow(frame, **schema))}")
+        unlabelled = frame.drop(columns=label).head(5)
+        scores = model.predict_proba(shoal.read_arrow(unlabelled.assign(**{label: 0}), **schema))
+        print(unlabelled.assign(probability=scores).to_string(index=False))
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="read the frame from here; its last fifth is held out")
+    parser.add_argument("--label", default="click", metavar="NAME", help="column of 0 and 1 (default: %(default)s)")
+    parser.add_argument(
+        "--numeric", default="price", metavar="A,B,...", help="columns of numbers (default: %(default)s)"
+    )
+    parser.add_argument("--pairs", default="site,device", metavar="A,B", help="columns to cross (default: %(default)s)")
+    parser.add_argument("--model", type=Path, default=Path("ads"), metavar="DIR", help="default: %(default)s")
+    arguments = parser.parse_args()
+    frame = draw(60_000) if arguments.csv is None else pd.read_csv(arguments.csv)
+    numeric, pairs = ([name for name in text.split(",") if name] for text in (arguments.numeric, arguments.pairs))
+    seen = len(frame) * 4 // 5
+    train(frame[:seen], arguments.model, arguments.label, numeric, pairs)
+    use(frame[seen:], arguments.model, arguments.label)
+
+
+if __name__ == "__main__":
+    main()

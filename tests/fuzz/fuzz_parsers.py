@@ -1,0 +1,35 @@
+"""Fuzz the parsers of text against their slow twins: README.md here.
+
+make fuzz FORMAT=vw SECONDS=60              # builds what is needed first; without FORMAT all
+
+python tests/fuzz/fuzz_parsers.py vw [options and folders of libFuzzer]
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from fuzz.compare import FORMATS, check
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1] not in FORMATS:
+        sys.exit(f"usage: {sys.argv[0]} {'|'.join(FORMATS)} [options and folders of libFuzzer]")
+    script, name, *options = sys.argv
+
+    def one(data: bytes) -> None:
+        check(name, data)
+
+    # libFuzzer starts itself by this command, to merge folders.
+    atheris.Setup([shlex.join([sys.executable, script, name]), *options], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
