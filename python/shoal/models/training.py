@@ -76,13 +76,9 @@ def train(
             if not learning:
                 break
             title = f"pass {epoch + 1}/{plan.epochs}" if plan.epochs > 1 else "train"
-            _one_pass(
-                learning,
-                plan.batches(reader, epoch, min(student.model.examples for student in learning)),
-                reader,
-                title,
-                progress,
-            )
+            source = plan.source(reader, epoch)
+            known = min(student.model.examples for student in learning)
+            _one_pass(learning, plan.batches(source, epoch, known), source, title, progress)
             if valid is not None:
                 measured = measure([student.model for student in learning], valid)
                 for student, (metrics, curves) in zip(learning, measured, strict=True):
