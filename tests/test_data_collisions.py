@@ -134,6 +134,11 @@ def test_a_sample_is_whole_batches_and_the_readers_names_are_left_alone(tmp_path
     assert audit(reader, examples=None).keys == 1000
     assert len(names) == 0
     assert reader.names is names
+    token, other = collision(field(b"site"), field(b"user"))  # behind the sample, where the pass has been already
+    late = tmp_path / "late.csv"
+    late.write_bytes(b"click,site,user\n" + b"1,a,b\n" * 20 + b"1,%s,%s\n" % (token, other))
+    found = audit(shoal.read_csv(late, label="click", batch_size=10), examples=10)
+    assert (found.texts, found.shared) == (2, {})
     empty = tmp_path / "none.libsvm"
     empty.write_text("")
     found = audit(shoal.read_libsvm(empty))

@@ -147,3 +147,43 @@ def test_what_is_no_position_is_refused(tmp_path, change, complaint):
         reader.resume(reader.position() | change)
     with pytest.raises(ValueError, match="is no position"):
         reader.resume({})
+
+
+# ---- files in another order ------------------------------------------------------------------------------------------
+
+
+@given(texts=TEXTS, size=st.integers(1, 5), threads=st.sampled_from([1, 2]), shards=st.integers(1, 3), data=st.data())
+def test_files_in_another_order_are_the_list_in_that_order(tmp_path_factory, texts, size, threads, shards, data):
+    paths = write(tmp_path_factory.mktemp("order"), texts)
+    order = data.draw(st.permutations(range(len(paths))))
+    how = {"batch_size": size, "threads": threads, "on_error": "skip"}
+    ordered = read_libsvm(paths, **how).in_order(order)
+    assert rows(ordered) == rows(read_libsvm([paths[i] for i in order], **how))
+    assert rows(ordered) == rows(ordered)
+    assert ordered.paths == tuple(map(str, paths))
+    check_every_position(lambda: read_libsvm(paths, **how).in_order(order))
+    # A position brings the order along, and a shard has the files that it would have had.
+    batches = list(ordered)
+    position = through_json(ordered.position())
+    assert rows(read_libsvm(paths, **how).resume(position)) == []
+    parts = [rows(read_libsvm(paths, **how).in_order(order).shard(rank, shards)) for rank in range(shards)]
+    plain = [rows(read_libsvm(paths, **how).shard(rank, shards)) for rank in range(shards)]
+    assert [sorted(map(repr, part)) for part in parts] == [sorted(map(repr, part)) for part in plain]
+    assert sum(map(len, parts)) == sum(map(len, batches))
+
+
+def test_an_order_that_is_none_is_refused(tmp_path):
+    paths = write(tmp_path, [b"1 3:1\n", b"0 4:1\n"])
+    reader = read_libsvm(paths, batch_size=1)
+    for order in ([0], [0, 0], [1, 2], [0, 1, 1], []):
+        with pytest.raises(ValueError, match="is no order of 2 files"):
+            reader.in_order(order)
+    next(iter(reader))
+    position = reader.position()
+    assert "order" not in position
+    with pytest.raises(ValueError, match="goes on from a position"):
+        reader.resume(position).in_order([1, 0])
+    with pytest.raises(ValueError, match=r"\[0, 0\] is no order of 2 files"):
+        reader.resume({**position, "order": [0, 0]})
+    with pytest.raises(ValueError, match="is no position"):
+        reader.resume({**position, "order": 7})

@@ -228,6 +228,25 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
     assert {("1", "hour-0"), ("2", "hour-1")} <= set(itertools.pairwise(cells))
 
 
+def test_columns_and_interactions_are_told(tmp_path, capsys):
+    (tmp_path / "t.tsv").write_text("y\ta\tb\tc\n1\tx\tz\t2\n0\ty\tz\t1\n")
+    how = {"label": "y", "categorical": ["a", "b"], "numeric": ["c"], "interactions": ["a", "b", "c"], "sep": "\t"}
+    with LogisticRegression() as model:
+        model.fit(shoal.read_csv(tmp_path / "t.tsv", **how), progress=False).save(tmp_path / "m")
+    cells = read(shoal.report(tmp_path / "m")).texts("td")
+    assert cli.main(["inspect", str(tmp_path / "m")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, value in [
+        ("label", "y"),
+        ("categorical", "a, b"),
+        ("numeric", "c"),
+        ("interactions", "a * b, a * c, b * c"),
+        ("sep", r"'\t'"),
+    ]:
+        assert (name, value) in itertools.pairwise(cells)
+        assert f"    {name:<11} {value}" in lines
+
+
 def test_of_many_passes_the_latest_are_told_and_each_is_a_point(train, tmp_path):
     with LogisticRegression() as model:
         for _ in range(45):

@@ -246,6 +246,34 @@ def test_each_pass_has_another_order_and_the_same_seed_the_same_bits(rng):
     assert results[0][1] != results[2][1]
 
 
+def test_several_files_come_in_another_order_each_pass(tmp_path):
+    paths = [tmp_path / f"{i}.libsvm" for i in range(6)]
+    for i, path in enumerate(paths):
+        path.write_text("".join(f"{j % 2} {100 * i + j}:1\n" for j in range(10)))
+    reader = shoal.read_libsvm(paths, batch_size=10)
+
+    def files(plan, epoch, of=reader):
+        firsts = [batch.keys // 100 for batch in plan.batches(plan.source(of, epoch), epoch)]
+        assert all(len(set(first.tolist())) == 1 for first in firsts)  # a buffer of one batch: files stay together
+        return [int(first[0]) for first in firsts]
+
+    plan = shoal.models.Plan(epochs=3, shuffle=1, seed=5)
+    orders = [files(plan, epoch) for epoch in range(3)]
+    assert all(sorted(order) == list(range(6)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert orders == [files(plan, epoch) for epoch in range(3)]
+    assert orders[0] != files(shoal.models.Plan(shuffle=1, seed=6), 0)
+    assert files(shoal.models.Plan(), 0) == list(range(6))
+    iterator = iter(reader)
+    next(iterator)
+    iterator.close()
+    assert files(plan, 1, reader.resume(reader.position())) == list(range(1, 6))
+    (paths[0]).write_text("1 3:1\nbad\n")
+    with LogisticRegression() as model:
+        model.fit(shoal.read_libsvm(paths, on_error="skip"), epochs=2, shuffle=True, progress=False)
+        assert [(done.metrics.examples, done.skipped) for done in model.history.passes] == [(51, 1), (51, 1)]
+
+
 def test_sorted_data_is_learned_better_when_it_is_shuffled(rng):
     whole = make_batch(rng, 4000)
     ordered = cut(feed.take(whole, np.argsort(whole.labels, kind="stable")), 50)

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -19,6 +20,15 @@ std::atomic<std::size_t> stamp{1};
 
 // Installed when the library is loaded, so that no first use can race with a fork.
 [[maybe_unused]] const int installed = pthread_atfork(nullptr, nullptr, [] { stamp.fetch_add(1); });
+
+// Tells the core that a thread waits in a loop: its twin on the same core gets more of it.
+void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 }  // namespace
 
@@ -66,12 +76,13 @@ class Pool::Crew {
       work_ = &work;
       parts_ = parts;
       next_.store(0, std::memory_order_relaxed);
-      ++job_;
+      job_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
     drain(work, parts);
+    spin([this] { return busy_.load(std::memory_order_acquire) == 0; });
     std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
+    done_.wait(lock, [this] { return busy_.load(std::memory_order_relaxed) == 0; });
     work_ = nullptr;  // under the lock: a worker that wakes late finds no job
     if (failure_ != nullptr) {
       const std::exception_ptr failure = std::exchange(failure_, nullptr);
@@ -102,38 +113,57 @@ class Pool::Crew {
   void serve() {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex_);
+    const auto called = [&] { return stop_ || job_.load(std::memory_order_relaxed) != seen; };
     for (;;) {
-      wake_.wait(lock, [&] { return stop_ || job_ != seen; });
+      wake_.wait(lock, called);
       if (stop_) {
         return;
       }
-      seen = job_;
+      seen = job_.load(std::memory_order_relaxed);
       if (work_ == nullptr) {
         continue;
       }
       const auto& work = *work_;
       const std::size_t parts = parts_;
-      ++busy_;
+      busy_.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
       drain(work, parts);
       lock.lock();
-      if (--busy_ == 0) {
+      if (busy_.fetch_sub(1, std::memory_order_release) == 1) {
         done_.notify_one();
+      }
+      lock.unlock();
+      spin([&] { return job_.load(std::memory_order_acquire) != seen; });
+      lock.lock();
+    }
+  }
+
+  // Waits a little for what is about to happen: a batch is worked on in several runs, one right after the other, and
+  // sleeping and waking between two of them takes as long as many thousand keys.
+  template <class Happened>
+  static void spin(const Happened& happened) noexcept {
+    for (const auto begin = Clock::now(); !happened() && Clock::now() - begin < kSpin;) {
+      for (int i = 0; i < kPauses && !happened(); ++i) {
+        pause();
       }
     }
   }
 
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::microseconds kSpin{25};
+  static constexpr int kPauses = 8;  // between two looks at the clock
+
   const std::size_t stamp_;
   std::atomic_flag
       taken_;  // by the caller whose parts the crew works on; not a mutex, since its own parts may ask too
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all below; the atomic ones are written under it, and read without
   std::condition_variable wake_;
   std::condition_variable done_;
   const std::function<void(std::size_t)>* work_ = nullptr;
   std::size_t parts_ = 0;
   std::atomic<std::size_t> next_{0};
-  std::uint64_t job_ = 0;
-  std::size_t busy_ = 0;
+  std::atomic<std::uint64_t> job_{0};
+  std::atomic<std::size_t> busy_{0};
   bool stop_ = false;
   std::exception_ptr failure_;
   std::vector<std::thread> threads_;

@@ -31,7 +31,7 @@ namespace {
 using Place = std::uint32_t;
 
 constexpr std::size_t kBlock = 512;    // hashes mixed at a time: 4 KiB
-constexpr std::size_t kLeast = 65536;  // keys worth a thread
+constexpr std::size_t kLeast = 16384;  // keys worth a thread
 
 SHOAL_CLONES void mix_block(const std::uint64_t* keys, std::size_t n, std::uint64_t* hashes) noexcept {
   for (std::size_t i = 0; i < n; ++i) {

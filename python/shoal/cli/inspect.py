@@ -33,6 +33,7 @@ def add(commands: Any) -> None:
 def inspect(arguments: argparse.Namespace) -> Answer:
     """Tell what is in a model or a checkpoint, and check every byte of it."""
     from shoal import checkpoint
+    from shoal.data import columns
     from shoal.models import calibration, files
 
     if arguments.top < 0:
@@ -47,6 +48,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         facts |= {
             "kind": described.model,
             "trained_on": described.format,
+            "schema": described.schema,
             "examples": described.examples,
             "bias": described.bias,
             "calibration": described.calibration,
@@ -56,6 +58,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         }
         lines.append(f"{directory}: {described.model}, trained on {described.examples:,} examples")
         lines.append(f"    format      {described.format or 'not told'}")
+        lines += [f"    {name:<11} {value}" for name, value in columns.told(described.schema)]
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
         if described.calibration is not None:
             lines.append(f"    calibrated  {calibration.from_dict(described.calibration)}")

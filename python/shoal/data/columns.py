@@ -145,6 +145,16 @@ class Columns:
         )
 
 
+def told(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tell what was asked of the function that made a reader, as names and values for people."""
+    lines = []
+    for name, value in schema.items():
+        items = value if isinstance(value, list) else [value]
+        texts = [" * ".join(map(str, item)) if isinstance(item, list | tuple) else str(item) for item in items]
+        lines.append((name.replace("_", " "), ", ".join(repr(t) if t.strip() != t or not t else t for t in texts)))
+    return lines
+
+
 def _number(name: Field) -> int:
     return field_of(str(name))
 

@@ -48,6 +48,7 @@ class Settings:
     shards: int = 1
     begin: Place = _BEGINNING
     sizes: tuple[int | None, ...] | None = None  # of the files when the position was taken
+    order: tuple[int, ...] | None = None  # of the files, by their numbers; None: as they were given
 
     def __post_init__(self) -> None:
         if operator.index(self.batch_size) < 1:
@@ -157,7 +158,8 @@ class Reader(ABC):
         sizes = [file.size() for file in self._files]
         self._check_sizes(sizes)
         whole = len(self._files) >= settings.shards  # each file belongs to one shard
-        mine = [i for i in range(len(self._files)) if not whole or i % settings.shards == settings.rank]
+        order = settings.order or range(len(self._files))
+        mine = [i for i in order if not whole or i % settings.shards == settings.rank]
         rank, shards = (0, 1) if whole else (settings.rank, settings.shards)
         total = sum(sizes[i] or 0 for i in mine)
         before = 0.0
@@ -166,7 +168,8 @@ class Reader(ABC):
             share = (sizes[i] or 0) / total if total else 0.0
             shares.append(Share(i, self._files[i], rank, shards, before, share))
             before += share
-        return [share for share in shares if share.number >= settings.begin.file]
+        first = mine.index(settings.begin.file) if self.resumed and settings.begin.file in mine else 0
+        return shares[first:]
 
     def _check_sizes(self, sizes: Sequence[int | None]) -> None:
         for file, size, noted in zip(self._files, sizes, self._settings.sizes or sizes, strict=True):
@@ -217,6 +220,31 @@ class Reader(ABC):
         reader._seen = _Seen(settings.begin, settings.begin.skipped)
         return reader
 
+    def in_order(self, order: Sequence[int]) -> Reader:
+        """Take the files in another order.
+
+        Parameters
+        ----------
+        order : sequence of int
+            The number of each file, from 0 as they were given; each once.
+
+        Returns
+        -------
+        Reader
+            Each shard of it has the files that it would have had, in this order.
+
+        Raises
+        ------
+        ValueError
+            It is no order of the files, or this reader goes on from a position.
+        """
+        if self.resumed:
+            raise ValueError(f"{self!r} goes on from a position, which has an order: take the order before resume()")
+        numbers = tuple(operator.index(number) for number in order)
+        if sorted(numbers) != list(range(len(self._files))):
+            raise ValueError(f"{list(order)} is no order of {len(self._files)} files: pass each of their numbers once")
+        return self._with(replace(self._settings, order=numbers))
+
     def with_names(self, names: FeatureNames | None) -> Reader:
         """Return this reader with other names to fill, or none."""
         return self._with(replace(self._settings, names=names))
@@ -235,6 +263,7 @@ class Reader(ABC):
             "files": [[file.name, file.size()] for file in self._files],
             "shard": [settings.rank, settings.shards],
             "place": list(place),
+            **({} if settings.order is None else {"order": list(settings.order)}),
         }
 
     def resume(self, position: Mapping[str, Any]) -> Reader:
@@ -243,7 +272,7 @@ class Reader(ABC):
         Parameters
         ----------
         position : mapping
-            From `position` of a reader of the same files.
+            From `position` of a reader of the same files. It brings their order along.
 
         Returns
         -------
@@ -266,6 +295,8 @@ class Reader(ABC):
             names, sizes = [name for name, _ in files], tuple(size for _, size in files)
             file, offset, rows, skipped = map(operator.index, place)
             begin = Place(file, offset, rows, skipped)
+            order = position.get("order")
+            order = None if order is None else tuple(operator.index(number) for number in order)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{position!r} is no position: pass what position() returned") from error
         if form != self._name or names != [file.name for file in self._files]:
@@ -275,8 +306,10 @@ class Reader(ABC):
             )
         if min(begin) < 0 or begin.file >= len(names):
             raise ValueError(f"the place {list(begin)} is none in {len(names)} files: pass what position() returned")
+        if order is not None and sorted(order) != list(range(len(names))):
+            raise ValueError(f"{list(order)} is no order of {len(names)} files: pass what position() returned")
         rank, shards = shard
-        return self._with(replace(self._settings, rank=rank, shards=shards, begin=begin, sizes=sizes))
+        return self._with(replace(self._settings, rank=rank, shards=shards, begin=begin, sizes=sizes, order=order))
 
     @property
     def path(self) -> str:
@@ -297,6 +330,11 @@ class Reader(ABC):
     def schema(self) -> dict[str, Any]:
         """What was asked of the function that made the reader, beside the files and how they are read, as JSON."""
         return dict(self._schema)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the passes begin at a position, not at the beginning."""
+        return self._settings.begin != _BEGINNING
 
     @property
     def names(self) -> FeatureNames | None:

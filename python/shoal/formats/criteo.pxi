@@ -62,9 +62,8 @@ cdef inline void put_column(
     Target* out, uint64_t key, int column, const uint8_t* begin, const uint8_t* end
 ) noexcept nogil:
     out.keys[out.nnz] = key
-    if out.fields != NULL:
-        out.fields[out.nnz] = <uint64_t>(column + 1)
-    put_span(out, out.nnz, begin, end)
+    if out.origins:
+        put_origin(out, out.nnz, <uint64_t>(column + 1), begin, end)
     out.nnz += 1
 
 

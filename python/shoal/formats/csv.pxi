@@ -148,13 +148,10 @@ cdef inline int put_cell(
         out.keys[out.nnz] = token_key(columns.seeds[column], cell.begin, cell.size, readable)
     if out.values != NULL:
         out.values[out.nnz] = value
-    if out.fields != NULL:
-        out.fields[out.nnz] = columns.fields[column]
-    # What was unquoted stands elsewhere: then the span is the cell with its quotes.
-    if cell.begin == columns.unquoted:
-        put_span(out, out.nnz, begin, end)
-    else:
-        put_span(out, out.nnz, cell.begin, cell.begin + cell.size)
+    if out.origins:
+        if cell.begin != columns.unquoted:  # what was unquoted stands elsewhere: then it is the cell with its quotes
+            begin, end = cell.begin, cell.begin + cell.size
+        put_origin(out, out.nnz, columns.fields[column], begin, end)
     out.nnz += 1
     return GOOD
 

@@ -63,13 +63,11 @@ cdef inline int read_pairs(
             break
         out.keys[nnz] = key
         out.values[nnz] = value
-        if fielded and out.fields != NULL:
-            out.fields[nnz] = field
-        if out.spans != NULL:
+        if out.origins:
             colon = p
             while colon[0] != 58:
                 colon -= 1
-            put_span(out, nnz, place[0], colon)
+            put_origin(out, nnz, field, place[0], colon)
         nnz += 1
     place[0] = p
     out.nnz = nnz

@@ -94,6 +94,7 @@ cdef struct Target:
     float* values
     uint64_t* fields
     int64_t* spans  # two a feature, counted from the block's first byte
+    bint origins  # whether fields or spans are asked for: one test a feature where neither is
     const uint8_t* block
     int64_t rows  # room
     int64_t room  # for features
@@ -105,8 +106,12 @@ cdef struct Target:
 ctypedef int (*ReadLine)(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil
 
 
-cdef inline void put_span(Target* out, int64_t feature, const uint8_t* begin, const uint8_t* end) noexcept nogil:
-    """Note where the text of a feature stands, if somebody asked."""
+cdef void put_origin(
+    Target* out, int64_t feature, uint64_t field, const uint8_t* begin, const uint8_t* end
+) noexcept nogil:
+    """Note the field of a feature, and where its text stands: what of it is asked for."""
+    if out.fields != NULL:
+        out.fields[feature] = field
     if out.spans != NULL:
         out.spans[2 * feature] = begin - out.block
         out.spans[2 * feature + 1] = end - out.block
@@ -179,6 +184,7 @@ cdef object parse(
         out.weights = out.values = NULL
         out.keys = out.fields = NULL
         out.spans = NULL
+        out.origins = fields is not None or spans is not None
         out.block = &block[0]
         if weights is not None:
             out.weights = &weights[0]

@@ -113,9 +113,11 @@ cdef int vw_line(const uint8_t** place, const uint8_t* end, Target* out, const v
                 return NO_ROOM
             out.keys[out.nnz] = token_key(seed, name, size, end)
             out.values[out.nnz] = value
-            if out.fields != NULL:
-                out.fields[out.nnz] = field
-            put_span(out, out.nnz, name, name + size)
+            if out.origins:
+                name = place[0]
+                while not ends_name(name[0]):
+                    name += 1
+                put_origin(out, out.nnz, field, place[0], name)
             out.nnz += 1
     place[0] = p
     return GOOD

@@ -313,7 +313,7 @@ class Model(ABC):
             Measured after every pass; the result is in ``history.passes``.
         shuffle : bool or int
             Batches in a buffer in which examples change places, another way in each pass; True is 16, False leaves the
-            order as it is. The buffer is held twice.
+            order as it is. The buffer is held twice. Several files of a `Reader` are read in another order each pass.
         negative_rate : float
             Share of the negatives to learn from, above 0 up to 1; each then weighs 1 / rate as much.
         seed : int

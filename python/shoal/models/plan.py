@@ -1,7 +1,7 @@
 """The settings of a fit: how often, in which order and for how long to learn.
 
-A plan makes each pass's batches out of the reader's: some negatives left out, examples shuffled (feed.py). What comes
-out is a function of the data, of the seed and of the number of the pass.
+A plan makes each pass's batches out of the reader's: its files in another order, some negatives left out, examples
+shuffled (feed.py). What comes out is a function of the data, of the seed and of the number of the pass.
 
 Threads: a plan is immutable; the batches of a pass belong to the thread that iterates them.
 """
@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.data import Batch
+import numpy as np
+
+from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
 from shoal.models import feed
 
@@ -47,6 +49,14 @@ class Plan:
             raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
         if self.metric not in ("logloss", "auc"):
             raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc'")
+
+    def source(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
+        """Return what a pass reads, counted from 0: a reader's files in another order each time, if it shuffles."""
+        if not feed.shuffle_buffer(self.shuffle) or not isinstance(reader, Reader) or reader.resumed:
+            return reader
+        files = len(reader.paths)
+        order = np.random.default_rng([self.seed, epoch, 1]).permutation(files)
+        return reader if files == 1 else reader.in_order(order.tolist())
 
     def batches(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
         """Return the batches of one pass, counted from 0."""

@@ -76,7 +76,8 @@ def train(
             if not learning:
                 break
             title = f"pass {epoch + 1}/{plan.epochs}" if plan.epochs > 1 else "train"
-            _one_pass(learning, plan.batches(reader, epoch), reader, title, progress)
+            source = plan.source(reader, epoch)
+            _one_pass(learning, plan.batches(source, epoch), source, title, progress)
             if valid is not None:
                 measured = measure([student.model for student in learning], valid)
                 for student, (metrics, curves) in zip(learning, measured, strict=True):

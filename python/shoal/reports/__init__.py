@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal import checkpoint, models
-from shoal.data import Batch
+from shoal.data import Batch, columns
 from shoal.models import Fit, Model, files
 from shoal.optim import Optimizer
 from shoal.reports.page import Facts, HeldOut, page
@@ -129,6 +129,7 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
         *([("held out while training", fits[-1].valid)] if fits and fits[-1].valid is not None else []),
         *([] if held_out is None else [("held out", f"{held_out.name}, {held_out.metrics.examples:,} examples")]),
         ("format", model.format or "not told"),
+        *columns.told(model.schema),
         ("passes", f"{len(passes):,}"),
         ("examples learned from", f"{model.examples:,}"),
         *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 else []),
