@@ -42,10 +42,11 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds that differ by a litt
 
 def take(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
     """Return the examples ``rows`` of a batch, in that order, with their features and weights."""
-    lengths = np.diff(batch.indptr)[rows]
+    begins = batch.indptr[rows]
+    lengths = batch.indptr[rows + 1] - begins  # of these rows only: a shuffle takes few at a time out of a large batch
     indptr = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=indptr[1:])
-    entries = np.repeat(batch.indptr[rows] - indptr[:-1], lengths)
+    entries = np.repeat(begins - indptr[:-1], lengths)
     entries += np.arange(len(entries))
     return Batch(
         batch.labels[rows],

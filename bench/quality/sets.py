@@ -1,0 +1,186 @@
+"""The data sets: files below SHOAL_DATA into training and test examples.
+
+Every set gives a `Split` of `Examples`, which are the arrays of one `shoal.Batch`: all programs learn from the same
+keys and values. Nothing of the test part reaches a search: `Split.parts` cuts what settings are chosen by from the
+training part, at random, or by time where the split itself is.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import lzma
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import shoal
+
+Floats = npt.NDArray[np.float32]
+
+FEW = 10_000  # training examples, below which a fifth of them is too little to choose settings by
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """Some examples, row by row (CSR); ``values`` None: each is 1."""
+
+    labels: Floats
+    indptr: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64]
+    values: Floats | None
+
+    def __len__(self) -> int:
+        """Count the examples."""
+        return len(self.labels)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Examples:
+        """Return the examples of these numbers, in their order."""
+        lengths = np.diff(self.indptr)[rows]
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(indptr[-1]) + np.repeat(self.indptr[rows] - indptr[:-1], lengths)
+        values = None if self.values is None else self.values[places]
+        return Examples(self.labels[rows], indptr, self.keys[places], values)
+
+    def batches(self, size: int) -> list[shoal.Batch]:
+        """Cut into batches of so many examples, the last one of what is left."""
+        found = []
+        for begin in range(0, len(self), size):
+            indptr = self.indptr[begin : begin + size + 1]
+            place = slice(indptr[0], indptr[-1])
+            values = None if self.values is None else self.values[place]
+            found.append(shoal.Batch(self.labels[begin : begin + size], indptr - indptr[0], self.keys[place], values))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """A data set, cut into what is learned from and what is measured on.
+
+    Attributes
+    ----------
+    train, test : Examples
+    in_time : bool
+        Examples are in the order of time, and the test part comes last.
+    """
+
+    train: Examples
+    test: Examples
+    in_time: bool = False
+
+    def parts(self) -> list[tuple[Examples, Examples]]:
+        """Cut the training part into what to learn from and what to choose settings by: a fifth of it.
+
+        Once, the last fifth in time or a random one; five times, each fifth in its turn, where there are few examples.
+        """
+        n = len(self.train)
+        rows = np.arange(n) if self.in_time else _mixed(n, 2)
+        ends = np.linspace(0, n, 6).round().astype(np.int64)
+        fifths = range(5) if n < FEW and not self.in_time else [4]
+        return [
+            (
+                self.train.take(np.concatenate([rows[: ends[i]], rows[ends[i + 1] :]])),
+                self.train.take(rows[ends[i] : ends[i + 1]]),
+            )
+            for i in fifths
+        ]
+
+
+def _mixed(n: int, seed: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).permutation(n)
+
+
+def _of(reader: shoal.Reader) -> Examples:
+    """Return all that a reader reads."""
+    batches = list(reader)
+    ends = np.cumsum([0] + [batch.nnz for batch in batches])
+    values = [batch.values for batch in batches if batch.values is not None]
+    return Examples(
+        np.concatenate([batch.labels for batch in batches]),
+        np.concatenate([[0], *(batch.indptr[1:] + end for batch, end in zip(batches, ends, strict=False))]),
+        np.concatenate([batch.keys for batch in batches]),
+        np.concatenate(values) if values else None,
+    )
+
+
+def _random_split(all_of_it: Examples, test: int) -> Split:
+    rows = _mixed(len(all_of_it), 1)
+    return Split(train=all_of_it.take(rows[:-test]), test=all_of_it.take(rows[-test:]))
+
+
+def _libsvm(train: str, test: str) -> Callable[[Path], Split]:
+    def load(folder: Path) -> Split:
+        return Split(
+            train=_of(shoal.read_libsvm(folder / "libsvm" / train)),
+            test=_of(shoal.read_libsvm(folder / "libsvm" / test)),
+        )
+
+    return load
+
+
+def _rcv1(folder: Path) -> Split:
+    return Split(
+        train=_of(shoal.read_vw(folder / "libsvm" / "rcv1_small.vw.dat.xz")),
+        test=_of(shoal.read_vw(folder / "libsvm" / "rcv1_small_test.vw.data.xz")),
+    )
+
+
+def _movielens(folder: Path) -> Split:
+    path = folder / "movielens_tags" / "movielenslatest_x1_test.csv.xz"
+    return _random_split(_of(shoal.read_csv(path, label="label", categorical=["user_id", "item_id", "tag_id"])), 20_000)
+
+
+def _flights(folder: Path) -> Examples:
+    """Read what was known of a flight before it departed, and the pairs of columns that tell something together."""
+    kept = ["month", "day", "carrier", "flight", "tailnum", "origin", "dest"]
+    derived = io.StringIO(newline="")
+    out = csv.writer(derived, lineterminator="\n")
+    out.writerow(["late", "weekday", "hour", *kept])
+    with lzma.open(folder / "flights_nyc2017" / "flights_nyc2017.csv.xz", "rt", newline="") as text:
+        for row in csv.DictReader(text):
+            weekday = datetime.date(int(row["year"]), int(row["month"]), int(row["day"])).weekday()
+            late, hour = float(row["arr_delay"]) > 15, int(row["sched_dep_time"]) // 100
+            out.writerow([int(late), weekday, hour, *(row[name] for name in kept)])
+    reader = shoal.read_csv(
+        io.BytesIO(derived.getvalue().encode()),
+        label="late",
+        categorical=["weekday", "hour", *kept],
+        interactions=[("carrier", "flight"), ("origin", "dest"), ("origin", "hour")],
+    )
+    return _of(reader)
+
+
+def _flights_random(folder: Path) -> Split:
+    flights = _flights(folder)
+    return _random_split(flights, len(flights) // 5)
+
+
+def _flights_in_time(folder: Path) -> Split:
+    flights = _flights(folder)
+    rows = np.arange(len(flights))
+    cut = len(rows) - len(rows) // 5
+    return Split(train=flights.take(rows[:cut]), test=flights.take(rows[cut:]), in_time=True)
+
+
+def _attribution(folder: Path) -> Split:
+    def read(part: str) -> Examples:
+        path = folder / "criteo_attribution" / f"small_{part}.parquet"
+        return _of(shoal.read_parquet(path, label="click", categorical=["cat1", "cat4", "cat6", "cat8", "cat9"]))
+
+    return Split(train=read("train"), test=read("valid"))
+
+
+SETS: dict[str, Callable[[Path], Split]] = {
+    "a9a": _libsvm("a9a.xz", "a9a.t.xz"),
+    "ijcnn1": _libsvm("ijcnn1.trn.bz2", "ijcnn1.tst.bz2"),
+    "reuters_moneyfx": _libsvm("reuters_moneyfx.trn.bz2", "reuters_moneyfx.tst.bz2"),
+    "rcv1": _rcv1,
+    "movielens_tags": _movielens,
+    "flights_nyc2017": _flights_random,
+    "flights_nyc2017_in_time": _flights_in_time,
+    "criteo_attribution": _attribution,
+}
