@@ -140,7 +140,7 @@ SECONDS ?= 60
 FUZZ_CHECKS := address,alignment,bool,bounds,integer-divide-by-zero,null,shift,signed-integer-overflow
 fuzz_formats = $(or $(FORMAT),$(notdir $(wildcard tests/fuzz/corpus/*)))
 fuzz_parsers = env LD_PRELOAD="$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so" \
-    ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site $(BIN)/python tests/fuzz/fuzz_parsers.py
+    ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site $(BIN)/python tests/fuzz/fuzz_parsers.py
 
 $(STAMPS)/fuzz: $(PACKAGE) requirements/fuzz.txt $(STAMPS)/dev-tools
 	$(say) 'building shoal for the fuzzer ($(FUZZ))'
@@ -154,7 +154,7 @@ fuzz: $(STAMPS)/fuzz
 	@set -e; for format in $(fuzz_formats); do \
 	    printf '==> fuzzing %s for %s s\n' $$format '$(SECONDS)'; \
 	    mkdir -p $(FUZZ)/found $(FUZZ)/corpus/$$format; \
-	    $(fuzz_parsers) $$format -max_total_time=$(SECONDS) -max_len=600 -len_control=20 \
+	    $(fuzz_parsers) $$format -max_total_time=$(SECONDS) -max_len=600 -len_control=20 -dict=tests/fuzz/words.dict \
 	        -artifact_prefix=$(FUZZ)/found/$$format- $(FUZZ)/corpus/$$format tests/fuzz/corpus/$$format; \
 	done
 

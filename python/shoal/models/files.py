@@ -107,9 +107,9 @@ def save(
     described: ModelFile,
     store: LocalStore,
     tables: list[Table],
-    names: FeatureNames | None,
     *,
     overwrite: bool,
+    names: FeatureNames | None = None,
 ) -> Path:
     """Write a model; see `shoal.models.Model.save`."""
     check_target(directory, overwrite=overwrite)

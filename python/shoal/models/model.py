@@ -629,7 +629,7 @@ class Model(ABC):
             calibration=None if self._calibration is None else self._calibration.to_dict(),
             history=self.history,
         )
-        return files.save(Path(directory), described, self._store, list(self._tables), names, overwrite=overwrite)
+        return files.save(Path(directory), described, self._store, list(self._tables), overwrite=overwrite, names=names)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], *, store: LocalStore | None = None) -> Self:
