@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from shoal.data import read_libsvm, read_vw
+from shoal import FTRL, LogisticRegression
+from shoal.data import read_arrow, read_csv, read_libsvm, read_parquet, read_vw
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,35 @@ def test_a_real_file_of_vowpal_wabbit_has_its_rows_features_and_positive_labels(
     assert sum(map(len, batches)) == rows
     assert sum(batch.nnz for batch in batches) == features
     assert sum(batch.labels.sum() for batch in batches) == positive
+
+
+def test_a_real_table_of_text_has_its_rows_and_a_key_for_each_different_cell(shoal_data):
+    pandas = pytest.importorskip("pandas")
+    path = shoal_data / "movielens_tags" / "movielenslatest_x1_test.csv.xz"
+    if not path.exists():
+        pytest.skip("SHOAL_DATA has no movielens_tags")
+    frame = pandas.read_csv(path)
+    batches = list(read_csv(path, label="label"))
+    assert sum(map(len, batches)) == len(frame) == 200_686
+    assert sum(batch.nnz for batch in batches) == 3 * len(frame)
+    assert sum(batch.labels.sum() for batch in batches) == frame["label"].sum()
+    keys = np.unique(np.concatenate([batch.keys for batch in batches]))
+    assert len(keys) == frame[["user_id", "item_id", "tag_id"]].nunique().sum()
+    again = np.concatenate([batch.keys for batch in read_arrow(frame, label="label")])
+    assert np.array_equal(again, np.concatenate([batch.keys for batch in batches]))
+
+
+def test_a_real_file_of_parquet_has_its_rows_and_a_model_of_it_the_auc_of_the_reference(shoal_data):
+    pytest.importorskip("pyarrow")
+    folder = shoal_data / "criteo_attribution"
+    if not folder.is_dir():
+        pytest.skip("SHOAL_DATA has no criteo_attribution")
+    asked = {"label": "click", "categorical": ["cat1", "cat4", "cat6", "cat8", "cat9"], "batch_size": 256}
+    train, valid = (read_parquet(folder / f"small_{part}.parquet", **asked) for part in ("train", "valid"))
+    with LogisticRegression(FTRL(alpha=0.1)) as model:
+        model.fit(train, progress=False)
+        assert model.examples == 115_382
+        metrics = model.evaluate(valid)
+    assert metrics.examples == 49_770
+    assert metrics.auc > 0.650  # scikit-learn's logistic regression: 0.6511
+    assert metrics.logloss < 0.6205
