@@ -36,6 +36,24 @@ def test_a_batch_is_sorted_unique_and_cut_by_slot(keys, slots, threads):
         assert_is_the_batch_of(store.key_batch(keys), keys, slots)
 
 
+@given(keys=any_keys | few_keys, last=st.integers(0, LAST_KEY) | st.integers(0, 5), threads=st.sampled_from([1, 2]))
+def test_one_key_more_stands_behind_the_others(keys, last, threads):
+    with shoal.local(threads=threads, slots=4) as store:
+        assert_is_the_batch_of(store.key_batch(keys, last=last), [*keys.tolist(), last], 4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("n", [511, 512, 513, 32_767, 32_768, 65_535, 200_000])
+def test_one_key_more_is_the_batch_of_them_all_for_blocks_and_threads_of_any_size(n, threads, rng):
+    keys = rng.integers(0, n, n).astype(np.uint64)
+    with shoal.local(threads=threads) as store:
+        one, all_of_them = store.key_batch(keys, last=7), store.key_batch(np.append(keys, np.uint64(7)))
+        for name in ("hashes", "inverse", "begins"):
+            assert np.array_equal(getattr(one, name), getattr(all_of_them, name))
+        with pytest.raises(TypeError):
+            store.key_batch(keys, last=-1)
+
+
 @pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 4095, 4096, 4097, 100_000])
 @pytest.mark.parametrize("distinct", [1, 1000, 2**64 - 1])
 def test_batches_of_every_size_are_what_numpy_makes_of_them(n, distinct, rng):

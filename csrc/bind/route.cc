@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "bind/array.h"
@@ -15,11 +16,12 @@ namespace shoal::bind {
 
 namespace {
 
-std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots, Workers& workers) {
+std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots, Workers& workers,
+                                     std::optional<std::uint64_t> last) {
   const auto given = in(keys);
   const py::gil_scoped_release nogil;
   return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-    return std::make_unique<KeyBatch>(given, Slots(slots), workers.pool, scratch);
+    return std::make_unique<KeyBatch>(given, Slots(slots), workers.pool, scratch, last);
   });
 }
 
@@ -73,7 +75,8 @@ py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<fl
 
 void add_route(py::module_& module) {
   py::class_<KeyBatch>(module, "KeyBatch")
-      .def(py::init(&make_batch), py::arg("keys").noconvert(), py::arg("slots"), py::arg("workers"))
+      .def(py::init(&make_batch), py::arg("keys").noconvert(), py::arg("slots"), py::arg("workers"),
+           py::arg("last") = py::none())
       .def("__len__", &KeyBatch::size)
       .def_property_readonly("given", &KeyBatch::given)
       .def_property_readonly("slots", [](const KeyBatch& batch) { return batch.slots().count(); })

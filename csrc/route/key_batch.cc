@@ -42,14 +42,18 @@ SHOAL_CLONES void mix_block(const std::uint64_t* keys, std::size_t n, std::uint6
 // Where hashes come from: keys to be mixed, or hashes as they are.
 class Source {
  public:
-  Source(std::span<const std::uint64_t> given, bool mixed) noexcept : given_(given), mixed_(mixed) {}
+  Source(std::span<const std::uint64_t> given, std::optional<std::uint64_t> last, bool mixed) noexcept
+      : given_(given), last_(last), mixed_(mixed) {}
+
+  std::size_t size() const noexcept { return given_.size() + (last_ ? 1 : 0); }
 
   // Calls use(hash, place) for the places from `begin` to `end`.
   template <class Use>
   void each(std::size_t begin, std::size_t end, const Use& use) const noexcept {
     std::uint64_t block[kBlock];
-    for (std::size_t at = begin; at < end; at += kBlock) {
-      const std::size_t n = std::min(kBlock, end - at);
+    const std::size_t stop = std::min(end, given_.size());
+    for (std::size_t at = begin; at < stop; at += kBlock) {
+      const std::size_t n = std::min(kBlock, stop - at);
       const std::uint64_t* hashes = given_.data() + at;
       if (!mixed_) {
         mix_block(hashes, n, block);
@@ -59,10 +63,14 @@ class Source {
         use(hashes[i], static_cast<Place>(at + i));
       }
     }
+    if (stop < end) {
+      use(mixed_ ? *last_ : mix(*last_), static_cast<Place>(stop));
+    }
   }
 
  private:
   std::span<const std::uint64_t> given_;
+  std::optional<std::uint64_t> last_;
   bool mixed_;
 };
 
@@ -151,23 +159,24 @@ std::size_t sort_group(const Pairs& pairs, const Pairs& spare, std::size_t n, un
 
 }  // namespace
 
-KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch)
-    : KeyBatch(keys, false, slots, pool, scratch) {}
+KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch,
+                   std::optional<std::uint64_t> last)
+    : KeyBatch(keys, last, false, slots, pool, scratch) {}
 
 KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch&& scratch)
-    : KeyBatch(keys, false, slots, pool, scratch) {}
+    : KeyBatch(keys, std::nullopt, false, slots, pool, scratch) {}
 
 KeyBatch KeyBatch::of_hashes(std::span<const std::uint64_t> hashes, Slots slots, Pool& pool,
                              KeyBatchScratch& scratch) {
-  return {hashes, true, slots, pool, scratch};
+  return {hashes, std::nullopt, true, slots, pool, scratch};
 }
 
-KeyBatch::KeyBatch(std::span<const std::uint64_t> given, bool mixed, Slots slots, Pool& pool,
-                   KeyBatchScratch& scratch)
+KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint64_t> last, bool mixed,
+                   Slots slots, Pool& pool, KeyBatchScratch& scratch)
     : slots_(slots) {
-  const std::size_t n = given.size();
+  const Source source(given, last, mixed);
+  const std::size_t n = source.size();
   SHOAL_CHECK(n <= kMostKeys, "a batch holds at most 2^32 - 1 keys, got " + std::to_string(n) + ": split it");
-  const Source source(given, mixed);
   const unsigned bits = group_bits(n);
   const std::size_t groups = std::size_t{1} << bits;
   const auto group_of = [bits](std::uint64_t hash) { return bits == 0 ? 0 : hash >> (64U - bits); };

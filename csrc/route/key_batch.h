@@ -30,6 +30,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/buffer.h"
@@ -53,7 +54,9 @@ class KeyBatch {
  public:
   static constexpr std::size_t kMostKeys = 0xffffffffU;
 
-  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch);
+  // `last` is one key more, behind the others: that of a bias, say.
+  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch,
+           std::optional<std::uint64_t> last = {});
   KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch&& scratch = {});
 
   // Of hashes as given instead of mix(keys): what a server has.
@@ -82,8 +85,8 @@ class KeyBatch {
   bool verify() const;
 
  private:
-  KeyBatch(std::span<const std::uint64_t> words, bool mixed, Slots slots, Pool& pool,
-           KeyBatchScratch& scratch);
+  KeyBatch(std::span<const std::uint64_t> words, std::optional<std::uint64_t> last, bool mixed, Slots slots,
+           Pool& pool, KeyBatchScratch& scratch);
 
   Slots slots_;
   std::size_t given_ = 0;

@@ -162,20 +162,22 @@ class LocalStore:
         table = self._tables[spec.name] = Table(spec, shard, self._slots, self._workers, self._gate)
         return table
 
-    def key_batch(self, keys: Keys) -> KeyBatch:
+    def key_batch(self, keys: Keys, *, last: int | None = None) -> KeyBatch:
         """Sort keys once, for pulls and pushes on any table of this store.
 
         Parameters
         ----------
         keys : uint64[n] or int64[n]
             Any order, duplicates allowed.
+        last : int, optional
+            One key more, 0 to 2^64 - 1, behind the others: that of a bias, without copying them all.
 
         Returns
         -------
         KeyBatch
         """
         self._check_open()
-        return KeyBatch(keys, self._slots, self._workers)
+        return KeyBatch(keys, self._slots, self._workers, last)
 
     def save(
         self, directory: str | os.PathLike[str], *, tables: Iterable[str] | None = None, progress: bool = False

@@ -206,8 +206,8 @@ class KeyBatch:
 
     __slots__ = ("_native", "_workers")
 
-    def __init__(self, keys: Keys, slots: int, workers: _core.Workers) -> None:
-        self._native = _core.KeyBatch(as_keys(keys), slots, workers)
+    def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
+        self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
         self._workers = workers
 
     def __len__(self) -> int:

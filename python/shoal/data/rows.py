@@ -1,8 +1,8 @@
 """Rows: blocks of text into batches, whatever the sizes of both.
 
-One set of arrays fills up block after block and grows when it must; a batch is a copy of what is in it, of just the
-right size. So a batch ends at its number of rows and not at a block's end, the large arrays are touched
-again and again, and what is handed out belongs to whom it was given.
+One set of arrays fills up block after block and grows when it must; a batch is a copy of what is in it, or, where they
+are large and nearly full, the arrays themselves. So a batch ends at its number of rows and not at a block's end, and
+what is handed out belongs to whom it was given.
 """
 
 from __future__ import annotations
@@ -105,7 +105,23 @@ class Rows:
         if self.fields is not None and len(self._pairs):
             made = interact(indptr, keys, values, self.fields[:nnz], self._pairs, self._names)
             return Batch(labels, *made, weights)
-        return Batch(labels, indptr.copy(), keys.copy(), None if values is None else values.copy(), weights)
+        indptr = indptr.copy()
+        if self.fields is not None or nnz < _FIRST_KEYS:
+            return Batch(labels, indptr, keys.copy(), None if values is None else values.copy(), weights)
+        return Batch(labels, indptr, *self._given_away(int(nnz)), weights)
+
+    def _given_away(self, nnz: int) -> tuple[NDArray[np.uint64], NDArray[np.float32] | None]:
+        """Hand out keys and values themselves where at most a fifth of them is not used, and go on with fresh ones.
+
+        Batches of one file are about as long: the next ones fit with a little room. The others are copied out.
+        """
+        room = nnz + nnz // 16
+        keys, values = self.keys[:nnz], None if self.values is None else self.values[:nnz]
+        if len(self.keys) > nnz + nnz // 4:
+            keys, values = keys.copy(), None if values is None else values.copy()
+        self.keys = np.empty(room, np.uint64)
+        self.values = None if self.values is None else np.empty(room, np.float32)
+        return keys, values
 
 
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -402,14 +402,16 @@ class Model(ABC):
 
     def sort(self, batch: Batch) -> KeyBatch:
         """Sort the keys of a batch and the bias's."""
-        return self._store.key_batch(self._keys(batch))
+        return self._store.key_batch(batch.keys, last=self._last)
 
     def sort_ahead(self, batch: Batch) -> KeyBatch:
         """Do as `sort` in a thread beside the one that learns."""
-        return KeyBatch(self._keys(batch), self._store.slots, self._sorters)
+        return KeyBatch(batch.keys, self._store.slots, self._sorters, self._last)
 
-    def _keys(self, batch: Batch) -> npt.NDArray[np.uint64]:
-        return np.append(batch.keys, np.uint64(BIAS_KEY)) if self._has_bias else batch.keys
+    @property
+    def _last(self) -> int | None:
+        """The key behind those of a batch."""
+        return BIAS_KEY if self._has_bias else None
 
     def note_format(self, data: object) -> None:
         """Remember the format of what is learned from."""
