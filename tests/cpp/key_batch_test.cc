@@ -56,9 +56,7 @@ void check_batch(const Keys& keys, std::size_t slot_count = 1024, bool mixed = f
     begins[s + 1] += begins[s];
   }
   KeyBatchScratch scratch;
-  for (Pool* pool : pools()) {
-    const KeyBatch batch =
-        mixed ? KeyBatch::of_hashes(keys, slots, *pool, scratch) : KeyBatch(keys, slots, *pool, scratch);
+  const auto check_batch = [&](const KeyBatch& batch) {
     CHECK(batch.verify());
     CHECK(batch.slots() == slots);
     CHECK_EQ(batch.size(), hashes.size());
@@ -71,6 +69,13 @@ void check_batch(const Keys& keys, std::size_t slot_count = 1024, bool mixed = f
     std::vector<std::uint32_t> counted(batch.size());
     batch.counts(counted);
     CHECK(counted == counts);
+  };
+  for (Pool* pool : pools()) {
+    check_batch(mixed ? KeyBatch::of_hashes(keys, slots, *pool, scratch)
+                      : KeyBatch(keys, slots, *pool, scratch));
+    if (!mixed && !keys.empty()) {
+      check_batch(KeyBatch(std::span(keys).first(keys.size() - 1), slots, *pool, scratch, keys.back()));
+    }
   }
 }
 
