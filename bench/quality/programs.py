@@ -24,8 +24,10 @@ import numpy.typing as npt
 
 import shoal
 from quality.search import LEAST, Settings, climb
-from quality.sets import FEW, Examples, Split
+from quality.sets import FEW, Split, batches
+from shoal import Batch
 from shoal.metrics import auc, logloss
+from shoal.models.feed import take
 from shoal.models.plan import Metric
 
 Floats = npt.NDArray[np.float64]
@@ -48,7 +50,7 @@ class Program(Protocol):
     def search(self, split: Split, metric: Metric) -> Found:
         """Find settings without a look at the test part."""
 
-    def margins(self, train: Examples, test: Examples, settings: Settings) -> Floats:
+    def margins(self, train: Batch, test: Batch, settings: Settings) -> Floats:
         """Learn from ``train`` and return the margins of ``test``."""
 
 
@@ -89,7 +91,7 @@ class Shoal:
         def gain(settings: Settings) -> float:
             curves = []  # the gain after each pass, of each part
             for learn, choose in parts:
-                with _fitted(learn, settings, self.PASSES, choose.batches(8192), metric) as model:
+                with _fitted(learn, settings, self.PASSES, batches(choose, 8192), metric) as model:
                     seen = [one.valid for one in model.history.passes if one.valid is not None]
                     curves.append([one.auc if metric == "auc" else -one.logloss for one in seen])
             together = [statistics.fmean(gains) for gains in zip(*curves, strict=False)]  # up to the first that stopped
@@ -101,10 +103,10 @@ class Shoal:
         best, found, climbed = climb(axes, start, gain)
         return Found(settings={**best, "passes": passes[tuple(best.values())]}, gain=found, tried=tried + climbed)
 
-    def _start(self, split: Split, learn: Examples, choose: Examples, metric: Metric) -> tuple[Settings, int]:
+    def _start(self, split: Split, learn: Batch, choose: Batch, metric: Metric) -> tuple[Settings, int]:
         """Return the best of a coarse grid for each order, and how many settings that were."""
         size = 256 if len(learn) > FEW else 16
-        batches, seen = learn.batches(size), choose.batches(8192)
+        told, seen = batches(learn, size), batches(choose, 8192)
         found: list[tuple[float, Settings]] = []
         tried = 0
         for order in _orders(split):
@@ -113,10 +115,10 @@ class Shoal:
                 shoal.LogisticRegressionGrid({"alpha": self.ALPHA[1::2], "l2": self.L2[::3]}, store=store) as grid,
             ):
                 grid.fit(
-                    batches,
+                    told,
                     epochs=8,
                     valid=seen,
-                    shuffle=len(batches) if order == "mixed" else False,
+                    shuffle=len(told) if order == "mixed" else False,
                     patience=2,
                     metric=metric,
                     progress=False,
@@ -127,29 +129,29 @@ class Shoal:
                 tried += len(grid)
         return max(found, key=lambda one: one[0])[1], tried
 
-    def margins(self, train: Examples, test: Examples, settings: Settings) -> Floats:
+    def margins(self, train: Batch, test: Batch, settings: Settings) -> Floats:
         """Learn from all, so many passes."""
         with _fitted(train, settings, settings["passes"]) as model:
-            return model.decision_function(test.batches(8192))
+            return model.decision_function(batches(test, 8192))
 
 
 @contextmanager
 def _fitted(
-    train: Examples,
+    train: Batch,
     settings: Settings,
     passes: int,
-    seen: list[shoal.Batch] | None = None,
+    seen: list[Batch] | None = None,
     metric: Metric = "logloss",
 ) -> Iterator[shoal.LogisticRegression]:
     """Give a model that has learned; from its best pass where there is something to see that by."""
-    batches = train.batches(settings["batch"])
+    told = batches(train, settings["batch"])
     with shoal.local(slots=64, threads=1) as store:
         model = shoal.LogisticRegression(shoal.FTRL(alpha=settings["alpha"], l2=settings["l2"]), store)
         model.fit(
-            batches,
+            told,
             epochs=passes,
             valid=seen,
-            shuffle=len(batches) if settings["order"] == "mixed" else False,
+            shuffle=len(told) if settings["order"] == "mixed" else False,
             patience=None if seen is None else 3,
             min_delta=LEAST / 10,
             metric=metric,
@@ -170,7 +172,7 @@ class ScikitLearn:
         found = climb({"C": self.C}, {"C": 1.0}, _gain(self, split, metric))
         return Found(settings=found[0], gain=found[1], tried=found[2])
 
-    def margins(self, train: Examples, test: Examples, settings: Settings) -> Floats:
+    def margins(self, train: Batch, test: Batch, settings: Settings) -> Floats:
         """Learn to the optimum."""
         from sklearn.linear_model import LogisticRegression
 
@@ -180,7 +182,7 @@ class ScikitLearn:
         return np.asarray(model.decision_function(_matrix(test, columns)))
 
 
-def _matrix(examples: Examples, columns: npt.NDArray[np.uint64]) -> Any:
+def _matrix(examples: Batch, columns: npt.NDArray[np.uint64]) -> Any:
     """Return a matrix of scikit-learn's kind; features without a column are left out."""
     from scipy.sparse import csr_matrix
 
@@ -212,7 +214,7 @@ class VowpalWabbit:
         self._folder.mkdir()
         self._ftrl = ftrl
         self._texts: dict[tuple[int, str], Path] = {}  # by (identity of the examples, order)
-        self._kept: list[Examples] = []  # so that identities stay theirs
+        self._kept: list[Batch] = []  # so that identities stay theirs
 
     def search(self, split: Split, metric: Metric) -> Found:
         """Climb from its own defaults, in each order."""
@@ -233,7 +235,7 @@ class VowpalWabbit:
         best = max(found, key=lambda one: one[1])
         return Found(settings=best[0], gain=best[1], tried=sum(one[2] for one in found))
 
-    def margins(self, train: Examples, test: Examples, settings: Settings) -> Floats:
+    def margins(self, train: Batch, test: Batch, settings: Settings) -> Floats:
         """Write the examples as text, once, learn and predict."""
         import vowpalwabbit
 
@@ -253,17 +255,17 @@ class VowpalWabbit:
         vowpalwabbit.Workspace(f"-t -i {model} -d {asked} -r {raw} --quiet").finish()
         return np.loadtxt(raw, usecols=0, ndmin=1)
 
-    def _text(self, examples: Examples, order: str, columns: npt.NDArray[np.uint64]) -> Path:
+    def _text(self, examples: Batch, order: str, columns: npt.NDArray[np.uint64]) -> Path:
         place = (id(examples), order)
         if place not in self._texts:
             self._kept.append(examples)
             self._texts[place] = self._folder / f"{len(self._texts)}.vw"
             mixed = np.random.default_rng(3).permutation(len(examples))
-            write(self._texts[place], examples.take(mixed) if order == "mixed" else examples, columns)
+            write(self._texts[place], take(examples, mixed) if order == "mixed" else examples, columns)
         return self._texts[place]
 
 
-def write(path: Path, examples: Examples, columns: npt.NDArray[np.uint64]) -> None:
+def write(path: Path, examples: Batch, columns: npt.NDArray[np.uint64]) -> None:
     """Write Vowpal Wabbit's text; features without a column are left out."""
     numbers, known = numbered(examples.keys, columns)
     if examples.values is None:

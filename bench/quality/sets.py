@@ -1,6 +1,6 @@
 """The data sets: files below SHOAL_DATA into training and test examples.
 
-Every set gives a `Split` of `Examples`, which are the arrays of one `shoal.Batch`: all programs learn from the same
+Every set gives a `Split` of one `shoal.Batch` to learn from and one to be measured on: all programs learn from the same
 keys and values. Nothing of the test part reaches a search: `Split.parts` cuts what settings are chosen by from the
 training part, at random, or by time where the split itself is.
 """
@@ -19,42 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 import shoal
-
-Floats = npt.NDArray[np.float32]
+from shoal import Batch
+from shoal.models.feed import joined, take
 
 FEW = 10_000  # training examples, below which a fifth of them is too little to choose settings by
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Examples:
-    """Some examples, row by row (CSR); ``values`` None: each is 1."""
-
-    labels: Floats
-    indptr: npt.NDArray[np.int64]
-    keys: npt.NDArray[np.uint64]
-    values: Floats | None
-
-    def __len__(self) -> int:
-        """Count the examples."""
-        return len(self.labels)
-
-    def take(self, rows: npt.NDArray[np.int64]) -> Examples:
-        """Return the examples of these numbers, in their order."""
-        lengths = np.diff(self.indptr)[rows]
-        indptr = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(indptr[-1]) + np.repeat(self.indptr[rows] - indptr[:-1], lengths)
-        values = None if self.values is None else self.values[places]
-        return Examples(self.labels[rows], indptr, self.keys[places], values)
-
-    def batches(self, size: int) -> list[shoal.Batch]:
-        """Cut into batches of so many examples, the last one of what is left."""
-        found = []
-        for begin in range(0, len(self), size):
-            indptr = self.indptr[begin : begin + size + 1]
-            place = slice(indptr[0], indptr[-1])
-            values = None if self.values is None else self.values[place]
-            found.append(shoal.Batch(self.labels[begin : begin + size], indptr - indptr[0], self.keys[place], values))
-        return found
+def batches(examples: Batch, size: int) -> list[Batch]:
+    """Cut into batches of so many examples, the last one of what is left."""
+    rows = np.arange(len(examples))
+    return [take(examples, rows[begin : begin + size]) for begin in range(0, len(rows), size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,16 +37,16 @@ class Split:
 
     Attributes
     ----------
-    train, test : Examples
+    train, test : Batch
     in_time : bool
         Examples are in the order of time, and the test part comes last.
     """
 
-    train: Examples
-    test: Examples
+    train: Batch
+    test: Batch
     in_time: bool = False
 
-    def parts(self) -> list[tuple[Examples, Examples]]:
+    def parts(self) -> list[tuple[Batch, Batch]]:
         """Cut the training part into what to learn from and what to choose settings by: a fifth of it.
 
         Once, the last fifth in time or a random one; five times, each fifth in its turn, where there are few examples.
@@ -83,8 +57,8 @@ class Split:
         fifths = range(5) if n < FEW and not self.in_time else [4]
         return [
             (
-                self.train.take(np.concatenate([rows[: ends[i]], rows[ends[i + 1] :]])),
-                self.train.take(rows[ends[i] : ends[i + 1]]),
+                take(self.train, np.concatenate([rows[: ends[i]], rows[ends[i + 1] :]])),
+                take(self.train, rows[ends[i] : ends[i + 1]]),
             )
             for i in fifths
         ]
@@ -94,22 +68,13 @@ def _mixed(n: int, seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(n)
 
 
-def _of(reader: shoal.Reader) -> Examples:
-    """Return all that a reader reads."""
-    batches = list(reader)
-    ends = np.cumsum([0] + [batch.nnz for batch in batches])
-    values = [batch.values for batch in batches if batch.values is not None]
-    return Examples(
-        np.concatenate([batch.labels for batch in batches]),
-        np.concatenate([[0], *(batch.indptr[1:] + end for batch, end in zip(batches, ends, strict=False))]),
-        np.concatenate([batch.keys for batch in batches]),
-        np.concatenate(values) if values else None,
-    )
+def _of(reader: shoal.Reader) -> Batch:
+    return joined(list(reader))
 
 
-def _random_split(all_of_it: Examples, test: int) -> Split:
+def _random_split(all_of_it: Batch, test: int) -> Split:
     rows = _mixed(len(all_of_it), 1)
-    return Split(train=all_of_it.take(rows[:-test]), test=all_of_it.take(rows[-test:]))
+    return Split(train=take(all_of_it, rows[:-test]), test=take(all_of_it, rows[-test:]))
 
 
 def _libsvm(train: str, test: str) -> Callable[[Path], Split]:
@@ -134,7 +99,7 @@ def _movielens(folder: Path) -> Split:
     return _random_split(_of(shoal.read_csv(path, label="label", categorical=["user_id", "item_id", "tag_id"])), 20_000)
 
 
-def _flights(folder: Path) -> Examples:
+def _flights(folder: Path) -> Batch:
     """Read what was known of a flight before it departed, and the pairs of columns that tell something together."""
     kept = ["month", "day", "carrier", "flight", "tailnum", "origin", "dest"]
     derived = io.StringIO(newline="")
@@ -163,11 +128,11 @@ def _flights_in_time(folder: Path) -> Split:
     flights = _flights(folder)
     rows = np.arange(len(flights))
     cut = len(rows) - len(rows) // 5
-    return Split(train=flights.take(rows[:cut]), test=flights.take(rows[cut:]), in_time=True)
+    return Split(train=take(flights, rows[:cut]), test=take(flights, rows[cut:]), in_time=True)
 
 
 def _attribution(folder: Path) -> Split:
-    def read(part: str) -> Examples:
+    def read(part: str) -> Batch:
         path = folder / "criteo_attribution" / f"small_{part}.parquet"
         return _of(shoal.read_parquet(path, label="click", categorical=["cat1", "cat4", "cat6", "cat8", "cat9"]))
 
