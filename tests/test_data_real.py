@@ -74,9 +74,9 @@ def test_a_real_file_of_parquet_has_its_rows_and_a_model_of_it_the_auc_of_the_re
     asked = {"label": "click", "categorical": ["cat1", "cat4", "cat6", "cat8", "cat9"], "batch_size": 256}
     train, valid = (read_parquet(folder / f"small_{part}.parquet", **asked) for part in ("train", "valid"))
     with LogisticRegression(FTRL(alpha=0.1)) as model:
-        model.fit(train, progress=False)
-        assert model.examples == 115_382
+        model.fit(train, epochs=10, shuffle=True, progress=False)
+        assert model.examples == 10 * 115_382
         metrics = model.evaluate(valid)
     assert metrics.examples == 49_770
-    assert metrics.auc > 0.650  # scikit-learn's logistic regression: 0.6511
-    assert metrics.logloss < 0.6205
+    assert metrics.auc > 0.6511 - 0.001  # scikit-learn's logistic regression
+    assert metrics.logloss < 0.6192 + 0.001

@@ -103,7 +103,7 @@ def test_a_map_that_cannot_be_read_is_corruption(tmp_path):
     with fitted() as model:
         model.save(tmp_path / "ctr")
         described = msgspec.structs.replace(files.read(tmp_path / "ctr"), calibration={"kind": "platt"})
-        files.save(tmp_path / "other", described, model.store, [model.table], None, overwrite=False)
+        files.save(tmp_path / "other", described, model.store, [model.table], overwrite=False)
     with pytest.raises(shoal.CorruptionError, match="platt"):
         shoal.LogisticRegression.load(tmp_path / "other")
 
