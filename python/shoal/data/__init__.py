@@ -4,6 +4,19 @@
          -> fill.fill (one Cython call a block, or a pool of them) -> Batch
          -> ahead.Ahead (all of that in one background thread) -> Reader (what a user iterates)
 
+What is where:
+    batch.py, pieces.py      a batch; batches cut and put together
+    readers.py               the functions that users call; the only place that knows all formats
+    reader.py                what all readers do: shards, positions, progress
+    text.py, fill.py         files of lines: the reader, and blocks into batches
+    rows.py                  arrays that are being filled, and what a format is
+    csv.py, columns.py       named columns, and the header of CSV
+    arrow.py                 Parquet and Arrow streams
+    criteo.py                the buckets of Criteo's integers
+    files.py, source.py, unpack.py    where bytes come from; lines out of them; decompression
+    hashing.py, interactions.py       keys of text and of pairs
+    names.py, collisions.py           what keys stood for; which features share one
+
 The formats, the hash and the rules of sharding are in ``docs/readers.md``.
 """
 

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.data.batch import Batch
 
@@ -95,21 +96,22 @@ def rows_of(batch: Batch, begin: int, end: int) -> Batch:
 
 
 def joined(pieces: Sequence[Batch]) -> Batch:
-    """Put pieces together in arrays of their own; weights that are all 1 are left out."""
-    offsets = np.cumsum([0, *(piece.nnz for piece in pieces[:-1])])
-    values = [piece.values for piece in pieces if piece.values is not None]
-    weights = None
-    if any(piece.weights is not None for piece in pieces):
-        weights = np.concatenate(
-            [np.ones(len(piece), np.float32) if piece.weights is None else piece.weights for piece in pieces]
-        )
-        weights = None if np.all(weights == 1) else weights
+    """Put batches together in arrays of their own; weights that are all 1 are left out."""
+    ends = np.cumsum([0, *(piece.nnz for piece in pieces)])
+    indptr = [piece.indptr[1:] + end for piece, end in zip(pieces, ends[:-1], strict=True)]
+    weights = joined_or_none([piece.weights for piece in pieces], [len(piece) for piece in pieces])
     return Batch(
         np.concatenate([piece.labels for piece in pieces]),
-        np.concatenate(
-            [np.zeros(1, np.int64), *(piece.indptr[1:] + at for piece, at in zip(pieces, offsets, strict=True))]
-        ),
+        np.concatenate([np.zeros(1, np.int64), *indptr]),
         np.concatenate([piece.keys for piece in pieces]),
-        np.concatenate(values) if values else None,
-        weights,
+        joined_or_none([piece.values for piece in pieces], [piece.nnz for piece in pieces]),
+        None if weights is None or np.all(weights == 1) else weights,
     )
+
+
+def joined_or_none(arrays: Sequence[NDArray[np.float32] | None], lengths: Sequence[int]) -> NDArray[np.float32] | None:
+    """Join arrays, of which None stands for so many ones; None if all do."""
+    if all(array is None for array in arrays):
+        return None
+    given = [np.ones(n, np.float32) if array is None else array for array, n in zip(arrays, lengths, strict=True)]
+    return np.concatenate(given)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data import Batch
-from shoal.data.pieces import rows_of
+from shoal.data.pieces import joined, rows_of
 from shoal.table import KeyBatch, mix
 
 # Batches in the buffer of a shuffle that was asked for by True.
@@ -62,27 +62,6 @@ def take(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
         None if batch.values is None else batch.values[entries],
         None if batch.weights is None else batch.weights[rows],
     )
-
-
-def joined(batches: list[Batch]) -> Batch:
-    """Return all examples of some batches as one batch."""
-    ends = np.cumsum([0, *(batch.nnz for batch in batches)])
-    indptr = [batch.indptr[1:] + end for batch, end in zip(batches, ends[:-1], strict=True)]
-    return Batch(
-        np.concatenate([batch.labels for batch in batches]),
-        np.concatenate([np.zeros(1, np.int64), *indptr]),
-        np.concatenate([batch.keys for batch in batches]),
-        joined_or_none([batch.values for batch in batches], [batch.nnz for batch in batches]),
-        joined_or_none([batch.weights for batch in batches], [len(batch) for batch in batches]),
-    )
-
-
-def joined_or_none(arrays: list[npt.NDArray[np.float32] | None], lengths: list[int]) -> npt.NDArray[np.float32] | None:
-    """Join arrays, of which None stands for so many ones; None if all do."""
-    if all(array is None for array in arrays):
-        return None
-    given = [np.ones(n, np.float32) if array is None else array for array, n in zip(arrays, lengths, strict=True)]
-    return np.concatenate(given)
 
 
 @dataclass(frozen=True, slots=True)

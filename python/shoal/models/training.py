@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from shoal import checkpoint
 from shoal.data import Batch
+from shoal.data.pieces import joined_or_none
 from shoal.metrics import Accumulator, Curves, Metrics, measure_with_curves
 from shoal.models import feed
 from shoal.models.history import Fit, Pass
@@ -252,7 +253,7 @@ def predictions(
     empty = np.empty(0)
     return (
         np.concatenate([np.empty(0, np.float32), *labels]),
-        feed.joined_or_none(weights, [len(some) for some in labels]),
+        joined_or_none(weights, [len(some) for some in labels]),
         [np.concatenate([empty, *found]) for found in margins],
     )
 
