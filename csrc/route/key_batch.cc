@@ -51,20 +51,20 @@ class Source {
   template <class Use>
   void each(std::size_t begin, std::size_t end, const Use& use) const noexcept {
     std::uint64_t block[kBlock];
-    const std::size_t stop = std::min(end, given_.size());
-    for (std::size_t at = begin; at < stop; at += kBlock) {
-      const std::size_t n = std::min(kBlock, stop - at);
+    for (std::size_t at = begin; at < end; at += kBlock) {
+      const std::size_t n = std::min(kBlock, end - at);
       const std::uint64_t* hashes = given_.data() + at;
       if (!mixed_) {
-        mix_block(hashes, n, block);
+        const std::size_t keys = std::min(n, given_.size() - at);
+        mix_block(hashes, keys, block);
+        if (keys != n) {
+          block[keys] = mix(*last_);
+        }
         hashes = block;
       }
       for (std::size_t i = 0; i < n; ++i) {
         use(hashes[i], static_cast<Place>(at + i));
       }
-    }
-    if (stop < end) {
-      use(mixed_ ? *last_ : mix(*last_), static_cast<Place>(stop));
     }
   }
 
