@@ -45,7 +45,7 @@ from libc.float cimport FLT_MAX
 from libc.string cimport memchr, memcmp, memcpy, memset
 from libcpp.vector cimport vector
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 
 include "formats/scan.pxi"

@@ -23,6 +23,7 @@ from shoal import _reader
 from shoal.data.batch import Batch
 from shoal.data.columns import CATEGORICAL, NUMERIC, PASSED_OVER, Columns
 from shoal.data.files import File, Opened
+from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames, decoded
 from shoal.data.pieces import Part, Parts, Pieces, Place, rows_of
@@ -30,7 +31,6 @@ from shoal.data.reader import Reader, Settings, Share
 from shoal.errors import CorruptionError
 
 _ROWS = 1 << 14  # of a record batch that is asked for
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def pyarrow() -> Any:
@@ -195,7 +195,7 @@ def _featured(table: Any, kinds: Mapping[str, int], columns: Columns, named: Fea
     for i, name in enumerate(features):
         if kinds[name] == NUMERIC:
             numbers = _numbers(table.column(name), name)
-            keys[:, i] = _hashed([""], int(fields[i]))[0]
+            keys[:, i] = hash_strings([""], int(fields[i]))[0]
             there[:, i] = ~np.isnan(numbers)
             assert values is not None
             values[:, i] = numbers
@@ -266,18 +266,12 @@ def _spell(name: str, text: memoryview | bytes, begin: int, end: int, field: int
     return f"{name}={decoded(text[begin:end])}"
 
 
-def _hashed(tokens: list[str], field: int) -> NDArray[np.uint64]:
-    keys = np.empty(len(tokens), np.uint64)
-    _reader.hash_tokens(tokens, field, keys)
-    return keys
-
-
 def _labels(column: Any, columns: Columns) -> NDArray[np.float32]:
     name = columns.label
     _complete(column, name)
     if columns.positive is not None:
         keys, _ = _tokens(column, 0, name)
-        equal: NDArray[np.bool_] = keys == _hashed([columns.positive], 0)[0]
+        equal: NDArray[np.bool_] = keys == hash_strings([columns.positive])[0]
         return equal.astype(np.float32)
     numbers = _numbers(column, name)
     if len(bad := np.flatnonzero(~np.isin(numbers, (-1, 0, 1)))):

@@ -194,7 +194,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     cdef vector[uint64_t] seeds
     cdef vector[Text] empties
     cdef uint8_t[256] first
-    cdef vector[uint8_t] unquoted
+    cdef bytes unquoted
     cdef Text truth
     cdef CsvColumns known
     cdef size_t i
@@ -220,10 +220,11 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     if positive is not None:
         truth.begin, truth.size = <const uint8_t*>PyBytes_AS_STRING(positive), <size_t>PyBytes_GET_SIZE(positive)
         known.positive = &truth
-    unquoted.resize(<size_t>block.shape[0])
+    # Not set, since a small batch asks for it again and hardly ever touches it.
+    unquoted = PyBytes_FromStringAndSize(NULL, block.shape[0])
     known.count = <size_t>kinds.shape[0]
     known.kinds, known.fields, known.seeds = &kinds[0], &fields[0], seeds.data()
     known.separator = columns.separator
     known.missing, known.missing_count, known.missing_first = empties.data(), empties.size(), first
-    known.unquoted = unquoted.data()
+    known.unquoted = <uint8_t*>PyBytes_AS_STRING(unquoted)
     return parse(block, start, arrays, skip, csv_line, &known)
