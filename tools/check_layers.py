@@ -20,7 +20,8 @@ CSRC = {
     "optim": "base",
     "table": "base",
     "store": "base route optim table",
-    "bind": "base route kernel optim table store",
+    "net": "base route optim table store",
+    "bind": "base route kernel optim table store net",
 }
 
 PYTHON = {
@@ -35,6 +36,9 @@ PYTHON = {
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
     "store": "_core errors optim gate table sealed checkpoint",
+    "consistency": "errors",
+    "rpc": "_core errors consistency table",
+    "cluster": "_core errors consistency optim gate table sealed checkpoint store rpc data",
     "models": "_core errors optim table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
