@@ -28,6 +28,7 @@ PYTHON = {
     "_core": "",
     "_reader": "",
     "errors": "_core",
+    "consistency": "",
     "optim": "_core errors",
     "metrics": "_core errors",
     "data": "_core _reader errors sealed",
@@ -35,8 +36,7 @@ PYTHON = {
     "table": "_core errors optim gate",
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
-    "store": "_core errors optim gate table sealed checkpoint",
-    "consistency": "errors",
+    "store": "_core errors consistency optim gate table sealed checkpoint",
     "rpc": "_core errors consistency table",
     "cluster": "_core errors consistency optim gate table sealed checkpoint store rpc data",
     "models": "_core errors optim table sealed checkpoint store data metrics",
@@ -45,17 +45,17 @@ PYTHON = {
     "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports",
     "__main__": "cli",
-    "__init__": "_core errors optim table sealed checkpoint store data metrics models reports",
+    "__init__": "_core errors consistency optim table sealed checkpoint store data metrics models reports",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.
 READER_HEADERS = "base"
 
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
-LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch"}
+LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch", "zmq"}
 
 # Modules that are there for an optional library, which they import at once; no other module may import them.
-FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}}
+FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}, "rpc": {"zmq"}, "cluster": {"zmq"}}
 
 # What only one place may do, as it looks in C++.
 ONLY_IN = [

@@ -13,6 +13,7 @@ Examples
 2
 """
 
+from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
     Batch,
     FeatureNames,
@@ -26,7 +27,17 @@ from shoal.data import (
     read_parquet,
     read_vw,
 )
-from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
+from shoal.errors import (
+    ClosedError,
+    CorruptionError,
+    DeadlineExceeded,
+    Fenced,
+    NotConnected,
+    ProtocolError,
+    ServerLost,
+    ShoalError,
+    WrongProcess,
+)
 from shoal.metrics import Metrics
 from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
@@ -50,8 +61,11 @@ from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unm
 __version__ = "0.1.0"
 
 __all__ = [
+    "ASP",
+    "BSP",
     "FTRL",
     "SGD",
+    "SSP",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -59,8 +73,10 @@ __all__ = [
     "ClosedError",
     "Constant",
     "CorruptionError",
+    "DeadlineExceeded",
     "FactorizationMachine",
     "FeatureNames",
+    "Fenced",
     "GroupFTRL",
     "Handle",
     "KeyBatch",
@@ -70,8 +86,11 @@ __all__ = [
     "Metrics",
     "Momentum",
     "Normal",
+    "NotConnected",
+    "ProtocolError",
     "Reader",
     "RowWiseAdagrad",
+    "ServerLost",
     "ShoalError",
     "Table",
     "TableSpec",
