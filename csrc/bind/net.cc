@@ -51,26 +51,28 @@ std::size_t total(std::span<const wire::Frame> frames) {
 py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8_t status, bool reply,
                         std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
                         std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
-                        std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job) {
+                        std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
+                        std::uint8_t part) {
   std::vector<Borrowed> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle part : payload) {
     frames.push_back(borrowed.emplace_back(part).bytes());
   }
-  wire::Header header{.op = wire::Op{op},
-                      .status = wire::Status{status},
-                      .dtype = wire::Dtype{dtype},
-                      .flags = reply ? wire::kReply : std::uint16_t{0},
-                      .dim = dim,
-                      .table = table,
-                      .worker = worker,
-                      .incarnation = incarnation,
-                      .sequence = sequence,
-                      .epoch = epoch,
-                      .clock = clock,
-                      .count = count,
-                      .aux = aux,
-                      .job = job};
+  wire::Header header{
+      .op = wire::Op{op},
+      .status = wire::Status{status},
+      .dtype = wire::Dtype{dtype},
+      .flags = static_cast<std::uint16_t>((reply ? wire::kReply : 0U) | (unsigned{part} << wire::kPartShift)),
+      .dim = dim,
+      .table = table,
+      .worker = worker,
+      .incarnation = incarnation,
+      .sequence = sequence,
+      .epoch = epoch,
+      .clock = clock,
+      .count = count,
+      .aux = aux,
+      .job = job};
   std::array<std::byte, sizeof(wire::Header)> out;
   if (total(frames) >= kLarge) {
     const py::gil_scoped_release nogil;
@@ -190,6 +192,7 @@ void add_wire(py::module_& module) {
       .def_property_readonly("status", number_of<&Header::status>())
       .def_property_readonly("reply",
                              [](const Message& message) { return message.decoded.header.is_reply(); })
+      .def_property_readonly("part", [](const Message& message) { return message.decoded.header.part(); })
       .def_property_readonly("dtype", number_of<&Header::dtype>())
       .def_property_readonly("dim", header_field<&Header::dim>())
       .def_property_readonly("table", header_field<&Header::table>())
@@ -216,7 +219,7 @@ void add_wire(py::module_& module) {
              py::arg("status") = 0, py::arg("reply") = false, py::arg("dtype") = 0, py::arg("dim") = 0,
              py::arg("table") = 0, py::arg("worker") = wire::kNobody, py::arg("incarnation") = 0,
              py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
-             py::arg("aux") = 0, py::arg("job") = 0);
+             py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0);
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
              py::arg("payload_bytes") = std::uint64_t{1} << 30U);
 }

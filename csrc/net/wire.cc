@@ -173,8 +173,9 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
   if (read.op > kLastOp || (read.op == Op::kNone && !read.is_reply())) {
     return wrong(fault, kBad, "there is no op %u", static_cast<unsigned>(read.op));
   }
-  if ((read.flags & ~kReply) != 0) {
-    return wrong(fault, kBad, "flags %04x: version 1 knows only 0001", static_cast<unsigned>(read.flags));
+  if ((read.flags & ((1U << kPartShift) - 1U) & ~unsigned{kFlags}) != 0) {
+    return wrong(fault, kBad, "flags %04x: of the lower eight, version 1 knows only bit 0",
+                 static_cast<unsigned>(read.flags));
   }
   if (read.is_reply() != limits.replies) {
     return wrong(fault, kBad, "%s where %s are taken", read.is_reply() ? "a reply" : "a request",

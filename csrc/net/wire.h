@@ -32,8 +32,10 @@ using Frame = std::span<const std::byte>;
 
 inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
 inline constexpr std::uint8_t kVersion = 1;
-inline constexpr std::uint16_t kReply = 1U << 0U;
-inline constexpr std::size_t kMostFrames = 2;  // beside the header
+inline constexpr std::uint16_t kReply = 1U << 0U;  // flags: bit 0
+inline constexpr std::uint16_t kFlags = kReply;    // those there are
+inline constexpr unsigned kPartShift = 8;          // bits 8 to 15: the client's number of a part of a call
+inline constexpr std::size_t kMostFrames = 2;      // beside the header
 inline constexpr std::size_t kMostDim = 4096;
 // Who is no worker: a tool, a server that reads another's rows.
 inline constexpr std::uint32_t kNobody = 0xffffffffU;
@@ -106,6 +108,7 @@ struct Header {
   std::uint32_t header_crc = 0;
 
   bool is_reply() const noexcept { return (flags & kReply) != 0; }
+  std::uint8_t part() const noexcept { return static_cast<std::uint8_t>(flags >> kPartShift); }
 };
 static_assert(sizeof(Header) == 64 && alignof(Header) == 8);
 static_assert(offsetof(Header, version) == 4 && offsetof(Header, op) == 5 && offsetof(Header, status) == 6 &&
