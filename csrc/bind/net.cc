@@ -55,8 +55,8 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
                         std::uint8_t part) {
   std::vector<Borrowed> borrowed;
   std::vector<wire::Frame> frames;
-  for (const py::handle part : payload) {
-    frames.push_back(borrowed.emplace_back(part).bytes());
+  for (const py::handle buffer : payload) {
+    frames.push_back(borrowed.emplace_back(buffer).bytes());
   }
   wire::Header header{
       .op = wire::Op{op},
