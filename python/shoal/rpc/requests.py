@@ -22,7 +22,7 @@ Invariants
         alone, and parts that are sent again. A part that is parked, or was told to come again, is not on the wire.
     I3  Parts leave for an endpoint in the order in which they were submitted; only repetitions overtake.
     I4  A settled call is never written to: an answer that comes late finds nobody.
-    I5  Every call that is not settled has a time at which `on_time` does something about it, its deadline at the latest.
+    I5  Every call that is not settled has a time at which `on_time` does something about it: its deadline, at last.
 
 Threads: one at a time; the owner locks. Arrays are sliced, not copied: whoever submits leaves them as they are until
 the call is settled.
@@ -34,7 +34,7 @@ import math
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias
 
@@ -110,50 +110,41 @@ class Worker:
     job: int
 
 
+@dataclass(slots=True, eq=False)
 class _Part:
     """One message of a call."""
 
-    __slots__ = (
-        "address", "begin", "bytes", "call", "charged", "due", "end", "end_slot", "first_slot", "key", "last", "message",
-        "number", "pauses", "sent", "sequence", "serial", "server", "tries",
-    )  # fmt: skip
-
-    def __init__(
-        self, call: Call, endpoint: Endpoint, first_slot: int, end_slot: int, begin: int, end: int
-    ) -> None:
-        self.call = call
-        self.address = endpoint.address
-        self.server = endpoint.server
-        self.first_slot = first_slot
-        self.end_slot = end_slot
-        self.begin = begin  # of the call's hashes
-        self.end = end
-        self.sequence = 0
-        self.number = 0
-        self.key = (endpoint.address, 0, 0)
-        self.serial = 0  # in the order of submission
-        self.last = Status.OK  # of the last reply that did not settle it
-        self.message: Frames | None = None  # made when it is first sent
-        self.bytes = 0  # of request and answer
-        self.charged = False
-        self.sent = math.nan
-        self.due = math.nan
-        self.tries = 0
-        self.pauses = 0
+    call: Call
+    address: str
+    server: int
+    first_slot: int
+    end_slot: int
+    begin: int  # of the call's hashes
+    end: int
+    sequence: int = 0
+    number: int = 0
+    key: tuple[str, int, int] = ("", 0, 0)
+    serial: int = 0  # in the order of submission
+    message: Frames | None = None  # made when it is first sent
+    bytes: int = 0  # of request and answer
+    charged: bool = False
+    last: Status = Status.OK  # of the last reply that did not settle it
+    sent: float = math.nan
+    due: float = math.nan
+    tries: int = 0
+    pauses: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Peer:
     """What is known of one endpoint."""
 
-    __slots__ = ("address", "asked", "bytes", "heard", "queue", "server")
-
-    def __init__(self, address: str, server: int) -> None:
-        self.address = address
-        self.server = server
-        self.queue: deque[_Part] = deque()
-        self.bytes = 0  # on the wire
-        self.asked = math.nan  # first
-        self.heard = math.nan  # last
+    address: str
+    server: int
+    queue: deque[_Part] = field(default_factory=deque)
+    bytes: int = 0  # on the wire
+    asked: float = math.nan  # first
+    heard: float = math.nan  # last
 
     def silence(self, now: float) -> str:
         if self.heard == self.heard:
@@ -163,6 +154,7 @@ class _Peer:
         return "never asked, for others were before this"
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One request of the user.
 
@@ -179,36 +171,32 @@ class Call:
         (rows, bytes); stats and reduce one array for each endpoint, in slot order; others None.
     """
 
-    __slots__ = (
-        "_dtype", "_fields", "_frames", "_numbers", "_order", "_parts", "_refused", "_total", "begins", "clock",
-        "deadline", "done", "error", "hashes", "on_done", "op", "out", "result", "sequence", "slot", "started", "table", "tables", "values",
-    )  # fmt: skip
-
-    def __init__(self, op: int, table: int, clock: int, now: float, deadline: float) -> None:
-        self.op = op
-        self.table = table
-        self.clock = clock
-        self.started = now
-        self.deadline = deadline
-        self.sequence = 0
-        self.done = False
-        self.error: ShoalError | None = None
-        self.result: Any = None
-        self.on_done: Callable[[Call], None] | None = None
-        self.hashes: Hashes | None = None
-        self.begins: npt.NDArray[np.uint64] | None = None
-        self.values: npt.NDArray[Any] | None = None
-        self.out: npt.NDArray[Any] | None = None
-        self.slot: int | None = None
-        self.tables: npt.NDArray[np.uint32] | None = None
-        self._dtype = Dtype.NONE
-        self._fields: dict[str, int] = {}  # dim, aux, count
-        self._frames: Frames = []
-        self._parts: dict[_Part, None] = {}  # queued or sent, not answered
-        self._refused = 0  # runs of slots that wait for a map
-        self._numbers: dict[str, int] = {}  # address -> number of its next part
-        self._order: dict[int, tuple[str, Any]] = {}  # first slot -> who answered what: calls that ask every endpoint
-        self._total = 0
+    op: int
+    table: int
+    clock: int
+    started: float
+    deadline: float
+    sequence: int = 0
+    done: bool = False
+    error: ShoalError | None = None
+    result: Any = None
+    on_done: Callable[[Call], None] | None = None
+    hashes: Hashes | None = None
+    begins: npt.NDArray[np.uint64] | None = None
+    values: npt.NDArray[Any] | None = None
+    out: npt.NDArray[Any] | None = None
+    slot: int | None = None
+    tables: npt.NDArray[np.uint32] | None = None
+    dtype: int = Dtype.NONE
+    dim: int = 0
+    aux: int = 0
+    count: int = 0
+    payload: Frames = field(default_factory=list)
+    _parts: dict[_Part, None] = field(default_factory=dict)  # queued or sent, not answered
+    _refused: int = 0  # runs of slots that wait for a map
+    _numbers: dict[str, int] = field(default_factory=dict)  # address -> number of its next part
+    _order: dict[int, tuple[str, Any]] = field(default_factory=dict)  # first slot -> who answered what, where all do
+    _total: int = 0
 
     def get(self) -> Any:
         """Return the result of a settled call, or raise its error."""
@@ -219,7 +207,8 @@ class Call:
     @property
     def name(self) -> str:
         """What it is, in a message to the user."""
-        return f"{Op(self.op).name.lower()} of table {self.table} at clock {self.clock}"
+        what = f" of table {self.table}" if self.op != Op.TICK else ""
+        return f"{Op(self.op).name.lower().replace('_', ' ')}{what} at clock {self.clock}"
 
 
 class Requests:
@@ -319,26 +308,25 @@ class Requests:
         call = Call(op, table, clock, now, deadline)
         call.on_done = on_done
         call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
-        call._fields = {"dim": dim, "aux": aux, "count": count}
-        call._frames = list(payload)
+        call.dim, call.aux, call.count, call.payload = dim, aux, count, list(payload)
         if op in _KEYED:
             if hashes is None or begins is None or len(begins) != self.map.slots + 1:
                 raise ValueError(f"a {Op(op).name.lower()} needs hashes, and begins of {self.map.slots} slots")
             if (out is None) == (op in (Op.PULL, Op.CONTAINS, Op.STATE)):
                 raise ValueError(f"a {Op(op).name.lower()} {'needs' if out is None else 'has no'} out")
-            call._dtype = Dtype.FLOAT32 if op in (Op.PULL, Op.PUSH, Op.ASSIGN) else Dtype.NONE
+            call.dtype = Dtype.FLOAT32 if op in (Op.PULL, Op.PUSH, Op.ASSIGN) else Dtype.NONE
         elif op in _ONE_SLOT:
             if slot is None:
                 raise ValueError(f"a {Op(op).name.lower()} needs a slot")
             call.slot = slot
             if op != Op.LOAD_ROWS:
-                call._fields["aux"] = slot
+                call.aux = slot
         if dtype is not None:
-            call._dtype = Dtype(dtype)
+            call.dtype = Dtype(dtype)
         elif op == Op.LOAD_ROWS:
-            call._dtype = Dtype.UINT8
+            call.dtype = Dtype.UINT8
         elif op == Op.REDUCE:
-            call._dtype = Dtype.FLOAT64
+            call.dtype = Dtype.FLOAT64
         return self._begin(call, op in _WRITES if write is None else write, now)
 
     def tick(
@@ -401,7 +389,7 @@ class Requests:
             low, high = max(first, endpoint.first_slot), min(end, endpoint.end_slot)
             begins = call.begins
             if begins is None:
-                yield _Part(call, endpoint, low, high, 0, 0)
+                yield _Part(call, endpoint.address, endpoint.server, low, high, 0, 0)
                 continue
             rows = max(1, self.policy.message_bytes // self._row_bytes(call))
             # Between slots only: a slot takes a sequence once.
@@ -411,7 +399,7 @@ class Requests:
                     cut = max(int(np.searchsorted(begins, begins[low] + np.uint64(rows), "right")) - 1, low + 1)
                 begin, stop = int(begins[low]), int(begins[cut])
                 if stop > begin:
-                    yield _Part(call, endpoint, low, cut, begin, stop)
+                    yield _Part(call, endpoint.address, endpoint.server, low, cut, begin, stop)
                 low = cut
 
     def _endpoints(self, call: Call, first: int, end: int) -> Sequence[Endpoint]:
@@ -425,7 +413,7 @@ class Requests:
 
     def _row_bytes(self, call: Call) -> int:
         """Return the bytes of a row in the larger of request and answer."""
-        return 8 + (4 * call._fields["dim"] if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN, Op.STATE) else 0)
+        return 8 + (4 * call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN, Op.STATE) else 0)
 
     def _payload(self, part: _Part) -> Frames:
         call = part.call
@@ -434,7 +422,7 @@ class Requests:
             pushes = self._listed(call.clock, part.first_slot, part.end_slot)
             return [np.array([push.sequence for push in pushes], np.uint64), call.tables]
         if call.hashes is None:
-            return call._frames
+            return call.payload
         frames: Frames = [call.hashes[part.begin : part.end]]
         if call.values is not None:
             frames.append(call.values[part.begin : part.end])
@@ -448,7 +436,9 @@ class Requests:
         return [
             push
             for push in self._open.values()
-            if push.op == Op.PUSH and push.clock == clock and push.begins is not None
+            if push.op == Op.PUSH
+            and push.clock == clock
+            and push.begins is not None
             and push.begins[first] < push.begins[end]
         ]
 
@@ -476,7 +466,9 @@ class Requests:
             part.sequence = self._read
         part.key = (part.address, part.sequence, part.number)
         rows = part.end - part.begin
-        part.bytes = 2 * _HEADER + rows * self._row_bytes(call) + sum(memoryview(frame).nbytes for frame in call._frames)
+        part.bytes = (
+            2 * _HEADER + rows * self._row_bytes(call) + sum(memoryview(frame).nbytes for frame in call.payload)
+        )
 
     def _peer(self, part: _Part) -> _Peer:
         peer = self._peers.get(part.address)
@@ -510,16 +502,16 @@ class Requests:
         if part.message is None:
             payload = self._payload(part)
             count = part.end - part.begin
-            aux = call._fields.get("aux", 0)
+            aux = call.aux
             if call.op == Op.TICK:
                 count, aux = len(payload[0]), len(payload[1])
             elif call.hashes is None:
-                count = call._fields["count"]
+                count = call.count
             header = _core.encode_header(
                 op=call.op,
                 payload=payload,
-                dtype=call._dtype,
-                dim=call._fields.get("dim", 0) if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
+                dtype=call.dtype,
+                dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
                 table=call.table,
                 worker=self.worker.rank,
                 incarnation=self.worker.incarnation,
@@ -608,12 +600,12 @@ class Requests:
             self.close(
                 Fenced(
                     f"worker {worker.rank} (incarnation {worker.incarnation}) was declared dead and its place given "
-                    f"away: {self._who(part, peer)} refused the {part.call.name}; end this process, or connect again"
+                    f"away: {self._who(part)} refused the {part.call.name}; end this process, or connect again"
                 ),
                 now,
             )
         else:
-            self._settle(part.call, now, self._refusal(part, peer, reply))
+            self._settle(part.call, now, self._refusal(part, reply))
         self._pump(peer, now)
 
     def _answer(self, part: _Part, reply: Any, now: float) -> None:
@@ -621,11 +613,12 @@ class Requests:
         try:
             self._keep(part, reply)
         except ValueError as error:
-            peer = self._peers[part.address]
             self._settle(
                 call,
                 now,
-                ProtocolError(f"{self._who(part, peer)} answered the {call.name} with {error}: run the same shoal everywhere"),
+                ProtocolError(
+                    f"{self._who(part)} answered the {call.name} with {error}: run the same shoal everywhere"
+                ),
             )
             return
         self._forget(part)
@@ -668,21 +661,21 @@ class Requests:
                     part.tries = 0
                     self._send(part, now)
 
-    def _who(self, part: _Part, peer: _Peer) -> str:
-        return f"server {peer.server} at {part.address}"
+    @staticmethod
+    def _who(part: _Part) -> str:
+        return f"server {part.server} at {part.address}"
 
-    def _refusal(self, part: _Part, peer: _Peer, reply: Any) -> ShoalError:
-        call, who = part.call, self._who(part, peer)
-        status = reply.status
-        if status == Status.WRONG_JOB:
-            return NotConnected(f"{who} serves another job than this worker's, it refused the {call.name}: connect again")
-        if status == Status.NO_TABLE:
-            return ProtocolError(f"{who} has no such table, it refused the {call.name}: make the table first")
-        if status == Status.VERSION:
-            return ProtocolError(f"{who} speaks another version, it refused the {call.name}: run the same shoal everywhere")
-        if status == Status.BAD_REQUEST:
-            return ProtocolError(f"{who} refused the {call.name}: {reply.text}")
-        return ShoalError(f"{who} could not do the {call.name}: {reply.text or f'status {status}'}")
+    def _refusal(self, part: _Part, reply: Any) -> ShoalError:
+        text = f"{self._who(part)} refused the {part.call.name}: "
+        if part.last == Status.WRONG_JOB:
+            return NotConnected(text + "it serves another job than this worker's; connect again")
+        if part.last == Status.NO_TABLE:
+            return ProtocolError(text + "it has no such table; make the table first")
+        if part.last == Status.VERSION:
+            return ProtocolError(text + "it speaks another version; run the same shoal everywhere")
+        if part.last == Status.BAD_REQUEST:
+            return ProtocolError(text + reply.text)
+        return ShoalError(text + reply.text)
 
     # --- maps ---------------------------------------------------------------------------------------------------
 
@@ -754,9 +747,9 @@ class Requests:
         for call in self._calls:
             if call.begins is None and call.slot is None:
                 everywhere.add(call)
-            for part in call._parts:
-                if part.message is None or part.address not in there or call in everywhere:
-                    stranded.append(part)
+            stranded += [
+                part for part in call._parts if part.message is None or part.address not in there or call in everywhere
+            ]
         stranded.sort(key=lambda part: part.serial)
         for part in stranded:
             self._forget(part)
@@ -840,7 +833,7 @@ class Requests:
             self._refused = [entry for entry in self._refused if entry[0] is not call]
         # What it was made of may go, whoever still holds the call.
         call.hashes = call.begins = call.values = call.out = call.tables = None
-        call._frames, call._order = [], {}
+        call.payload, call._order = [], {}
         if call.sequence:
             del self._open[call.sequence]
         self._pump_all(now)
@@ -851,7 +844,7 @@ class Requests:
     def _server_lost(self, part: _Part, now: float) -> ServerLost:
         peer = self._peer(part)
         return ServerLost(
-            f"{self._who(part, peer)} is lost ({self._lost[part.address]}; {peer.silence(now)}), and its rows with it: "
+            f"{self._who(part)} is lost ({self._lost[part.address]}; {peer.silence(now)}), and its rows with it: "
             f"the {part.call.name} cannot be done; start the cluster again and load the last checkpoint"
         )
 
@@ -864,19 +857,20 @@ class Requests:
             )
         part = max(call._parts, key=lambda part: now - self._heard(part))
         peer = self._peer(part)
-        why, remedy = "did not answer", "is it running and reachable? If it is only slow, raise timeout"
+        why, remedy = {
+            Status.OK: ("did not answer", "is it running and reachable? If it is only slow, raise timeout"),
+            Status.PARKED: (
+                "waits for a slower worker",
+                "look for one that is stuck or does not tick, or raise timeout",
+            ),
+            Status.OVERLOADED: ("has no room for it", "raise the server's limits, or timeout"),
+            Status.NOT_ADMITTED: ("does not know this worker yet", "is the scheduler running, and connected to it?"),
+            Status.EARLY: ("misses pushes of this clock", "their own errors say more"),
+        }[part.last]
         if part.message is None:
-            why, remedy = f"was sent so much before ({peer.bytes} bytes under way)", "raise timeout, or push less at once"
-        elif part.last == Status.PARKED:
-            why, remedy = "waits for a slower worker", "look for one that is stuck or does not tick, or raise timeout"
-        elif part.last == Status.OVERLOADED:
-            why, remedy = "has no room for it", "raise the server's limits, or timeout"
-        elif part.last == Status.NOT_ADMITTED:
-            why, remedy = "does not know this worker yet", "is the scheduler running and connected to it?"
-        elif part.last == Status.EARLY:
-            why, remedy = "misses pushes of this clock", "the push's own error says more"
+            why, remedy = f"has {peer.bytes} bytes to take before", "raise timeout, or push less at once"
         return DeadlineExceeded(
-            f"the {call.name} was not done within {seconds}: {self._who(part, peer)} {why} ({peer.silence(now)}); {remedy}"
+            f"the {call.name} was not done within {seconds}: {self._who(part)} {why} ({peer.silence(now)}); {remedy}"
         )
 
     def _heard(self, part: _Part) -> float:
