@@ -20,7 +20,8 @@ CSRC = {
     "optim": "base",
     "table": "base",
     "store": "base route optim table",
-    "bind": "base route kernel optim table store",
+    "net": "base route optim table store",
+    "bind": "base route kernel optim table store net",
 }
 
 PYTHON = {
