@@ -36,7 +36,7 @@ PYTHON = {
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
     "store": "_core errors consistency optim gate table sealed checkpoint",
-    "rpc": "_core errors consistency table",
+    "rpc": "_core errors consistency optim table",
     "cluster": "_core errors consistency optim gate table sealed checkpoint store rpc data",
     "models": "_core errors optim table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
