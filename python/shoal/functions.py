@@ -35,7 +35,7 @@ class Function(IntEnum):
 class Reducible(Protocol):
     """What holds the rows of a table, here or on servers."""
 
-    def reduce(self, function: int, parameters: Answers) -> Answers:
+    def reduce(self, function: int, parameters: Answers, /) -> Answers:
         """Answers of all slots, in slot order; of TOPK a list for each server, one behind the other."""
 
 
