@@ -20,7 +20,8 @@ CSRC = {
     "optim": "base",
     "table": "base",
     "store": "base route optim table",
-    "bind": "base route kernel optim table store",
+    "net": "base route optim table store",
+    "bind": "base route kernel optim table store net",
 }
 
 PYTHON = {
@@ -32,12 +33,14 @@ PYTHON = {
     "metrics": "_core errors",
     "data": "_core _reader errors sealed",
     "gate": "errors",
-    "table": "_core errors optim gate",
+    "handle": "errors",
+    "functions": "_core",
+    "table": "_core errors optim gate handle functions",
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
-    "store": "_core errors consistency optim gate table sealed checkpoint",
-    "rpc": "_core errors consistency optim table",
-    "cluster": "_core errors consistency optim gate table sealed checkpoint store rpc data",
+    "store": "_core errors consistency optim gate handle table sealed checkpoint",
+    "rpc": "_core errors consistency optim handle table",
+    "cluster": "_core errors consistency optim gate handle table sealed checkpoint store rpc data",
     "models": "_core errors optim table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",

@@ -42,5 +42,6 @@ void add_base(pybind11::module_& module);
 void add_route(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
 void add_store(pybind11::module_& module);
+void add_net(pybind11::module_& module);
 
 }  // namespace shoal::bind

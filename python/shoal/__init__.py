@@ -55,7 +55,7 @@ from shoal.optim import (
     Zeros,
 )
 from shoal.reports import report
-from shoal.store import LocalStore, local
+from shoal.store import LocalStore, Store, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
 
 __version__ = "0.1.0"
@@ -92,6 +92,7 @@ __all__ = [
     "RowWiseAdagrad",
     "ServerLost",
     "ShoalError",
+    "Store",
     "Table",
     "TableSpec",
     "TableStats",

@@ -6,11 +6,11 @@ is cut off leaves the checkpoint that was there before, or none; never half of o
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from shoal import _core
 from shoal.errors import CorruptionError
 from shoal.optim import make_init, make_optimizer
 from shoal.sealed import make_directory, read_sealed, sync_directory, write_sealed
-from shoal.table import Table, TableSpec
+from shoal.table import Shard, Table, TableSpec
 
 __all__ = ["MANIFEST", "Manifest", "load", "read_manifest", "save", "verify"]
 
@@ -139,7 +139,7 @@ class _SlotWriter:
 def save(
     directory: Path, tables: list[Table], slots: int, threads: int, *, progress: bool = False, durable: bool = True
 ) -> None:
-    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.LocalStore.save`.
+    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.Store.save`.
 
     One that is not ``durable`` is whole as long as the machine runs, and waits for no disk: for what is gone with the
     process anyway. Its directory must be there.
@@ -183,7 +183,7 @@ def _names_files_of(directory: Path, stem: str) -> bool:
 
 
 @contextmanager
-def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
+def _frozen(shard: Shard) -> Iterator[Shard]:
     shard.freeze()
     try:
         yield shard
@@ -195,7 +195,7 @@ def _save_table(
     directory: Path,
     stem: str,
     spec: TableSpec,
-    shard: _core.Shard,
+    shard: Shard,
     slots: int,
     threads: int,
     bar: Any,
@@ -349,23 +349,43 @@ def verify(directory: Path, threads: int = 1, *, progress: bool = False) -> Mani
     return manifest
 
 
+class Fresh(Protocol):
+    """Rows of a table while they are loaded."""
+
+    step: int
+
+    def reserve(self, rows: list[int], /) -> None:
+        """Make room for that many rows in each slot of the checkpoint's cut."""
+
+    def restore(self, rows: int, section: np.ndarray[Any, Any], /) -> None:
+        """Add the rows of a section."""
+
+
+_Fresh = TypeVar("_Fresh", bound=Fresh)
+
+
 def load(
-    directory: Path, manifest: Manifest, slots: int, workers: _core.Workers, *, progress: bool = False
-) -> list[tuple[TableSpec, _core.Shard]]:
-    """Read what ``manifest`` names into new shards; see :meth:`shoal.store.LocalStore.load`."""
+    directory: Path,
+    manifest: Manifest,
+    make: Callable[[TableSpec], _Fresh],
+    threads: int,
+    *,
+    progress: bool = False,
+) -> list[tuple[TableSpec, _Fresh]]:
+    """Read what ``manifest`` names into what ``make`` makes for each table; see :meth:`shoal.store.Store.load`."""
     for table in manifest.tables:
         _check_files(directory, table)
-    loaded: list[tuple[TableSpec, _core.Shard]] = []
+    loaded: list[tuple[TableSpec, _Fresh]] = []
     total = sum(table.rows for table in manifest.tables)
     with tqdm(total=total, desc="load", unit=" rows", unit_scale=True, disable=not progress) as bar:
         for table in manifest.tables:
             spec = table.spec()
-            shard = spec.shard(slots, workers)
+            shard = make(spec)
             rows = [0] * manifest.slots
             for section in table.sections:
                 rows[section.slot] = section.rows
             shard.reserve(rows)
-            for section, data in _sections(directory, table, workers.threads):
+            for section, data in _sections(directory, table, threads):
                 try:
                     shard.restore(section.rows, data)
                 except ValueError as error:
