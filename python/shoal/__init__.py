@@ -27,6 +27,7 @@ from shoal.data import (
     read_parquet,
     read_vw,
 )
+from shoal.dense import DenseTable
 from shoal.errors import (
     ClosedError,
     CorruptionError,
@@ -55,7 +56,7 @@ from shoal.optim import (
     Zeros,
 )
 from shoal.reports import report
-from shoal.store import LocalStore, local
+from shoal.store import LocalStore, Store, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
 
 __version__ = "0.1.0"
@@ -74,6 +75,7 @@ __all__ = [
     "Constant",
     "CorruptionError",
     "DeadlineExceeded",
+    "DenseTable",
     "FactorizationMachine",
     "FeatureNames",
     "Fenced",
@@ -92,6 +94,7 @@ __all__ = [
     "RowWiseAdagrad",
     "ServerLost",
     "ShoalError",
+    "Store",
     "Table",
     "TableSpec",
     "TableStats",

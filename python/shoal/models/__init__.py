@@ -30,7 +30,7 @@ from shoal.models.history import Fit, History, Pass, Point, merged
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import BIAS_KEY, Model
 from shoal.models.plan import Plan
-from shoal.store import LocalStore
+from shoal.store import Store
 
 __all__ = [
     "BIAS_KEY",
@@ -52,6 +52,6 @@ __all__ = [
 _CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression, FactorizationMachine)}
 
 
-def load(directory: str | os.PathLike[str], *, store: LocalStore | None = None) -> Model:
+def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> Model:
     """Read a model of whatever kind it is; see `Model.load`."""
     return _CLASSES[files.read(Path(directory)).model].load(directory, store=store)

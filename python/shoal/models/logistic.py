@@ -15,7 +15,7 @@ from shoal.data import Batch
 from shoal.models import files
 from shoal.models.model import Floats, Model
 from shoal.optim import FTRL, Optimizer
-from shoal.store import LocalStore
+from shoal.store import Store
 from shoal.table import KeyBatch, Rows, Table
 
 
@@ -26,7 +26,7 @@ class LogisticRegression(Model):
     ----------
     optimizer : Optimizer
         The update rule of the weights; FTRL with its defaults if not given.
-    store : LocalStore, optional
+    store : Store, optional
         Where the table lives. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
@@ -55,7 +55,7 @@ class LogisticRegression(Model):
     def __init__(
         self,
         optimizer: Optimizer | None = None,
-        store: LocalStore | None = None,
+        store: Store | None = None,
         bias: bool = True,
         *,
         table: str = "lr",
@@ -85,6 +85,6 @@ class LogisticRegression(Model):
         ]
 
     @classmethod
-    def _from_file(cls, described: files.ModelFile, store: LocalStore) -> Self:
+    def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
         optimizer = store.tables[described.table].optimizer
         return cls(optimizer, store, described.bias, table=described.table, seed=described.seed)
