@@ -31,7 +31,7 @@ def test_an_even_cut_gives_every_slot_one_owner_and_no_endpoint_two_slots_more_t
     [(0, [(0, 4)]), (1, []), (1, [(1, 4)]), (1, [(0, 2), (3, 4)]), (1, [(0, 2), (1, 4)]), (1, [(0, 0)])],
 )
 def test_a_map_with_a_gap_an_overlap_or_no_endpoint_is_refused_also_when_it_is_received(epoch, ranges):
-    with pytest.raises(ValueError, match="map|slots"):
+    with pytest.raises(ValueError, match=r"map|slots"):
         ClusterMap(epoch, tuple(Endpoint(first, end, "tcp://h:1", 0) for first, end in ranges))
     raw = msgspec.msgpack.encode([epoch, [[first, end, "tcp://h:1", 0] for first, end in ranges]])
     with pytest.raises(msgspec.ValidationError):

@@ -34,11 +34,13 @@ PYTHON = {
     "data": "_core _reader errors sealed",
     "gate": "errors",
     "handle": "errors",
-    "table": "_core errors optim gate handle",
+    "functions": "_core",
+    "table": "_core errors optim gate handle functions",
+    "dense": "handle optim table",
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
-    "store": "_core errors consistency optim gate handle table sealed checkpoint",
-    "rpc": "_core errors consistency handle table",
+    "store": "_core errors consistency optim gate handle table dense sealed checkpoint",
+    "rpc": "_core errors consistency optim handle table",
     "cluster": "_core errors consistency optim gate handle table sealed checkpoint store rpc data",
     "models": "_core errors optim table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
@@ -46,7 +48,7 @@ PYTHON = {
     "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports",
     "__main__": "cli",
-    "__init__": "_core errors consistency optim table sealed checkpoint store data metrics models reports",
+    "__init__": "_core errors consistency optim table dense sealed checkpoint store data metrics models reports",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

@@ -10,6 +10,7 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "store/functions.h"
 #include "store/shard.h"
 
 namespace shoal::bind {
@@ -131,6 +132,17 @@ py::tuple read_slot(const Shard& shard, std::size_t slot) {
   return py::make_tuple(copied(hashes), rows);
 }
 
+// Answers of all slots, one behind the other (store/functions.h).
+Array<double> reduced(Shard& shard, std::uint32_t function, const Array<double>& parameters) {
+  const auto from = in(parameters);
+  std::vector<double> answers;
+  {
+    const py::gil_scoped_release nogil;
+    answers = reduce(shard, Function{function}, from, 0, shard.slots().count());
+  }
+  return copied(answers);
+}
+
 py::dict stats(const Shard& shard) {
   const ShardStats stats = shard.stats();
   py::dict all;
@@ -177,6 +189,7 @@ void add_store(py::module_& module) {
       .def("restore", &restore, py::arg("rows"), py::arg("section").noconvert())
       .def("reserve", &reserve, py::arg("rows"))
       .def("read_slot", &read_slot, py::arg("slot"))
+      .def("reduce", &reduced, py::arg("function"), py::arg("parameters").noconvert())
       .def("freeze", &Shard::freeze, py::call_guard<py::gil_scoped_release>())
       .def("thaw", &Shard::thaw)
       .def_property("step", &Shard::step, &Shard::set_step)

@@ -5,7 +5,7 @@
 //   row_state()              the name of its number per row, or none
 //   start(block)             columns[0] holds initial weights; makes them a fresh row
 //   step(block)              one step of every row
-//   read, write              weights from columns and back, only where kDerivesWeights
+//   read, write, move        weights from columns and back, only where kDerivesWeights
 // std::visit once per batch; no choice is left inside a loop over rows.
 
 #pragma once

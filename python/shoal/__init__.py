@@ -27,6 +27,7 @@ from shoal.data import (
     read_parquet,
     read_vw,
 )
+from shoal.dense import DenseTable
 from shoal.errors import (
     ClosedError,
     CorruptionError,
@@ -74,6 +75,7 @@ __all__ = [
     "Constant",
     "CorruptionError",
     "DeadlineExceeded",
+    "DenseTable",
     "FactorizationMachine",
     "FeatureNames",
     "Fenced",

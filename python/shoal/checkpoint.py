@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from shoal import _core, optim
+from shoal import _core
 from shoal.errors import CorruptionError
-from shoal.optim import Init, Optimizer
+from shoal.optim import make_init, make_optimizer
 from shoal.sealed import make_directory, read_sealed, sync_directory, write_sealed
 from shoal.table import Shard, Table, TableSpec
 
@@ -80,8 +80,8 @@ class SavedTable(msgspec.Struct, frozen=True):
         return TableSpec(
             name=self.name,
             dim=self.dim,
-            optimizer=_optimizer(self.optimizer, self.params),
-            init=_init(self.init, self.init_parameter, self.init_seed),
+            optimizer=make_optimizer(self.optimizer, self.params),
+            init=make_init(self.init, self.init_parameter, self.init_seed),
             dtype=self.dtype,
             seed=self.seed,
         )
@@ -94,25 +94,6 @@ class Manifest(msgspec.Struct, frozen=True):
     version: int
     slots: int
     tables: list[SavedTable]
-
-
-def _optimizer(name: str, params: dict[str, float]) -> Optimizer:
-    kind = getattr(optim, name, None) if name in optim.__all__ else None
-    if not (isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer):
-        raise ValueError(f"no optimizer {name!r}")
-    flags = {"nesterov", "decoupled", "per_row_step"}
-    values: dict[str, Any] = {key: bool(value) if key in flags else value for key, value in params.items()}
-    return kind(**values)
-
-
-def _init(name: str, parameter: float, seed: int) -> Init:
-    kind = getattr(optim, name, None) if name in optim.__all__ else None
-    if not (isinstance(kind, type) and issubclass(kind, Init) and kind is not Init):
-        raise ValueError(f"no initializer {name!r}")
-    values: dict[str, Any] = {kind.parameter_name: parameter} if kind.parameter_name else {}
-    if "seed" in kind.__dataclass_fields__:
-        values["seed"] = seed
-    return kind(**values)
 
 
 # --- saving -------------------------------------------------------------------------------------------------------

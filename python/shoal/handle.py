@@ -22,7 +22,7 @@ class Pending(Protocol):
     def done(self) -> bool:
         """Whether it has come to its end, good or bad. Never blocks."""
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> object:
         """Return when it is done; raise what went wrong, or DeadlineExceeded after ``timeout`` seconds."""
 
 

@@ -5,7 +5,7 @@ run in the engine, beside the rows. ``docs/optimizers.md`` has the formulas and 
 """
 
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from shoal import _core
 
@@ -24,6 +24,8 @@ __all__ = [
     "RowWiseAdagrad",
     "Uniform",
     "Zeros",
+    "make_init",
+    "make_optimizer",
 ]
 
 
@@ -298,3 +300,46 @@ class Normal(Init):
     std: float
     seed: int = field(default=0, kw_only=True)
     parameter_name: ClassVar[str] = "std"
+
+
+_FLAGS = {"nesterov", "decoupled", "per_row_step"}
+
+
+def make_optimizer(name: str, params: dict[str, float]) -> Optimizer:
+    """Rebuild an optimizer from the name of its class and its :meth:`Optimizer.params`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It describes no optimizer that this version knows.
+    """
+    kind = _described(name, Optimizer)
+    if kind is None:
+        raise ValueError(f"no optimizer {name!r}")
+    values: dict[str, Any] = {key: bool(value) if key in _FLAGS else value for key, value in params.items()}
+    return kind(**values)
+
+
+def make_init(name: str, parameter: float, seed: int) -> Init:
+    """Rebuild an initializer from the name of its class, its :attr:`Init.parameter` and its :attr:`Init.init_seed`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It describes no initializer that this version knows.
+    """
+    kind = _described(name, Init)
+    if kind is None:
+        raise ValueError(f"no initializer {name!r}")
+    values: dict[str, Any] = {kind.parameter_name: parameter} if kind.parameter_name else {}
+    if "seed" in kind.__dataclass_fields__:
+        values["seed"] = seed
+    return kind(**values)
+
+
+Described = TypeVar("Described")
+
+
+def _described(name: str, base: type[Described]) -> type[Described] | None:
+    kind = globals().get(name) if name in __all__ else None
+    return kind if isinstance(kind, type) and issubclass(kind, base) and kind is not base else None

@@ -5,10 +5,11 @@ kind runs on the other: ``tick`` ends a clock, ``barrier`` waits for the other w
 where there are none.
 """
 
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -16,15 +17,17 @@ from typing import Self
 
 from shoal import _core, checkpoint
 from shoal.consistency import ASP, Consistency
+from shoal.dense import BLOCK, DenseTable, shape_of
 from shoal.errors import ClosedError
 from shoal.gate import Gate
-from shoal.optim import FTRL, Init, Optimizer, Zeros
+from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
 from shoal.table import KeyBatch, Keys, Shard, Table, TableSpec
 
 __all__ = ["LocalStore", "Store", "local"]
 
 _ZEROS = Zeros()
 _FTRL = FTRL()
+_SGD = SGD()
 
 
 def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
@@ -233,6 +236,52 @@ class Store(ABC):
     def _add(self, spec: TableSpec, shard: Shard) -> Table:
         table = self._tables[spec.name] = Table(spec, shard, self._slots, self._workers, self._gate)
         return table
+
+    def dense(
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        optimizer: Optimizer = _SGD,
+        *,
+        init: Init = _ZEROS,
+        block: int = BLOCK,
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> DenseTable:
+        """Make an array of parameters, cut into blocks that are the rows of a table of that name.
+
+        Parameters
+        ----------
+        name : str
+            Unique among the store's tables.
+        shape : int or sequence of int
+        optimizer : Optimizer
+            The rule that pushes apply.
+        init : Init
+            Where the numbers start; `DenseTable.assign` sets them one by one.
+        block : int
+            Numbers in a block, 1 to 4096. Blocks are spread over the servers. A smaller array is one block.
+        dtype, seed
+            As for `table`.
+
+        Returns
+        -------
+        DenseTable
+
+        Raises
+        ------
+        ValueError
+            A table of that name has another description, or more blocks.
+
+        Examples
+        --------
+        >>> with local() as store:
+        ...     store.dense("mlp", (3, 500)).pull().shape
+        (3, 500)
+        """
+        sizes = shape_of(name, shape)
+        dim = min(block, math.prod(sizes))
+        return DenseTable(self.table(name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed), sizes)
 
     def key_batch(self, keys: Keys, *, last: int | None = None) -> KeyBatch:
         """Sort keys once, for pulls and pushes on any table of this store.

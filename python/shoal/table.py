@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core
+from shoal import _core, functions
 from shoal.errors import ClosedError
 from shoal.gate import Gate
 from shoal.handle import Handle, Pending
@@ -219,6 +219,9 @@ class Shard(Protocol):
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
+
+    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
+        """Answer a function of all rows (functions.py), in slot order."""
 
     def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
         """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
@@ -672,6 +675,124 @@ class Table:
                 count += len(piece[0])
         if waiting:
             yield _joined(waiting)
+
+    def sum(self) -> npt.NDArray[np.float64]:
+        """Add up the weights of all rows, where the rows are.
+
+        Returns
+        -------
+        float64[dim]
+            Added up in float64, in hash order, slot by slot: the bits do not depend on threads or servers.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", dim=2)
+        ...     table.assign(np.array([7, 9], np.uint64), np.array([[1, 2], [3, 4]], np.float32))
+        ...     table.sum().tolist()
+        [4.0, 6.0]
+        """
+        return functions.total(self.shard, self.dim)
+
+    def norm(self, order: float = 2) -> float:
+        """Compute the norm of all weights of the table, as one vector, where the rows are.
+
+        Parameters
+        ----------
+        order : {1, 2, inf}
+            Sum of the sizes, Euclidean norm, or the largest size.
+
+        Returns
+        -------
+        float
+            0 of an empty table. Bits as of :meth:`sum`.
+        """
+        return functions.norm(self.shard, order)
+
+    def count(self, *, above: float = 0.0) -> int:
+        """Count the rows whose Euclidean norm is above a number: by default those that are not all zeros.
+
+        Parameters
+        ----------
+        above : float
+            0 or more. ``len(table)`` counts all rows.
+
+        Returns
+        -------
+        int
+        """
+        return functions.count(self.shard, above)
+
+    def topk(self, k: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float64]]:
+        """Find the rows with the largest Euclidean norms, where the rows are.
+
+        Parameters
+        ----------
+        k : int
+            1 to 2^20.
+
+        Returns
+        -------
+        keys : uint64[<= k]
+            The largest norm first, of equal ones the smaller key. All keys of a table with fewer rows.
+        norms : float64[<= k]
+
+        Examples
+        --------
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t")
+        ...     table.assign(np.array([7, 9, 8], np.uint64), np.array([1, -2, 1], np.float32))
+        ...     keys, norms = table.topk(2)
+        ...     keys.tolist(), norms.tolist()
+        ([9, 7], [2.0, 1.0])
+        """
+        return functions.topk(self.shard, k)
+
+    def decay(self, factor: float) -> int:
+        """Multiply all weights by a factor, where the rows are; the optimizer's state stays.
+
+        Parameters
+        ----------
+        factor : float
+            Above 0, at most 1.
+
+        Returns
+        -------
+        int
+            How many rows changed.
+
+        Notes
+        -----
+        The product is rounded once, to the nearest: a weight whose change is below half a unit in its last place
+        stays. Weights of 16 bits are rounded stochastically, with bits that change with every push. FTRL and
+        GroupFTRL, which store z, keep n and read the new weights up to the rounding of z; weights that are 0 keep
+        their z. Initial rows of keys without a row stay.
+        """
+        return self._gate.change(lambda: functions.changed(self.shard, functions.Function.DECAY, factor))
+
+    def shrink(self, l1: float) -> int:
+        """Bring all weights nearer to 0 by a number, and to 0 those that are no further from it, where the rows are.
+
+        ``w = sgn(w) * max(|w| - l1, 0)``: the proximal step of an L1 penalty.
+
+        Parameters
+        ----------
+        l1 : float
+            0 or more.
+
+        Returns
+        -------
+        int
+            How many rows changed.
+
+        Notes
+        -----
+        Rounded as by :meth:`decay`. Under FTRL and GroupFTRL a weight that becomes 0 gets the z nearest to its own
+        that reads 0. Rows of zeros stay in the table: their state is kept for what may come.
+        """
+        return self._gate.change(lambda: functions.changed(self.shard, functions.Function.SHRINK, l1))
 
     def __len__(self) -> int:
         """Count the rows."""
