@@ -3,8 +3,8 @@
 Idea. What is asked, sent again, answered or given up is decided in :mod:`shoal.rpc.requests`, which does no I/O; here
 is the I/O, and nothing else. There is one DEALER for each endpoint. Whoever waits for an answer takes the *turn*: it
 sends what is due, sleeps in the poll until something comes, hands it to the requests, until its own call is done. So a
-thread that is alone pays for no other thread. Others, meanwhile, hand in what they ask for and wake the one that has the
-turn, which sends it for them; when it has its answer, the next one that waits takes the turn.
+thread that is alone pays for no other thread. Others, meanwhile, hand in what they ask for and wake the one that has
+the turn, which sends it for them; when it has its answer, the next one that waits takes the turn.
 
 A keeper thread looks every `_LOOK` seconds whether something is under way that nobody waits for: pushes that nobody
 waits for are sent and acknowledged, and what was lost is sent again, also while all threads compute.
@@ -13,7 +13,7 @@ waits for are sent and acknowledged, and what was lost is sent again, also while
     wait  --turn--> poll, receive, on_time, send .. until done
 
 Invariants
-    C1  Sockets, requests and clock are touched under the lock, and sockets only by who has the turn, or while nobody has.
+    C1  Sockets, requests and clock are touched under the lock; sockets by who has the turn, or while nobody has it.
     C2  A call is settled by its deadline if anybody waits for it or the keeper lives: every sleep ends at `next_time`.
     C3  What failed and nobody waited for is told once, by :meth:`Channel.raise_unheard`.
     C4  A push has the clock that is told to the servers by the tick behind it: both are taken under the lock.
@@ -276,7 +276,7 @@ class Channel:
                 raise type(errors[0])(f"{errors[0]}{more}") from errors[0]
 
     def metrics(self) -> dict[str, int]:
-        """Counts of messages and bytes since it was opened."""
+        """Count messages and bytes since it was opened."""
         self.check()
         with self._lock:
             return {**self._requests.counts, **self._traffic, "under_way": self._under_way, "bytes_held": self._held}
