@@ -46,7 +46,7 @@ PYTHON = {
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports",
+    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports rpc cluster",
     "__main__": "cli",
     "__init__": "_core errors cluster consistency optim table dense sealed checkpoint store data metrics models reports",
 }
