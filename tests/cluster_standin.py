@@ -1,4 +1,4 @@
-"""Servers in threads of the test: a ROUTER in Python before whatever answers messages, and the control plane's orders."""
+"""Servers in threads of the test: ROUTERs in Python before what answers messages, and the orders of the scheduler."""
 
 from __future__ import annotations
 
@@ -12,174 +12,170 @@ import zmq
 
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
+from shoal._core import Op, WireDtype
 from shoal.cluster.link import Link
-from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, StartJob
-from shoal.rpc.requests import Op, Status
+from shoal.cluster.scheduler import Scheduler
+from shoal.rpc.messages import AddTable, OrderBody
 
 Replies = list[tuple[bytes, list[Any]]]
 
 
-class MiniService:
-    def __init__(self, slots, first, end):
+class PlainService:
+    """Answers messages from shards of the engine, as they come: no clocks, no windows, no epochs."""
+
+    def __init__(self, slots: int, first: int, end: int) -> None:
         self.slots, self.first, self.end = slots, first, end
         self.workers = _core.Workers(1)
-        self.tables = {}
-        self.fresh = {}
+        self.specs: dict[int, dict[str, Any]] = {}
+        self.shards: dict[int, _core.Shard] = {}
+        self.fresh: dict[int, _core.Shard] = {}
 
-    def start_job(self, *a):
-        pass
+    def add_table(self, number: int, **spec: Any) -> None:
+        self.specs[number] = spec
+        self.shards[number] = self.empty(number)
 
-    def admit(self, *a):
-        pass
+    def empty(self, number: int) -> _core.Shard:
+        return _core.Shard(**self.specs[number], slots=self.slots, workers=self.workers)
 
-    def dismiss(self, *a):
-        pass
-
-    def add_table(self, id, **spec):
-        self.tables[id] = (spec, _core.Shard(**spec, slots=self.slots, workers=self.workers))
-
-    def released(self):
-        return []
-
-    def handle(self, peer, frames):
-        m = _core.decode(frames, replies=False)
-        reply = {"status": 0, "payload": (), "count": 0, "aux": 0, "dtype": 0, "dim": 0}
-        spec, shard = self.tables.get(m.table, (None, None))
-        op = m.op
-        if op in (1, 2, 4, 5, 6, 7):
-            batch = _core.KeyBatch(_core.unmix(m.hashes), self.slots, self.workers)
-            assert all(self.first <= int(h) >> 54 < self.end for h in m.hashes)
-        if op == Op.PULL:
-            rows = np.empty((len(batch), m.dim), np.float32)
-            shard.pull(batch, rows)
-            reply |= {"payload": [rows], "count": len(rows), "dtype": 1, "dim": m.dim}
-        elif op == Op.PUSH:
-            shard.push(batch, m.values.reshape(-1, m.dim))
-            reply |= {"count": 0}
-        elif op == Op.ASSIGN:
-            shard.assign(batch, m.values.reshape(-1, m.dim))
-        elif op == Op.ERASE:
-            reply |= {"aux": shard.erase(batch)}
-        elif op == Op.CONTAINS:
-            reply |= {"payload": [shard.contains(batch)], "count": len(batch), "dtype": 4}
-        elif op == Op.STATE:
-            values = shard.state(batch, m.aux)
-            reply |= {"payload": [values], "count": len(values), "dtype": 1, "dim": values.shape[1]}
-        elif op == Op.SLOT:
-            hashes, values = shard.read_slot(m.aux)
-            reply |= {"payload": [hashes, values], "count": len(values), "dtype": 1, "dim": values.shape[1]}
-        elif op == Op.SECTION:
-            rows, section = shard.section(m.aux)
-            reply |= {"payload": [section], "count": rows, "dtype": 4}
-        elif op == Op.STATS:
-            s = shard.stats()
-            numbers = np.array([shard.step, *(s[k] for k in FIGURES)], np.uint64)
-            reply |= {"payload": [numbers], "count": len(numbers)}
-        elif op == Op.REDUCE:
-            answers = shard.reduce(m.aux, m.values)
-            reply |= {"payload": [answers], "count": len(answers), "dtype": 6}
-        elif op == Op.LOAD_BEGIN:
-            self.fresh[m.table] = _core.Shard(**spec, slots=self.slots, workers=self.workers)
-            self.fresh[m.table].reserve(m.numbers.tolist())
-        elif op == Op.LOAD_ROWS:
-            self.fresh[m.table].restore(m.count, np.array(m.values))
-        elif op == Op.LOAD_END:
-            self.fresh[m.table].step = int(m.numbers[0])
-            self.tables[m.table] = (spec, self.fresh.pop(m.table))
+    def handle(self, peer: bytes, frames: list[Any]) -> Replies:
+        asked = _core.decode(frames, replies=False)
+        answer = self.answer(asked, self.shards[asked.table])
         header = _core.encode_header(
-            op=op,
+            op=asked.op,
             reply=True,
-            table=m.table,
-            worker=m.worker,
-            incarnation=m.incarnation,
-            sequence=m.sequence,
-            epoch=m.epoch,
-            clock=m.clock,
-            job=m.job,
-            part=m.part,
-            **reply,
+            table=asked.table,
+            worker=asked.worker,
+            incarnation=asked.incarnation,
+            sequence=asked.sequence,
+            clock=asked.clock,
+            job=asked.job,
+            part=asked.part,
+            **answer,
         )
-        return [(peer, [header, *reply["payload"]])]
+        return [(peer, [header, *answer.get("payload", ())])]
 
+    def answer(self, asked: _core.Message, shard: _core.Shard) -> dict[str, Any]:
+        values = asked.values.reshape(-1, asked.dim) if asked.op in (Op.PUSH, Op.ASSIGN) else asked.values
+        if asked.op in (Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE):
+            slots = asked.hashes >> np.uint64(65 - self.slots.bit_length())
+            assert np.all((slots >= self.first) & (slots < self.end))
+            batch = _core.KeyBatch(_core.unmix(asked.hashes), self.slots, self.workers)
+        match asked.op:
+            case Op.PULL:
+                rows = np.empty((len(batch), asked.dim), np.float32)
+                shard.pull(batch, rows)
+                return {"payload": [rows], "count": len(rows), "dim": asked.dim, "dtype": WireDtype.FLOAT32}
+            case Op.PUSH:
+                shard.push(batch, values)
+            case Op.ASSIGN:
+                shard.assign(batch, values)
+            case Op.ERASE:
+                return {"aux": shard.erase(batch)}
+            case Op.CONTAINS:
+                return {"payload": [shard.contains(batch)], "count": len(batch), "dtype": WireDtype.UINT8}
+            case Op.STATE:
+                column = shard.state(batch, asked.aux)
+                return self.floats([column], column)
+            case Op.SLOT:
+                hashes, rows = shard.read_slot(asked.aux)
+                return self.floats([hashes, rows], rows)
+            case Op.SECTION:
+                count, section = shard.section(asked.aux)
+                return {"payload": [section], "count": count, "dtype": WireDtype.UINT8}
+            case Op.STATS:
+                numbers = np.array([shard.step, *shard.stats().values()], np.uint64)
+                return {"payload": [numbers], "count": len(numbers)}
+            case Op.REDUCE:
+                answers = shard.reduce(asked.aux, values)
+                return {"payload": [answers], "count": len(answers), "dtype": WireDtype.FLOAT64}
+            case Op.LOAD_BEGIN:
+                self.fresh[asked.table] = self.empty(asked.table)
+                self.fresh[asked.table].reserve(asked.numbers.tolist())
+            case Op.LOAD_ROWS:
+                self.fresh[asked.table].restore(asked.count, np.array(values))
+            case Op.LOAD_END:
+                self.shards[asked.table] = self.fresh.pop(asked.table)
+                self.shards[asked.table].step = int(asked.numbers[0])
+        return {}
 
-FIGURES = (
-    "rows", "cells", "bytes", "pulls", "pushes", "rows_pulled", "rows_pushed", "rows_created", "rows_erased",
-    "nonfinite_rows",
-)
+    def floats(self, payload: list[Any], rows: np.ndarray) -> dict[str, Any]:
+        return {"payload": payload, "count": len(rows), "dim": rows.shape[1], "dtype": WireDtype.FLOAT32}
 
 
 class Server:
-    def __init__(self, address, make_service=MiniService, *, endpoints=1, rank=None):
-        self.link = Link(address, "server")
-        self.context = zmq.Context()
-        self.sockets = []
-        self.error = None
-        for _ in range(endpoints):
-            socket = self.context.socket(zmq.ROUTER)
-            socket.linger = 0
-            self.sockets.append((socket, f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"))
-        self.make = make_service
-        self.endpoints = endpoints
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
+    """A server whose data loops and control plane share one thread of Python."""
 
-    def run(self):
+    def __init__(self, address: str, endpoints: int, make_service: Callable[[int, int, int], Any]) -> None:
+        self.error: Exception | None = None
+        self.services: dict[zmq.Socket[bytes], Any] = {}
+        self._link = Link(address, "server")
+        self._context = zmq.Context()
+        self._make_service = make_service
+        self._sockets = {}
+        for _ in range(endpoints):
+            opened = self._context.socket(zmq.ROUTER)
+            self._sockets[f"tcp://127.0.0.1:{opened.bind_to_random_port('tcp://127.0.0.1')}"] = opened
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
         try:
-            joined = self.link.join(timeout=TIMEOUT, addresses=tuple(a for _, a in self.sockets))
-            slots = joined.map.slots
-            mine = {e.address: e for e in joined.map.endpoints}
-            self.services = [(s, self.make(slots, mine[a].first_slot, mine[a].end_slot)) for s, a in self.sockets]
+            joined = self._link.join(timeout=TIMEOUT, addresses=tuple(self._sockets))
             poller = zmq.Poller()
-            for s, _ in self.services:
-                poller.register(s, zmq.POLLIN)
-            by = dict(self.services)
-            while not self.stop.is_set():
-                order = self.link.next_order(0)
+            for endpoint in joined.map.endpoints:
+                opened = self._sockets.get(endpoint.address)
+                if opened is not None:
+                    poller.register(opened, zmq.POLLIN)
+                    self.services[opened] = self._make_service(joined.map.slots, endpoint.first_slot, endpoint.end_slot)
+            while not self._stop.is_set():
+                order = self._link.next_order(0)
                 if order is not None:
-                    for _, service in self.services:
-                        self.obey(service, order.body)
-                    self.link.done(order)
-                for s, _ in poller.poll(5):
-                    peer, *frames = s.recv_multipart()
-                    for to, reply in by[s].handle(peer, frames):
-                        s.send_multipart([to, *reply])
+                    self._obey(order.body)
+                    self._link.done(order)
+                for opened, _ in poller.poll(2):
+                    peer, *frames = opened.recv_multipart()
+                    for to, reply in self.services[opened].handle(peer, frames):
+                        opened.send_multipart([to, *reply])
         except Exception as error:
-            import traceback
-            traceback.print_exc()
             self.error = error
 
-    def obey(self, service, body):
-        if isinstance(body, AddTable):
-            spec = body.form.spec()
-            service.add_table(
-                body.id,
-                dim=spec.dim,
-                dtype=spec.dtype,
-                optimizer=type(spec.optimizer).__name__,
-                params=spec.optimizer.params(),
-                init=type(spec.init).__name__,
-                init_parameter=spec.init.parameter,
-                init_seed=spec.init.init_seed,
-                seed=spec.seed,
-            )
+    def _obey(self, order: OrderBody) -> None:
+        if isinstance(order, AddTable):
+            spec = order.form.spec()
+            for service in self.services.values():
+                service.add_table(
+                    order.id,
+                    dim=spec.dim,
+                    dtype=spec.dtype,
+                    optimizer=type(spec.optimizer).__name__,
+                    params=spec.optimizer.params(),
+                    init=type(spec.init).__name__,
+                    init_parameter=spec.init.parameter,
+                    init_seed=spec.init.init_seed,
+                    seed=spec.seed,
+                )
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stop.set()
-        self.thread.join()
-        self.link.close()
-        for s, _ in self.sockets:
-            s.close(0)
-        self.context.term()
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(TIMEOUT)
+        self._link.close()
+        for opened in self._sockets.values():
+            opened.close(0)
+        self._context.term()
+        if self.error is not None:
+            raise self.error
 
 
 @contextlib.contextmanager
-def cluster(servers=1, endpoints=1, make_service=MiniService, **settings):
+def cluster(
+    servers: int = 1,
+    endpoints: int = 1,
+    make_service: Callable[[int, int, int], Any] = PlainService,
+    **settings: Any,
+) -> Iterator[Scheduler]:
+    """Run a scheduler and servers in threads."""
     with scheduler(servers, **settings) as made, contextlib.ExitStack() as stack:
-        made.servers = [
-            stack.enter_context(Server(made.address, make_service, endpoints=endpoints)) for _ in range(servers)
-        ]
+        for _ in range(servers):
+            stack.enter_context(contextlib.closing(Server(made.address, endpoints, make_service)))
         yield made

@@ -353,6 +353,8 @@ class RemoteShard:
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
         """Set weights."""
+        if not np.isfinite(rows).all():  # no server is asked to do half of it
+            raise ValueError("rows must be finite: a weight of NaN or infinity can never be learned from")
         self._write(Op.ASSIGN, batch, rows).wait()
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
@@ -425,8 +427,8 @@ class RemoteShard:
 
     def stats(self) -> dict[str, int]:
         """Add up the figures of the servers. A request that concerns several endpoints is counted by each."""
-        totals = np.sum(self._figures(), axis=0, dtype=np.uint64)
-        return dict(zip(_FIGURES, map(int, totals[1:]), strict=True))
+        totals = [sum(map(int, figures)) for figures in zip(*self._figures(), strict=True)]
+        return dict(zip(_FIGURES, totals[1:], strict=True))
 
 
 # Behind the step: what the servers tell of a table, in this order.
