@@ -354,7 +354,7 @@ class RemoteShard:
     def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
         """Set weights."""
         if not np.isfinite(rows).all():  # no server is asked to do half of it
-            raise ValueError("rows must be finite: a weight of NaN or infinity can never be learned from")
+            raise ValueError(f"weights must be finite: one of them is {rows[~np.isfinite(rows)][0]}")
         self._write(Op.ASSIGN, batch, rows).wait()
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
