@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from shoal.cluster.address import complete, split
+from shoal.cluster.parts import Parts
 from shoal.rpc.map import ClusterMap, cut_evenly
 from shoal.rpc.messages import (
     AddTable,
@@ -60,6 +61,7 @@ from shoal.rpc.messages import (
     News,
     Order,
     OrderBody,
+    PartIs,
     Passed,
     Refused,
     Reply,
@@ -70,6 +72,7 @@ from shoal.rpc.messages import (
     StartJob,
     TableIs,
     TablesAre,
+    TakePart,
     Waiting,
     Welcome,
     WorkerGone,
@@ -80,6 +83,7 @@ __all__ = ["DEAD_AFTER", "Membership", "Probe"]
 DEAD_AFTER = 5  # heartbeats missed
 _REPLIES = 64  # kept per peer, to be repeated
 _FORMER = 4096  # senders that are remembered after they are gone
+_MOST_PARTS = 1 << 24
 _RESEND = 1.0  # seconds until an order is sent again
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
@@ -138,6 +142,12 @@ class _Launcher(_Peer):
 
 
 @dataclass(slots=True, eq=False)
+class _Pass:
+    parts: Parts
+    digest: str
+
+
+@dataclass(slots=True, eq=False)
 class _Job:
     number: int
     rules: Rules
@@ -145,6 +155,7 @@ class _Job:
     members: dict[int, _Worker]
     dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
     barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
+    passes: dict[int, _Pass] = field(default_factory=dict)
 
 
 class Membership:
@@ -400,6 +411,8 @@ class Membership:
             self._ask_table(peer, number, body)
         elif isinstance(body, Barrier):
             self._barrier(peer, number, body.name)
+        elif isinstance(body, TakePart):
+            self._reply(peer, number, self._take_part(peer, body))
 
     def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
         peer.parked.pop(number, None)
@@ -714,6 +727,8 @@ class Membership:
         del self._job.members[worker.rank]
         for came in self._job.barriers.values():
             came.pop(worker.rank, None)
+        for one in self._job.passes.values():
+            one.parts.release(worker.sender)
         self._check_barriers()
 
     def _let_go(self, worker: _Worker, number: int) -> Operation:
@@ -807,6 +822,28 @@ class Membership:
                     worker = self._job.members.get(rank)
                     if worker is not None and number in worker.parked:
                         self._reply(worker, number, Passed())
+
+    # --- parts of the data ------------------------------------------------------------------------------------
+
+    def _take_part(self, worker: _Worker, take: TakePart) -> ReplyBody:
+        job = self._job
+        if job is None or not self._is_member(worker):
+            return Refused("protocol", f"{worker} left the job and asks for data")
+        if take.pass_number not in job.passes:
+            if not 0 <= take.count < _MOST_PARTS:
+                return Refused("input", f"a pass of {take.count} parts: cut the data into larger ones")
+            job.passes[take.pass_number] = _Pass(Parts(take.count), take.digest)
+        one = job.passes[take.pass_number]
+        if (take.count, take.digest) != (one.parts.count, one.digest):
+            text = (
+                f"{worker} cuts the data of pass {take.pass_number} into other parts than the worker that began it: "
+                "let all workers read the same files, of the same sizes, with the same part_bytes"
+            )
+            return Refused("input", text)
+        if take.finished >= 0:
+            one.parts.finish(worker.sender, take.finished, self._now)
+        part = None if one.parts.over else one.parts.take(worker.sender, self._now, reissue=take.reissue)
+        return PartIs(part, one.parts.over)
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
