@@ -192,6 +192,7 @@ class Status(enum.IntEnum):
     INTERNAL = 23
     VERSION = 24
     WRONG_JOB = 25
+    NO_LIST = 26
 
 class WireDtype(enum.IntEnum):
     NONE = 0
@@ -209,6 +210,12 @@ class Message:
     def status(self) -> int: ...
     @property
     def reply(self) -> bool: ...
+    @property
+    def packed(self) -> bool: ...
+    @property
+    def keep(self) -> bool: ...
+    @property
+    def digest(self) -> bytes: ...
     @property
     def part(self) -> int: ...
     @property
@@ -266,5 +273,8 @@ def encode_header(
     aux: int = 0,
     job: int = 0,
     part: int = 0,
+    packed: bool = False,
+    keep: bool = False,
+    digest: bool = False,
 ) -> bytes: ...
 def decode(frames: Sequence[Any], *, replies: bool = True, payload_bytes: int = 1073741824) -> Message: ...

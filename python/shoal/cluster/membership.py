@@ -16,7 +16,8 @@ is sent after that.
 
 Invariants (tests/test_membership.py tries them on random schedules):
   I1  A rank has one worker at most that was not declared dead, and its incarnation rises with every admission.
-  I2  A worker is told Joined after every server has admitted it; it is Left, or WorkerGone, before anybody follows it.
+  I2  A worker is told Joined after every server has admitted it. Nobody gets its rank before it left or was declared
+      dead and every server has dismissed it.
   I3  All servers execute one sequence of orders, each order once.
   I4  A request is executed once, however often it comes; its reply is repeated.
   I5  A barrier lets nobody through before every worker of the job, dead or gone ones apart, has come to it.

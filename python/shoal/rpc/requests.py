@@ -22,7 +22,9 @@ Invariants
         alone, and parts that are sent again. A part that is parked, or was told to come again, is not on the wire.
     I3  Parts leave for an endpoint in the order in which they were submitted; only repetitions overtake.
     I4  A settled call is never written to: an answer that comes late finds nobody.
-    I5  Every call that is not settled has a time at which `on_time` does something about it: its deadline, at last.
+    I5  A tick leaves for an endpoint behind the pushes of its clock, when the reads of its clock there have been
+        answered (asked again later, they could see too much), and while no slot of its clock is refused anywhere.
+    I6  Every call that is not settled has a time at which `on_time` does something about it: its deadline, at last.
 
 Threads: one at a time; the owner locks. Arrays are sliced, not copied: whoever submits leaves them as they are until
 the call is settled.
@@ -142,6 +144,7 @@ class _Peer:
     address: str
     server: int
     queue: deque[_Part] = field(default_factory=deque)
+    reads: Counter[int] = field(default_factory=Counter)  # by clock: parts that are not answered
     bytes: int = 0  # on the wire
     asked: float = math.nan  # first
     heard: float = math.nan  # last
@@ -419,8 +422,7 @@ class Requests:
         call = part.call
         if call.op == Op.TICK:
             assert call.tables is not None
-            pushes = self._listed(call.clock, part.first_slot, part.end_slot)
-            return [np.array([push.sequence for push in pushes], np.uint64), call.tables]
+            return [np.array([self._mark(push) for push in self._listed(part)], np.uint64), call.tables]
         if call.hashes is None:
             return call.payload
         frames: Frames = [call.hashes[part.begin : part.end]]
@@ -428,19 +430,25 @@ class Requests:
             frames.append(call.values[part.begin : part.end])
         return frames
 
-    def _listed(self, clock: int, first: int, end: int) -> list[Call]:
-        """Return the pushes of a clock with rows in slots [first, end) that are not acknowledged: at most 64.
+    def _listed(self, tick: _Part) -> list[_Part]:
+        """Return the parts of pushes that a tick asks for: of its clock, at its endpoint, not acknowledged.
 
-        Those that are acknowledged have been seen, and need not be asked for.
+        At most 64 pushes have such parts. Those that are acknowledged have been seen, and need not be asked for.
         """
         return [
-            push
+            part
             for push in self._open.values()
-            if push.op == Op.PUSH
-            and push.clock == clock
-            and push.begins is not None
-            and push.begins[first] < push.begins[end]
+            if push.op == Op.PUSH and push.clock == tick.call.clock
+            for part in push._parts
+            if part.address == tick.address
         ]
+
+    @staticmethod
+    def _mark(part: _Part) -> int:
+        """Return how a tick names a part of a push: by the slot of its last row, and its sequence."""
+        assert part.call.begins is not None
+        slot = int(np.searchsorted(part.call.begins, part.end, "left")) - 1
+        return (slot + 1 << 48) | part.sequence
 
     # --- sending ------------------------------------------------------------------------------------------------
 
@@ -464,6 +472,8 @@ class Requests:
         else:
             self._read += 1
             part.sequence = self._read
+            if call.begins is not None:
+                self._peer(part).reads[call.clock] += 1
         part.key = (part.address, part.sequence, part.number)
         rows = part.end - part.begin
         part.bytes = (
@@ -486,10 +496,18 @@ class Requests:
                 continue
             if part.call.sequence and part.call.sequence - next(iter(self._open)) >= WINDOW:
                 return
-            if peer.bytes and peer.bytes + part.bytes > self.policy.credit and part.call.op != Op.TICK:
+            if part.call.op == Op.TICK:
+                if not self._may_tick(part, peer):
+                    return
+            elif peer.bytes and peer.bytes + part.bytes > self.policy.credit:
                 return
             queue.popleft()
             self._send(part, now)
+
+    def _may_tick(self, tick: _Part, peer: _Peer) -> bool:
+        """Tell whether I5 lets a tick go."""
+        clock = tick.call.clock
+        return not peer.reads[clock] and all(call.clock != clock for call, *_ in self._refused)
 
     def _pump_all(self, now: float) -> None:
         for peer in self._peers.values():
@@ -648,18 +666,24 @@ class Requests:
             call._order[part.first_slot] = (part.address, reply.numbers if call.op == Op.STATS else reply.values)
 
     def _forget(self, part: _Part) -> None:
+        call = part.call
         self._discharge(part)
         self._parts.pop(part.key, None)
-        part.call._parts.pop(part, None)
+        if part in call._parts:
+            del call._parts[part]
+            if not call.sequence and call.begins is not None:
+                reads = self._peer(part).reads
+                reads[call.clock] -= 1
+                if not reads[call.clock]:
+                    del reads[call.clock]
         part.due = math.nan
 
     def _hurry(self, tick: _Part, now: float) -> None:
         """Send at once what a tick found missing: pushes that left before it and have not been answered."""
-        for push in self._listed(tick.call.clock, tick.first_slot, tick.end_slot):
-            for part in push._parts:
-                if part.address == tick.address and part.charged and part.sent < tick.sent:
-                    part.tries = 0
-                    self._send(part, now)
+        for part in self._listed(tick):
+            if part.charged and part.sent < tick.sent:
+                part.tries = 0
+                self._send(part, now)
 
     @staticmethod
     def _who(part: _Part) -> str:
@@ -747,6 +771,7 @@ class Requests:
         for call in self._calls:
             if call.begins is None and call.slot is None:
                 everywhere.add(call)
+                call._refused = 0
             stranded += [
                 part for part in call._parts if part.message is None or part.address not in there or call in everywhere
             ]
@@ -759,7 +784,7 @@ class Requests:
         for address in self._peers.keys() - there:
             del self._peers[address]
         refused, self._refused = self._refused, []
-        self._retry(refused, now, wait=False)
+        self._retry([entry for entry in refused if entry[0] not in everywhere], now, wait=False)
         for call in sorted(everywhere, key=lambda call: call.started):
             answered = {address for address, _ in call._order.values()}
             for part in self._cut(call, 0, map.slots):
