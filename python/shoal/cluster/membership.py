@@ -842,6 +842,8 @@ class Membership:
             return Refused("input", text)
         if take.finished >= 0:
             one.parts.finish(worker.sender, take.finished, self._now)
+        for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's
+            other.parts.release(worker.sender)
         part = None if one.parts.over else one.parts.take(worker.sender, self._now, reissue=take.reissue)
         return PartIs(part, one.parts.over)
 
