@@ -40,7 +40,7 @@ from shoal.errors import (
     WrongProcess,
 )
 from shoal.metrics import Metrics
-from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
+from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
     FTRL,
     SGD,
@@ -65,6 +65,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ASP",
     "BSP",
+    "DBPG",
     "FTRL",
     "SGD",
     "SSP",

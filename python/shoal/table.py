@@ -682,7 +682,8 @@ class Table:
         Returns
         -------
         float64[dim]
-            A number for each weight of a row (of `Proximal`, one), added up in float64, in hash order, slot by slot: the bits do not depend on threads or servers.
+            A number for each weight of a row (of `Proximal`, one), added up in float64, in hash order, slot by slot:
+            the bits do not depend on threads or servers.
 
         Examples
         --------

@@ -306,7 +306,9 @@ def divided(a, b):
     return np.divide(a, b, out=np.zeros(a.shape), where=b != 0)
 
 
-RULES = {rule.__name__: rule for rule in (SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW, Proximal)}
+RULES = {
+    rule.__name__: rule for rule in (SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW, Proximal)
+}
 
 
 def rule_of(optimizer) -> Rule:
