@@ -196,6 +196,7 @@ class Cluster:
             for table, spec in tables.items():
                 one.add_table(table, **spec)
         self.clients = []
+        self.zombies = []
         self.links = {}
         self.incarnations = [0] * workers
         self.busy_until = dict.fromkeys(self.services, 0.0)  # control calls reach an endpoint in order
@@ -247,14 +248,19 @@ class Cluster:
             self.history.joined(rank, 1, 0)
             self.network.after(self.network.delay() * 2, client.go)
 
-    def kill(self, rank, *, zombie=False):
-        """End a worker between two of its steps; its messages are still on their way. A zombie runs on unnoticed."""
-        client = self.clients[rank]
-        client.alive = zombie
-        self.history.died(client)
+    def replace(self, rank, program, delay, zombie):
+        """Dismiss a worker at this moment; let its rank join again some time after. A zombie runs on unnoticed."""
+        old = self.clients[rank]
+        if old.finished or not old.alive:
+            return
+        old.alive = zombie
+        if zombie:
+            self.zombies.append(old)
+        self.history.died(old)
         for address in self.services:
-            self.tell(address, lambda service: service.dismiss(rank, client.incarnation))
-        return client
+            self.tell(address, lambda service: service.dismiss(rank, old.incarnation))
+        self.changing += 1
+        self.network.after(delay, self.readmit, rank, program)
 
     def readmit(self, rank, program):
         """Let a rank join again: hold everybody, ask how far they are, admit it there."""
@@ -273,25 +279,32 @@ class Cluster:
             client = self.clients[rank] = Client(self, rank, incarnation, clock, program)
             self.history.joined(rank, incarnation, clock)
             self.network.after(self.network.delay(), client.go)
+            self.changing -= 1
 
         for address in self.services:
             self.tell(address, hold)
 
-    def move(self, giver, first, end):
+    def move(self, giver, count, up):
         """Give slots at an edge of one endpoint's range to its neighbour, at a moment when both are equally far."""
         endpoints = list(self.map.endpoints)
-        other = giver + 1 if end == endpoints[giver].end_slot else giver - 1
+        other = giver + 1 if up else giver - 1
         a, b = (self.services[endpoints[i].address] for i in (giver, other))
-        if self.mode == "bsp" and (
-            a.applied != b.applied or {r: m.clock for r, m in a.members.items()} != {r: m.clock for r, m in b.members.items()}
-        ):
-            self.network.after(0.001, self.move, giver, first, end)
+        if a.end - a.first <= count:
             return
+
+        def state(service):
+            return service.applied, service.cap, {rank: (m.incarnation, m.clock) for rank, m in service.members.items()}
+
+        if state(a) != state(b):
+            if self.network.now < PATIENCE:
+                self.network.after(0.001, self.move, giver, count, up)
+            return
+        first, end = (a.end - count, a.end) if up else (a.first, a.first + count)
         epoch = self.map.epoch + 1
         a.give(b, first, end, epoch)
-        self.reply(endpoints[giver].address, a.released())
         for i, service in ((giver, a), (other, b)):
             endpoints[i] = Endpoint(service.first, service.end, endpoints[i].address, endpoints[i].server)
+            self.reply(endpoints[i].address, service.released())
         self.map = ClusterMap(epoch, tuple(endpoints))
         for service in self.services.values():
             service.set_map(epoch, service.first, service.end)
@@ -303,14 +316,14 @@ class Cluster:
         limit = PATIENCE
 
         def done():
-            return all(client.finished or not client.alive for client in self.clients) and not self.changing
+            return all(client.finished for client in self.clients) and not self.changing
 
         self.network.run(until or done, limit)
         stuck = [f"worker {c.rank} at clock {c.clock}" for c in self.clients if c.alive and not c.finished]
         self.history.stuck = stuck
         self.history.errors = [client.error for client in self.clients if client.alive and client.error is not None]
-        for client in self.clients:
-            client.alive = client.alive and not client.finished
+        for client in self.clients + self.zombies:
+            client.alive = False
         self.network.run(lambda: False, self.network.now + 60.0)  # ghosts, too
         return self.history
 

@@ -301,5 +301,6 @@ class Service:
         self.pending = kept
         self.set_map(epoch, self.first if first > self.first else end, first if first > self.first else self.end)
         other.set_map(epoch, min(other.first, first), max(other.end, end))
-        for peer, message in self.parked.values():
+        parked, self.parked = self.parked, {}
+        for peer, message in parked.values():
             self.pull(peer, message)  # refused, or parked anew

@@ -138,6 +138,17 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
+class _Refused:
+    """Slots of a call that wait for a newer map."""
+
+    serial: int
+    call: Call
+    first_slot: int
+    end_slot: int
+    pauses: int
+
+
+@dataclass(slots=True, eq=False)
 class _Peer:
     """What is known of one endpoint."""
 
@@ -242,7 +253,7 @@ class Requests:
         self._parts: dict[tuple[str, int, int], _Part] = {}  # sent, not answered
         self._calls: set[Call] = set()  # not settled
         self._open: dict[int, Call] = {}  # writes that are not settled, by sequence, ascending
-        self._refused: list[tuple[Call, int, int, int]] = []  # (call, first slot, end slot, pauses): wait for a map
+        self._refused: list[_Refused] = []
         self._lost: dict[str, str] = {}  # address -> why
         self._closed: ShoalError | None = None
         self._write = 0  # last sequences
@@ -507,7 +518,7 @@ class Requests:
     def _may_tick(self, tick: _Part, peer: _Peer) -> bool:
         """Tell whether I5 lets a tick go."""
         clock = tick.call.clock
-        return not peer.reads[clock] and all(call.clock != clock for call, *_ in self._refused)
+        return not peer.reads[clock] and all(run.call.clock != clock for run in self._refused)
 
     def _pump_all(self, now: float) -> None:
         for peer in self._peers.values():
@@ -640,7 +651,11 @@ class Requests:
             )
             return
         self._forget(part)
-        if not call._parts and not call._refused:
+        self._finish(call, now)
+
+    def _finish(self, call: Call, now: float) -> None:
+        """Settle a call of which everything has been answered."""
+        if not call.done and not call._parts and not call._refused:
             if call.op in (Op.STATS, Op.REDUCE):
                 call.result = [call._order[slot][1] for slot in sorted(call._order)]
             self._settle(call, now)
@@ -707,36 +722,41 @@ class Requests:
         """Keep what an endpoint would not take; the rest of a write is done, of a read nothing is."""
         call = part.call
         runs = [(part.first_slot, part.end_slot)]
-        if call.sequence and call.begins is not None:
-            slots = np.unique(reply.slots).astype(np.int64)
-            slots = slots[(slots >= part.first_slot) & (slots < part.end_slot)]
+        slots = np.unique(reply.slots).astype(np.int64)
+        slots = slots[(slots >= part.first_slot) & (slots < part.end_slot)]
+        if call.sequence and call.begins is not None and len(slots):
             runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(slots, np.flatnonzero(np.diff(slots) > 1) + 1)]
             call._total += reply.aux if call.op == Op.ERASE else 0
-        self.counts["refused"] += len(reply.slots)
+        self.counts["refused"] += len(slots)
         self._forget(part)
         call._refused += len(runs)
-        refused = [(call, first, end, part.pauses) for first, end in runs]
+        refused = [_Refused(part.serial, call, first, end, part.pauses) for first, end in runs]
         if reply.epoch < self.map.epoch:
             self._retry(refused, now, wait=True)  # the endpoint has not heard of our map yet
         else:
             self._refused += refused
 
-    def _retry(self, refused: list[tuple[Call, int, int, int]], now: float, *, wait: bool) -> None:
-        """Cut anew what was refused; after a pause, where nothing has changed since."""
-        for call, first, end, pauses in refused:
+    def _retry(self, refused: list[_Refused], now: float, *, wait: bool) -> None:
+        """Cut anew what was refused, in the order of submission; after a pause, where nothing has changed since."""
+        for run in sorted(refused, key=lambda run: run.serial):
+            call = run.call
             if call.done:
                 continue
             call._refused -= 1
-            for part in self._cut(call, first, end):
+            answered = {address for address, _ in call._order.values()}
+            for part in self._cut(call, run.first_slot, run.end_slot):
+                if part.address in answered:
+                    continue
                 if part.address in self._lost:
                     self._settle(call, now, self._server_lost(part, now))
                     break
                 if wait:
-                    part.pauses = pauses + 1
+                    part.pauses = run.pauses + 1
                     self._name(part)
-                    self._again(part, now + self._pause(pauses))
+                    self._again(part, now + self._pause(run.pauses))
                 else:
                     self._queue(part, now)
+            self._finish(call, now)
 
     @property
     def wants_map(self) -> bool:
@@ -746,9 +766,9 @@ class Requests:
     def set_map(self, map: ClusterMap, now: float) -> None:
         """Go on with this map.
 
-        What is under way stays where it is while its endpoint exists; refused slots, what was not sent yet, and what
-        went to endpoints that are no longer there, is cut anew. A map that is not newer only makes refused slots try
-        again after a pause.
+        What is under way stays where it is if its slots still belong there. All else is cut anew: refused slots, what
+        was not sent yet, what went to endpoints that have changed, and what asks every endpoint, of those that have not
+        answered. A map that is not newer only makes refused slots try again after a pause.
 
         Parameters
         ----------
@@ -760,37 +780,36 @@ class Requests:
             return
         if map.slots != self.map.slots:
             raise ValueError(f"the map of epoch {map.epoch} has {map.slots} slots, the store has {self.map.slots}")
+        refused, self._refused = self._refused, []
         if map.epoch <= self.map.epoch:
-            refused, self._refused = self._refused, []
             self._retry(refused, now, wait=True)
             return
         self.map = map
-        there = {endpoint.address for endpoint in map.endpoints}
-        stranded = []
-        everywhere = set()
+        owners = {endpoint.address: endpoint for endpoint in map.endpoints}
         for call in self._calls:
-            if call.begins is None and call.slot is None:
-                everywhere.add(call)
-                call._refused = 0
-            stranded += [
-                part for part in call._parts if part.message is None or part.address not in there or call in everywhere
-            ]
-        stranded.sort(key=lambda part: part.serial)
-        for part in stranded:
-            self._forget(part)
-            if part.call not in everywhere:
-                part.call._refused += 1
-                self._refused.append((part.call, part.first_slot, part.end_slot, 0))
-        for address in self._peers.keys() - there:
+            everywhere = call.begins is None and call.slot is None
+            moved = [part for part in call._parts if everywhere or not self._stays(part, owners.get(part.address))]
+            if everywhere:
+                # Once, whatever of it was asked so far.
+                serials = [part.serial for part in moved] + [run.serial for run in refused if run.call is call]
+                refused = [run for run in refused if run.call is not call]
+                refused.append(_Refused(min(serials), call, 0, map.slots, 0))
+                call._refused = 1
+            else:
+                refused += [_Refused(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
+                call._refused += len(moved)
+            for part in moved:
+                self._forget(part)
+        for address in self._peers.keys() - owners.keys():
             del self._peers[address]
-        refused, self._refused = self._refused, []
-        self._retry([entry for entry in refused if entry[0] not in everywhere], now, wait=False)
-        for call in sorted(everywhere, key=lambda call: call.started):
-            answered = {address for address, _ in call._order.values()}
-            for part in self._cut(call, 0, map.slots):
-                if part.address not in answered:
-                    self._queue(part, now)
+        self._retry(refused, now, wait=False)
         self._pump_all(now)
+
+    @staticmethod
+    def _stays(part: _Part, owner: Endpoint | None) -> bool:
+        if part.message is None or owner is None:
+            return False
+        return owner.first_slot <= part.first_slot and part.end_slot <= owner.end_slot
 
     # --- endings ------------------------------------------------------------------------------------------------
 
@@ -855,7 +874,7 @@ class Requests:
         for part in list(call._parts):
             self._forget(part)
         if call._refused:
-            self._refused = [entry for entry in self._refused if entry[0] is not call]
+            self._refused = [run for run in self._refused if run.call is not call]
         # What it was made of may go, whoever still holds the call.
         call.hashes = call.begins = call.values = call.out = call.tables = None
         call.payload, call._order = [], {}
