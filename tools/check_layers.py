@@ -41,14 +41,14 @@ PYTHON = {
     "checkpoint": "_core errors optim table sealed",
     "store": "_core errors consistency optim gate handle table dense sealed checkpoint",
     "rpc": "_core errors consistency optim handle table",
-    "cluster": "_core errors consistency optim gate handle table sealed checkpoint store rpc data",
+    "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports",
+    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports rpc cluster",
     "__main__": "cli",
-    "__init__": "_core errors consistency optim table dense sealed checkpoint store data metrics models reports",
+    "__init__": "errors consistency optim table dense store cluster data metrics models reports",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

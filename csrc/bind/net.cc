@@ -11,48 +11,18 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "bind/borrowed.h"
 #include "net/wire.h"
 
 namespace shoal::bind {
 
 namespace {
 
-// From here on others may compute while a message is checked; below, handing the lock over costs more.
-constexpr std::size_t kLarge = std::size_t{64} << 10U;
-
-// The bytes of a bytes object, an array, a zmq.Frame: anything contiguous that lends its memory.
-class Borrowed {
- public:
-  explicit Borrowed(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
-      throw py::error_already_set();
-    }
-  }
-  Borrowed(Borrowed&& other) noexcept : buffer_(other.buffer_) { other.buffer_.obj = nullptr; }
-  Borrowed& operator=(Borrowed&&) = delete;
-  ~Borrowed() { PyBuffer_Release(&buffer_); }
-
-  wire::Frame bytes() const {
-    return {static_cast<const std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
-  }
-
- private:
-  Py_buffer buffer_{};
-};
-
-std::size_t total(std::span<const wire::Frame> frames) {
-  std::size_t bytes = 0;
-  for (const wire::Frame frame : frames) {
-    bytes += frame.size();
-  }
-  return bytes;
-}
-
 py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8_t status, bool reply,
                         std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
                         std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
                         std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
-                        std::uint8_t part) {
+                        std::uint8_t part, bool packed, bool keep, bool digest) {
   std::vector<Borrowed> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle buffer : payload) {
@@ -62,7 +32,9 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
       .op = wire::Op{op},
       .status = wire::Status{status},
       .dtype = wire::Dtype{dtype},
-      .flags = static_cast<std::uint16_t>((reply ? wire::kReply : 0U) | (unsigned{part} << wire::kPartShift)),
+      .flags = static_cast<std::uint16_t>((reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
+                                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
+                                          (unsigned{part} << wire::kPartShift)),
       .dim = dim,
       .table = table,
       .worker = worker,
@@ -116,10 +88,9 @@ py::object values(const py::object& self) {
   };
   switch (decoded.header.dtype) {
     case wire::Dtype::kFloat32:
-      return as(float{});
     case wire::Dtype::kFloat16:
     case wire::Dtype::kBfloat16:
-      return as(std::uint16_t{});
+      return as(float{});
     case wire::Dtype::kUint64:
       return as(std::uint64_t{});
     case wire::Dtype::kFloat64:
@@ -139,6 +110,11 @@ auto header_field() {
 template <auto Field>
 auto number_of() {
   return [](const Message& message) { return static_cast<int>(message.decoded.header.*Field); };
+}
+
+template <std::uint16_t Flag>
+auto has_flag() {
+  return [](const Message& message) { return (message.decoded.header.flags & Flag) != 0; };
 }
 
 template <auto Field>
@@ -176,6 +152,7 @@ void add_wire(py::module_& module) {
       .value("INTERNAL", wire::Status::kInternal)
       .value("VERSION", wire::Status::kWrongVersion)
       .value("WRONG_JOB", wire::Status::kWrongJob)
+      .value("NO_LIST", wire::Status::kNoList)
       .finalize();
   py::native_enum<wire::Dtype>(module, "WireDtype", "enum.IntEnum")
       .value("NONE", wire::Dtype::kNone)
@@ -193,6 +170,8 @@ void add_wire(py::module_& module) {
       .def_property_readonly("reply",
                              [](const Message& message) { return message.decoded.header.is_reply(); })
       .def_property_readonly("part", [](const Message& message) { return message.decoded.header.part(); })
+      .def_property_readonly("packed", has_flag<wire::kPacked>())
+      .def_property_readonly("keep", has_flag<wire::kKeep>())
       .def_property_readonly("dtype", number_of<&Header::dtype>())
       .def_property_readonly("dim", header_field<&Header::dim>())
       .def_property_readonly("table", header_field<&Header::table>())
@@ -206,6 +185,11 @@ void add_wire(py::module_& module) {
       .def_property_readonly("job", header_field<&Header::job>())
       .def_property_readonly("payload_bytes", header_field<&Header::payload_bytes>())
       .def_property_readonly("hashes", span_field<&wire::Decoded::hashes>())
+      .def_property_readonly("digest",
+                             [](const Message& message) {
+                               const wire::Frame digest = message.decoded.digest;
+                               return py::bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
+                             })
       .def_property_readonly("values", &values)
       .def_property_readonly("numbers", span_field<&wire::Decoded::numbers>())
       .def_property_readonly("tables", span_field<&wire::Decoded::tables>())
@@ -219,13 +203,17 @@ void add_wire(py::module_& module) {
              py::arg("status") = 0, py::arg("reply") = false, py::arg("dtype") = 0, py::arg("dim") = 0,
              py::arg("table") = 0, py::arg("worker") = wire::kNobody, py::arg("incarnation") = 0,
              py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
-             py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0);
+             py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
+             py::arg("keep") = false, py::arg("digest") = false);
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
              py::arg("payload_bytes") = std::uint64_t{1} << 30U);
 }
 
 }  // namespace
 
-void add_net(py::module_& module) { add_wire(module); }
+void add_net(py::module_& module) {
+  add_wire(module);
+  add_service(module);
+}
 
 }  // namespace shoal::bind

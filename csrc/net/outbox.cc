@@ -57,11 +57,11 @@ struct Blocks::Shared {
   std::array<std::vector<std::unique_ptr<Chunk>>, kClasses> kinds;
 };
 
-std::byte* Block::data() const noexcept {
+std::byte* Lease::data() const noexcept {
   return chunk_ == nullptr ? nullptr : static_cast<Blocks::Chunk*>(chunk_)->memory.data();
 }
 
-void Block::give_back(void* detached) noexcept {
+void Lease::give_back(void* detached) noexcept {
   if (detached == nullptr) {
     return;
   }
@@ -95,7 +95,7 @@ Blocks::~Blocks() {
   shared_->leave();
 }
 
-Block Blocks::take(std::size_t bytes) {
+Lease Blocks::take(std::size_t bytes) {
   if (bytes == 0) {
     return {};
   }

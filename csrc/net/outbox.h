@@ -5,17 +5,17 @@
 // large reply would cost more than filling them.
 //
 //   Blocks   memory by size class, four classes an octave; a class's blocks are handed out again last in, first out
-//   Block    one piece of it, owned: data() is aligned to a cache line, what it held is lost
+//   Lease    one piece of it, owned: data() is aligned to a cache line, what it held is lost
 //   Reply    peer, header, up to three payload frames
 //   Outbox   replies in the order in which they leave
 //
 // Invariants
-//   I1  no memory has two owners: a Block, or the transport that took it by detach(), or Blocks.
+//   I1  no memory has two owners: a Lease, or the transport that took it by detach(), or Blocks.
 //   I2  out() is the sum of bytes() over all blocks that have not come back.
 //   I3  idle memory is at most `keep` bytes; the rest goes back to the system.
 //
 // Threads: blocks are taken and given back by any thread, at any time, also after ~Blocks: what they share lives until the
-// last of them is back. A Block, a Reply and an Outbox have one owner each.
+// last of them is back. A Lease, a Reply and an Outbox have one owner each.
 
 #pragma once
 
@@ -31,18 +31,18 @@ namespace shoal {
 
 class Blocks;
 
-class Block {
+class Lease {
  public:
-  Block() = default;
-  Block(Block&& other) noexcept { *this = std::move(other); }
-  Block& operator=(Block&& other) noexcept {
+  Lease() = default;
+  Lease(Lease&& other) noexcept { *this = std::move(other); }
+  Lease& operator=(Lease&& other) noexcept {
     std::swap(chunk_, other.chunk_);
     std::swap(size_, other.size_);
     return *this;
   }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  ~Block() { give_back(chunk_); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease() { give_back(chunk_); }
 
   std::byte* data() const noexcept;
   std::size_t size() const noexcept { return size_; }
@@ -62,7 +62,7 @@ class Block {
 
  private:
   friend class Blocks;
-  Block(void* chunk, std::size_t size) noexcept : chunk_(chunk), size_(size) {}
+  Lease(void* chunk, std::size_t size) noexcept : chunk_(chunk), size_(size) {}
 
   void* chunk_ = nullptr;  // a Blocks::Chunk
   std::size_t size_ = 0;
@@ -75,14 +75,14 @@ class Blocks {
   Blocks(const Blocks&) = delete;
   Blocks& operator=(const Blocks&) = delete;
 
-  // No bytes: an empty Block. std::bad_alloc where the system has no more.
-  Block take(std::size_t bytes);
+  // No bytes: an empty Lease. std::bad_alloc where the system has no more.
+  Lease take(std::size_t bytes);
 
   std::size_t out() const noexcept;   // bytes handed out and not yet back
   std::size_t idle() const noexcept;  // bytes kept for the next
 
  private:
-  friend class Block;
+  friend class Lease;
   struct Shared;
   struct Chunk;
   Shared* shared_;
@@ -97,12 +97,12 @@ struct Reply {
 
   Peer peer;
   std::array<std::byte, kHeaderBytes> header;
-  std::array<Block, kMostPayload> payload;
+  std::array<Lease, kMostPayload> payload;
   std::size_t frames = 0;  // of the payload
 
   std::size_t payload_bytes() const noexcept {
     std::size_t bytes = 0;
-    for (const Block& block : payload) {
+    for (const Lease& block : payload) {
       bytes += block.size();
     }
     return bytes;
@@ -114,7 +114,7 @@ class Outbox {
   // The blocks must outlive the outbox.
   explicit Outbox(Blocks& blocks) noexcept : blocks_(blocks) {}
 
-  Block block(std::size_t bytes) { return blocks_.take(bytes); }
+  Lease block(std::size_t bytes) { return blocks_.take(bytes); }
   void add(Reply&& reply) { replies_.push_back(std::move(reply)); }
   std::vector<Reply>& replies() noexcept { return replies_; }
 

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "net/values.h"
 
 namespace shoal::wire {
 
@@ -26,7 +27,10 @@ constexpr std::array<std::string_view, 7> kDtypes = {"none",  "float32", "float1
 // What one frame holds.
 enum class Part : std::uint8_t {
   kHashes,   // count of uint64, ascending strictly
+  kDigest,   // 16 bytes
   kValues,   // count x dim of the header's dtype
+  kMap,      // a bit for each of count x dim values
+  kKept,     // of the header's dtype, as many as the map has bits
   kOnes,     // count of the header's dtype
   kNumbers,  // count of uint64
   kTables,   // aux of uint32, ascending strictly
@@ -35,10 +39,13 @@ enum class Part : std::uint8_t {
   kBytes,    // any number of bytes: the frame tells
 };
 
+constexpr std::size_t kDigestBytes = 16;
+
 struct Shape {
   std::array<Part, kMostFrames> parts{};
   std::size_t frames = 0;
   std::uint8_t dtypes = 0;  // those that may be named, one bit each
+  std::uint16_t flags = 0;  // those that may be set
 };
 
 constexpr std::uint8_t bit(Dtype dtype) noexcept {
@@ -46,29 +53,30 @@ constexpr std::uint8_t bit(Dtype dtype) noexcept {
 }
 constexpr std::uint8_t kWeights = bit(Dtype::kFloat32) | bit(Dtype::kFloat16) | bit(Dtype::kBfloat16);
 
-constexpr Shape kNothing = {{}, 0, bit(Dtype::kNone)};
-constexpr Shape kText = {{Part::kText}, 1, bit(Dtype::kNone)};
+constexpr Shape kNothing = {{}, 0, bit(Dtype::kNone), 0};
+constexpr Shape kText = {{Part::kText}, 1, bit(Dtype::kNone), 0};
 
 Shape shape_of_request(Op op) noexcept {
   switch (op) {
     case Op::kPull:
-      return {{Part::kHashes}, 1, kWeights};
+      return {{Part::kHashes}, 1, kWeights, kPacked | kKeep | kDigest};
     case Op::kPush:
+      return {{Part::kHashes, Part::kValues}, 2, kWeights, kPacked | kKeep | kDigest};
     case Op::kAssign:
-      return {{Part::kHashes, Part::kValues}, 2, kWeights};
+      return {{Part::kHashes, Part::kValues}, 2, kWeights, kPacked};
     case Op::kTick:
-      return {{Part::kNumbers, Part::kTables}, 2, bit(Dtype::kNone)};
+      return {{Part::kNumbers, Part::kTables}, 2, bit(Dtype::kNone), 0};
     case Op::kErase:
     case Op::kContains:
     case Op::kState:
-      return {{Part::kHashes}, 1, bit(Dtype::kNone)};
+      return {{Part::kHashes}, 1, bit(Dtype::kNone), 0};
     case Op::kLoadBegin:
     case Op::kLoadEnd:
-      return {{Part::kNumbers}, 1, bit(Dtype::kNone)};
+      return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kLoadRows:
-      return {{Part::kBytes}, 1, bit(Dtype::kUint8)};
+      return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kReduce:
-      return {{Part::kOnes}, 1, bit(Dtype::kFloat64)};
+      return {{Part::kOnes}, 1, bit(Dtype::kFloat64), 0};
     case Op::kNone:
     case Op::kSlot:
     case Op::kSection:
@@ -81,19 +89,19 @@ Shape shape_of_request(Op op) noexcept {
 Shape shape_of_answer(Op op) noexcept {
   switch (op) {
     case Op::kPull:
-      return {{Part::kValues}, 1, kWeights};
+      return {{Part::kValues}, 1, kWeights, kReply | kPacked};
     case Op::kContains:
-      return {{Part::kOnes}, 1, bit(Dtype::kUint8)};
+      return {{Part::kOnes}, 1, bit(Dtype::kUint8), 0};
     case Op::kState:
-      return {{Part::kValues}, 1, bit(Dtype::kFloat32)};
+      return {{Part::kValues}, 1, bit(Dtype::kFloat32), 0};
     case Op::kSlot:
-      return {{Part::kHashes, Part::kValues}, 2, bit(Dtype::kFloat32)};
+      return {{Part::kHashes, Part::kValues}, 2, bit(Dtype::kFloat32), 0};
     case Op::kSection:
-      return {{Part::kBytes}, 1, bit(Dtype::kUint8)};
+      return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kStats:
-      return {{Part::kNumbers}, 1, bit(Dtype::kNone)};
+      return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kReduce:
-      return {{Part::kOnes}, 1, bit(Dtype::kFloat64)};
+      return {{Part::kOnes}, 1, bit(Dtype::kFloat64), 0};
     case Op::kNone:
     case Op::kPush:
     case Op::kTick:
@@ -107,7 +115,7 @@ Shape shape_of_answer(Op op) noexcept {
   return kNothing;
 }
 
-Shape shape_of(const Header& header) noexcept {
+Shape shape_without_flags(const Header& header) noexcept {
   if (!header.is_reply()) {
     return shape_of_request(header.op);
   }
@@ -118,7 +126,7 @@ Shape shape_of(const Header& header) noexcept {
     case Status::kInternal:
       return kText;
     case Status::kWrongEpoch:
-      return {{Part::kSlots}, 1, bit(Dtype::kNone)};
+      return {{Part::kSlots}, 1, bit(Dtype::kNone), 0};
     case Status::kParked:
     case Status::kStale:
     case Status::kNotAdmitted:
@@ -127,9 +135,23 @@ Shape shape_of(const Header& header) noexcept {
     case Status::kOverloaded:
     case Status::kWrongVersion:
     case Status::kWrongJob:
+    case Status::kNoList:
       break;
   }
   return kNothing;
+}
+
+Shape shape_of(const Header& header) noexcept {
+  Shape shape = shape_without_flags(header);
+  if ((header.flags & kDigest) != 0) {
+    std::replace(shape.parts.begin(), shape.parts.end(), Part::kHashes, Part::kDigest);
+  }
+  // A PULL's request has no values: there the flag is about the reply.
+  if ((header.flags & kPacked) != 0 && shape.frames > 0 && shape.parts[shape.frames - 1] == Part::kValues) {
+    shape.parts[shape.frames - 1] = Part::kMap;
+    shape.parts[shape.frames++] = Part::kKept;
+  }
+  return shape;
 }
 
 __attribute__((format(printf, 3, 4))) bool wrong(Fault& fault, Status status, const char* format,
@@ -174,7 +196,7 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
     return wrong(fault, kBad, "there is no op %u", static_cast<unsigned>(read.op));
   }
   if ((read.flags & ((1U << kPartShift) - 1U) & ~unsigned{kFlags}) != 0) {
-    return wrong(fault, kBad, "flags %04x: of the lower eight, version 1 knows only bit 0",
+    return wrong(fault, kBad, "flags %04x: of the lower eight, version 1 knows bits 0 to 3",
                  static_cast<unsigned>(read.flags));
   }
   if (read.is_reply() != limits.replies) {
@@ -198,8 +220,8 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
 // Aligned: the frame itself, or a copy. Sockets hand out bytes wherever they stand in their own buffers.
 template <class T>
 bool view(Frame frame, Buffer<std::uint64_t>& copy, std::span<const T>& out, Fault& fault) noexcept {
-  const std::byte* data = frame.data();
-  if (reinterpret_cast<std::uintptr_t>(data) % alignof(T) != 0 && !frame.empty()) {
+  const std::byte* data = frame.empty() ? nullptr : frame.data();
+  if (reinterpret_cast<std::uintptr_t>(data) % alignof(T) != 0) {
     try {
       const auto words = copy.claim((frame.size() + 7) / 8);
       std::memcpy(words.data(), frame.data(), frame.size());
@@ -228,14 +250,21 @@ bool check_ascending(std::span<const T> values, const char* what, Fault& fault) 
 }
 
 // How many bytes a frame must have. No product overflows: count and aux are below 2^32, dim is at most 2^12.
-std::uint64_t size_of(Part part, const Header& header, Frame frame) noexcept {
+std::uint64_t size_of(Part part, const Header& header, std::span<const Frame> payload,
+                      std::size_t i) noexcept {
   const std::uint64_t count = header.count;
   switch (part) {
     case Part::kHashes:
     case Part::kNumbers:
       return count * 8;
+    case Part::kDigest:
+      return kDigestBytes;
     case Part::kValues:
       return count * header.dim * bytes_of(header.dtype);
+    case Part::kMap:
+      return map_bytes(count * header.dim);
+    case Part::kKept:
+      return count_kept(payload[i - 1]) * bytes_of(header.dtype);
     case Part::kOnes:
       return count * bytes_of(header.dtype);
     case Part::kTables:
@@ -247,33 +276,29 @@ std::uint64_t size_of(Part part, const Header& header, Frame frame) noexcept {
     case Part::kBytes:
       break;
   }
-  return frame.size();
+  return payload[i].size();
 }
 
 constexpr const char* name_of(Part part) noexcept {
-  constexpr std::array<const char*, 8> kNames = {"hashes", "values", "values", "numbers",
-                                                 "tables", "slots",  "text",   "bytes"};
+  constexpr std::array<const char*, 11> kNames = {"hashes",  "digest", "values", "map",  "values", "values",
+                                                  "numbers", "tables", "slots",  "text", "bytes"};
   return kNames[static_cast<std::size_t>(part)];
 }
 
-bool read_values(Frame frame, Buffer<std::uint64_t>& copy, Decoded& out, Fault& fault) noexcept {
-  std::span<const std::uint64_t> words;  // 8 bytes suit every dtype
-  if (!view(frame, copy, words, fault)) {
-    return false;
-  }
-  out.values = {reinterpret_cast<const std::byte*>(words.data()), frame.size()};
-  return true;
-}
-
-bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& out, Fault& fault) noexcept {
+// Sizes first, then checksums; what the frames mean comes after.
+bool check_frames(const Header& header, const Shape& shape, std::span<const Frame> payload,
+                  const Limits& limits, Fault& fault) noexcept {
   constexpr Status kBad = Status::kBadRequest;
-  const Header& header = out.header;
-  const Shape shape = shape_of(header);
   const std::string_view op = name(header.op);
   const auto op_size = static_cast<int>(op.size());
   if ((shape.dtypes & bit(header.dtype)) == 0) {
     return wrong(fault, kBad, "a %.*s has no values of dtype %s", op_size, op.data(),
                  name(header.dtype).data());
+  }
+  const unsigned flags = header.flags & kFlags & ~unsigned{kReply};
+  if ((flags & ~unsigned{shape.flags}) != 0 || (flags & (kKeep | kDigest)) == (kKeep | kDigest)) {
+    return wrong(fault, kBad, "a %.*s cannot have the flags %04x", op_size, op.data(),
+                 static_cast<unsigned>(header.flags));
   }
   if (payload.size() != shape.frames) {
     return wrong(fault, kBad, "a %.*s has %zu frames behind its header, got %zu", op_size, op.data(),
@@ -281,20 +306,23 @@ bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& 
   }
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < shape.frames; ++i) {
-    if (shape.parts[i] == Part::kValues && (header.dim == 0 || header.dim > kMostDim)) {
+    const Part part = shape.parts[i];
+    const bool rows = part == Part::kValues || part == Part::kMap;
+    if (rows && (header.dim == 0 || header.dim > kMostDim)) {
       return wrong(fault, kBad, "dim must be 1 to %zu, got %u", kMostDim, static_cast<unsigned>(header.dim));
     }
-    const std::uint64_t size = size_of(shape.parts[i], header, payload[i]);
+    const std::uint64_t size = size_of(part, header, payload, i);
     if (payload[i].size() != size) {
-      return wrong(fault, kBad, "the %s of a %.*s of %u need %llu bytes, got %zu", name_of(shape.parts[i]),
-                   op_size, op.data(), static_cast<unsigned>(header.count), static_cast<U64>(size),
-                   payload[i].size());
+      return wrong(fault, kBad, "the %s of a %.*s of %u need %llu bytes, got %zu", name_of(part), op_size,
+                   op.data(), static_cast<unsigned>(header.count), static_cast<U64>(size), payload[i].size());
     }
     bytes += size;
-  }
-  if (bytes > limits.payload_bytes) {
-    return wrong(fault, kBad, "%llu bytes in one message, at most %llu are taken: send fewer rows at a time",
-                 static_cast<U64>(bytes), static_cast<U64>(limits.payload_bytes));
+    const std::uint64_t unpacked = rows ? std::uint64_t{header.count} * header.dim * sizeof(float) : 0;
+    if (std::max(bytes, unpacked) > limits.payload_bytes) {
+      return wrong(fault, kBad,
+                   "%llu bytes in one message, at most %llu are taken: send fewer rows at a time",
+                   static_cast<U64>(std::max(bytes, unpacked)), static_cast<U64>(limits.payload_bytes));
+    }
   }
   if (bytes != header.payload_bytes) {
     return wrong(fault, kBad, "the header tells of %u bytes, %llu came",
@@ -308,36 +336,96 @@ bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& 
     return wrong(fault, kBad, "the payload's crc32c is %08x, the header says %08x: damaged on its way",
                  static_cast<unsigned>(crc), static_cast<unsigned>(header.payload_crc));
   }
-  for (std::size_t i = 0; i < shape.frames; ++i) {
+  return true;
+}
+
+bool read_bytes(Frame frame, Buffer<std::uint64_t>& copy, Decoded& out, Fault& fault) noexcept {
+  std::span<const std::uint64_t> words;  // what suits 8 bytes suits every dtype
+  if (!view(frame, copy, words, fault)) {
+    return false;
+  }
+  out.values = {reinterpret_cast<const std::byte*>(words.data()), frame.size()};
+  return true;
+}
+
+// Weights or gradients, as float32 in the end: `map` is empty where the zeros are there.
+bool read_weights(const Frame* map, Frame frame, Buffer<std::uint64_t>& copy, Decoded& out,
+                  Fault& fault) noexcept {
+  const std::uint64_t size = std::uint64_t{out.header.count} * out.header.dim;
+  if (map != nullptr && !is_map(*map, size)) {
+    return wrong(fault, Status::kBadRequest, "the map of %llu values has bits behind the last",
+                 static_cast<U64>(size));
+  }
+  const bool wide = out.header.dtype == Dtype::kFloat32;
+  if (wide && map == nullptr) {
+    return read_bytes(frame, copy, out, fault);
+  }
+  std::span<const float> floats;
+  std::span<const std::uint16_t> halves;
+  if (wide ? !view(frame, copy, floats, fault) : !view(frame, copy, halves, fault)) {
+    return false;
+  }
+  std::span<float> values;
+  try {
+    values = out.unpacked.claim(size);
+  } catch (const std::bad_alloc&) {
+    return wrong(fault, Status::kInternal, "no memory for %llu values", static_cast<U64>(size));
+  }
+  const auto half = out.header.dtype == Dtype::kFloat16 ? shoal::Dtype::kFloat16 : shoal::Dtype::kBfloat16;
+  if (map == nullptr) {
+    widen(halves, half, values);
+  } else if (wide) {
+    unpack(*map, floats, values);
+  } else {
+    unpack(*map, halves, half, values);
+  }
+  out.values = std::as_bytes(values);
+  return true;
+}
+
+bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& out, Fault& fault) noexcept {
+  const Shape shape = shape_of(out.header);
+  if (!check_frames(out.header, shape, payload, limits, fault)) {
+    return false;
+  }
+  bool good = true;
+  for (std::size_t i = 0; i < shape.frames && good; ++i) {
     const Frame frame = payload[i];
-    bool good = true;
+    Buffer<std::uint64_t>& copy = out.copies[i];
     switch (shape.parts[i]) {
       case Part::kHashes:
-        good = view(frame, out.copies[i], out.hashes, fault) && check_ascending(out.hashes, "hashes", fault);
+        good = view(frame, copy, out.hashes, fault) && check_ascending(out.hashes, "hashes", fault);
         break;
-      case Part::kNumbers:
-        good = view(frame, out.copies[i], out.numbers, fault);
-        break;
-      case Part::kTables:
-        good = view(frame, out.copies[i], out.tables, fault) && check_ascending(out.tables, "tables", fault);
-        break;
-      case Part::kSlots:
-        good = view(frame, out.copies[i], out.slots, fault);
+      case Part::kDigest:
+        out.digest = frame;
         break;
       case Part::kValues:
+        good = read_weights(nullptr, frame, copy, out, fault);
+        break;
+      case Part::kMap:  // read with what it maps
+        break;
+      case Part::kKept:
+        good = read_weights(&payload[i - 1], frame, copy, out, fault);
+        break;
       case Part::kOnes:
       case Part::kBytes:
-        good = read_values(frame, out.copies[i], out, fault);
+        good = read_bytes(frame, copy, out, fault);
+        break;
+      case Part::kNumbers:
+        good = view(frame, copy, out.numbers, fault);
+        break;
+      case Part::kTables:
+        good = view(frame, copy, out.tables, fault) && check_ascending(out.tables, "tables", fault);
+        break;
+      case Part::kSlots:
+        good = view(frame, copy, out.slots, fault);
         break;
       case Part::kText:
         out.text = {reinterpret_cast<const char*>(frame.data()), frame.size()};
         break;
     }
-    if (!good) {
-      return false;
-    }
   }
-  return true;
+  return good;
 }
 
 }  // namespace
@@ -376,6 +464,8 @@ std::string_view name(Status status) noexcept {
       return "version";
     case Status::kWrongJob:
       return "wrong job";
+    case Status::kNoList:
+      return "no list";
   }
   return "?";
 }
@@ -384,6 +474,7 @@ Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out) 
   Fault fault;
   out.header = Header{.magic = 0, .version = 0, .worker = 0};
   out.hashes = {};
+  out.digest = {};
   out.values = {};
   out.numbers = {};
   out.tables = {};

@@ -6,13 +6,19 @@
 //
 //   request  header | frames of the op          reply  header (kReply) | frames of the op, or of the status
 //
+// Weights and gradients are float32 once decoded, also where they travelled in 16 bits or without their zeros
+// (net/values.h). A digest may stand for a key list (net/lists.h): then hashes is empty, and digest is not.
+//
 // Invariants of a Decoded after decode() returned no fault
 //   I1  the header is ours: magic, version, its own crc; op, status and dtype are known, and op and status go together.
 //   I2  the frames are those of the op, in number and in size; their bytes have the header's crc.
 //   I3  hashes ascend strictly, tables too. Every view is aligned for its type.
 //
-// Bytes from a socket may be anything. No length is used before it is compared with what is there; nothing is
-// allocated but aligned copies of frames, no larger than they are. Views live as long as the frames and the Decoded.
+//   I4  the frames together, and the values as float32, have at most Limits::payload_bytes.
+//
+// Bytes from a socket may be anything. No length is used before it is compared with what is there and with the limit.
+// Memory is taken only for aligned copies of frames and for unpacked values. Views live as long as the frames and the
+// Decoded.
 //
 // Threads: none of its own; a Decoded has one owner, who uses it again and again.
 
@@ -32,10 +38,15 @@ using Frame = std::span<const std::byte>;
 
 inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
 inline constexpr std::uint8_t kVersion = 1;
-inline constexpr std::uint16_t kReply = 1U << 0U;  // flags: bit 0
-inline constexpr std::uint16_t kFlags = kReply;    // those there are
-inline constexpr unsigned kPartShift = 8;          // bits 8 to 15: the client's number of a part of a call
-inline constexpr std::size_t kMostFrames = 2;      // beside the header
+// flags: bit 0 to 3 are these; bits 8 to 15 are the client's number of a part of a call; the others are 0.
+inline constexpr std::uint16_t kReply = 1U << 0U;
+inline constexpr std::uint16_t kPacked = 1U
+                                         << 1U;  // values without their zeros; in a PULL: the reply may be so
+inline constexpr std::uint16_t kKeep = 1U << 2U;    // this key list will come again: keep it
+inline constexpr std::uint16_t kDigest = 1U << 3U;  // 16 bytes stand for the key list
+inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest;
+inline constexpr unsigned kPartShift = 8;
+inline constexpr std::size_t kMostFrames = 3;  // beside the header
 inline constexpr std::size_t kMostDim = 4096;
 // Who is no worker: a tool, a server that reads another's rows.
 inline constexpr std::uint32_t kNobody = 0xffffffffU;
@@ -72,6 +83,7 @@ enum class Status : std::uint8_t {
   kInternal = 23,
   kWrongVersion = 24,
   kWrongJob = 25,
+  kNoList = 26,  // nothing is kept under that digest: send the list itself
 };
 
 enum class Dtype : std::uint8_t { kNone, kFloat32, kFloat16, kBfloat16, kUint8, kUint64, kFloat64 };
@@ -139,26 +151,31 @@ struct Decoded {
   Header
       header;  // after a fault: zeros, unless its own crc holds, so that an error can be sent to its sequence
   std::span<const std::uint64_t> hashes;
-  std::span<const std::byte> values;       // count x dim of header.dtype, or the bytes of a section
+  Frame digest;                            // 16 bytes in the place of the hashes
+  std::span<const std::byte> values;       // of floats(), or count of header.dtype, or a section
   std::span<const std::uint64_t> numbers;  // TICK: sequences; LOAD_BEGIN: rows; LOAD_END: step; STATS
   std::span<const std::uint32_t> tables;   // TICK
   std::span<const std::uint16_t> slots;    // WRONG_EPOCH: those that are not here
   std::string_view text;                   // BAD_REQUEST, INTERNAL: UTF-8, as the peer sent it
 
-  std::span<const float> floats() const noexcept { return as<float>(Dtype::kFloat32); }
-  std::span<const std::uint16_t> halves() const noexcept {
-    return as<std::uint16_t>(header.dtype == Dtype::kFloat16 ? Dtype::kFloat16 : Dtype::kBfloat16);
+  // Weights or gradients, count x dim.
+  std::span<const float> floats() const noexcept {
+    const bool there = header.dtype >= Dtype::kFloat32 && header.dtype <= Dtype::kBfloat16;
+    return there ? as<float>() : std::span<const float>();
   }
-  std::span<const double> doubles() const noexcept { return as<double>(Dtype::kFloat64); }
+  // REDUCE: its parameters, its results.
+  std::span<const double> doubles() const noexcept {
+    return header.dtype == Dtype::kFloat64 ? as<double>() : std::span<const double>();
+  }
 
+  // What is kept from message to message.
   std::array<Buffer<std::uint64_t>, kMostFrames> copies;  // of frames that arrived misaligned
+  Buffer<float> unpacked;
 
  private:
   template <class T>
-  std::span<const T> as(Dtype dtype) const noexcept {
-    return header.dtype == dtype
-               ? std::span(reinterpret_cast<const T*>(values.data()), values.size() / sizeof(T))
-               : std::span<const T>();
+  std::span<const T> as() const noexcept {
+    return {reinterpret_cast<const T*>(values.data()), values.size() / sizeof(T)};
   }
 };
 

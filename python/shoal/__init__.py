@@ -13,6 +13,7 @@ Examples
 2
 """
 
+from shoal.cluster import connect
 from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
     Batch,
@@ -104,6 +105,7 @@ __all__ = [
     "Uniform",
     "WrongProcess",
     "Zeros",
+    "connect",
     "hash_strings",
     "local",
     "mix",

@@ -230,7 +230,7 @@ class Store(ABC):
             known = self._tables.get(name)
             if known is None:
                 known = self._add(spec, self._make_shard(spec))
-        _check_same(known.spec, spec)
+        check_same(known.spec, spec)
         return known
 
     def _add(self, spec: TableSpec, shard: Shard) -> Table:
@@ -361,7 +361,7 @@ class Store(ABC):
         for spec in specs:
             known = self._tables.get(spec.name)
             if known is not None:
-                _check_same(known.spec, spec)
+                check_same(known.spec, spec)
 
     def close(self) -> None:
         """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on."""
@@ -440,7 +440,7 @@ class LocalStore(Store):
         pass
 
 
-def _check_same(known: TableSpec, spec: TableSpec) -> None:
+def check_same(known: TableSpec, spec: TableSpec) -> None:
     if known != spec:
         differ = [
             f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}"

@@ -17,7 +17,7 @@ TEST(a_block_has_the_bytes_asked_for_at_a_cache_line) {
   for (const std::size_t bytes :
        {1UL, 63UL, 64UL, 255UL, 256UL, 257UL, 320UL, 321UL, 511UL, 512UL, 513UL, 4095UL, 4096UL, 4097UL,
         100'000UL, 1UL << 20U, (1UL << 20U) + 1, 5'000'000UL}) {
-    const Block block = blocks.take(bytes);
+    const Lease block = blocks.take(bytes);
     CHECK_EQ(block.size(), bytes);
     CHECK_EQ(block.as<double>().size(), bytes / 8);
     CHECK_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % kCacheLine, 0);
@@ -29,7 +29,7 @@ TEST(a_block_has_the_bytes_asked_for_at_a_cache_line) {
 
 TEST(no_bytes_are_an_empty_block) {
   Blocks blocks;
-  const Block block = blocks.take(0);
+  const Lease block = blocks.take(0);
   CHECK_EQ(block.size(), 0);
   CHECK(block.bytes().empty());
   CHECK_EQ(blocks.out(), 0);
@@ -37,12 +37,12 @@ TEST(no_bytes_are_an_empty_block) {
 
 TEST(a_block_that_came_back_is_handed_out_again) {
   Blocks blocks;
-  Block first = blocks.take(400'000);
+  Lease first = blocks.take(400'000);
   const std::byte* const memory = first.data();
-  first = Block();
+  first = Lease();
   CHECK(blocks.idle() >= 400'000);
   CHECK(blocks.idle() <= 500'000 + 4096);
-  const Block second = blocks.take(399'000);  // of the same class
+  const Lease second = blocks.take(399'000);  // of the same class
   CHECK(second.data() == memory);
   CHECK_EQ(blocks.idle(), 0);
 }
@@ -50,7 +50,7 @@ TEST(a_block_that_came_back_is_handed_out_again) {
 TEST(blocks_that_are_out_together_share_no_memory) {
   Blocks blocks;
   std::mt19937 random(7);
-  std::vector<std::pair<Block, std::byte>> held;
+  std::vector<std::pair<Lease, std::byte>> held;
   for (int i = 0; i < 4000; ++i) {
     if (held.size() > 20 || (!held.empty() && random() % 3 == 0)) {
       const std::size_t which = random() % held.size();
@@ -69,7 +69,7 @@ TEST(blocks_that_are_out_together_share_no_memory) {
 TEST(no_more_than_agreed_stays_idle) {
   Blocks blocks(100'000);
   {
-    std::vector<Block> held;
+    std::vector<Lease> held;
     for (int i = 0; i < 40; ++i) {
       held.push_back(blocks.take(10'000));
     }
@@ -94,7 +94,7 @@ TEST(more_than_can_be_is_refused_and_nothing_changes) {
 
 TEST(memory_given_to_the_transport_may_come_back_last_of_all) {
   auto blocks = std::make_unique<Blocks>();
-  Block block = blocks->take(1000);
+  Lease block = blocks->take(1000);
   std::memset(block.data(), 3, 1000);
   const std::byte* const memory = block.data();
   void* const given = block.detach();
@@ -102,8 +102,8 @@ TEST(memory_given_to_the_transport_may_come_back_last_of_all) {
   CHECK_EQ(blocks->out(), 1000);
   blocks.reset();
   CHECK(memory[999] == std::byte{3});
-  std::thread([&] { Block::give_back(given); }).join();
-  Block::give_back(nullptr);
+  std::thread([&] { Lease::give_back(given); }).join();
+  Lease::give_back(nullptr);
 }
 
 TEST(blocks_go_out_in_one_thread_and_come_back_in_others) {
@@ -118,12 +118,12 @@ TEST(blocks_go_out_in_one_thread_and_come_back_in_others) {
   for (const auto& some : given) {
     threads.emplace_back([&some] {
       for (void* const one : some) {
-        Block::give_back(one);
+        Lease::give_back(one);
       }
     });
   }
   for (int i = 0; i < 1000; ++i) {
-    const Block block = blocks->take(777);
+    const Lease block = blocks->take(777);
     std::memset(block.data(), 1, 777);
   }
   blocks.reset();  // while they still come back

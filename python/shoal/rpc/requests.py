@@ -22,7 +22,9 @@ Invariants
         alone, and parts that are sent again. A part that is parked, or was told to come again, is not on the wire.
     I3  Parts leave for an endpoint in the order in which they were submitted; only repetitions overtake.
     I4  A settled call is never written to: an answer that comes late finds nobody.
-    I5  Every call that is not settled has a time at which `on_time` does something about it: its deadline, at last.
+    I5  A tick leaves for an endpoint behind the pushes of its clock, when the reads of its clock there have been
+        answered (asked again later, they could see too much), and while no slot of its clock is refused anywhere.
+    I6  Every call that is not settled has a time at which `on_time` does something about it: its deadline, at last.
 
 Threads: one at a time; the owner locks. Arrays are sliced, not copied: whoever submits leaves them as they are until
 the call is settled.
@@ -136,12 +138,24 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
+class _Refused:
+    """Slots of a call that wait for a newer map."""
+
+    serial: int
+    call: Call
+    first_slot: int
+    end_slot: int
+    pauses: int
+
+
+@dataclass(slots=True, eq=False)
 class _Peer:
     """What is known of one endpoint."""
 
     address: str
     server: int
     queue: deque[_Part] = field(default_factory=deque)
+    reads: Counter[int] = field(default_factory=Counter)  # by clock: parts that are not answered
     bytes: int = 0  # on the wire
     asked: float = math.nan  # first
     heard: float = math.nan  # last
@@ -239,7 +253,7 @@ class Requests:
         self._parts: dict[tuple[str, int, int], _Part] = {}  # sent, not answered
         self._calls: set[Call] = set()  # not settled
         self._open: dict[int, Call] = {}  # writes that are not settled, by sequence, ascending
-        self._refused: list[tuple[Call, int, int, int]] = []  # (call, first slot, end slot, pauses): wait for a map
+        self._refused: list[_Refused] = []
         self._lost: dict[str, str] = {}  # address -> why
         self._closed: ShoalError | None = None
         self._write = 0  # last sequences
@@ -419,8 +433,7 @@ class Requests:
         call = part.call
         if call.op == Op.TICK:
             assert call.tables is not None
-            pushes = self._listed(call.clock, part.first_slot, part.end_slot)
-            return [np.array([push.sequence for push in pushes], np.uint64), call.tables]
+            return [np.array([self._mark(push) for push in self._listed(part)], np.uint64), call.tables]
         if call.hashes is None:
             return call.payload
         frames: Frames = [call.hashes[part.begin : part.end]]
@@ -428,19 +441,25 @@ class Requests:
             frames.append(call.values[part.begin : part.end])
         return frames
 
-    def _listed(self, clock: int, first: int, end: int) -> list[Call]:
-        """Return the pushes of a clock with rows in slots [first, end) that are not acknowledged: at most 64.
+    def _listed(self, tick: _Part) -> list[_Part]:
+        """Return the parts of pushes that a tick asks for: of its clock, at its endpoint, not acknowledged.
 
-        Those that are acknowledged have been seen, and need not be asked for.
+        At most 64 pushes have such parts. Those that are acknowledged have been seen, and need not be asked for.
         """
         return [
-            push
+            part
             for push in self._open.values()
-            if push.op == Op.PUSH
-            and push.clock == clock
-            and push.begins is not None
-            and push.begins[first] < push.begins[end]
+            if push.op == Op.PUSH and push.clock == tick.call.clock
+            for part in push._parts
+            if part.address == tick.address
         ]
+
+    @staticmethod
+    def _mark(part: _Part) -> int:
+        """Return how a tick names a part of a push: by the slot of its last row, and its sequence."""
+        assert part.call.begins is not None
+        slot = int(np.searchsorted(part.call.begins, part.end, "left")) - 1
+        return (slot + 1 << 48) | part.sequence
 
     # --- sending ------------------------------------------------------------------------------------------------
 
@@ -464,6 +483,8 @@ class Requests:
         else:
             self._read += 1
             part.sequence = self._read
+            if call.begins is not None:
+                self._peer(part).reads[call.clock] += 1
         part.key = (part.address, part.sequence, part.number)
         rows = part.end - part.begin
         part.bytes = (
@@ -486,10 +507,18 @@ class Requests:
                 continue
             if part.call.sequence and part.call.sequence - next(iter(self._open)) >= WINDOW:
                 return
-            if peer.bytes and peer.bytes + part.bytes > self.policy.credit and part.call.op != Op.TICK:
+            if part.call.op == Op.TICK:
+                if not self._may_tick(part, peer):
+                    return
+            elif peer.bytes and peer.bytes + part.bytes > self.policy.credit:
                 return
             queue.popleft()
             self._send(part, now)
+
+    def _may_tick(self, tick: _Part, peer: _Peer) -> bool:
+        """Tell whether I5 lets a tick go."""
+        clock = tick.call.clock
+        return not peer.reads[clock] and all(run.call.clock != clock for run in self._refused)
 
     def _pump_all(self, now: float) -> None:
         for peer in self._peers.values():
@@ -622,7 +651,11 @@ class Requests:
             )
             return
         self._forget(part)
-        if not call._parts and not call._refused:
+        self._finish(call, now)
+
+    def _finish(self, call: Call, now: float) -> None:
+        """Settle a call of which everything has been answered."""
+        if not call.done and not call._parts and not call._refused:
             if call.op in (Op.STATS, Op.REDUCE):
                 call.result = [call._order[slot][1] for slot in sorted(call._order)]
             self._settle(call, now)
@@ -648,18 +681,24 @@ class Requests:
             call._order[part.first_slot] = (part.address, reply.numbers if call.op == Op.STATS else reply.values)
 
     def _forget(self, part: _Part) -> None:
+        call = part.call
         self._discharge(part)
         self._parts.pop(part.key, None)
-        part.call._parts.pop(part, None)
+        if part in call._parts:
+            del call._parts[part]
+            if not call.sequence and call.begins is not None:
+                reads = self._peer(part).reads
+                reads[call.clock] -= 1
+                if not reads[call.clock]:
+                    del reads[call.clock]
         part.due = math.nan
 
     def _hurry(self, tick: _Part, now: float) -> None:
         """Send at once what a tick found missing: pushes that left before it and have not been answered."""
-        for push in self._listed(tick.call.clock, tick.first_slot, tick.end_slot):
-            for part in push._parts:
-                if part.address == tick.address and part.charged and part.sent < tick.sent:
-                    part.tries = 0
-                    self._send(part, now)
+        for part in self._listed(tick):
+            if part.charged and part.sent < tick.sent:
+                part.tries = 0
+                self._send(part, now)
 
     @staticmethod
     def _who(part: _Part) -> str:
@@ -683,36 +722,41 @@ class Requests:
         """Keep what an endpoint would not take; the rest of a write is done, of a read nothing is."""
         call = part.call
         runs = [(part.first_slot, part.end_slot)]
-        if call.sequence and call.begins is not None:
-            slots = np.unique(reply.slots).astype(np.int64)
-            slots = slots[(slots >= part.first_slot) & (slots < part.end_slot)]
+        slots = np.unique(reply.slots).astype(np.int64)
+        slots = slots[(slots >= part.first_slot) & (slots < part.end_slot)]
+        if call.sequence and call.begins is not None and len(slots):
             runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(slots, np.flatnonzero(np.diff(slots) > 1) + 1)]
             call._total += reply.aux if call.op == Op.ERASE else 0
-        self.counts["refused"] += len(reply.slots)
+        self.counts["refused"] += len(slots)
         self._forget(part)
         call._refused += len(runs)
-        refused = [(call, first, end, part.pauses) for first, end in runs]
+        refused = [_Refused(part.serial, call, first, end, part.pauses) for first, end in runs]
         if reply.epoch < self.map.epoch:
             self._retry(refused, now, wait=True)  # the endpoint has not heard of our map yet
         else:
             self._refused += refused
 
-    def _retry(self, refused: list[tuple[Call, int, int, int]], now: float, *, wait: bool) -> None:
-        """Cut anew what was refused; after a pause, where nothing has changed since."""
-        for call, first, end, pauses in refused:
+    def _retry(self, refused: list[_Refused], now: float, *, wait: bool) -> None:
+        """Cut anew what was refused, in the order of submission; after a pause, where nothing has changed since."""
+        for run in sorted(refused, key=lambda run: run.serial):
+            call = run.call
             if call.done:
                 continue
             call._refused -= 1
-            for part in self._cut(call, first, end):
+            answered = {address for address, _ in call._order.values()}
+            for part in self._cut(call, run.first_slot, run.end_slot):
+                if part.address in answered:
+                    continue
                 if part.address in self._lost:
                     self._settle(call, now, self._server_lost(part, now))
                     break
                 if wait:
-                    part.pauses = pauses + 1
+                    part.pauses = run.pauses + 1
                     self._name(part)
-                    self._again(part, now + self._pause(pauses))
+                    self._again(part, now + self._pause(run.pauses))
                 else:
                     self._queue(part, now)
+            self._finish(call, now)
 
     @property
     def wants_map(self) -> bool:
@@ -722,9 +766,9 @@ class Requests:
     def set_map(self, map: ClusterMap, now: float) -> None:
         """Go on with this map.
 
-        What is under way stays where it is while its endpoint exists; refused slots, what was not sent yet, and what
-        went to endpoints that are no longer there, is cut anew. A map that is not newer only makes refused slots try
-        again after a pause.
+        What is under way stays where it is if its slots still belong there. All else is cut anew: refused slots, what
+        was not sent yet, what went to endpoints that have changed, and what asks every endpoint, of those that have not
+        answered. A map that is not newer only makes refused slots try again after a pause.
 
         Parameters
         ----------
@@ -736,36 +780,36 @@ class Requests:
             return
         if map.slots != self.map.slots:
             raise ValueError(f"the map of epoch {map.epoch} has {map.slots} slots, the store has {self.map.slots}")
+        refused, self._refused = self._refused, []
         if map.epoch <= self.map.epoch:
-            refused, self._refused = self._refused, []
             self._retry(refused, now, wait=True)
             return
         self.map = map
-        there = {endpoint.address for endpoint in map.endpoints}
-        stranded = []
-        everywhere = set()
+        owners = {endpoint.address: endpoint for endpoint in map.endpoints}
         for call in self._calls:
-            if call.begins is None and call.slot is None:
-                everywhere.add(call)
-            stranded += [
-                part for part in call._parts if part.message is None or part.address not in there or call in everywhere
-            ]
-        stranded.sort(key=lambda part: part.serial)
-        for part in stranded:
-            self._forget(part)
-            if part.call not in everywhere:
-                part.call._refused += 1
-                self._refused.append((part.call, part.first_slot, part.end_slot, 0))
-        for address in self._peers.keys() - there:
+            everywhere = call.begins is None and call.slot is None
+            moved = [part for part in call._parts if everywhere or not self._stays(part, owners.get(part.address))]
+            if everywhere:
+                # Once, whatever of it was asked so far.
+                serials = [part.serial for part in moved] + [run.serial for run in refused if run.call is call]
+                refused = [run for run in refused if run.call is not call]
+                refused.append(_Refused(min(serials), call, 0, map.slots, 0))
+                call._refused = 1
+            else:
+                refused += [_Refused(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
+                call._refused += len(moved)
+            for part in moved:
+                self._forget(part)
+        for address in self._peers.keys() - owners.keys():
             del self._peers[address]
-        refused, self._refused = self._refused, []
         self._retry(refused, now, wait=False)
-        for call in sorted(everywhere, key=lambda call: call.started):
-            answered = {address for address, _ in call._order.values()}
-            for part in self._cut(call, 0, map.slots):
-                if part.address not in answered:
-                    self._queue(part, now)
         self._pump_all(now)
+
+    @staticmethod
+    def _stays(part: _Part, owner: Endpoint | None) -> bool:
+        if part.message is None or owner is None:
+            return False
+        return owner.first_slot <= part.first_slot and part.end_slot <= owner.end_slot
 
     # --- endings ------------------------------------------------------------------------------------------------
 
@@ -830,7 +874,7 @@ class Requests:
         for part in list(call._parts):
             self._forget(part)
         if call._refused:
-            self._refused = [entry for entry in self._refused if entry[0] is not call]
+            self._refused = [run for run in self._refused if run.call is not call]
         # What it was made of may go, whoever still holds the call.
         call.hashes = call.begins = call.values = call.out = call.tables = None
         call.payload, call._order = [], {}
