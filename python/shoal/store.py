@@ -140,9 +140,7 @@ class Store(ABC):
             Some worker did not come in time: the message says how many did.
         """
 
-    def parts(
-        self, reader: Cuttable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0
-    ) -> Iterator[Data]:
+    def parts(self, reader: Cuttable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
         """Share the data out among the workers of the job: yields one part after another for this worker to train on.
 
         Parameters

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.answers import DONE, FAILED, Answer, complain, say
+from shoal.cli.answers import FAILED, Answer, complain, say
 from shoal.cli.arguments import command
 
 if TYPE_CHECKING:
@@ -154,9 +154,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a cluster of its own."""
-    import subprocess
-
-    from shoal.cluster import launch
+    from shoal.cluster import processes
     from shoal.cluster.environment import find_group
 
     program = [arguments.program, *arguments.arguments]
@@ -168,33 +166,30 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
                     f"{group.launcher} has started {group.size} processes, which leaves "
                     f"{group.size - arguments.servers - 1} for workers: leave --workers out"
                 )
-            try:
-                failed = launch.run_part(
-                    group,
-                    arguments.servers,
-                    program,
-                    say,
-                    address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
-                    threads=arguments.threads,
-                    timeout=arguments.timeout,
-                    keys=lambda role: _keys(arguments.curve, role),
-                )
-            except subprocess.CalledProcessError as error:
-                return Answer("", {}, error.returncode)
+            status, failed = processes.run_part(
+                group,
+                arguments.servers,
+                program,
+                say,
+                address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
+                threads=arguments.threads,
+                timeout=arguments.timeout,
+                keys=lambda role: _keys(arguments.curve, role),
+            )
             if failed:
                 complain(failed)
-            return Answer("", {}, FAILED if failed else DONE)
+            return Answer("", {}, status)
         workers = 1 if arguments.workers is None else arguments.workers
         if workers < 1 or arguments.servers < 1:
             raise ValueError(f"{arguments.servers} servers and {workers} workers: pass 1 or more of each")
-        with launch.running(
+        with processes.running(
             arguments.servers, workers=workers, threads=arguments.threads, timeout=arguments.timeout
         ) as cluster:
-            first = launch.run_workers(cluster, program, workers, say)
+            first = processes.run_workers(cluster, program, workers, say)
     if first is None:
         return Answer("", {})
     complain(f"{first.name} {first.how_it_ended()}")
-    return Answer("", {}, launch.status_of(first) or FAILED)
+    return Answer("", {}, processes.status_of(first) or FAILED)
 
 
 def _keys(directory: str | None, role: str) -> Keys | None:

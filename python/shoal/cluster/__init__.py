@@ -8,7 +8,7 @@
     server.py       a server's process
     parts.py        which parts of the data are whose
     environment.py  a process's place among those that a launcher has started
-    launch.py       all processes on one machine
+    processes.py    starting all of them on one machine
 
 The modules are imported when they are used: ``import shoal`` needs neither them nor ZeroMQ.
 """
@@ -142,7 +142,7 @@ def launch(
     ...     table.pull(np.array([7], np.uint64)).tolist()
     [[-1.0, -1.0]]
     """
-    from shoal.cluster.launch import launch as start
+    from shoal.cluster.processes import launch as start
 
     return start(
         servers,

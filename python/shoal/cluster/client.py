@@ -35,7 +35,20 @@ from shoal.functions import Function
 from shoal.handle import Pending
 from shoal.rpc.channel import Channel, UnderWay
 from shoal.rpc.map import ClusterMap
-from shoal.rpc.messages import AskMap, AskTable, Barrier, Event, Joined, MapIs, PartIs, Passed, ServerGone, TableForm, TableIs, TakePart
+from shoal.rpc.messages import (
+    AskMap,
+    AskTable,
+    Barrier,
+    Event,
+    Joined,
+    MapIs,
+    PartIs,
+    Passed,
+    ServerGone,
+    TableForm,
+    TableIs,
+    TakePart,
+)
 from shoal.rpc.requests import Requests, Worker
 from shoal.store import Store, check_same
 from shoal.table import Rows, TableSpec

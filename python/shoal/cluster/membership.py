@@ -212,6 +212,7 @@ class Membership:
         self._tables: dict[str, TableIs] = {}
         self._launchers_done = 0
         self._failed = ""
+        self._status = 0
         self._wanted_tables: dict[str, list[tuple[_Peer, int]]] = {}
         self._incarnations: dict[int, int] = {}
         self._job: _Job | None = None
@@ -327,6 +328,11 @@ class Membership:
     def failed(self) -> str:
         """Which launcher's program failed first, or was lost; empty while none did."""
         return self._failed
+
+    @property
+    def status(self) -> int:
+        """What that program ended with; 1 for one that was lost."""
+        return self._status
 
     @property
     def heartbeat(self) -> float:
@@ -710,7 +716,8 @@ class Membership:
             self._reply(peer, number, Left())
             self._forget(peer, Left())
             self._launchers_done += status == 0
-            self._failed = self._failed or (f"{peer.about} ended with status {status}" if status else "")
+            if status:
+                self._fail(f"{peer.about} ended with status {status}", status)
         elif isinstance(peer, _Worker) and not self._broken and self._is_member(peer):
             peer.parked = {number: "the servers to let it go"}
             self._take_out(peer)
@@ -718,6 +725,10 @@ class Membership:
         else:
             self._reply(peer, number, Left())
             self._remove(peer, "it left", Left())
+
+    def _fail(self, text: str, status: int) -> None:
+        if not self._failed:
+            self._failed, self._status = text, status
 
     def _is_member(self, worker: _Worker) -> bool:
         return self._job is not None and self._job.members.get(worker.rank) is worker
@@ -752,7 +763,7 @@ class Membership:
             if self._servers.get(peer.rank) is peer:
                 self._lose_server(peer, why)
         elif isinstance(peer, _Launcher):
-            self._failed = self._failed or f"{peer.about} is lost, {why}"
+            self._fail(f"{peer.about} is lost, {why}", 1)
         elif isinstance(peer, _Worker):
             if peer in self._in_line:
                 self._in_line.remove(peer)

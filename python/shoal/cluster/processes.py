@@ -196,7 +196,7 @@ class Running:
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
         beats = ["--heartbeat", str(heartbeat)]
         self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
-        self.address = self.scheduler.said(r"scheduler at (tcp://\S+)", timeout)
+        self.address = self.scheduler.said(r"scheduler at (tcp://[^\s,]+)", timeout)
         for rank in range(servers):
             command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads)]
             self.servers.append(self._role(f"server {rank}", command))
@@ -352,7 +352,7 @@ def run_part(
     threads: int = 1,
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
-) -> str:
+) -> tuple[int, str]:
     """Be one process of a cluster that mpirun or srun has started: the same command everywhere.
 
     Process 0 is the scheduler, those behind it are the servers, all others run the program as workers.
@@ -377,13 +377,11 @@ def run_part(
 
     Returns
     -------
-    str
-        What went wrong elsewhere; empty if all ended well.
+    (status, str)
+        What to end with, and what went wrong elsewhere; empty if nothing did.
 
     Raises
     ------
-    subprocess.CalledProcessError
-        The program failed here.
     ValueError
         The group is too small, or nobody knows where the scheduler is.
     """
@@ -410,11 +408,11 @@ def run_part(
         with Scheduler(bind, servers=servers, workers=workers, keys=keys("scheduler")) as scheduler:
             members = scheduler.membership
             scheduler.run(lambda: members.launchers_done < workers and not members.failed)
-            return members.failed
+            return members.status, members.failed
     if place.rank <= servers:
         with Server(address, rank=place.rank - 1, threads=threads, timeout=timeout, keys=keys("server")) as server:
             server.run()
-        return ""
+        return 0, ""
     rank = place.rank - servers - 1
     about = f"worker {rank} (process {os.getpid()} on {socket.gethostname()})"
     with Link(address, "launcher", about=about, keys=keys("worker")) as link:
@@ -430,8 +428,6 @@ def run_part(
             child.signal(signal.SIGTERM)
             child.end(time.monotonic() + _PATIENCE)
         if link.fault is not None:
-            return str(link.fault)
+            return 1, str(link.fault)
         link.leave(timeout=timeout, status=status_of(child))
-    if child.process.returncode:
-        raise subprocess.CalledProcessError(status_of(child), list(command))
-    return ""
+    return status_of(child), ""
