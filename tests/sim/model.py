@@ -147,6 +147,9 @@ class Service:
         slot, sequence = (mark >> 48) - 1, mark & (1 << 48) - 1
         return self.has_seen(member, slot, sequence)
 
+    def is_done(self, member, slot, sequence):
+        return self.has_seen(member, slot, sequence)
+
     # --- messages ---
 
     def handle(self, peer, frames):
@@ -215,7 +218,7 @@ class Service:
         slots = self.slots_of(message.hashes)
         refused = self.refused(slots)
         mine = [i for i, slot in enumerate(slots) if self.first <= slot < self.end]
-        places = [i for i in mine if not self.has_seen(member, slots[i], message.sequence)]
+        places = [i for i in mine if not self.is_done(member, slots[i], message.sequence)]
         self.counts["duplicates"] += bool(mine) and not places
         if places:
             take(np.array(places))
