@@ -45,6 +45,7 @@ from shoal.errors import (
     ShoalError,
     WrongProcess,
 )
+from shoal.rpc.curve import Keys
 from shoal.rpc.messages import (
     Ask,
     AskBody,
@@ -116,7 +117,7 @@ class Link:
     ----------
     address : str
         The scheduler's: ``tcp://host:port``.
-    role : {"server", "worker"}
+    role : {"server", "worker", "launcher"}
     about : str, optional
         Names this process in messages; default: its host and number.
     on_event : callable, optional
@@ -127,6 +128,8 @@ class Link:
         Seconds that a silent scheduler is waited for before that is fatal.
     context : zmq.Context, optional
         Default: one of its own.
+    keys : Keys, optional
+        To prove who this is, and to speak to nobody but the scheduler of this cluster.
     """
 
     def __init__(
@@ -139,8 +142,10 @@ class Link:
         on_fault: Callable[[ShoalError], None] | None = None,
         grace: float = GRACE,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         split(address)
+        self._keys = keys
         self._address = address
         self._role = role
         self._about = about or f"process {os.getpid()} on {socket.gethostname()}"
@@ -157,6 +162,7 @@ class Link:
         self._outgoing: deque[Message] = deque()
         self._fault: ShoalError | None = None
         self._open = True
+        self._stopped = False
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         # The thread's own.
         self._welcome: Welcome | None = None
@@ -189,6 +195,11 @@ class Link:
     def fault(self) -> ShoalError | None:
         """The fatal error, None while all is well."""
         return self._fault
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the scheduler was told to end, and the cluster with it."""
+        return self._stopped
 
     @property
     def silent(self) -> float:
@@ -362,15 +373,17 @@ class Link:
             f"(scheduler {self._address}, heard {self.silent:.1f} s ago)"
         )
 
-    def leave(self, *, timeout: float) -> None:
+    def leave(self, *, timeout: float, status: int = 0) -> None:
         """Go, on purpose: nobody will wait for this process.
 
         Parameters
         ----------
         timeout : float
             Seconds.
+        status : int
+            Of a launcher: what its program ended with.
         """
-        self.call(Leave(), Left, timeout=timeout, doing="leaving the cluster")
+        self.call(Leave(status), Left, timeout=timeout, doing="leaving the cluster")
 
     def next_order(self, timeout: float) -> Order | None:
         """Take the next order, of a server's scheduler.
@@ -426,6 +439,9 @@ class Link:
             dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
             dealer.setsockopt(zmq.HEARTBEAT_IVL, 2000)
             dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
+            dealer.setsockopt(zmq.IPV6, int("[" in self._address))
+            if self._keys is not None:
+                self._keys.secure_client(dealer, "scheduler")
             dealer.connect(self._address)
             poller = zmq.Poller()
             poller.register(dealer, zmq.POLLIN)
@@ -537,6 +553,7 @@ class Link:
         if isinstance(event, ServerGone):
             self._fail(ServerLost(event.text))
         elif isinstance(event, SchedulerStopped):
+            self._stopped = True
             self._fail(NotConnected(f"the scheduler at {self._address} was told to end, and the cluster with it"))
 
     def _fail(self, error: ShoalError) -> None:

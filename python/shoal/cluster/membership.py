@@ -133,6 +133,11 @@ class _Worker(_Peer):
 
 
 @dataclass(slots=True, eq=False)
+class _Launcher(_Peer):
+    pass
+
+
+@dataclass(slots=True, eq=False)
 class _Job:
     number: int
     rules: Rules
@@ -186,6 +191,7 @@ class Membership:
         self._now = now
         self.cluster = f"{rng.getrandbits(64):016x}"
         self.probes: deque[Probe] = deque()
+        self.notes: deque[str] = deque()  # what happened, for people; to be taken out
         self._peers: dict[bytes, _Peer] = {}
         self._former: OrderedDict[bytes, ReplyBody] = OrderedDict()
         self._servers: dict[int, _Server] = {}
@@ -193,6 +199,8 @@ class Membership:
         self._broken = ""
         self._events: list[Event] = []
         self._tables: dict[str, TableIs] = {}
+        self._launchers_done = 0
+        self._failed = ""
         self._wanted_tables: dict[str, list[tuple[_Peer, int]]] = {}
         self._incarnations: dict[int, int] = {}
         self._job: _Job | None = None
@@ -256,6 +264,7 @@ class Membership:
                     "its machine that the scheduler and all workers reach"
                 )
                 self._servers.pop(server.rank, None)
+                self.notes.append(text)
                 self._reply(server, server.join, Refused("input", text))
                 server.rank = -1
         return self._flush()
@@ -299,6 +308,16 @@ class Membership:
         return {rank: worker.incarnation for rank, worker in self._job.members.items()} if self._job else {}
 
     @property
+    def launchers_done(self) -> int:
+        """How many launchers have said that their program ended well."""
+        return self._launchers_done
+
+    @property
+    def failed(self) -> str:
+        """Which launcher's program failed first, or was lost; empty while none did."""
+        return self._failed
+
+    @property
     def heartbeat(self) -> float:
         """Seconds between signs of life."""
         return self._heartbeat
@@ -336,7 +355,7 @@ class Membership:
             if isinstance(ask.body, Hello) and ask.sender not in self._former:
                 peer = self._welcome(route, host, ask.sender, ask.body)
             if peer is None:
-                wrong = Refused("protocol", f"a peer that is neither server nor worker asks for {type(ask.body)}")
+                wrong = Refused("protocol", f"a peer that is no server, worker or launcher asks for {type(ask.body)}")
                 self._out.append(
                     (route, Reply(ask.number, wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender)))
                 )
@@ -349,7 +368,7 @@ class Membership:
             self._execute(peer, ask.number, ask.body)
 
     def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> _Peer | None:
-        kinds: dict[str, type[_Peer]] = {"server": _Server, "worker": _Worker}
+        kinds: dict[str, type[_Peer]] = {"server": _Server, "worker": _Worker, "launcher": _Launcher}
         if hello.role not in kinds:
             return None
         peer = kinds[hello.role](sender, hello.role, hello.about, host, route, self._now)
@@ -363,7 +382,7 @@ class Membership:
             )
             self._reply(peer, number, welcome)
         elif isinstance(body, Leave):
-            self._leave(peer, number)
+            self._leave(peer, number, body.status)
         elif self._broken:
             self._reply(peer, number, Refused("server-lost", self._broken))
         elif isinstance(body, Join):
@@ -449,6 +468,7 @@ class Membership:
             return
         loops = [(address, server.rank) for server in ready for address in server.addresses]
         self._map = cut_evenly(1, self._slots, loops)
+        self.notes.append(f"all {len(ready)} servers are there: {', '.join(address for address, _ in loops)}")
         for server in ready:
             self._reply(server, server.join, Joined(server.rank, self._map, ()))
         self._start_if_complete()
@@ -463,6 +483,7 @@ class Membership:
             "start the cluster again and load a checkpoint"
         )
         self._broken = self._broken or text
+        self.notes.append(text)
         self._tell(ServerGone(server.rank, text))
         operations, self._operations = self._operations, deque()
         if self._operation is not None:
@@ -625,6 +646,7 @@ class Membership:
             worker.parked[worker.join] = "the servers to start the job"
         number = self._rng.getrandbits(32) or 1
         self._job = _Job(number, first.wants.rules, len(members), members)
+        self.notes.append(f"a job of {len(members)} workers begins, under {first.wants.rules}")
         self._begin(self._start(self._job, list(members.values())))
 
     def _raise_incarnation(self, rank: int) -> int:
@@ -644,6 +666,7 @@ class Membership:
         if worker.sender in self._peers:
             worker.rank = rank
             job.members[rank] = worker
+            self.notes.append(f"{worker} takes the place of the dead one, at clock {clock}")
             self._let_in(job, worker, clock)
         else:  # it died meanwhile
             job.dead.add(rank)
@@ -662,13 +685,19 @@ class Membership:
 
     def _end_job_if_over(self) -> None:
         if self._job is not None and not self._job.members and self._admitting is None:
+            self.notes.append("the job is over")
             self._job = None
             self._seat()
 
-    def _leave(self, peer: _Peer, number: int) -> None:
+    def _leave(self, peer: _Peer, number: int, status: int) -> None:
         if isinstance(peer, _Server):
             self._reply(peer, number, Left())
             self._remove(peer, "it was told to end", Left())
+        elif isinstance(peer, _Launcher):
+            self._reply(peer, number, Left())
+            self._forget(peer, Left())
+            self._launchers_done += status == 0
+            self._failed = self._failed or (f"{peer.about} ended with status {status}" if status else "")
         elif isinstance(peer, _Worker) and not self._broken and self._is_member(peer):
             peer.parked = {number: "the servers to let it go"}
             self._take_out(peer)
@@ -707,6 +736,8 @@ class Membership:
         if isinstance(peer, _Server):
             if self._servers.get(peer.rank) is peer:
                 self._lose_server(peer, why)
+        elif isinstance(peer, _Launcher):
+            self._failed = self._failed or f"{peer.about} is lost, {why}"
         elif isinstance(peer, _Worker):
             if peer in self._in_line:
                 self._in_line.remove(peer)
@@ -715,7 +746,8 @@ class Membership:
                 self._seat()
             elif self._is_member(peer):
                 assert self._job is not None
-                self._tell(WorkerGone(peer.rank, peer.incarnation, f"{peer} is dead, {why}"))
+                self.notes.append(f"{peer} is dead, {why}")
+                self._tell(WorkerGone(peer.rank, peer.incarnation, self.notes[-1]))
                 self._job.dead.add(peer.rank)
                 self._take_out(peer)
                 if not self._broken:

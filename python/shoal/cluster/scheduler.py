@@ -22,6 +22,7 @@ import zmq
 
 from shoal.cluster.address import join_address, split, try_all
 from shoal.cluster.membership import Membership, Outgoing, Probe
+from shoal.rpc.curve import Guard, Keys
 from shoal.rpc.messages import Fault, decode, encode
 
 __all__ = ["Scheduler"]
@@ -42,6 +43,8 @@ class Scheduler:
         Where to listen: ``tcp://host:port``; port 0 or ``*`` is any that is free.
     servers, workers, slots, heartbeat
         See :class:`shoal.cluster.membership.Membership`.
+    keys : Keys, optional
+        Let in only those whose keys are in its directory.
 
     Examples
     --------
@@ -50,7 +53,16 @@ class Scheduler:
     True
     """
 
-    def __init__(self, bind: str, *, servers: int, workers: int = 1, slots: int = 1024, heartbeat: float = 2.0) -> None:
+    def __init__(
+        self,
+        bind: str,
+        *,
+        servers: int,
+        workers: int = 1,
+        slots: int = 1024,
+        heartbeat: float = 2.0,
+        keys: Keys | None = None,
+    ) -> None:
         host, port = split(bind, wildcard=True)
         self._membership = Membership(
             servers=servers,
@@ -67,8 +79,11 @@ class Scheduler:
         self._wake_write.setblocking(False)
         self._helpers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = None if keys is None else Guard(self._context, keys)
         self._router = self._context.socket(zmq.ROUTER)
         try:
+            if keys is not None:
+                keys.secure_server(self._router)
             self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._router.setsockopt(zmq.LINGER, 1000)
             self._router.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
@@ -120,6 +135,8 @@ class Scheduler:
                 self._send(self._membership.probed(probe, fault, time.monotonic()))
             if self._receive():
                 self._send(self._membership.on_time(time.monotonic()))
+            while self._membership.notes:
+                _log.info("%s", self._membership.notes.popleft())
             while self._membership.probes:
                 self._helpers.submit(self._try_out, self._membership.probes.popleft())
         self._send(self._membership.stop(time.monotonic()))
@@ -165,6 +182,8 @@ class Scheduler:
         """Give the address back."""
         self._helpers.shutdown(wait=False, cancel_futures=True)
         self._router.close()
+        if self._guard is not None:
+            self._guard.stop()
         self._context.term()
         self._wake_read.close()
         self._wake_write.close()

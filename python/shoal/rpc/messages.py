@@ -150,7 +150,10 @@ class Rules(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The first words of every peer. ``role`` is "server" or "worker"; ``about`` names the process in messages."""
+    """The first words of every peer. ``about`` names the process in messages.
+
+    ``role`` is "server", "worker", or "launcher": who starts a worker's program, and waits for its end.
+    """
 
     role: str
     about: str
@@ -236,7 +239,9 @@ class Passed(_Message, frozen=True, tag="passed"):
 
 
 class Leave(_Message, frozen=True, tag="leave"):
-    """A peer goes, on purpose."""
+    """A peer goes, on purpose. ``status`` is what a launcher's program ended with."""
+
+    status: int = 0
 
 
 class Left(_Message, frozen=True, tag="left"):
