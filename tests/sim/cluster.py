@@ -8,10 +8,10 @@ after the other, with delays.
 from collections.abc import Callable
 
 import numpy as np
+
 from shoal import _core
 from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
 from shoal.rpc.requests import Policy, Requests, Worker
-
 from sim.history import History
 from sim.network import CALM, Network, Weather
 
@@ -22,9 +22,15 @@ PATIENCE = 20.0  # seconds of simulated time; only a defect takes as long
 POLICY = Policy(resend_after=0.03, parked_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
 
 SUM = {
-    "dim": 1, "dtype": "float32", "optimizer": "SGD", "params": {"lr": 0.125, "weight_decay": 0.0}, "init": "Zeros", "init_parameter": 0.0,
-    "init_seed": 0, "seed": 0,
-}  # fmt: skip
+    "dim": 1,
+    "dtype": "float32",
+    "optimizer": "SGD",
+    "params": {"lr": 0.125, "weight_decay": 0.0},
+    "init": "Zeros",
+    "init_parameter": 0.0,
+    "init_seed": 0,
+    "seed": 0,
+}
 
 
 class Client:

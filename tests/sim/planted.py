@@ -4,9 +4,9 @@ They are what one could get wrong here; some were. A checker that finds none of 
 """
 
 import numpy as np
+
 from shoal import _core
 from shoal.rpc.requests import Requests
-
 from sim import model
 from sim.schedules import ROUGH, Plan
 
@@ -60,7 +60,9 @@ class AppliesOnArrival(model.Service):
 
     def push(self, peer, message):
         self.write(
-            peer, message, lambda at: self.step(message.table, message.hashes[at], message.values.reshape(message.count, -1)[at])
+            peer,
+            message,
+            lambda at: self.step(message.table, message.hashes[at], message.values.reshape(message.count, -1)[at]),
         )
 
 
@@ -144,7 +146,9 @@ class AnswersFromACopy(model.Service):
             for key, row in zip(message.hashes.tolist(), rows, strict=True):
                 old.setdefault(key, row)
             self.out.pop()
-            self.reply(peer, message, payload=[answer], count=message.count, dim=message.dim, dtype=_core.WireDtype.FLOAT32)
+            self.reply(
+                peer, message, payload=[answer], count=message.count, dim=message.dim, dtype=_core.WireDtype.FLOAT32
+            )
 
 
 class TearsRows(model.Service):
@@ -245,7 +249,12 @@ class KeepsItsOldMap(Requests):
 # name -> (endpoint, client, plan, checkers of which one must find it)
 PLANTED = {
     "sequences are forgotten": (ForgetsSequences, Requests, ASP, {"exactly once"}),
-    "sequences are remembered by message": (RemembersMessagesNotSlots, Requests, ASP_MOVES, {"exactly once", "progress"}),
+    "sequences are remembered by message": (
+        RemembersMessagesNotSlots,
+        Requests,
+        ASP_MOVES,
+        {"exactly once", "progress"},
+    ),
     "only the last sequence is remembered": (RemembersTooLittle, Requests, ASP, {"exactly once"}),
     "no pull waits under BSP": (AnswersAtOnce, Requests, BSP, {"bounds"}),
     "no pull waits under SSP": (AnswersAtOnce, Requests, SSP, {"bounds"}),
