@@ -11,42 +11,12 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "bind/borrowed.h"
 #include "net/wire.h"
 
 namespace shoal::bind {
 
 namespace {
-
-// From here on others may compute while a message is checked; below, handing the lock over costs more.
-constexpr std::size_t kLarge = std::size_t{64} << 10U;
-
-// The bytes of a bytes object, an array, a zmq.Frame: anything contiguous that lends its memory.
-class Borrowed {
- public:
-  explicit Borrowed(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
-      throw py::error_already_set();
-    }
-  }
-  Borrowed(Borrowed&& other) noexcept : buffer_(other.buffer_) { other.buffer_.obj = nullptr; }
-  Borrowed& operator=(Borrowed&&) = delete;
-  ~Borrowed() { PyBuffer_Release(&buffer_); }
-
-  wire::Frame bytes() const {
-    return {static_cast<const std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
-  }
-
- private:
-  Py_buffer buffer_{};
-};
-
-std::size_t total(std::span<const wire::Frame> frames) {
-  std::size_t bytes = 0;
-  for (const wire::Frame frame : frames) {
-    bytes += frame.size();
-  }
-  return bytes;
-}
 
 py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8_t status, bool reply,
                         std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
@@ -241,6 +211,9 @@ void add_wire(py::module_& module) {
 
 }  // namespace
 
-void add_net(py::module_& module) { add_wire(module); }
+void add_net(py::module_& module) {
+  add_wire(module);
+  add_service(module);
+}
 
 }  // namespace shoal::bind

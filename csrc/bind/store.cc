@@ -29,12 +29,9 @@ std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, con
                                   std::map<std::string, double> params, const std::string& init,
                                   double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
                                   std::size_t slots, Workers& workers) {
-  const TableSpec spec{.dim = dim,
-                       .dtype = dtype_of(dtype),
-                       .optimizer = Optimizer(optimizer, std::move(params)),
-                       .init = Init(init, init_parameter, init_seed),
-                       .seed = seed};
-  return std::make_unique<Shard>(spec, Slots(slots), workers.pool);
+  return std::make_unique<Shard>(
+      make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed, seed),
+      Slots(slots), workers.pool);
 }
 
 void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
@@ -160,6 +157,16 @@ py::dict stats(const Shard& shard) {
 }
 
 }  // namespace
+
+TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
+                    std::map<std::string, double> params, const std::string& init, double init_parameter,
+                    std::uint64_t init_seed, std::uint64_t seed) {
+  return {.dim = dim,
+          .dtype = dtype_of(dtype),
+          .optimizer = Optimizer(optimizer, std::move(params)),
+          .init = Init(init, init_parameter, init_seed),
+          .seed = seed};
+}
 
 void add_store(py::module_& module) {
   static const py::exception<void> shoal_error(module, "ShoalError");

@@ -338,8 +338,9 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
   rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
 }
 
-std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads) {
+std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads, std::size_t* stepped) {
   check_batch(batch);
+  SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in no order");
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(grads.size() == batch.hashes.size() * dim, "grads must be len(keys) x dim");
   const auto entered = enter();
@@ -378,6 +379,9 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads)
                    moves[r] &= finite[r];
                  }
                  rows_.scatter(block, {moves, block.rows}, rows, ahead);
+                 if (stepped != nullptr) {
+                   *stepped = first + rows.size();
+                 }
                  if (bad != 0) {
                    dropped.fetch_add(bad, std::memory_order_relaxed);
                  }

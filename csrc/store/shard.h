@@ -97,7 +97,9 @@ class Shard {
 
   void pull(const SlotSlices& batch, std::span<float> weights) const;
   // Returns the number of the step: the next one of the table, taken once all is checked and no save is under way.
-  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads);
+  // In a pool of one thread `stepped` counts the rows that have their step, from the front of the batch; so it tells how
+  // far a push came that throws.
+  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads, std::size_t* stepped = nullptr);
   void assign(const SlotSlices& batch, std::span<const float> weights);
   std::size_t erase(const SlotSlices& batch);
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;

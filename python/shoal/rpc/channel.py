@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -326,6 +327,10 @@ class Channel:
             self._keeper.join()
         if self._own_context:
             self._context.term()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_keeper") and not sys.is_finalizing():
+            self.close()
 
     # ---- the turn: all with the lock held ----------------------------------------------------------------------------
 
