@@ -301,6 +301,7 @@ void add_net(py::module_& module) {
   add_wire(module);
   add_filters(module);
   add_service(module);
+  add_loop(module);
 }
 
 }  // namespace shoal::bind
