@@ -33,8 +33,8 @@ namespace shoal {
 struct alignas(kCacheLine) Guarded {
   Guarded(const Layout& layout, Slot slot) : table(layout, slot) {}
   std::shared_mutex lock;
-  SlotTable table;
   bool fills = false;  // whether many of the rows that the last batch changed were not there
+  SlotTable table;
 };
 
 // Lock is std::shared_lock or std::unique_lock of a slot's mutex. A Worker is called in the order of the batch:
