@@ -32,7 +32,7 @@ help:
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
-	@echo 'make fuzz    fuzz the parsers of text (tests/fuzz/README.md)'
+	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire: the wire format (tests/fuzz/README.md)'
 	@echo 'make bench   the benchmarks of bench/'
 	@echo 'make format  rewrite the sources as the formatters want them'
 	@echo 'make clean   remove build and .venv'
@@ -133,6 +133,8 @@ py: $(STAMPS)/install $(STAMPS)/torch
 
 # ---- fuzzing: tests/fuzz/README.md ----
 
+.PHONY: fuzz-wire fuzz-wire-corpus
+
 FUZZ := build/fuzz
 FUZZ_CXX ?= clang++
 SECONDS ?= 60
@@ -166,6 +168,23 @@ fuzz-corpus: $(STAMPS)/fuzz
 	        $(FUZZ)/least tests/fuzz/corpus/$$format $(FUZZ)/corpus/$$format; \
 	    rm -rf tests/fuzz/corpus/$$format && mv $(FUZZ)/least tests/fuzz/corpus/$$format; \
 	done
+
+# The wire format's decoder is C++ alone: libFuzzer without Python.
+$(FUZZ)/fuzz_wire: $(NATIVE) tests/fuzz/wire/fuzz_wire.cc tests/cpp/wire_input.h
+	@mkdir -p $(@D)
+	@$(FUZZ_CXX) -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/cpp \
+	    csrc/net/wire.cc csrc/net/values.cc csrc/base/crc32c.cc csrc/base/memory.cc tests/fuzz/wire/fuzz_wire.cc -o $@
+
+fuzz-wire: $(FUZZ)/fuzz_wire
+	$(say) 'fuzzing the wire format for $(SECONDS) s'
+	@mkdir -p $(FUZZ)/found $(FUZZ)/corpus/wire
+	@$(FUZZ)/fuzz_wire -max_total_time=$(SECONDS) -max_len=400 -artifact_prefix=$(FUZZ)/found/wire- \
+	    $(FUZZ)/corpus/wire tests/fuzz/wire/corpus
+
+fuzz-wire-corpus: $(FUZZ)/fuzz_wire
+	@rm -rf $(FUZZ)/least && mkdir -p $(FUZZ)/least $(FUZZ)/corpus/wire
+	@$(FUZZ)/fuzz_wire -merge=1 -max_len=400 $(FUZZ)/least tests/fuzz/wire/corpus $(FUZZ)/corpus/wire
+	@rm -rf tests/fuzz/wire/corpus && mv $(FUZZ)/least tests/fuzz/wire/corpus
 
 # ---- the rest ----
 

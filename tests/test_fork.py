@@ -6,68 +6,23 @@ child here has a deadline.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
-import traceback
-import warnings
 
 import numpy as np
 import pytest
 
 import shoal
+from forks import DEADLINE, expecting_forks, in_child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
 KEYS = np.arange(20_000, dtype=np.uint64)  # enough for a batch to be shared between threads
 ONES = np.ones((20_000, 2), np.float32)
-DEADLINE = 30.0
-
-
-@contextlib.contextmanager
-def expecting_forks():
-    """Python 3.12 warns of every fork beside threads; here that is the point."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-        yield
-
-
-def in_child(work):
-    """Run ``work`` in a forked child; return what it printed, or fail when it did not end in time."""
-    reading, writing = os.pipe()
-    with expecting_forks():
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(reading)
-            answer = str(work())
-            status = 0
-        except BaseException:
-            answer = traceback.format_exc()
-        os.write(writing, answer[:4000].encode())
-        os._exit(status)
-    os.close(writing)
-    deadline = time.monotonic() + DEADLINE
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            pytest.fail("the child hung")
-        time.sleep(0.002)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read().decode()
-    assert status == 0, answer
-    return answer
 
 
 def made(store):

@@ -7,15 +7,16 @@ import pytest
 
 import shoal
 from oracle.hashing import LAST_KEY, keys_of, mix, neighbours, one_per_slot, one_slot
+from stores import KINDS, opened
 
 EDGES = np.array([0, LAST_KEY, 1, 2**63, 2**63 - 1, LAST_KEY - 1], np.uint64)
 NONE = np.empty(0, np.uint64)
 
 
-@pytest.fixture
-def store():
-    with shoal.local(threads=2, slots=16) as opened:
-        yield opened
+@pytest.fixture(params=KINDS)
+def store(request):
+    with opened(request.param, slots=16) as one:
+        yield one
 
 
 def sgd(store, dim=2, name="t", init=None, **more):
@@ -300,7 +301,9 @@ def test_stats_count_what_happened(store):
     table.pull(keys)
     table.pull(keys)
     stats = table.stats()
-    assert (stats.rows, stats.pulls, stats.pushes) == (2, 2, 1)
+    assert stats.rows == 2
+    assert 2 <= stats.pulls <= 4  # each of two data loops counts what concerns it
+    assert 1 <= stats.pushes <= 2
     assert stats.keys_pulled in (4, 6)  # before or after duplicates are dropped
     assert stats.keys_pushed in (2, 3)
     assert stats.bytes > 0

@@ -20,38 +20,45 @@ CSRC = {
     "optim": "base",
     "table": "base",
     "store": "base route optim table",
-    "bind": "base route kernel optim table store",
+    "net": "base route optim table store",
+    "bind": "base route kernel optim table store net",
 }
 
 PYTHON = {
     "_core": "",
     "_reader": "",
     "errors": "_core",
+    "consistency": "",
     "optim": "_core errors",
     "metrics": "_core errors",
     "data": "_core _reader errors sealed",
     "gate": "errors",
-    "table": "_core errors optim gate",
+    "handle": "errors",
+    "functions": "_core",
+    "table": "_core errors optim gate handle functions",
+    "dense": "handle optim table",
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
-    "store": "_core errors optim gate table sealed checkpoint",
-    "models": "_core errors optim table sealed checkpoint store data metrics",
+    "store": "_core errors consistency optim gate handle table dense sealed checkpoint",
+    "rpc": "_core errors consistency optim handle table",
+    "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
+    "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports",
+    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports rpc cluster",
     "__main__": "cli",
-    "__init__": "_core errors optim table sealed checkpoint store data metrics models reports",
+    "__init__": "errors consistency optim table dense store cluster data metrics models reports",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.
 READER_HEADERS = "base"
 
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
-LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch"}
+LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch", "zmq"}
 
 # Modules that are there for an optional library, which they import at once; no other module may import them.
-FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}}
+FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}, "rpc": {"zmq"}, "cluster": {"zmq"}}
 
 # What only one place may do, as it looks in C++.
 ONLY_IN = [

@@ -1,6 +1,7 @@
 #include "base/threads.h"
 
 #include <pthread.h>
+#include <signal.h>
 
 #include <atomic>
 #include <chrono>
@@ -194,6 +195,40 @@ void Pool::run(std::size_t parts, const std::function<void(std::size_t)>& work) 
   }
   if (failure != nullptr) {
     std::rethrow_exception(failure);
+  }
+}
+
+struct Thread::Running {
+  std::size_t stamp;
+  std::thread thread;
+};
+
+Thread::Thread(std::function<void()> body) {
+  // A new thread inherits the mask of its maker.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  struct Restore {
+    const sigset_t& mask;
+    ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
+  };
+  const Restore restore{before};
+  running_ = std::make_unique<Running>(Running{process_stamp(), std::thread(std::move(body))});
+}
+
+Thread::~Thread() {
+  join();
+  if (!here()) {
+    static_cast<void>(running_.release());  // as with a crew: its record is left behind
+  }
+}
+
+bool Thread::here() const noexcept { return running_->stamp == process_stamp(); }
+
+void Thread::join() noexcept {
+  if (here() && running_->thread.joinable()) {
+    running_->thread.join();
   }
 }
 

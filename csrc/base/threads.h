@@ -1,6 +1,6 @@
-// Pool: the only place where threads start.
+// The only place where threads start: Pool for parts of one piece of work, Thread for one that serves.
 //
-// Idea. Work is cut into numbered parts whose results do not depend on who runs them; `run` hands the
+// Pool. Idea. Work is cut into numbered parts whose results do not depend on who runs them; `run` hands the
 // numbers out and returns when all are done. The caller works too, so a pool of one starts no thread.
 //
 // Invariants
@@ -9,8 +9,12 @@
 //
 // Threads: any number of callers at once. A caller that finds the workers busy with another caller's parts does
 // all of its own: it never waits for a stranger's work, so nested and concurrent calls cannot deadlock.
-// Fork: workers do not survive a fork. A child's copy of a pool runs everything on the calling thread, and its end
-// waits for nobody.
+//
+// Thread. One function on a thread of its own, which handles no signals: those are the main thread's business.
+// join() returns when the function has; it must not throw.
+//
+// Fork: threads do not survive a fork. A child's copy of a pool runs everything on the calling thread, and its end
+// waits for nobody, as does that of a Thread.
 
 #pragma once
 
@@ -37,6 +41,23 @@ class Pool {
   class Crew;
   std::size_t threads_;
   std::unique_ptr<Crew> crew_;  // null where threads_ == 1
+};
+
+class Thread {
+ public:
+  explicit Thread(std::function<void()> body);
+  ~Thread();
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+
+  // False in a child of the process that started it: nothing runs here.
+  bool here() const noexcept;
+  // Any number of times, by one thread at a time.
+  void join() noexcept;
+
+ private:
+  struct Running;
+  std::unique_ptr<Running> running_;
 };
 
 // Cuts [0, n) into `parts` neighbouring pieces of nearly equal length; piece i is [begin(i), begin(i + 1)).

@@ -4,13 +4,18 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/threads.h"
 #include "kernel/logistic.h"
 #include "route/key_batch.h"
+#include "store/shard.h"
 
 namespace shoal::bind {
 
@@ -38,9 +43,16 @@ class Workers {
   GradientScratch gradient_scratch_;
 };
 
+// A table as Python describes it.
+TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
+                    std::map<std::string, double> params, const std::string& init, double init_parameter,
+                    std::uint64_t init_seed, std::uint64_t seed);
+
 void add_base(pybind11::module_& module);
 void add_route(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
 void add_store(pybind11::module_& module);
+void add_net(pybind11::module_& module);
+void add_service(pybind11::module_& module);
 
 }  // namespace shoal::bind

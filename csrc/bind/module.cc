@@ -9,4 +9,5 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_route(module);
   shoal::bind::add_kernel(module);
   shoal::bind::add_store(module);
+  shoal::bind::add_net(module);
 }

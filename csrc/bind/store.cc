@@ -10,6 +10,7 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "store/functions.h"
 #include "store/shard.h"
 
 namespace shoal::bind {
@@ -28,12 +29,9 @@ std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, con
                                   std::map<std::string, double> params, const std::string& init,
                                   double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
                                   std::size_t slots, Workers& workers) {
-  const TableSpec spec{.dim = dim,
-                       .dtype = dtype_of(dtype),
-                       .optimizer = Optimizer(optimizer, std::move(params)),
-                       .init = Init(init, init_parameter, init_seed),
-                       .seed = seed};
-  return std::make_unique<Shard>(spec, Slots(slots), workers.pool);
+  return std::make_unique<Shard>(
+      make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed, seed),
+      Slots(slots), workers.pool);
 }
 
 void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
@@ -131,6 +129,17 @@ py::tuple read_slot(const Shard& shard, std::size_t slot) {
   return py::make_tuple(copied(hashes), rows);
 }
 
+// Answers of all slots, one behind the other (store/functions.h).
+Array<double> reduced(Shard& shard, std::uint32_t function, const Array<double>& parameters) {
+  const auto from = in(parameters);
+  std::vector<double> answers;
+  {
+    const py::gil_scoped_release nogil;
+    answers = reduce(shard, Function{function}, from, 0, shard.slots().count());
+  }
+  return copied(answers);
+}
+
 py::dict stats(const Shard& shard) {
   const ShardStats stats = shard.stats();
   py::dict all;
@@ -148,6 +157,16 @@ py::dict stats(const Shard& shard) {
 }
 
 }  // namespace
+
+TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
+                    std::map<std::string, double> params, const std::string& init, double init_parameter,
+                    std::uint64_t init_seed, std::uint64_t seed) {
+  return {.dim = dim,
+          .dtype = dtype_of(dtype),
+          .optimizer = Optimizer(optimizer, std::move(params)),
+          .init = Init(init, init_parameter, init_seed),
+          .seed = seed};
+}
 
 void add_store(py::module_& module) {
   static const py::exception<void> shoal_error(module, "ShoalError");
@@ -177,6 +196,7 @@ void add_store(py::module_& module) {
       .def("restore", &restore, py::arg("rows"), py::arg("section").noconvert())
       .def("reserve", &reserve, py::arg("rows"))
       .def("read_slot", &read_slot, py::arg("slot"))
+      .def("reduce", &reduced, py::arg("function"), py::arg("parameters").noconvert())
       .def("freeze", &Shard::freeze, py::call_guard<py::gil_scoped_release>())
       .def("thaw", &Shard::thaw)
       .def_property("step", &Shard::step, &Shard::set_step)

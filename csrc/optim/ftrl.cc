@@ -55,4 +55,15 @@ void Ftrl::write(const Block& block, const float* w) const noexcept {
   }
 }
 
+void Ftrl::move(const Block& block, const float* old, const float* w) const noexcept {
+  for (std::size_t e = 0; e < block.size(); ++e) {
+    if (w[e] == old[e]) {
+      continue;
+    }
+    float& z = block.columns[0][e];
+    z = w[e] == 0.0F ? std::clamp(z, -l1, l1)
+                     : -w[e] * stiffness(*this, std::sqrt(block.columns[1][e])) - std::copysign(l1, w[e]);
+  }
+}
+
 }  // namespace shoal

@@ -21,6 +21,17 @@ float share_left(const GroupFtrl& rule, std::size_t dim, const float* z) noexcep
   return norm <= threshold ? 0.0F : static_cast<float>(1.0 - threshold / norm);
 }
 
+// 1 + t / |pull|, which share_left takes back: s = pull * raise leaves the weights w of the row that begins at `first`.
+float raise_of(const GroupFtrl& rule, const Block& block, std::size_t first, const float* w) noexcept {
+  double squares = 0;
+  for (std::size_t e = first; e < first + block.dim; ++e) {
+    const double pull = static_cast<double>(w[e] * stiffness(rule, std::sqrt(block.columns[1][e])));
+    squares += pull * pull;
+  }
+  const double threshold = static_cast<double>(rule.l21) * std::sqrt(static_cast<double>(block.dim));
+  return squares == 0 ? 1.0F : static_cast<float>(1.0 + threshold / std::sqrt(squares));
+}
+
 }  // namespace
 
 GroupFtrl::GroupFtrl(Params& params)
@@ -64,18 +75,28 @@ void GroupFtrl::read(const Block& block, float* w) const noexcept {
 void GroupFtrl::write(const Block& block, const float* w) const noexcept {
   for (std::size_t r = 0; r < block.rows; ++r) {
     const std::size_t first = r * block.dim;
-    double squares = 0;
-    for (std::size_t e = first; e < first + block.dim; ++e) {
-      const double pull = static_cast<double>(w[e] * stiffness(*this, std::sqrt(block.columns[1][e])));
-      squares += pull * pull;
-    }
-    const double threshold = static_cast<double>(l21) * std::sqrt(static_cast<double>(block.dim));
-    // s = pull * (1 + t / |pull|) is what share_left takes back to pull.
-    const float raise = squares == 0 ? 1.0F : static_cast<float>(1.0 + threshold / std::sqrt(squares));
+    const float raise = raise_of(*this, block, first, w);
     for (std::size_t e = first; e < first + block.dim; ++e) {
       const float weight = w[e];  // may be the very memory of z
       const float pull = weight * stiffness(*this, std::sqrt(block.columns[1][e])) * raise;
       block.columns[0][e] = weight == 0.0F ? 0.0F : -pull - std::copysign(l1, weight);
+    }
+  }
+}
+
+void GroupFtrl::move(const Block& block, const float* old, const float* w) const noexcept {
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    const std::size_t first = r * block.dim;
+    const std::size_t end = first + block.dim;
+    if (std::equal(w + first, w + end, old + first)) {
+      continue;
+    }
+    // Weights of one row hang together by its norm: those that stay may need another z too.
+    const float raise = raise_of(*this, block, first, w);
+    for (std::size_t e = first; e < end; ++e) {
+      float& z = block.columns[0][e];
+      const float pull = w[e] * stiffness(*this, std::sqrt(block.columns[1][e])) * raise;
+      z = w[e] == 0.0F ? std::clamp(z, -l1, l1) : -pull - std::copysign(l1, w[e]);
     }
   }
 }

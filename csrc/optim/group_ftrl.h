@@ -28,6 +28,9 @@ struct GroupFtrl {
   void step(const Block& block) const noexcept;
   void read(const Block& block, float* w) const noexcept;
   void write(const Block& block, const float* w) const noexcept;
+  // Moves z so that a block that reads `old` reads w, where the two differ; what becomes 0 keeps the evidence that a 0
+  // can have (|z| <= l1).
+  void move(const Block& block, const float* old, const float* w) const noexcept;
 
   float inverse_alpha;
   float beta;

@@ -39,7 +39,9 @@ void check(std::span<const SortedList> lists, std::size_t dim, bool counted) {
 
 }  // namespace
 
-Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch) {
+Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch,
+             std::size_t divisor) {
+  SHOAL_CHECK(divisor > 0, "a mean of nobody: the divisor must be at least 1");
   // The first list that has hashes decides.
   const auto filled =
       std::find_if(lists.begin(), lists.end(), [](const SortedList& l) { return !l.hashes.empty(); });
@@ -66,9 +68,13 @@ Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, Key
   merged.hashes = Buffer<std::uint64_t>(batch.size());
   std::copy(batch.hashes().begin(), batch.hashes().end(), merged.hashes.begin());
   merged.grads = Buffer<float>(batch.size() * dim);
-  sum_rows(
-      batch.order(), batch.firsts(), dim, [&](std::uint32_t place) { return rows[place]; },
-      {merged.grads.data(), merged.grads.size()}, pool);
+  const auto row_of = [&](std::uint32_t place) { return rows[place]; };
+  const std::span<float> sums(merged.grads.data(), merged.grads.size());
+  if (divisor == 1) {
+    sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool);
+  } else {
+    sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool, Divided{static_cast<double>(divisor)});
+  }
   if (counted) {
     merged.counts = Buffer<std::uint32_t>(batch.size());
     for (std::size_t u = 0; u < batch.size(); ++u) {

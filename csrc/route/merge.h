@@ -9,7 +9,8 @@
 //
 // Invariants
 //   I1  the hashes of the result ascend strictly; every hash of every list is there, and no other.
-//   I2  the rows are the sums in list order; counts, where every list has them, are added as well.
+//   I2  the rows are the sums in list order, divided by the divisor before they are rounded; counts, where every list
+//       has them, are added as well.
 //
 // Threads: the pool shares the work; the bits do not depend on it.
 
@@ -38,6 +39,8 @@ struct Merged {
       counts;  // empty without counts in the lists; the greatest uint32 where a sum does not fit
 };
 
-Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch);
+// The divisor of a mean is how many senders there were, lists or not; 1 leaves the sums as they are.
+Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch,
+             std::size_t divisor = 1);
 
 }  // namespace shoal

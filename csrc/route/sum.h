@@ -1,8 +1,9 @@
 // sum_rows: the rows of each unique hash, added up in order of occurrence, in float64, rounded once.
 //
 //   row_of(place)  where the dim floats of the key at that place lie
+//   round(sum)     the float of a float64 sum: AsIs, or Divided for a mean
 //
-// A hash that occurs once gets its row bit for bit: a sum starts with its first row, not with zero.
+// A hash that occurs once gets its row bit for bit where nothing divides: a sum starts with its first row, not with zero.
 //
 // Threads: the pool takes neighbouring hashes; a hash is never divided, so the bits do not depend on the pool.
 
@@ -17,24 +18,36 @@
 
 namespace shoal {
 
+struct AsIs {
+  static constexpr bool kKeepsBits = true;  // of a sum of one
+  float operator()(double sum) const noexcept { return static_cast<float>(sum); }
+};
+
+struct Divided {
+  static constexpr bool kKeepsBits = false;
+  double divisor;
+  float operator()(double sum) const noexcept { return static_cast<float>(sum / divisor); }
+};
+
 // The hashes from `begin` to `end`, dim 1.
-template <class RowOf>
+template <class RowOf, class Round>
 void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts,
-                 std::size_t begin, std::size_t end, const RowOf& row_of, float* out) noexcept {
+                 std::size_t begin, std::size_t end, const RowOf& row_of, const Round& round,
+                 float* out) noexcept {
   for (std::size_t u = begin; u < end; ++u) {
     std::size_t j = firsts[u];
     auto sum = static_cast<double>(*row_of(order[j]));
     for (++j; j < firsts[u + 1]; ++j) {
       sum += static_cast<double>(*row_of(order[j]));
     }
-    out[u] = static_cast<float>(sum);
+    out[u] = round(sum);
   }
 }
 
 // The same for any dim, in strips of columns whose sums stay in the first-level cache.
-template <class RowOf>
+template <class RowOf, class Round>
 void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts,
-                std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of,
+                std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
                 float* out) noexcept {
   constexpr std::size_t kStrip = 256;
   constexpr std::size_t kAhead = 12;  // rows come from anywhere: ask for them early,
@@ -58,7 +71,7 @@ void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint3
         return row_of(order[j++]) + left;
       };
       const float* const first = next_row();
-      if (j == last) {
+      if (Round::kKeepsBits && j == last) {
         std::copy_n(first, width, to);
         continue;
       }
@@ -72,15 +85,15 @@ void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint3
         }
       }
       for (std::size_t d = 0; d < width; ++d) {
-        to[d] = static_cast<float>(sums[d]);
+        to[d] = round(sums[d]);
       }
     }
   }
 }
 
-template <class RowOf>
+template <class RowOf, class Round = AsIs>
 void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t dim,
-              const RowOf& row_of, std::span<float> out, Pool& pool) {
+              const RowOf& row_of, std::span<float> out, Pool& pool, const Round& round = {}) {
   constexpr std::size_t kLeast = 16384;  // numbers a part adds up at least
   const std::size_t n = order.size();
   const std::size_t unique = firsts.size() - 1;
@@ -96,9 +109,9 @@ void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_
     const std::size_t begin = part == 0 ? 0 : hash_at(pieces.begin(part));
     const std::size_t end = part + 1 == pieces.parts ? unique : hash_at(pieces.begin(part + 1));
     if (dim == 1) {
-      sum_numbers(order, firsts, begin, end, row_of, out.data());
+      sum_numbers(order, firsts, begin, end, row_of, round, out.data());
     } else {
-      sum_strips(order, firsts, begin, end, dim, row_of, out.data());
+      sum_strips(order, firsts, begin, end, dim, row_of, round, out.data());
     }
   });
 }

@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
 constexpr std::size_t kBlockElements = 1024;
 
+constexpr std::uint64_t kReweighSeed = 0x7765696768ULL;  // keeps its rounding apart from that of pushes
+
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 constexpr std::uint32_t kExponent = 0x7f800000U;  // all ones: infinity or NaN
 
@@ -366,8 +368,9 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
   rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
 }
 
-std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads) {
+std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads, std::size_t* stepped) {
   check_batch(batch);
+  SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in no order");
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(grads.size() == batch.hashes.size() * dim, "grads must be len(keys) x dim");
   const auto entered = enter();
@@ -406,6 +409,9 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads)
                    moves[r] &= finite[r];
                  }
                  rows_.scatter(block, {moves, block.rows}, rows, ahead);
+                 if (stepped != nullptr) {
+                   *stepped = first + rows.size();
+                 }
                  if (bad != 0) {
                    dropped.fetch_add(bad, std::memory_order_relaxed);
                  }
@@ -630,6 +636,74 @@ void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector
         }
       },
       spec_.optimizer.rule());
+}
+
+std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
+                                        const std::function<void(std::span<float>)>& change) {
+  check_process();
+  SHOAL_CHECK(first <= end && end <= slots_.count(), "there are no such slots");
+  const std::size_t dim = rows_.dim();
+  const auto entered = enter();
+  const std::uint64_t shared = step_noise(spec_.seed ^ kReweighSeed, step());
+  std::vector<std::size_t> moved(end - first);
+  std::atomic<std::uint64_t> dropped{0};
+  const auto reweigh_slot = [&](const auto& rule, std::size_t slot, Workspace& work, std::span<float> old) {
+    const std::unique_lock lock(tables_[slot]->lock);
+    const auto entries = tables_[slot]->table.entries();
+    std::array<std::uint64_t, Search::kMost> hashes;
+    std::array<std::byte*, Search::kMost> pointers;
+    for (std::size_t i = 0; i < entries.size(); i += work.most) {
+      const std::size_t count = std::min(work.most, entries.size() - i);
+      for (std::size_t r = 0; r < count; ++r) {
+        hashes[r] = entries[i + r].hash;
+        pointers[r] = const_cast<std::byte*>(entries[i + r].row);  // this thread has the slot alone
+      }
+      const auto rows = std::span<std::byte* const>(pointers).first(count);
+      const Block block = work.block(count, dim);
+      float* const fresh = block.grads;  // there is no gradient
+      Fetches none;
+      rows_.gather(rows, block, none);
+      if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+        rule.read(block, old.data());
+      } else {
+        std::copy_n(block.columns[0], block.size(), old.data());
+      }
+      std::copy_n(old.data(), block.size(), fresh);
+      change({fresh, block.size()});
+      for (std::size_t r = 0; r < count; ++r) {
+        work.moves()[r] =
+            std::memcmp(fresh + r * dim, old.data() + r * dim, dim * sizeof(float)) != 0 ? 1U : 0U;
+        work.finite()[r] = 1;
+      }
+      if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+        rule.move(block, old.data(), fresh);
+      } else {
+        std::copy_n(fresh, block.size(), block.columns[0]);
+      }
+      mark_finite(block.columns[0], count, dim, work.finite());
+      for (std::size_t r = 0; r < count; ++r) {
+        dropped.fetch_add(work.moves()[r] & (work.finite()[r] ^ 1U), std::memory_order_relaxed);
+        work.moves()[r] &= work.finite()[r];
+        moved[slot - first] += work.moves()[r];
+      }
+      fill_noise({hashes.data(), count}, dim, shared, work.noise.get());
+      rows_.scatter(block, {work.moves(), count}, rows, none);
+    }
+  };
+  const Pieces pieces{end - first, parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
+  std::visit(
+      [&](const auto& rule) {
+        pool_.run(pieces.parts, [&](std::size_t part) {
+          Workspace work(rows_);
+          std::vector<float> old(work.elements);
+          for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+            reweigh_slot(rule, first + s, work, old);
+          }
+        });
+      },
+      spec_.optimizer.rule());
+  nonfinite_rows_.fetch_add(dropped.load(), std::memory_order_relaxed);
+  return moved;
 }
 
 // --- what there is ----------------------------------------------------------------------------------------------

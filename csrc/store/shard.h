@@ -8,12 +8,13 @@
 //   push     one optimizer step per row, creating rows; a row with an all-zero gradient keeps every bit; a row whose
 //            gradient or whose new value is not finite stays whole, and is counted
 //   assign   sets weights, creating rows; the optimizer's state of a row that is there stays
+//   reweigh  sets other weights for all rows; store/functions.h is made of it and of read_slot
 //
 // Invariants (verify() checks them)
 //   every SlotTable's own (I1 to I5)
 //
 // Threads. Any number of callers. Locks, in this order:
-//   1. gate_   shared by push, assign, erase and restore; alone by freeze(), which keeps a checkpoint still. A waiting
+//   1. gate_   shared by push, assign, erase, reweigh and restore; alone by freeze(), which keeps a checkpoint still. A waiting
 //              freeze stops new writers first (turnstile_), so that it cannot starve.
 //   2. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (store/lane.h). Readers share a slot. No row is ever seen half written.
@@ -26,6 +27,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -87,6 +89,7 @@ class Shard {
   const TableSpec& spec() const noexcept { return spec_; }
   const Slots& slots() const noexcept { return slots_; }
   const Rows& rows() const noexcept { return rows_; }
+  Pool& pool() const noexcept { return pool_; }
 
   // The number of the last push; 1 is the first.
   std::uint64_t step() const noexcept { return step_.load(std::memory_order_relaxed); }
@@ -94,7 +97,9 @@ class Shard {
 
   void pull(const SlotSlices& batch, std::span<float> weights) const;
   // Returns the number of the step: the next one of the table, taken once all is checked and no save is under way.
-  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads);
+  // In a pool of one thread `stepped` counts the rows that have their step, from the front of the batch; so it tells how
+  // far a push came that throws.
+  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads, std::size_t* stepped = nullptr);
   void assign(const SlotSlices& batch, std::span<const float> weights);
   std::size_t erase(const SlotSlices& batch);
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
@@ -119,6 +124,12 @@ class Shard {
 
   // Hashes and weights of one slot in ascending order of hash.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
+
+  // Other weights for all rows of the slots [first, end): change(weights) is given those of some rows in place. Weights
+  // that keep their bits keep all that belongs to them; the others move as by the optimizer's move(), or are set. Returns
+  // how many rows of each slot changed. As in a push, a row that would not be finite stays whole and is counted.
+  std::vector<std::size_t> reweigh(std::size_t first, std::size_t end,
+                                   const std::function<void(std::span<float>)>& change);
 
   // Writers wait from freeze() to thaw(); called in pairs by one thread.
   void freeze();

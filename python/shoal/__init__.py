@@ -13,6 +13,8 @@ Examples
 2
 """
 
+from shoal.cluster import connect
+from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
     Batch,
     FeatureNames,
@@ -26,9 +28,20 @@ from shoal.data import (
     read_parquet,
     read_vw,
 )
-from shoal.errors import ClosedError, CorruptionError, ShoalError, WrongProcess
+from shoal.dense import DenseTable
+from shoal.errors import (
+    ClosedError,
+    CorruptionError,
+    DeadlineExceeded,
+    Fenced,
+    NotConnected,
+    ProtocolError,
+    ServerLost,
+    ShoalError,
+    WrongProcess,
+)
 from shoal.metrics import Metrics
-from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
+from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
     FTRL,
     SGD,
@@ -39,19 +52,24 @@ from shoal.optim import (
     GroupFTRL,
     Momentum,
     Normal,
+    Proximal,
     RowWiseAdagrad,
     Uniform,
     Zeros,
 )
 from shoal.reports import report
-from shoal.store import LocalStore, local
+from shoal.store import LocalStore, Store, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ASP",
+    "BSP",
+    "DBPG",
     "FTRL",
     "SGD",
+    "SSP",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -59,8 +77,11 @@ __all__ = [
     "ClosedError",
     "Constant",
     "CorruptionError",
+    "DeadlineExceeded",
+    "DenseTable",
     "FactorizationMachine",
     "FeatureNames",
+    "Fenced",
     "GroupFTRL",
     "Handle",
     "KeyBatch",
@@ -70,15 +91,21 @@ __all__ = [
     "Metrics",
     "Momentum",
     "Normal",
+    "NotConnected",
+    "ProtocolError",
+    "Proximal",
     "Reader",
     "RowWiseAdagrad",
+    "ServerLost",
     "ShoalError",
+    "Store",
     "Table",
     "TableSpec",
     "TableStats",
     "Uniform",
     "WrongProcess",
     "Zeros",
+    "connect",
     "hash_strings",
     "local",
     "mix",

@@ -1,6 +1,7 @@
 # The engine. Private: use the functions and classes of shoal, which check and explain what they take.
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,49 @@ class Shard:
     def section(self, slot: int) -> tuple[int, npt.NDArray[np.uint8]]: ...
     def restore(self, rows: int, section: npt.NDArray[np.uint8]) -> None: ...
     def reserve(self, rows: Sequence[int]) -> None: ...
+    def reduce(self, function: int, parameters: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]: ...
     def read_slot(self, slot: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]: ...
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
     def verify(self) -> str: ...
+
+class Service:
+    def __init__(
+        self,
+        slots: int,
+        first: int,
+        end: int,
+        *,
+        parked_limit: int = ...,
+        parked_bytes: int = ...,
+        pending_bytes: int = ...,
+        reply_bytes: int = ...,
+    ) -> None: ...
+    def set_map(self, epoch: int, first: int, end: int) -> None: ...
+    def start_job(self, job: int, mode: str, staleness: int = 0, mean: bool = False) -> None: ...
+    def admit(self, rank: int, incarnation: int, clock: int) -> None: ...
+    def dismiss(self, rank: int, incarnation: int) -> None: ...
+    def hold(self) -> int: ...
+    def resume(self) -> None: ...
+    def add_table(
+        self,
+        id: int,
+        dim: int,
+        dtype: str,
+        optimizer: str,
+        params: dict[str, float],
+        init: str,
+        init_parameter: float,
+        init_seed: int,
+        seed: int,
+    ) -> None: ...
+    def drop_table(self, id: int) -> None: ...
+    def tables(self) -> list[int]: ...
+    def shard(self, id: int) -> Shard: ...
+    def handle(self, peer: bytes, frames: Sequence[Any]) -> list[tuple[bytes, list[bytes]]]: ...
+    def released(self) -> list[tuple[bytes, list[bytes]]]: ...
+    def metrics(self) -> dict[str, Any]: ...
 
 def mix(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]: ...
 def unmix(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]: ...
@@ -123,3 +162,119 @@ def fm_gradient(
     slopes: npt.NDArray[np.float64],
     workers: Workers,
 ) -> npt.NDArray[np.float32]: ...
+
+class Op(enum.IntEnum):
+    PULL = 1
+    PUSH = 2
+    TICK = 3
+    ASSIGN = 4
+    ERASE = 5
+    CONTAINS = 6
+    STATE = 7
+    SLOT = 8
+    SECTION = 9
+    LOAD_BEGIN = 10
+    LOAD_ROWS = 11
+    LOAD_END = 12
+    STATS = 13
+    REDUCE = 14
+
+class Status(enum.IntEnum):
+    OK = 0
+    PARKED = 1
+    BAD_REQUEST = 16
+    WRONG_EPOCH = 17
+    STALE = 18
+    NOT_ADMITTED = 19
+    NO_TABLE = 20
+    EARLY = 21
+    OVERLOADED = 22
+    INTERNAL = 23
+    VERSION = 24
+    WRONG_JOB = 25
+    NO_LIST = 26
+
+class WireDtype(enum.IntEnum):
+    NONE = 0
+    FLOAT32 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+    UINT8 = 4
+    UINT64 = 5
+    FLOAT64 = 6
+
+class Message:
+    @property
+    def op(self) -> int: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def reply(self) -> bool: ...
+    @property
+    def packed(self) -> bool: ...
+    @property
+    def keep(self) -> bool: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def part(self) -> int: ...
+    @property
+    def dtype(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def table(self) -> int: ...
+    @property
+    def worker(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def clock(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def aux(self) -> int: ...
+    @property
+    def job(self) -> int: ...
+    @property
+    def payload_bytes(self) -> int: ...
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]: ...
+    @property
+    def values(self) -> npt.NDArray[Any]: ...
+    @property
+    def numbers(self) -> npt.NDArray[np.uint64]: ...
+    @property
+    def tables(self) -> npt.NDArray[np.uint32]: ...
+    @property
+    def slots(self) -> npt.NDArray[np.uint16]: ...
+    @property
+    def text(self) -> str: ...
+
+def encode_header(
+    *,
+    op: int,
+    payload: Iterable[Any] = (),
+    status: int = 0,
+    reply: bool = False,
+    dtype: int = 0,
+    dim: int = 0,
+    table: int = 0,
+    worker: int = 4294967295,
+    incarnation: int = 0,
+    sequence: int = 0,
+    epoch: int = 0,
+    clock: int = 0,
+    count: int = 0,
+    aux: int = 0,
+    job: int = 0,
+    part: int = 0,
+    packed: bool = False,
+    keep: bool = False,
+    digest: bool = False,
+) -> bytes: ...
+def decode(frames: Sequence[Any], *, replies: bool = True, payload_bytes: int = 1073741824) -> Message: ...

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from shoal import _core, optim
+from shoal import _core
 from shoal.errors import CorruptionError
-from shoal.optim import Init, Optimizer
+from shoal.optim import make_init, make_optimizer
 from shoal.sealed import make_directory, read_sealed, sync_directory, write_sealed
-from shoal.table import Table, TableSpec
+from shoal.table import Shard, Table, TableSpec
 
 __all__ = ["MANIFEST", "Manifest", "load", "read_manifest", "save", "verify"]
 
@@ -85,8 +85,8 @@ class SavedTable(msgspec.Struct, frozen=True):
         return TableSpec(
             name=self.name,
             dim=self.dim,
-            optimizer=_optimizer(self.optimizer, self.params),
-            init=_init(self.init, self.init_parameter, self.init_seed),
+            optimizer=make_optimizer(self.optimizer, self.params),
+            init=make_init(self.init, self.init_parameter, self.init_seed),
             dtype=self.dtype,
             seed=self.seed,
         )
@@ -99,25 +99,6 @@ class Manifest(msgspec.Struct, frozen=True):
     version: int
     slots: int
     tables: list[SavedTable]
-
-
-def _optimizer(name: str, params: dict[str, float]) -> Optimizer:
-    kind = getattr(optim, name, None) if name in optim.__all__ else None
-    if not (isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer):
-        raise ValueError(f"no optimizer {name!r}")
-    flags = {"nesterov", "decoupled", "per_row_step"}
-    values: dict[str, Any] = {key: bool(value) if key in flags else value for key, value in params.items()}
-    return kind(**values)
-
-
-def _init(name: str, parameter: float, seed: int) -> Init:
-    kind = getattr(optim, name, None) if name in optim.__all__ else None
-    if not (isinstance(kind, type) and issubclass(kind, Init) and kind is not Init):
-        raise ValueError(f"no initializer {name!r}")
-    values: dict[str, Any] = {kind.parameter_name: parameter} if kind.parameter_name else {}
-    if "seed" in kind.__dataclass_fields__:
-        values["seed"] = seed
-    return kind(**values)
 
 
 def _in_order(
@@ -180,7 +161,7 @@ class _SlotWriter:
 def save(
     directory: Path, tables: list[Table], slots: int, threads: int, *, progress: bool = False, durable: bool = True
 ) -> None:
-    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.LocalStore.save`.
+    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.Store.save`.
 
     One that is not ``durable`` is whole as long as the machine runs, and waits for no disk: for what is gone with the
     process anyway. Its directory must be there.
@@ -224,7 +205,7 @@ def _names_files_of(directory: Path, stem: str) -> bool:
 
 
 @contextmanager
-def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
+def _frozen(shard: Shard) -> Iterator[Shard]:
     shard.freeze()
     try:
         yield shard
@@ -236,7 +217,7 @@ def _save_table(
     directory: Path,
     stem: str,
     spec: TableSpec,
-    shard: _core.Shard,
+    shard: Shard,
     slots: int,
     threads: int,
     bar: Any,
@@ -388,23 +369,43 @@ def verify(directory: Path, threads: int = 1, *, progress: bool = False) -> Mani
     return manifest
 
 
+class Fresh(Protocol):
+    """Rows of a table while they are loaded."""
+
+    step: int
+
+    def reserve(self, rows: list[int], /) -> None:
+        """Make room for that many rows in each slot of the checkpoint's cut."""
+
+    def restore(self, rows: int, section: np.ndarray[Any, Any], /) -> None:
+        """Add the rows of a section."""
+
+
+_Fresh = TypeVar("_Fresh", bound=Fresh)
+
+
 def load(
-    directory: Path, manifest: Manifest, slots: int, workers: _core.Workers, *, progress: bool = False
-) -> list[tuple[TableSpec, _core.Shard]]:
-    """Read what ``manifest`` names into new shards; see :meth:`shoal.store.LocalStore.load`."""
+    directory: Path,
+    manifest: Manifest,
+    make: Callable[[TableSpec], _Fresh],
+    threads: int,
+    *,
+    progress: bool = False,
+) -> list[tuple[TableSpec, _Fresh]]:
+    """Read what ``manifest`` names into what ``make`` makes for each table; see :meth:`shoal.store.Store.load`."""
     for table in manifest.tables:
         _check_files(directory, table)
-    loaded: list[tuple[TableSpec, _core.Shard]] = []
+    loaded: list[tuple[TableSpec, _Fresh]] = []
     total = sum(table.rows for table in manifest.tables)
     with tqdm(total=total, desc="load", unit=" rows", unit_scale=True, disable=not progress) as bar:
         for table in manifest.tables:
             spec = table.spec()
-            shard = spec.shard(slots, workers)
+            shard = make(spec)
             rows = [0] * manifest.slots
             for section in table.sections:
                 rows[section.slot] = section.rows
             shard.reserve(rows)
-            for section, data in _sections(directory, table, workers.threads):
+            for section, data in _sections(directory, table, threads):
                 try:
                     shard.restore(section.rows, data)
                 except ValueError as error:

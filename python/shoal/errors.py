@@ -1,12 +1,23 @@
 """What can go wrong in the world, as opposed to in a call.
 
 Bad input is a :class:`ValueError` or :class:`TypeError` that names the thing, the number and the remedy. Everything
-else that shoal raises on purpose is a :class:`ShoalError`.
+else that shoal raises on purpose is a :class:`ShoalError`. Those of a cluster name the peer's address, the operation,
+and for how many seconds the peer has been silent.
 """
 
 from shoal._core import ShoalError, WrongProcess
 
-__all__ = ["ClosedError", "CorruptionError", "ShoalError", "WrongProcess"]
+__all__ = [
+    "ClosedError",
+    "CorruptionError",
+    "DeadlineExceeded",
+    "Fenced",
+    "NotConnected",
+    "ProtocolError",
+    "ServerLost",
+    "ShoalError",
+    "WrongProcess",
+]
 
 
 class CorruptionError(ShoalError):
@@ -15,3 +26,23 @@ class CorruptionError(ShoalError):
 
 class ClosedError(ShoalError):
     """The store was closed: make a new one."""
+
+
+class DeadlineExceeded(ShoalError):
+    """What was asked for did not happen in the time that the caller gave it."""
+
+
+class ProtocolError(ShoalError):
+    """A peer sent, or refused, what this version does not understand: another version, another job, or a defect."""
+
+
+class NotConnected(ShoalError):
+    """The cluster cannot be reached, or this process is no longer part of it."""
+
+
+class ServerLost(NotConnected):
+    """A server that holds rows of the store is gone, and its rows with it."""
+
+
+class Fenced(ShoalError):
+    """The worker was taken for dead and another has its place: it may change nothing any more."""

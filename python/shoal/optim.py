@@ -5,7 +5,7 @@ run in the engine, beside the rows. ``docs/optimizers.md`` has the formulas and 
 """
 
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from shoal import _core
 
@@ -21,9 +21,12 @@ __all__ = [
     "Momentum",
     "Normal",
     "Optimizer",
+    "Proximal",
     "RowWiseAdagrad",
     "Uniform",
     "Zeros",
+    "make_init",
+    "make_optimizer",
 ]
 
 
@@ -230,6 +233,26 @@ class AdamW(Adam):
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proximal(Optimizer):
+    """One step of proximal gradient for an L1 penalty, scaled by a bound of the curvature: what ``solver="dbpg"`` uses.
+
+    A row is a pair: a weight and the gradient of its last step, so the table's dim is 2. A push brings pairs too,
+    ``(g, u)``; those of several workers add up, then
+    ``v = w - lr * g / u; w = sgn(v) * max(|v| - lr * l1 / u, 0)`` (Li et al., OSDI'14). Where ``u <= 0`` the row stays.
+
+    Parameters
+    ----------
+    lr : float
+        Share of the step that the bound allows, at most 1.
+    l1 : float
+        Strength of the penalty ``l1 * sum(|w|)``.
+    """
+
+    lr: float = 1.0
+    l1: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Init:
     """Where a row starts: a pure function of (seed, key, element), so an unseen key reads what it would be given."""
@@ -298,3 +321,46 @@ class Normal(Init):
     std: float
     seed: int = field(default=0, kw_only=True)
     parameter_name: ClassVar[str] = "std"
+
+
+_FLAGS = {"nesterov", "decoupled", "per_row_step"}
+
+
+def make_optimizer(name: str, params: dict[str, float]) -> Optimizer:
+    """Rebuild an optimizer from the name of its class and its :meth:`Optimizer.params`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It describes no optimizer that this version knows.
+    """
+    kind = _described(name, Optimizer)
+    if kind is None:
+        raise ValueError(f"no optimizer {name!r}")
+    values: dict[str, Any] = {key: bool(value) if key in _FLAGS else value for key, value in params.items()}
+    return kind(**values)
+
+
+def make_init(name: str, parameter: float, seed: int) -> Init:
+    """Rebuild an initializer from the name of its class, its :attr:`Init.parameter` and its :attr:`Init.init_seed`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It describes no initializer that this version knows.
+    """
+    kind = _described(name, Init)
+    if kind is None:
+        raise ValueError(f"no initializer {name!r}")
+    values: dict[str, Any] = {kind.parameter_name: parameter} if kind.parameter_name else {}
+    if "seed" in kind.__dataclass_fields__:
+        values["seed"] = seed
+    return kind(**values)
+
+
+Described = TypeVar("Described")
+
+
+def _described(name: str, base: type[Described]) -> type[Described] | None:
+    kind = globals().get(name) if name in __all__ else None
+    return kind if isinstance(kind, type) and issubclass(kind, base) and kind is not base else None

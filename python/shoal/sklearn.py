@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from shoal import _core
 from shoal.data import Batch
 from shoal.metrics import probabilities
 from shoal.models import LogisticRegression
@@ -292,6 +293,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             self._model = _model(kept["optimizer"], kept["bias"], kept["seed"], self.n_jobs)
             self._model.record.examples = kept["examples"]
             shard = self._model.table.shard
+            assert isinstance(shard, _core.Shard)  # the model has a local store of its own
             for rows, section in kept["slots"]:
                 shard.restore(rows, np.frombuffer(section, np.uint8))
             shard.step = kept["step"]

@@ -1,23 +1,33 @@
-"""Stores: where tables live. ``local`` keeps them in this process."""
+"""Stores: where tables live. ``local`` keeps them in this process; ``shoal.connect`` uses those of a cluster.
 
+Whatever keeps the rows, a store has the same calls, those of :class:`Store`. With one worker, what is written for one
+kind runs on the other: ``tick`` ends a clock, ``barrier`` waits for the other workers, and both are next to nothing
+where there are none.
+"""
+
+import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from shoal import _core, checkpoint
+from shoal.consistency import ASP, Consistency
+from shoal.dense import BLOCK, DenseTable, shape_of
 from shoal.errors import ClosedError
 from shoal.gate import Gate
-from shoal.optim import FTRL, Init, Optimizer, Zeros
-from shoal.table import KeyBatch, Keys, Table, TableSpec
+from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
+from shoal.table import KeyBatch, Keys, Shard, Table, TableSpec
 
-__all__ = ["LocalStore", "local"]
+__all__ = ["LocalStore", "Store", "local"]
 
 _ZEROS = Zeros()
 _FTRL = FTRL()
+_SGD = SGD()
 
 
 def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
@@ -43,8 +53,8 @@ def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
     return LocalStore(threads=threads, slots=slots)
 
 
-class LocalStore:
-    """All tables of one process. Made by :func:`local`; a context manager that closes itself.
+class Store(ABC):
+    """Tables, wherever their rows are: the calls that every kind of store has. A context manager that closes itself.
 
     Safe from any thread. After a fork the child's copy raises :class:`shoal.errors.WrongProcess`: make a store there.
     """
@@ -52,7 +62,7 @@ class LocalStore:
     # Locks, in this order: _lock, which guards _tables and _open; _gate, through which changes and saves pass, and
     # which a load shuts while it swaps. A child touches neither.
 
-    def __init__(self, *, threads: int | None = None, slots: int = 1024) -> None:
+    def __init__(self, *, threads: int | None, slots: int) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = cores if threads is None else threads
         if not isinstance(count, int) or not 1 <= count <= 1024:
@@ -66,6 +76,74 @@ class LocalStore:
         self._tables: dict[str, Table] = {}
         self._open = True
 
+    # ---- what a kind of store says -----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Number of this worker among all of the job, from 0."""
+
+    @property
+    @abstractmethod
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+
+    @property
+    @abstractmethod
+    def consistency(self) -> Consistency:
+        """What a pull may see of other workers' pushes."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> int:
+        """How many ticks this worker has completed."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """End this worker's clock: its pushes so far belong to the clock that ends, later ones to the next.
+
+        Under BSP they are applied once every worker has ended that clock. Does not wait for the servers: a pull of the
+        next clock does, if it must.
+
+        Raises
+        ------
+        ShoalError
+            A push whose handle nobody waited for had failed.
+        """
+
+    @abstractmethod
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every worker of the job is here, and all that this one asked for before is done.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; default: the store's deadline.
+
+        Raises
+        ------
+        DeadlineExceeded
+            Some worker did not come in time: the message says how many did.
+        """
+
+    @abstractmethod
+    def _make_shard(self, spec: TableSpec) -> Shard:
+        """Make the rows of a new table, or find those that the servers have."""
+
+    @abstractmethod
+    def _undisturbed(self, save: Callable[[], None]) -> None:
+        """Save while no load puts other rows in place, and no push of this process comes between two tables."""
+
+    @abstractmethod
+    def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
+        """Put the rows of a checkpoint in place."""
+
+    @abstractmethod
+    def _end(self, *, failed: bool) -> None:
+        """Give back what the store has beside its tables; if it ``failed``, without waiting for anything."""
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
     def __enter__(self) -> Self:
         self._check_open()
         return self
@@ -73,14 +151,11 @@ class LocalStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"LocalStore(threads={self.threads}, slots={self._slots}, tables={list(self._tables)})"
+        self._close(failed=error is not None)
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ClosedError("this store was closed: make a new one with shoal.local()")
+            raise ClosedError("this store was closed: make a new one")
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -154,13 +229,59 @@ class LocalStore:
         with self._locked():
             known = self._tables.get(name)
             if known is None:
-                known = self._add(spec, spec.shard(self._slots, self._workers))
-        _check_same(known.spec, spec)
+                known = self._add(spec, self._make_shard(spec))
+        check_same(known.spec, spec)
         return known
 
-    def _add(self, spec: TableSpec, shard: _core.Shard) -> Table:
+    def _add(self, spec: TableSpec, shard: Shard) -> Table:
         table = self._tables[spec.name] = Table(spec, shard, self._slots, self._workers, self._gate)
         return table
+
+    def dense(
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        optimizer: Optimizer = _SGD,
+        *,
+        init: Init = _ZEROS,
+        block: int = BLOCK,
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> DenseTable:
+        """Make an array of parameters, cut into blocks that are the rows of a table of that name.
+
+        Parameters
+        ----------
+        name : str
+            Unique among the store's tables.
+        shape : int or sequence of int
+        optimizer : Optimizer
+            The rule that pushes apply.
+        init : Init
+            Where the numbers start; `DenseTable.assign` sets them one by one.
+        block : int
+            Numbers in a block, 1 to 4096. Blocks are spread over the servers. A smaller array is one block.
+        dtype, seed
+            As for `table`.
+
+        Returns
+        -------
+        DenseTable
+
+        Raises
+        ------
+        ValueError
+            A table of that name has another description, or more blocks.
+
+        Examples
+        --------
+        >>> with local() as store:
+        ...     store.dense("mlp", (3, 500)).pull().shape
+        (3, 500)
+        """
+        sizes = shape_of(name, shape)
+        dim = min(block, math.prod(sizes))
+        return DenseTable(self.table(name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed), sizes)
 
     def key_batch(self, keys: Keys, *, last: int | None = None) -> KeyBatch:
         """Sort keys once, for pulls and pushes on any table of this store.
@@ -208,10 +329,9 @@ class LocalStore:
                 raise ValueError(f"the store has no table {unknown[0]!r} to save: it has {list(self._tables)}")
             chosen = [self._tables[name] for name in names]
 
-        def write() -> None:
-            checkpoint.save(Path(directory), chosen, self._slots, self.threads, progress=progress)
-
-        self._gate.change(write)  # no load puts other rows in place meanwhile
+        self._undisturbed(
+            lambda: checkpoint.save(Path(directory), chosen, self._slots, self.threads, progress=progress)
+        )
 
     def load(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
         """Read a checkpoint: its tables are made, or take the place of the rows of tables that are there.
@@ -235,7 +355,78 @@ class LocalStore:
         self._check_usable()
         manifest = checkpoint.read_manifest(Path(directory))
         self._check_known(table.spec() for table in manifest.tables)  # before the rows, which take a while
-        loaded = checkpoint.load(Path(directory), manifest, self._slots, self._workers, progress=progress)
+        self._load(Path(directory), manifest, progress=progress)
+
+    def _check_known(self, specs: Iterable[TableSpec]) -> None:
+        for spec in specs:
+            known = self._tables.get(spec.name)
+            if known is not None:
+                check_same(known.spec, spec)
+
+    def close(self) -> None:
+        """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on."""
+        self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
+        with self._lock if self._gate.is_ours else nullcontext():
+            was_open, self._open = self._open, False
+            for table in self._tables.values():
+                table.replace_shard(None)
+            self._tables.clear()
+        if was_open:
+            self._end(failed=failed)
+
+
+class LocalStore(Store):
+    """All tables of one process. Made by :func:`local`.
+
+    Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is seen when it returns.
+    """
+
+    def __init__(self, *, threads: int | None = None, slots: int = 1024) -> None:
+        super().__init__(threads=threads, slots=slots)
+        self._clock = 0
+
+    def __repr__(self) -> str:
+        return f"LocalStore(threads={self.threads}, slots={self._slots}, tables={list(self._tables)})"
+
+    @property
+    def rank(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """Always 1."""
+        return 1
+
+    @property
+    def consistency(self) -> Consistency:
+        """``ASP()``: pushes are seen as they are made."""
+        return ASP()
+
+    @property
+    def clock(self) -> int:
+        """How many ticks there were."""
+        return self._clock
+
+    def tick(self) -> None:
+        """Count: every push is applied when it returns."""
+        with self._locked():
+            self._clock += 1
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return: there are no other workers."""
+        self._check_usable()
+
+    def _make_shard(self, spec: TableSpec) -> _core.Shard:
+        return spec.shard(self._slots, self._workers)
+
+    def _undisturbed(self, save: Callable[[], None]) -> None:
+        self._gate.change(save)  # pushes are kept away by the shards, all of which `save` freezes first
+
+    def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
+        loaded = checkpoint.load(directory, manifest, self._make_shard, self.threads, progress=progress)
         with self._locked(), self._gate.shut():
             self._check_known(spec for spec, _ in loaded)  # tables may have been made meanwhile
             for spec, shard in loaded:
@@ -245,22 +436,11 @@ class LocalStore:
                 else:
                     known.replace_shard(shard)
 
-    def _check_known(self, specs: Iterable[TableSpec]) -> None:
-        for spec in specs:
-            known = self._tables.get(spec.name)
-            if known is not None:
-                _check_same(known.spec, spec)
-
-    def close(self) -> None:
-        """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on."""
-        with self._lock if self._gate.is_ours else nullcontext():
-            self._open = False
-            for table in self._tables.values():
-                table.replace_shard(None)
-            self._tables.clear()
+    def _end(self, *, failed: bool) -> None:
+        pass
 
 
-def _check_same(known: TableSpec, spec: TableSpec) -> None:
+def check_same(known: TableSpec, spec: TableSpec) -> None:
     if known != spec:
         differ = [
             f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}"

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core
+from shoal import _core, functions
 from shoal.errors import ClosedError
 from shoal.gate import Gate
+from shoal.handle import Handle, Pending
 from shoal.optim import Init, Optimizer
 
-__all__ = ["Handle", "KeyBatch", "Table", "TableSpec", "TableStats", "mix", "unmix"]
+__all__ = ["Handle", "KeyBatch", "Shard", "Table", "TableSpec", "TableStats", "mix", "unmix"]
 
 Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.float32]
@@ -175,19 +176,64 @@ class TableStats:
     nonfinite_rows: int
 
 
-class Handle:
-    """A push under way. In a local store it is done when :meth:`Table.push` returns."""
+class Pushed(Pending, Protocol):
+    """A push under way."""
 
-    __slots__ = ()
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
+        """Fill ``rows`` as they are behind this push."""
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Return once the push is applied.
 
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
-        """
+class Shard(Protocol):
+    """The rows of one table, as a table asks for them: the engine's own, or those that servers hold.
+
+    The engine's ``_core.Shard`` has done what it was asked when it returns; a remote one may return something
+    :class:`~shoal.handle.Pending` from ``pull`` and ``push``, which holds on to the arrays that it was given.
+    """
+
+    @property
+    def step(self) -> int:
+        """Number of the last push."""
+
+    def __len__(self) -> int: ...
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending | None:
+        """Fill ``rows``; None: they are filled."""
+
+    def push(self, batch: _core.KeyBatch, grads: Rows, /) -> Pushed | int:
+        """Apply one step; a number: it is applied. ``grads`` is not changed any more."""
+
+    def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
+        """Set weights."""
+
+    def erase(self, batch: _core.KeyBatch, /) -> int:
+        """Remove rows: how many there were."""
+
+    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
+        """Tell which rows there are."""
+
+    def columns(self) -> list[str]:
+        """Names of what is stored."""
+
+    def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
+        """Read one column."""
+
+    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
+        """Read hashes and weights of a slot."""
+
+    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
+        """Answer a function of all rows (functions.py), in slot order."""
+
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
+        """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
+
+    def freeze(self) -> None:
+        """Let no change in until thaw()."""
+
+    def thaw(self) -> None:
+        """Let changes in again."""
+
+    def stats(self) -> dict[str, int]:
+        """Read the figures."""
 
 
 class KeyBatch:
@@ -302,9 +348,9 @@ class Table:
     [[-1.0, -1.0], [-1.0, -1.0], [-0.5, -0.5]]
     """
 
-    def __init__(self, spec: TableSpec, shard: _core.Shard, slots: int, workers: _core.Workers, gate: Gate) -> None:
+    def __init__(self, spec: TableSpec, shard: Shard, slots: int, workers: _core.Workers, gate: Gate) -> None:
         self._spec = spec
-        self._shard: _core.Shard | None = shard
+        self._shard: Shard | None = shard
         self._slots = slots
         self._workers = workers
         self._gate = gate
@@ -353,8 +399,8 @@ class Table:
         return self.shard.step
 
     @property
-    def shard(self) -> _core.Shard:
-        """The engine's object; a load puts another in its place.
+    def shard(self) -> Shard:
+        """The rows themselves: the engine's object, or a client's of the servers. A load may put another in its place.
 
         Raises
         ------
@@ -373,7 +419,7 @@ class Table:
         """Say before any work that there are no rows to change."""
         _ = self.shard
 
-    def replace_shard(self, shard: _core.Shard | None) -> None:
+    def replace_shard(self, shard: Shard | None) -> None:
         """Put other rows in place of these: what loading does, behind the shut gate, and closing."""
         self._shard = shard
 
@@ -400,14 +446,30 @@ class Table:
         >>> shoal.local().table("t", dim=16).pull(np.array([7, 7], np.uint64)).shape
         (2, 16)
         """
+        return self.pull_async(keys, out=out).wait()
+
+    def pull_async(self, keys: Keys, *, out: Rows | None = None) -> Handle[Rows]:
+        """Begin to read the rows of ``keys``: on a cluster, compute while the servers answer.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            As for :meth:`pull`.
+        out : float32[n, dim], optional
+            Filled by the time ``wait()`` returns.
+
+        Returns
+        -------
+        Handle
+            ``wait()`` returns float32[n, dim].
+        """
         shard = self.shard
         batch = self._batch(keys)
         rows = as_out(out, (batch.given, self.dim), self.name)
         unique = np.empty((len(batch), self.dim), np.float32)
-        shard.pull(batch.native, unique)
-        return batch.expand(unique, out=rows)
+        return Handle(shard.pull(batch.native, unique), lambda: batch.expand(unique, out=rows))
 
-    def push(self, keys: Keys, grads: Rows) -> Handle:
+    def push(self, keys: Keys, grads: Rows) -> Handle[None]:
         """Apply one optimizer step to the rows of ``keys``, creating rows that are not there.
 
         Parameters
@@ -422,12 +484,58 @@ class Table:
         -------
         Handle
             ``wait()`` returns once the push is applied.
+
+        Notes
+        -----
+        On a cluster the servers may not have it when this returns; ``grads`` may be changed all the same. Under BSP a
+        push is seen once every worker has ended the clock with ``store.tick()``.
         """
         self._check_usable()
         batch = self._batch(keys)
+        return self._push(batch, batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads")))
+
+    def _push(self, batch: KeyBatch, grads: Rows) -> Handle[None]:
+        begun: Pending | int = self._gate.change(lambda: self.shard.push(batch.native, grads))
+        return Handle(None if isinstance(begun, int) else begun, _nothing)
+
+    def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Handle[Rows]:
+        """Push, and read the rows of the same keys behind that push.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            As for :meth:`push`.
+        grads : float32[n, dim], at dim 1 also float32[n]
+            As for :meth:`push`.
+        out : float32[n, dim], optional
+            Filled by the time ``wait()`` returns.
+
+        Returns
+        -------
+        Handle
+            ``wait()`` returns float32[n, dim]: the rows with this push in them; under BSP on a cluster, where a push
+            is seen by the pulls of the next clock only, the rows of this clock. The keys are sorted once for both.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> table = shoal.local().table("t", optimizer=shoal.SGD(lr=1.0))
+        >>> table.push_pull(np.array([7, 3], np.uint64), np.array([2.0, 1.0], np.float32)).wait().tolist()
+        [[-2.0], [-1.0]]
+        """
+        self._check_usable()
+        batch = self._batch(keys)
+        rows = as_out(out, (batch.given, self.dim), self.name)
         summed = batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads"))
-        self._gate.change(lambda: self.shard.push(batch.native, summed))
-        return Handle()
+        unique = np.empty((len(batch), self.dim), np.float32)
+
+        def both() -> Pending | None:
+            shard = self.shard
+            pushed = shard.push(batch.native, summed)
+            source = shard if isinstance(pushed, int) else pushed
+            return source.pull(batch.native, unique)
+
+        return Handle(self._gate.change(both), lambda: batch.expand(unique, out=rows))
 
     def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
         """Read the rows of a batch's unique keys, in hash order.
@@ -443,10 +551,9 @@ class Table:
         float32[m, dim]
         """
         rows = as_out(out, (len(batch), self.dim), self.name)
-        self.shard.pull(batch.native, rows)
-        return rows
+        return Handle(self.shard.pull(batch.native, rows), lambda: rows).wait()
 
-    def push_unique(self, batch: KeyBatch, grads: Rows) -> Handle:
+    def push_unique(self, batch: KeyBatch, grads: Rows) -> Handle[None]:
         """Apply one optimizer step to a batch's unique keys.
 
         Parameters
@@ -461,8 +568,7 @@ class Table:
         Handle
         """
         given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
-        self._gate.change(lambda: self.shard.push(batch.native, given))
-        return Handle()
+        return self._push(batch, given)
 
     def assign(self, keys: Keys, rows: Rows) -> None:
         """Set the weights of ``keys``, creating rows that are not there.
@@ -570,13 +676,132 @@ class Table:
         if waiting:
             yield _joined(waiting)
 
+    def sum(self) -> npt.NDArray[np.float64]:
+        """Add up the weights of all rows, where the rows are.
+
+        Returns
+        -------
+        float64[dim]
+            A number for each weight of a row (of `Proximal`, one), added up in float64, in hash order, slot by slot:
+            the bits do not depend on threads or servers.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", dim=2)
+        ...     table.assign(np.array([7, 9], np.uint64), np.array([[1, 2], [3, 4]], np.float32))
+        ...     table.sum().tolist()
+        [4.0, 6.0]
+        """
+        return functions.total(self.shard, self._slots)
+
+    def norm(self, order: float = 2) -> float:
+        """Compute the norm of all weights of the table, as one vector, where the rows are.
+
+        Parameters
+        ----------
+        order : {1, 2, inf}
+            Sum of the sizes, Euclidean norm, or the largest size.
+
+        Returns
+        -------
+        float
+            0 of an empty table. Bits as of :meth:`sum`.
+        """
+        return functions.norm(self.shard, order)
+
+    def count(self, *, above: float = 0.0) -> int:
+        """Count the rows whose Euclidean norm is above a number: by default those that are not all zeros.
+
+        Parameters
+        ----------
+        above : float
+            0 or more. ``len(table)`` counts all rows.
+
+        Returns
+        -------
+        int
+        """
+        return functions.count(self.shard, above)
+
+    def topk(self, k: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float64]]:
+        """Find the rows with the largest Euclidean norms, where the rows are.
+
+        Parameters
+        ----------
+        k : int
+            1 to 2^20.
+
+        Returns
+        -------
+        keys : uint64[<= k]
+            The largest norm first, of equal ones the smaller key. All keys of a table with fewer rows.
+        norms : float64[<= k]
+
+        Examples
+        --------
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t")
+        ...     table.assign(np.array([7, 9, 8], np.uint64), np.array([1, -2, 1], np.float32))
+        ...     keys, norms = table.topk(2)
+        ...     keys.tolist(), norms.tolist()
+        ([9, 7], [2.0, 1.0])
+        """
+        return functions.topk(self.shard, k)
+
+    def decay(self, factor: float) -> int:
+        """Multiply all weights by a factor, where the rows are; the optimizer's state stays.
+
+        Parameters
+        ----------
+        factor : float
+            Above 0, at most 1.
+
+        Returns
+        -------
+        int
+            How many rows changed.
+
+        Notes
+        -----
+        The product is rounded once, to the nearest: a weight whose change is below half a unit in its last place
+        stays. Weights of 16 bits are rounded stochastically, with bits that change with every push. FTRL and
+        GroupFTRL, which store z, keep n and read the new weights up to the rounding of z; weights that are 0 keep
+        their z. Initial rows of keys without a row stay.
+        """
+        return self._gate.change(lambda: functions.changed(self.shard, functions.Function.DECAY, factor))
+
+    def shrink(self, l1: float) -> int:
+        """Bring all weights nearer to 0 by a number, and to 0 those that are no further from it, where the rows are.
+
+        ``w = sgn(w) * max(|w| - l1, 0)``: the proximal step of an L1 penalty.
+
+        Parameters
+        ----------
+        l1 : float
+            0 or more.
+
+        Returns
+        -------
+        int
+            How many rows changed.
+
+        Notes
+        -----
+        Rounded as by :meth:`decay`. Under FTRL and GroupFTRL a weight that becomes 0 gets the z nearest to its own
+        that reads 0. Rows of zeros stay in the table: their state is kept for what may come.
+        """
+        return self._gate.change(lambda: functions.changed(self.shard, functions.Function.SHRINK, l1))
+
     def __len__(self) -> int:
         """Count the rows."""
         return len(self.shard)
 
     def stats(self) -> TableStats:
         """Read the table's figures."""
-        native: dict[str, Any] = self.shard.stats()
+        native = self.shard.stats()
         rows, size, cells = native["rows"], native["bytes"], native["cells"]
         return TableStats(
             rows=rows,
@@ -595,3 +820,7 @@ class Table:
 
 def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:
     return np.concatenate([keys for keys, _ in pieces]), np.concatenate([rows for _, rows in pieces])
+
+
+def _nothing() -> None:
+    """Answer of a push."""

@@ -59,7 +59,7 @@ std::vector<List> random_lists(std::size_t k, std::size_t n, std::uint64_t disti
   return lists;
 }
 
-void check_merge(const std::vector<List>& lists, std::size_t dim) {
+void check_merge(const std::vector<List>& lists, std::size_t dim, std::size_t divisor = 1) {
   struct Row {
     std::vector<double> sums;
     std::uint64_t count = 0;
@@ -82,7 +82,7 @@ void check_merge(const std::vector<List>& lists, std::size_t dim) {
   KeyBatchScratch scratch;
   for (const std::size_t threads : {1U, 2U, 3U, 8U}) {
     Pool pool(threads);
-    const Merged merged = merge(views(lists), dim, pool, scratch);
+    const Merged merged = merge(views(lists), dim, pool, scratch, divisor);
     CHECK_EQ(merged.hashes.size(), rows.size());
     CHECK_EQ(merged.grads.size(), rows.size() * dim);
     CHECK_EQ(merged.counts.size(), counted ? rows.size() : 0);
@@ -90,8 +90,9 @@ void check_merge(const std::vector<List>& lists, std::size_t dim) {
     for (const auto& [hash, row] : rows) {
       CHECK_EQ(merged.hashes[u], hash);
       for (std::size_t d = 0; d < dim; ++d) {
-        CHECK_EQ(std::bit_cast<std::uint32_t>(merged.grads[u * dim + d]),
-                 std::bit_cast<std::uint32_t>(static_cast<float>(row.sums[d])));
+        CHECK_EQ(
+            std::bit_cast<std::uint32_t>(merged.grads[u * dim + d]),
+            std::bit_cast<std::uint32_t>(static_cast<float>(row.sums[d] / static_cast<double>(divisor))));
       }
       if (counted) {
         CHECK_EQ(merged.counts[u], row.count);
@@ -139,6 +140,19 @@ TEST(a_merge_equals_a_map_for_any_number_of_lists_and_any_dim) {
 TEST(a_large_merge_full_of_ties_equals_a_map) {
   check_merge(random_lists(8, 30'000, 20'000, 1, true, 1), 1);
   check_merge(random_lists(3, 60'000, 1'000'000'000, 2, false, 2), 2);
+}
+
+TEST(a_mean_divides_in_float64_before_the_one_rounding) {
+  for (const std::size_t dim : {1U, 3U, 300U}) {
+    check_merge(random_lists(7, 200, 300, dim, true, dim), dim, 7);
+    check_merge(random_lists(2, 200, 300, dim, false, dim), dim, 3);  // senders without a list count as well
+  }
+  // float32 would round 2^24 + 1 to 2^24 first.
+  Pool pool(1);
+  KeyBatchScratch scratch;
+  const std::vector<List> lists{{{5}, {0x1p24F}, {}}, {{5}, {1.0F}, {}}, {{5}, {1.0F}, {}}};
+  CHECK_EQ(merge(views(lists), 1, pool, scratch, 2).grads[0], 0x1p23F + 1.0F);
+  CHECK_THROWS(merge(views(lists), 1, pool, scratch, 0), "divisor must be at least 1");
 }
 
 TEST(a_count_that_does_not_fit_stays_at_the_greatest) {

@@ -1,5 +1,6 @@
 #include "base/threads.h"
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -223,6 +224,57 @@ TEST(a_forked_child_may_start_a_pool_of_its_own) {
   }));
 }
 #endif
+
+TEST(a_thread_runs_its_function_once_and_join_waits_for_the_end) {
+  std::atomic<int> ran{0};
+  Thread thread([&] { ++ran; });
+  CHECK(thread.here());
+  thread.join();
+  CHECK_EQ(ran, 1);
+  thread.join();
+}
+
+TEST(a_thread_s_end_waits_for_its_function) {
+  std::atomic<bool> go{false}, done{false};
+  std::thread other([&] { go = true; });
+  {
+    const Thread thread([&] {
+      while (!go) {
+        std::this_thread::yield();
+      }
+      done = true;
+    });
+  }
+  CHECK(done);
+  other.join();
+}
+
+TEST(a_thread_takes_no_signals) {
+  sigset_t mask;
+  sigemptyset(&mask);
+  Thread([&] { pthread_sigmask(SIG_BLOCK, nullptr, &mask); }).join();
+  CHECK_EQ(sigismember(&mask, SIGINT), 1);
+  CHECK_EQ(sigismember(&mask, SIGTERM), 1);
+  pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  CHECK_EQ(sigismember(&mask, SIGINT), 0);
+}
+
+TEST(a_forked_child_does_not_wait_for_its_parent_s_thread) {
+  std::atomic<bool> release{false};
+  auto thread = std::make_unique<Thread>([&] {
+    while (!release) {
+      std::this_thread::yield();
+    }
+  });
+  const bool good = in_child([&] {
+    const bool elsewhere = !thread->here();
+    thread->join();
+    thread.reset();
+    return elsewhere;
+  });
+  release = true;
+  CHECK(good);
+}
 
 TEST(pieces_cover_everything_once_and_differ_by_little) {
   for (const std::size_t n : {0UL, 1UL, 7UL, 1000UL, 1UL << 40U, ~0UL}) {

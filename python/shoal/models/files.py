@@ -31,7 +31,7 @@ from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.sealed import make_directory, read_sealed, write_sealed
-from shoal.store import LocalStore
+from shoal.store import Store
 from shoal.table import Table
 
 MODEL_FILE = "model.json"
@@ -105,7 +105,7 @@ def _is_ours(path: Path) -> bool:
 def save(
     directory: Path,
     described: ModelFile,
-    store: LocalStore,
+    store: Store,
     tables: list[Table],
     *,
     overwrite: bool,
@@ -178,7 +178,7 @@ def read(directory: Path) -> ModelFile:
     return described
 
 
-def load(directory: Path, store: LocalStore) -> ModelFile:
+def load(directory: Path, store: Store) -> ModelFile:
     """Read a model's weights into ``store``, which has no table of its names yet, and return what it is.
 
     Raises

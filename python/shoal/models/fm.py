@@ -21,7 +21,7 @@ from shoal.data import Batch
 from shoal.models import files
 from shoal.models.model import Floats, Model
 from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
-from shoal.store import LocalStore
+from shoal.store import Store
 from shoal.table import KeyBatch, Rows, Table
 
 _MORE = "-factors"  # behind the name of the linear weights' table
@@ -40,7 +40,7 @@ class FactorizationMachine(Model):
         The update rule of the factors; ``Adagrad(lr=0.02, n0=1.0)`` if not given.
     init : Init
         Where factors start; ``Normal(0.01)`` if not given. Not at 0: they would stay there.
-    store : LocalStore, optional
+    store : Store, optional
         Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature. It has a weight and no factors.
@@ -81,7 +81,7 @@ class FactorizationMachine(Model):
         optimizer: Optimizer | None = None,
         factors: Optimizer | None = None,
         init: Init | None = None,
-        store: LocalStore | None = None,
+        store: Store | None = None,
         bias: bool = True,
         *,
         table: str = "fm",
@@ -141,7 +141,7 @@ class FactorizationMachine(Model):
         ]
 
     @classmethod
-    def _from_file(cls, described: files.ModelFile, store: LocalStore) -> Self:
+    def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
         weights, factors = (store.tables[name] for name in (described.table, *described.more_tables))
         return cls(
             factors.dim,

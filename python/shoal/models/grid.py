@@ -23,7 +23,7 @@ from shoal.models.history import History
 from shoal.models.logistic import LogisticRegression
 from shoal.models.plan import Metric, Plan
 from shoal.optim import FTRL, Optimizer
-from shoal.store import LocalStore, local
+from shoal.store import Store, local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class LogisticRegressionGrid:
         Settings of the optimizer by name, and the values to try; every combination is a model.
     optimizer : Optimizer
         All other settings; FTRL with its defaults if not given.
-    store : LocalStore, optional
+    store : Store, optional
         Where the tables live, named "lr-0", "lr-1", ... Without one the grid makes its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
@@ -92,7 +92,7 @@ class LogisticRegressionGrid:
         self,
         grid: Mapping[str, Sequence[float]],
         optimizer: Optimizer | None = None,
-        store: LocalStore | None = None,
+        store: Store | None = None,
         bias: bool = True,
         *,
         seed: int = 0,

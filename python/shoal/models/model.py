@@ -11,7 +11,7 @@ The bias is a row like any other, under ``BIAS_KEY``: every example has it once,
 
     model directory
         model.json           what the model is and which files hold its weights and names; replaced atomically
-        checkpoint-000001/   the tables, as `LocalStore.save` writes them
+        checkpoint-000001/   the tables, as `Store.save` writes them
 
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
@@ -43,7 +43,7 @@ from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
 from shoal.models.plan import Metric, Plan
 from shoal.optim import Optimizer
-from shoal.store import LocalStore, local
+from shoal.store import Store, local
 from shoal.table import KeyBatch, Rows, Table
 
 _NAMED_COLUMNS = ("csv", "parquet", "arrow")  # whose keys are the same
@@ -63,7 +63,7 @@ class Model(ABC):
 
     Parameters
     ----------
-    store : LocalStore or None
+    store : Store or None
         Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
@@ -71,8 +71,8 @@ class Model(ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, store: LocalStore | None, bias: bool) -> None:
-        if store is not None and not isinstance(store, LocalStore):
+    def __init__(self, store: Store | None, bias: bool) -> None:
+        if store is not None and not isinstance(store, Store):
             raise TypeError(
                 f"store is a {type(store).__name__}: pass shoal.local(...), or nothing for a store of its own"
             )
@@ -107,7 +107,7 @@ class Model(ABC):
 
     @classmethod
     @abstractmethod
-    def _from_file(cls, described: files.ModelFile, store: LocalStore) -> Self:
+    def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
         """Make the model that ``described`` tells of, from tables that are in the store."""
 
     # ---- what it is --------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Model(ABC):
             self._store.close()
 
     @property
-    def store(self) -> LocalStore:
+    def store(self) -> Store:
         """The store of the weights."""
         return self._store
 
@@ -634,14 +634,14 @@ class Model(ABC):
         return files.save(Path(directory), described, self._store, list(self._tables), overwrite=overwrite, names=names)
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str], *, store: LocalStore | None = None) -> Self:
+    def load(cls, directory: str | os.PathLike[str], *, store: Store | None = None) -> Self:
         """Read a model; it predicts, bit for bit, as the one that was saved, and may learn on.
 
         Parameters
         ----------
         directory : path
             As written by `save`.
-        store : LocalStore, optional
+        store : Store, optional
             Where the tables go; without one into a new local store, closed by the model's `close`.
 
         Returns

@@ -1,0 +1,219 @@
+#include <pybind11/native_enum.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "bind/borrowed.h"
+#include "net/wire.h"
+
+namespace shoal::bind {
+
+namespace {
+
+py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8_t status, bool reply,
+                        std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
+                        std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
+                        std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
+                        std::uint8_t part, bool packed, bool keep, bool digest) {
+  std::vector<Borrowed> borrowed;
+  std::vector<wire::Frame> frames;
+  for (const py::handle buffer : payload) {
+    frames.push_back(borrowed.emplace_back(buffer).bytes());
+  }
+  wire::Header header{
+      .op = wire::Op{op},
+      .status = wire::Status{status},
+      .dtype = wire::Dtype{dtype},
+      .flags = static_cast<std::uint16_t>((reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
+                                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
+                                          (unsigned{part} << wire::kPartShift)),
+      .dim = dim,
+      .table = table,
+      .worker = worker,
+      .incarnation = incarnation,
+      .sequence = sequence,
+      .epoch = epoch,
+      .clock = clock,
+      .count = count,
+      .aux = aux,
+      .job = job};
+  std::array<std::byte, sizeof(wire::Header)> out;
+  if (total(frames) >= kLarge) {
+    const py::gil_scoped_release nogil;
+    wire::encode(header, frames, out);
+  } else {
+    wire::encode(header, frames, out);
+  }
+  return {reinterpret_cast<const char*>(out.data()), out.size()};
+}
+
+// A message with the memory that it views.
+struct Message {
+  std::vector<Borrowed> borrowed;
+  wire::Decoded decoded;
+};
+
+std::unique_ptr<Message> decode(const py::sequence& given, bool replies, std::uint64_t payload_bytes) {
+  auto message = std::make_unique<Message>();
+  std::vector<wire::Frame> frames;
+  for (const py::handle frame : given) {
+    frames.push_back(message->borrowed.emplace_back(frame).bytes());
+  }
+  const wire::Limits limits{.payload_bytes = payload_bytes, .replies = replies};
+  wire::Fault fault;
+  if (total(frames) >= kLarge) {
+    const py::gil_scoped_release nogil;
+    fault = wire::decode(frames, limits, message->decoded);
+  } else {
+    fault = wire::decode(frames, limits, message->decoded);
+  }
+  SHOAL_CHECK(!fault, std::string(fault.message()));
+  return message;
+}
+
+py::object values(const py::object& self) {
+  const wire::Decoded& decoded = self.cast<const Message&>().decoded;
+  const auto as = [&]<class T>(T /*type*/) -> py::object {
+    return view(
+        std::span(reinterpret_cast<const T*>(decoded.values.data()), decoded.values.size() / sizeof(T)),
+        self);
+  };
+  switch (decoded.header.dtype) {
+    case wire::Dtype::kFloat32:
+    case wire::Dtype::kFloat16:
+    case wire::Dtype::kBfloat16:
+      return as(float{});
+    case wire::Dtype::kUint64:
+      return as(std::uint64_t{});
+    case wire::Dtype::kFloat64:
+      return as(double{});
+    case wire::Dtype::kNone:
+    case wire::Dtype::kUint8:
+      break;
+  }
+  return as(std::uint8_t{});
+}
+
+template <auto Field>
+auto header_field() {
+  return [](const Message& message) { return message.decoded.header.*Field; };
+}
+
+template <auto Field>
+auto number_of() {
+  return [](const Message& message) { return static_cast<int>(message.decoded.header.*Field); };
+}
+
+template <std::uint16_t Flag>
+auto has_flag() {
+  return [](const Message& message) { return (message.decoded.header.flags & Flag) != 0; };
+}
+
+template <auto Field>
+auto span_field() {
+  return [](const py::object& self) { return view(self.cast<const Message&>().decoded.*Field, self); };
+}
+
+void add_wire(py::module_& module) {
+  py::native_enum<wire::Op>(module, "Op", "enum.IntEnum")
+      .value("PULL", wire::Op::kPull)
+      .value("PUSH", wire::Op::kPush)
+      .value("TICK", wire::Op::kTick)
+      .value("ASSIGN", wire::Op::kAssign)
+      .value("ERASE", wire::Op::kErase)
+      .value("CONTAINS", wire::Op::kContains)
+      .value("STATE", wire::Op::kState)
+      .value("SLOT", wire::Op::kSlot)
+      .value("SECTION", wire::Op::kSection)
+      .value("LOAD_BEGIN", wire::Op::kLoadBegin)
+      .value("LOAD_ROWS", wire::Op::kLoadRows)
+      .value("LOAD_END", wire::Op::kLoadEnd)
+      .value("STATS", wire::Op::kStats)
+      .value("REDUCE", wire::Op::kReduce)
+      .finalize();
+  py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
+      .value("OK", wire::Status::kOk)
+      .value("PARKED", wire::Status::kParked)
+      .value("BAD_REQUEST", wire::Status::kBadRequest)
+      .value("WRONG_EPOCH", wire::Status::kWrongEpoch)
+      .value("STALE", wire::Status::kStale)
+      .value("NOT_ADMITTED", wire::Status::kNotAdmitted)
+      .value("NO_TABLE", wire::Status::kNoTable)
+      .value("EARLY", wire::Status::kEarly)
+      .value("OVERLOADED", wire::Status::kOverloaded)
+      .value("INTERNAL", wire::Status::kInternal)
+      .value("VERSION", wire::Status::kWrongVersion)
+      .value("WRONG_JOB", wire::Status::kWrongJob)
+      .value("NO_LIST", wire::Status::kNoList)
+      .finalize();
+  py::native_enum<wire::Dtype>(module, "WireDtype", "enum.IntEnum")
+      .value("NONE", wire::Dtype::kNone)
+      .value("FLOAT32", wire::Dtype::kFloat32)
+      .value("FLOAT16", wire::Dtype::kFloat16)
+      .value("BFLOAT16", wire::Dtype::kBfloat16)
+      .value("UINT8", wire::Dtype::kUint8)
+      .value("UINT64", wire::Dtype::kUint64)
+      .value("FLOAT64", wire::Dtype::kFloat64)
+      .finalize();
+  using wire::Header;
+  py::class_<Message>(module, "Message")
+      .def_property_readonly("op", number_of<&Header::op>())
+      .def_property_readonly("status", number_of<&Header::status>())
+      .def_property_readonly("reply",
+                             [](const Message& message) { return message.decoded.header.is_reply(); })
+      .def_property_readonly("part", [](const Message& message) { return message.decoded.header.part(); })
+      .def_property_readonly("packed", has_flag<wire::kPacked>())
+      .def_property_readonly("keep", has_flag<wire::kKeep>())
+      .def_property_readonly("dtype", number_of<&Header::dtype>())
+      .def_property_readonly("dim", header_field<&Header::dim>())
+      .def_property_readonly("table", header_field<&Header::table>())
+      .def_property_readonly("worker", header_field<&Header::worker>())
+      .def_property_readonly("incarnation", header_field<&Header::incarnation>())
+      .def_property_readonly("sequence", header_field<&Header::sequence>())
+      .def_property_readonly("epoch", header_field<&Header::epoch>())
+      .def_property_readonly("clock", header_field<&Header::clock>())
+      .def_property_readonly("count", header_field<&Header::count>())
+      .def_property_readonly("aux", header_field<&Header::aux>())
+      .def_property_readonly("job", header_field<&Header::job>())
+      .def_property_readonly("payload_bytes", header_field<&Header::payload_bytes>())
+      .def_property_readonly("hashes", span_field<&wire::Decoded::hashes>())
+      .def_property_readonly("digest",
+                             [](const Message& message) {
+                               const wire::Frame digest = message.decoded.digest;
+                               return py::bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
+                             })
+      .def_property_readonly("values", &values)
+      .def_property_readonly("numbers", span_field<&wire::Decoded::numbers>())
+      .def_property_readonly("tables", span_field<&wire::Decoded::tables>())
+      .def_property_readonly("slots", span_field<&wire::Decoded::slots>())
+      .def_property_readonly("text", [](const Message& message) {
+        const std::string_view text = message.decoded.text;
+        return py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
+      });
+  module.def("encode_header", &encode_header, py::kw_only(), py::arg("op"), py::arg("payload") = py::tuple(),
+             py::arg("status") = 0, py::arg("reply") = false, py::arg("dtype") = 0, py::arg("dim") = 0,
+             py::arg("table") = 0, py::arg("worker") = wire::kNobody, py::arg("incarnation") = 0,
+             py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
+             py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
+             py::arg("keep") = false, py::arg("digest") = false);
+  module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
+             py::arg("payload_bytes") = std::uint64_t{1} << 30U);
+}
+
+}  // namespace
+
+void add_net(py::module_& module) {
+  add_wire(module);
+  add_service(module);
+}
+
+}  // namespace shoal::bind

@@ -1,0 +1,169 @@
+#include "net/service.h"
+
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "bind/borrowed.h"
+
+namespace shoal::bind {
+
+namespace {
+
+std::unique_ptr<Service> make_service(std::size_t slots, std::size_t first, std::size_t end,
+                                      std::size_t parked_limit, std::size_t parked_bytes,
+                                      std::size_t pending_bytes, std::size_t reply_bytes) {
+  const ServiceLimits limits{.parked = parked_limit,
+                             .parked_bytes = parked_bytes,
+                             .pending_bytes = pending_bytes,
+                             .reply_bytes = reply_bytes};
+  return std::make_unique<Service>(Slots(slots), first, end, limits);
+}
+
+void start_job(Service& service, std::uint32_t job, const std::string& mode, std::uint32_t staleness,
+               bool mean) {
+  SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp", "no mode " + mode + ": bsp, ssp or asp");
+  const Mode chosen = mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
+  const py::gil_scoped_release nogil;
+  service.start_job(job, chosen, staleness, mean);
+}
+
+void add_table(Service& service, std::uint32_t id, std::size_t dim, const std::string& dtype,
+               const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
+               double init_parameter, std::uint64_t init_seed, std::uint64_t seed) {
+  const TableSpec spec =
+      make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed, seed);
+  const py::gil_scoped_release nogil;
+  service.add_table(id, spec);
+}
+
+py::bytes as_bytes(const void* data, std::size_t size) { return {static_cast<const char*>(data), size}; }
+
+// [(peer, [header, frames...])]
+py::list as_list(Outbox& out) {
+  py::list replies;
+  for (const Reply& reply : out.replies()) {
+    py::list frames;
+    frames.append(as_bytes(reply.header.data(), reply.header.size()));
+    for (std::size_t i = 0; i < reply.frames; ++i) {
+      frames.append(as_bytes(reply.payload[i].data(), reply.payload[i].size()));
+    }
+    replies.append(py::make_tuple(as_bytes(reply.peer.data(), reply.peer.size()), std::move(frames)));
+  }
+  return replies;
+}
+
+py::list handle(Service& service, const py::bytes& peer, const py::sequence& given) {
+  std::vector<Borrowed> borrowed;
+  std::vector<wire::Frame> frames;
+  for (const py::handle frame : given) {
+    frames.push_back(borrowed.emplace_back(frame).bytes());
+  }
+  const std::string name = peer;
+  Blocks blocks;
+  Outbox out(blocks);
+  {
+    const py::gil_scoped_release nogil;
+    service.handle(name, frames, out);
+  }
+  return as_list(out);
+}
+
+py::list released(Service& service) {
+  Blocks blocks;
+  Outbox out(blocks);
+  service.released(out);
+  return as_list(out);
+}
+
+template <class Name, std::size_t n>
+py::dict counted(const std::array<std::uint64_t, n>& counts) {
+  py::dict all;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (counts[i] != 0) {
+      all[py::str(std::string(wire::name(static_cast<Name>(i))))] = counts[i];
+    }
+  }
+  return all;
+}
+
+// {least number of the bucket: how many}
+py::dict histogram(const Histogram& counts) {
+  py::dict all;
+  for (std::size_t b = 0; b < Histogram::kBuckets; ++b) {
+    if (counts.count(b) != 0) {
+      all[py::int_(Histogram::least(b))] = counts.count(b);
+    }
+  }
+  return all;
+}
+
+py::dict metrics(const Service& service) {
+  ServiceMetrics now;
+  {
+    const py::gil_scoped_release nogil;
+    now = service.metrics();
+  }
+  py::dict clocks;
+  for (const auto& [rank, clock] : now.clocks) {
+    clocks[py::int_(rank)] = clock;
+  }
+  py::dict all;
+  all["messages"] = now.messages;
+  all["bytes_in"] = now.bytes_in;
+  all["replies"] = now.replies;
+  all["bytes_out"] = now.bytes_out;
+  all["requests"] = counted<wire::Op>(now.requests);
+  all["statuses"] = counted<wire::Status>(now.statuses);
+  all["duplicates"] = now.duplicates;
+  all["dropped_pushes"] = now.dropped_pushes;
+  all["failed_turns"] = now.failed_turns;
+  all["parked"] = now.parked;
+  all["parked_peak"] = now.parked_peak;
+  all["parked_bytes"] = now.parked_bytes;
+  all["pending_bytes"] = now.pending_bytes;
+  all["pending_peak"] = now.pending_peak;
+  all["applied"] = now.applied;
+  all["floor"] = now.floor;
+  all["clocks"] = clocks;
+  all["pull_staleness"] = histogram(now.pull_staleness);
+  all["push_staleness"] = histogram(now.push_staleness);
+  return all;
+}
+
+}  // namespace
+
+void add_service(py::module_& module) {
+  using Nogil = py::call_guard<py::gil_scoped_release>;
+  const ServiceLimits limits;
+  py::class_<Service>(module, "Service")
+      .def(py::init(&make_service), py::arg("slots"), py::arg("first"), py::arg("end"), py::kw_only(),
+           py::arg("parked_limit") = limits.parked, py::arg("parked_bytes") = limits.parked_bytes,
+           py::arg("pending_bytes") = limits.pending_bytes, py::arg("reply_bytes") = limits.reply_bytes)
+      .def("set_map", &Service::set_map, py::arg("epoch"), py::arg("first"), py::arg("end"), Nogil())
+      .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
+           py::arg("mean") = false)
+      .def("admit", &Service::admit, py::arg("rank"), py::arg("incarnation"), py::arg("clock"), Nogil())
+      .def("dismiss", &Service::dismiss, py::arg("rank"), py::arg("incarnation"), Nogil())
+      .def("hold", &Service::hold, Nogil())
+      .def("resume", &Service::resume, Nogil())
+      .def("add_table", &add_table, py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"),
+           py::arg("params"), py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"),
+           py::arg("seed"))
+      .def("drop_table", &Service::drop_table, py::arg("id"), Nogil())
+      .def("tables", &Service::tables, Nogil())
+      .def("shard", &Service::snapshot, py::arg("id"), py::keep_alive<0, 1>(), Nogil())
+      .def("handle", &handle, py::arg("peer"), py::arg("frames"))
+      .def("released", &released)
+      .def("metrics", &metrics);
+}
+
+}  // namespace shoal::bind

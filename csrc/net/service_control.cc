@@ -1,0 +1,179 @@
+// What the scheduler says.
+
+#include <iterator>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "net/service.h"
+#include "net/service_table.h"
+
+namespace shoal {
+
+using wire::Status;
+
+template <class Change>
+void Service::control(const Change& change) {
+  const std::lock_guard lock(mutex_);
+  change();
+  advance(released_);
+  if (waker_ && !released_.replies().empty()) {
+    waker_();
+  }
+}
+
+void Service::set_waker(std::function<void()> waker) {
+  const std::lock_guard lock(mutex_);
+  waker_ = std::move(waker);
+}
+
+void Service::set_map(std::uint32_t epoch, std::size_t first, std::size_t end) {
+  SHOAL_CHECK(first <= end && end <= slots_.count(), "there are no slots [" + std::to_string(first) + ", " +
+                                                         std::to_string(end) + ") of " +
+                                                         std::to_string(slots_.count()));
+  control([&] {
+    epoch_ = epoch;
+    first_slot_ = first;
+    end_slot_ = end;
+    // Reads of slots that have gone are told so now, not when their clock comes.
+    auto& reads = parked_.reads();
+    for (auto where = reads.begin(); where != reads.end();) {
+      const auto next = std::next(where);
+      const wire::Header& header = where->second.header;
+      const bool one_slot = header.op == wire::Op::kSlot || header.op == wire::Op::kSection;
+      std::size_t place = 0;
+      own(where->second.hashes.as<std::uint64_t>(), place);
+      if (!refused_.empty() || (one_slot && !owns(header.aux))) {
+        release(parked_.take(where), released_);
+      }
+      where = next;
+    }
+  });
+}
+
+void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean) {
+  SHOAL_CHECK(job != 0, "a job's number is not 0");
+  control([&] {
+    if (job == job_) {
+      return;
+    }
+    job_ = job;
+    mode_ = mode == Mode::kSsp && staleness == 0 ? Mode::kBsp : mode;
+    staleness_ = staleness;
+    mean_ = mean;
+    clocks_.clear();
+    applied_ = 0;
+    seen_.clear();
+    pending_.clear();
+    parked_.clear();
+    for (auto& [id, table] : tables_) {
+      table->loading.reset();
+      table->views.clear();
+    }
+  });
+}
+
+void Service::forget_worker(std::uint32_t rank) {
+  metrics_.dropped_pushes += pending_.drop(rank, clocks_.clock(rank));
+  auto& reads = parked_.reads();
+  for (auto where = reads.begin(); where != reads.end();) {
+    const auto next = std::next(where);
+    if (where->second.header.worker == rank) {
+      const Parked::Read read = parked_.take(where);
+      try {
+        send({read.peer, read.header, {}, {}, {}, released_}, Status::kStale);
+      } catch (const std::bad_alloc&) {
+        // It is told when it asks again.
+      }
+    }
+    where = next;
+  }
+  for (auto& [id, table] : tables_) {
+    if (table->loader == rank) {
+      table->loading.reset();
+    }
+    if (rank < table->views.size()) {
+      table->views[rank] = {};
+    }
+  }
+}
+
+void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
+  control([&] {
+    const auto& workers = clocks_.workers();
+    if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation < incarnation) {
+      forget_worker(rank);
+    }
+    if (clocks_.admit(rank, incarnation, clock) && rank < seen_.size()) {
+      seen_[rank].reset();
+    }
+  });
+}
+
+void Service::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
+  control([&] {
+    const auto& workers = clocks_.workers();
+    if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation) {
+      forget_worker(rank);
+    }
+    clocks_.dismiss(rank, incarnation);
+  });
+}
+
+std::uint32_t Service::hold() {
+  const std::lock_guard lock(mutex_);
+  return clocks_.hold();
+}
+
+void Service::resume() {
+  control([&] { clocks_.resume(); });
+}
+
+void Service::add_table(std::uint32_t id, const TableSpec& spec) {
+  auto table = std::make_unique<Table>(std::make_unique<Shard>(spec, slots_, pool_));
+  const std::lock_guard lock(mutex_);
+  const bool fresh = tables_.try_emplace(id, std::move(table)).second;
+  SHOAL_CHECK(fresh, "there is a table " + std::to_string(id) + " already: drop it first");
+}
+
+void Service::drop_table(std::uint32_t id) {
+  control([&] {
+    SHOAL_CHECK(tables_.erase(id) != 0, "there is no table " + std::to_string(id));
+    pending_.drop_table(id);
+    auto& reads = parked_.reads();
+    for (auto where = reads.begin(); where != reads.end();) {
+      const auto next = std::next(where);
+      if (where->second.header.table == id) {
+        release(parked_.take(where), released_);
+      }
+      where = next;
+    }
+  });
+}
+
+std::vector<std::uint32_t> Service::tables() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint32_t> ids;
+  for (const auto& [id, table] : tables_) {
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+std::unique_ptr<Shard> Service::snapshot(std::uint32_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto table = tables_.find(id);
+  SHOAL_CHECK(table != tables_.end(), "there is no table " + std::to_string(id));
+  const Shard& shard = *table->second->shard;
+  auto copy = std::make_unique<Shard>(shard.spec(), slots_, pool_);
+  std::vector<std::byte> section;
+  for (std::size_t s = 0; s < slots_.count(); ++s) {
+    const std::size_t rows = shard.section(Slot{static_cast<std::uint32_t>(s)}, section);
+    copy->restore(rows, section);
+  }
+  copy->set_step(shard.step());
+  return copy;
+}
+
+}  // namespace shoal

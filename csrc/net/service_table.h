@@ -1,0 +1,23 @@
+// What a Service keeps of a table beside its rows. Private to service_*.cc.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "net/service.h"
+
+namespace shoal {
+
+struct Service::Table {
+  explicit Table(std::unique_ptr<Shard> rows) : shard(std::move(rows)) {}
+
+  std::unique_ptr<Shard> shard;
+  std::unique_ptr<Shard> loading;  // beside it: takes its place when the load ends
+  std::uint32_t loader = 0;        // the rank that loads
+  std::uint64_t pushes = 0;        // applied
+  std::vector<View> views;         // by rank
+};
+
+}  // namespace shoal

@@ -1,0 +1,118 @@
+// Clocks that are complete, and the reads that may go.
+
+#include <algorithm>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "net/service.h"
+#include "net/service_table.h"
+#include "route/merge.h"
+
+namespace shoal {
+
+bool Service::may_go(std::uint32_t clock) const noexcept {
+  switch (mode_) {
+    case Mode::kBsp:
+      return clock <= applied_;
+    case Mode::kSsp:
+      return clock <= std::uint64_t{clocks_.floor()} + staleness_;
+    case Mode::kAsp:
+      break;
+  }
+  return true;
+}
+
+void Service::advance(Outbox& out) noexcept {
+  for (;;) {
+    // Before the next turn: a read at this clock sees nothing of it.
+    while (!parked_.empty() && may_go(parked_.next_clock())) {
+      release(parked_.pop(), out);
+    }
+    if (mode_ != Mode::kBsp || applied_ >= clocks_.floor()) {
+      return;
+    }
+    try {
+      apply_turn();
+    } catch (const std::exception&) {
+      ++metrics_.failed_turns;  // whoever waits goes on waiting, and the next message tries again
+      return;
+    }
+  }
+}
+
+void Service::release(Parked::Read&& read, Outbox& out) noexcept {
+  const Parked::Read mine = std::move(read);
+  const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, mine.parameters.bytes(), out};
+  try {
+    Table* const table = find(call.header.table);
+    std::size_t place = 0;
+    own(call.hashes, place);
+    const bool one_slot = call.header.op == wire::Op::kSlot || call.header.op == wire::Op::kSection;
+    if (one_slot && !owns(call.header.aux)) {
+      refused_.push_back(static_cast<std::uint16_t>(call.header.aux));
+    }
+    if (table == nullptr) {
+      send(call, wire::Status::kNoTable);
+    } else if (!refused_.empty()) {
+      send_done(call, refusal(out));
+    } else {
+      answer(call, *table);
+    }
+  } catch (const std::exception& error) {
+    fail(call, error);
+  }
+}
+
+void Service::apply_turn() {
+  if (pending_.empty() || pending_.next() >= clocks_.floor()) {
+    applied_ = clocks_.floor();
+    return;
+  }
+  SHOAL_DCHECK(pending_.next() >= applied_);
+  if (pending_.next() > applied_) {
+    applied_ = pending_.next();
+    return;
+  }
+  while (const auto id = pending_.next_table()) {
+    if (Table* const table = find(*id)) {
+      apply(*id, *table, pending_.first());
+    }
+    pending_.done(*id);
+  }
+  pending_.pop();
+  ++applied_;
+}
+
+void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
+  Shard& shard = *table.shard;
+  const std::size_t dim = shard.rows().dim();
+  const std::size_t divisor = mean_ ? std::max<std::size_t>(turn.ticked, 1) : 1;
+  std::vector<SortedList> lists;
+  for (const Pending::Kept& push : pending_.lists(id)) {
+    if (push.count != 0) {
+      lists.push_back({push.hashes(), push.grads(), {}});
+    }
+  }
+  Merged merged;
+  SortedList all;
+  if (lists.size() == 1 && divisor == 1) {
+    all = lists[0];
+  } else if (!lists.empty()) {
+    merged = merge(lists, dim, pool_, merge_scratch_, divisor);
+    all = {{merged.hashes.data(), merged.hashes.size()}, {merged.grads.data(), merged.grads.size()}, {}};
+  }
+  const std::uint64_t step = shard.step();
+  std::size_t stepped = 0;
+  try {
+    shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), &stepped);
+  } catch (const std::bad_alloc&) {
+    turn.stepped += stepped;  // the rest follows, as the same step
+    shard.set_step(step);
+    throw;
+  }
+  ++table.pushes;
+}
+
+}  // namespace shoal

@@ -1,0 +1,354 @@
+// What changes rows, and ticks.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "net/service.h"
+#include "net/service_table.h"
+
+namespace shoal {
+
+using wire::Header;
+using wire::Status;
+
+namespace {
+
+// A tick names a message of a push by its sequence and the slot of its last row, which is the last to be done.
+constexpr unsigned kSequenceBits = 48;
+constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
+
+}  // namespace
+
+Seen& Service::history(std::uint32_t rank) {
+  if (rank >= seen_.size()) {
+    seen_.resize(rank + std::size_t{1});
+  }
+  if (seen_[rank] == nullptr) {
+    seen_[rank] = std::make_unique<Seen>(slots_.count());
+  }
+  return *seen_[rank];
+}
+
+Service::View& Service::view(Table& table, std::uint32_t rank) {
+  if (rank >= table.views.size()) {
+    table.views.resize(rank + std::size_t{1});
+  }
+  return table.views[rank];
+}
+
+bool Service::check_dim(const Call& call, const Table& table) {
+  const std::size_t dim = table.shard->rows().dim();
+  if (call.header.dim == dim && call.floats.size() == call.hashes.size() * dim) {
+    return true;
+  }
+  send_text(call, Status::kBadRequest,
+            "table " + std::to_string(call.header.table) + " has dim " + std::to_string(dim) + ", got " +
+                std::string(wire::name(call.header.dtype)) + " rows of " + std::to_string(call.header.dim));
+  return false;
+}
+
+// --- ticks ------------------------------------------------------------------------------------------------------
+
+void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
+                   std::span<const std::uint32_t> tables) {
+  const Header& header = call.header;
+  const std::uint32_t clock = clocks_.clock(header.worker);
+  if (header.clock < clock) {
+    ++metrics_.duplicates;
+    return send(call, Status::kOk);
+  }
+  if (clock == std::numeric_limits<std::uint32_t>::max()) {
+    return send_text(call, Status::kBadRequest, "a job has at most 2^32 - 1 clocks: connect anew");
+  }
+  if (header.epoch < epoch_) {
+    refused_.clear();
+    return send(call, {.status = Status::kWrongEpoch}, 1);
+  }
+  Seen& seen = history(header.worker);
+  const bool all_here = std::ranges::all_of(sequences, [&](std::uint64_t number) {
+    const std::uint64_t sequence = number & kSequences;
+    const std::size_t slot = number >> kSequenceBits;  // and one more; 0 for any
+    return slot <= slots_.count() &&
+           (slot == 0 ? seen.calls().seen(sequence) : seen.slot(slot - 1).seen(sequence));
+  });
+  if (header.clock > clock || !all_here) {
+    return send(call, Status::kEarly);
+  }
+  if (mode_ == Mode::kBsp) {
+    pending_.tick(clock, tables);
+  }
+  clocks_.tick(header.worker);
+  send(call, Status::kOk);
+}
+
+// --- once for every slot ----------------------------------------------------------------------------------------
+
+std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t dim, Seen& seen) {
+  const std::uint64_t sequence = call.header.sequence;
+  std::size_t place = 0;
+  const auto hashes = own(call.hashes, place);
+  if (hashes.empty()) {
+    // Nothing for any slot: a call of no keys, or all of it belongs elsewhere.
+    if (refused_.empty() && !seen.calls().seen(sequence)) {
+      return Part{cut(hashes), {}};
+    }
+    metrics_.duplicates += refused_.empty() ? 1U : 0U;
+    return std::nullopt;
+  }
+  const SlotSlices slices = cut(hashes);
+  const std::size_t first = index_of(slots_.of(hashes.front()));
+  const std::size_t last = index_of(slots_.of(hashes.back()));
+  std::size_t done = 0;  // rows
+  for (std::size_t s = first; s <= last; ++s) {
+    const std::size_t rows = slices.begins[s + 1] - slices.begins[s];
+    done += rows != 0 && seen.slot(s).seen(sequence) ? rows : 0;
+  }
+  const Seen::Half* const half = seen.half(sequence);
+  const auto values = call.floats.subspan(place * dim, hashes.size() * dim);
+  if (done == 0 && half == nullptr) {
+    return Part{slices, values};
+  }
+  ++metrics_.duplicates;
+  if (done == hashes.size()) {
+    return std::nullopt;
+  }
+  const std::span<std::uint64_t> some = some_hashes_.claim(hashes.size());
+  const std::span<float> some_values = some_values_.claim(hashes.size() * dim);
+  std::size_t count = 0;
+  for (std::size_t s = first; s <= last; ++s) {
+    if (seen.slot(s).seen(sequence)) {
+      continue;
+    }
+    for (std::size_t i = slices.begins[s]; i < slices.begins[s + 1]; ++i) {
+      if (half != nullptr && index_of(slots_.of(half->next)) == s && hashes[i] < half->next) {
+        continue;
+      }
+      some[count] = hashes[i];
+      std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
+                  some_values.begin() + static_cast<std::ptrdiff_t>(count * dim));
+      ++count;
+    }
+  }
+  return Part{cut(some.first(count)), some_values.first(count * dim)};
+}
+
+void Service::mark(const Call& call, const SlotSlices& slices, Seen& seen) noexcept {
+  for (std::size_t s = 0; s + 1 < slices.begins.size(); ++s) {
+    if (slices.begins[s] != slices.begins[s + 1]) {
+      seen.slot(s).mark(call.header.sequence);
+    }
+  }
+  seen.calls().mark(call.header.sequence);
+}
+
+// --- push -------------------------------------------------------------------------------------------------------
+
+void Service::push(const Call& call, Table& table) {
+  if (!check_dim(call, table)) {
+    return;
+  }
+  Seen& seen = history(call.header.worker);
+  const auto part = fresh_part(call, call.header.dim, seen);
+  Lease refused = refusal(call.out);
+  if (part) {
+    const std::uint32_t clock = clocks_.clock(call.header.worker);
+    if (call.header.clock < clock) {
+      return send_text(call, Status::kBadRequest,
+                       "a push of clock " + std::to_string(call.header.clock) +
+                           " came after the tick to clock " + std::to_string(clock) +
+                           ", which did not name it");
+    }
+    if (mode_ != Mode::kBsp) {
+      step(call, table, *part, seen);
+    } else if (!keep(call, *part)) {
+      return;
+    }
+    mark(call, part->slices, seen);
+  }
+  send_done(call, std::move(refused));
+}
+
+bool Service::keep(const Call& call, const Part& part) {
+  const Header& header = call.header;
+  const auto hashes = part.slices.hashes;
+  const std::size_t bytes = Pending::Kept::bytes(hashes.size(), part.values.size());
+  const std::size_t next = pending_.bytes(applied_);  // of the clock that is merged next
+  if (header.clock > applied_ && pending_.bytes() - next + bytes > limits_.pending_bytes / 2) {
+    send(call, Status::kOverloaded);
+    return false;
+  }
+  if (header.clock == applied_ && next + bytes > limits_.pending_bytes) {
+    send_text(call, Status::kBadRequest,
+              "the pushes of clock " + std::to_string(header.clock) + " hold " +
+                  std::to_string(next + bytes) + " bytes here, and the limit is " +
+                  std::to_string(limits_.pending_bytes) +
+                  ": push less in a clock, use more servers, or raise the limit of pending bytes");
+    return false;
+  }
+  Pending::Kept kept{.rank = header.worker,
+                     .sequence = header.sequence,
+                     .count = hashes.size(),
+                     .block = blocks_.take(bytes)};
+  std::memcpy(kept.block.data(), hashes.data(), hashes.size_bytes());
+  std::memcpy(kept.block.data() + hashes.size_bytes(), part.values.data(), part.values.size_bytes());
+  pending_.keep(header.clock, header.table, std::move(kept));
+  metrics_.pending_peak = std::max(metrics_.pending_peak, pending_.bytes());
+  return true;
+}
+
+void Service::step(const Call& call, Table& table, const Part& part, Seen& seen) {
+  View& last = view(table, call.header.worker);
+  std::size_t stepped = 0;
+  try {
+    table.shard->push(part.slices, part.values, &stepped);
+  } catch (const std::bad_alloc&) {
+    // So that it goes on there when it is sent again.
+    const auto& [hashes, begins] = part.slices;
+    for (std::size_t s = 0; s + 1 < begins.size(); ++s) {
+      if (begins[s] < begins[s + 1] && begins[s + 1] <= stepped) {
+        seen.slot(s).mark(call.header.sequence);
+      }
+    }
+    if (stepped < hashes.size() && begins[index_of(slots_.of(hashes[stepped]))] < stepped) {
+      seen.stop(call.header.sequence, hashes[stepped]);
+    }
+    throw;
+  }
+  metrics_.push_staleness.add(table.pushes - last.pushes - last.own);
+  ++table.pushes;
+  ++last.own;
+}
+
+// --- assign, erase ----------------------------------------------------------------------------------------------
+
+void Service::assign(const Call& call, Table& table) {
+  if (!check_dim(call, table)) {
+    return;
+  }
+  Seen& seen = history(call.header.worker);
+  const auto part = fresh_part(call, call.header.dim, seen);
+  Lease refused = refusal(call.out);
+  if (part) {
+    table.shard->assign(part->slices, part->values);
+    mark(call, part->slices, seen);
+  }
+  send_done(call, std::move(refused));
+}
+
+void Service::erase(const Call& call, Table& table) {
+  Seen& seen = history(call.header.worker);
+  const auto part = fresh_part(call, 0, seen);
+  Lease refused = refusal(call.out);
+  if (part) {
+    seen.add_erased(call.header.sequence, table.shard->erase(part->slices));
+    mark(call, part->slices, seen);
+  }
+  send_done(call, std::move(refused), static_cast<std::uint32_t>(seen.erased(call.header.sequence)));
+}
+
+// --- functions --------------------------------------------------------------------------------------------------
+
+void Service::change(const Call& call, Table& table) {
+  Seen& seen = history(call.header.worker);
+  if (seen.calls().seen(call.header.sequence)) {
+    ++metrics_.duplicates;
+  } else {
+    // Place for the answer first: rows that have changed cannot be changed back.
+    auto& answer = seen.answer(call.header.sequence);
+    answer = reduce(*table.shard, Function{call.header.aux}, doubles_of(call), first_slot_, end_slot_);
+    seen.calls().mark(call.header.sequence);
+  }
+  send_numbers(call, seen.answer(call.header.sequence));
+}
+
+// --- loads ------------------------------------------------------------------------------------------------------
+
+void Service::load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 46U;  // of rows, more than any machine has
+  Seen& seen = history(call.header.worker);
+  if (seen.calls().seen(call.header.sequence)) {
+    ++metrics_.duplicates;
+    return send(call, Status::kOk);
+  }
+  if (rows.size() != slots_.count()) {
+    return send_text(call, Status::kBadRequest,
+                     "a load names the rows of " + std::to_string(slots_.count()) + " slots, got " +
+                         std::to_string(rows.size()) + " numbers");
+  }
+  std::vector<std::size_t> here(slots_.count(), 0);
+  std::size_t most = kMostBytes / (table.shard->rows().bytes() + sizeof(std::uint64_t));
+  for (std::size_t s = first_slot_; s < end_slot_; ++s) {
+    if (rows[s] > most) {
+      return send_text(
+          call, Status::kBadRequest,
+          "no machine has place for " + std::to_string(rows[s]) + " rows in slot " + std::to_string(s));
+    }
+    most -= rows[s];
+    here[s] = rows[s];
+  }
+  auto fresh = std::make_unique<Shard>(table.shard->spec(), slots_, pool_);
+  fresh->reserve(slots_, here);
+  table.loading = std::move(fresh);
+  table.loader = call.header.worker;
+  seen.calls().mark(call.header.sequence);
+  send(call, Status::kOk);
+}
+
+void Service::load_rows(const Call& call, Table& table) {
+  Seen& seen = history(call.header.worker);
+  if (seen.calls().seen(call.header.sequence)) {
+    ++metrics_.duplicates;
+    return send(call, Status::kOk);
+  }
+  if (table.loading == nullptr || table.loader != call.header.worker) {
+    return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
+  }
+  // The hashes come first in a section; restore() finds out whether they ascend.
+  const std::size_t rows =
+      std::min<std::size_t>(call.header.count, call.bytes.size() / sizeof(std::uint64_t));
+  const std::span hashes(reinterpret_cast<const std::uint64_t*>(call.bytes.data()), rows);
+  std::vector<bool> elsewhere(slots_.count());
+  for (const std::uint64_t hash : hashes) {
+    const std::size_t slot = index_of(slots_.of(hash));
+    if (!owns(slot)) {
+      elsewhere[slot] = true;
+    }
+  }
+  refused_.clear();
+  for (std::size_t s = 0; s < slots_.count(); ++s) {
+    if (elsewhere[s]) {
+      refused_.push_back(static_cast<std::uint16_t>(s));
+    }
+  }
+  if (!refused_.empty()) {
+    return send_done(call, refusal(call.out));
+  }
+  table.loading->restore(call.header.count, call.bytes);
+  seen.calls().mark(call.header.sequence);
+  send(call, Status::kOk);
+}
+
+void Service::load_end(const Call& call, Table& table, std::span<const std::uint64_t> step) {
+  Seen& seen = history(call.header.worker);
+  if (seen.calls().seen(call.header.sequence)) {
+    ++metrics_.duplicates;
+    return send(call, Status::kOk);
+  }
+  if (step.size() != 1) {
+    return send_text(call, Status::kBadRequest,
+                     "a load ends with the table's step, got " + std::to_string(step.size()) + " numbers");
+  }
+  if (table.loading == nullptr || table.loader != call.header.worker) {
+    return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
+  }
+  table.loading->set_step(step[0]);
+  table.shard = std::move(table.loading);
+  seen.calls().mark(call.header.sequence);
+  send(call, Status::kOk);
+}
+
+}  // namespace shoal

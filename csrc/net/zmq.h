@@ -1,0 +1,100 @@
+// Zmq: the functions of the libzmq that pyzmq has loaded.
+//
+// Idea. Contexts live in one copy of libzmq, and Python makes them; so the loops in C++ must use that very copy. pyzmq's
+// extension module is loaded already: asked for a symbol, the linker looks in it and then in the libraries it was linked
+// with, and finds what pyzmq itself calls, wherever the wheel has put it. Nothing is linked, bundled or searched for.
+//
+//   of(module)       functions of the module with this path; TransportError where they are not there
+//   names()          the constants below by pyzmq's names: there is no header to take them from, so a test compares them
+//
+// A struct of plain functions, so that a test can put its own in their place.
+//
+// Threads: immutable once made. A socket is made, used and closed by one thread.
+
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace shoal {
+
+// The world's fault: no libzmq, an address that cannot be bound.
+struct TransportError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+namespace zmq {
+
+inline constexpr int kRouter = 6;
+
+inline constexpr int kMore = 2;  // flags of a send
+inline constexpr int kDontWait = 1;
+
+inline constexpr short kPollIn = 1;
+
+inline constexpr int kLinger = 17;  // options
+inline constexpr int kBacklog = 19;
+inline constexpr int kMaxMessage = 22;  // the one of 64 bits
+inline constexpr int kSendHighWater = 23;
+inline constexpr int kReceiveHighWater = 24;
+inline constexpr int kLastEndpoint = 32;
+inline constexpr int kRouterMandatory = 33;
+inline constexpr int kIpv6 = 42;
+inline constexpr int kCurveServer = 47;
+inline constexpr int kCurveSecretKey = 49;
+inline constexpr int kZapDomain = 55;
+inline constexpr int kHeartbeatInterval = 75;
+inline constexpr int kHeartbeatTtl = 76;
+inline constexpr int kHeartbeatTimeout = 77;
+inline constexpr int kZapEnforceDomain = 93;
+
+inline constexpr int kErrorTerminated = 156384765;  // ETERM: its number is libzmq's own
+
+std::span<const std::pair<std::string_view, int>> names() noexcept;
+
+// zmq_msg_t: its size and alignment are part of libzmq's interface since 4.1.
+struct alignas(8) Message {
+  unsigned char bytes[64];
+};
+static_assert(sizeof(Message) == 64);
+
+// zmq_pollitem_t, outside Windows.
+struct PollItem {
+  void* socket;
+  int fd;
+  short events;
+  short revents;
+};
+
+}  // namespace zmq
+
+struct Zmq {
+  static Zmq of(const std::string& module);
+
+  void (*version)(int*, int*, int*);
+  int (*error)();
+  const char* (*error_text)(int);
+  void* (*socket)(void* context, int type);
+  int (*close)(void* socket);
+  int (*set)(void* socket, int option, const void* value, std::size_t bytes);
+  int (*get)(void* socket, int option, void* value, std::size_t* bytes);
+  int (*bind)(void* socket, const char* address);
+  int (*poll)(zmq::PollItem*, int count, long timeout_ms);
+  int (*send)(void* socket, const void* data, std::size_t bytes, int flags);
+  int (*init)(zmq::Message*);
+  int (*init_size)(zmq::Message*, std::size_t bytes);
+  int (*init_data)(zmq::Message*, void* data, std::size_t bytes, void (*free)(void* data, void* hint),
+                   void* hint);
+  int (*receive_message)(zmq::Message*, void* socket, int flags);
+  int (*send_message)(zmq::Message*, void* socket, int flags);
+  int (*close_message)(zmq::Message*);
+  void* (*data)(zmq::Message*);
+  std::size_t (*size)(const zmq::Message*);
+  int (*more)(const zmq::Message*);
+};
+
+}  // namespace shoal

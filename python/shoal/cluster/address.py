@@ -1,0 +1,116 @@
+"""Addresses: ``tcp://host:port``, checked, completed, and tried out before anybody relies on them.
+
+What a process binds is not always what others reach: behind 0.0.0.0 there is no machine, behind 127.0.0.1 only its
+own. So a server's endpoints are completed with the host that its connection to the scheduler comes from, or with the
+one that its user gave, and then tried: the scheduler connects to each before the server is in, a worker before it
+starts. An endpoint answers a connection with the first bytes of ZeroMQ's greeting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Sequence
+
+__all__ = ["complete", "is_loopback", "join_address", "split", "try_all", "try_out"]
+
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]*):(?P<port>\d+|\*)")
+_ANYWHERE = {"", "*", "0.0.0.0", "::"}
+
+
+def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
+    """Take an address apart.
+
+    Parameters
+    ----------
+    address : str
+        ``tcp://host:port``; the host of version 6 in brackets.
+    wildcard : bool
+        Whether the host may be empty and the port ``*`` or 0, which stand for any: something to bind.
+
+    Returns
+    -------
+    (host, port)
+        Without brackets; 0 is any port.
+
+    Raises
+    ------
+    ValueError
+        It is no such address.
+    """
+    found = _TCP.fullmatch(address)
+    if found is None:
+        raise ValueError(f"{address!r} is no address: write tcp://HOST:PORT")
+    host = found["host"].strip("[]")
+    port = 0 if found["port"] == "*" else int(found["port"])
+    if port > 65535:
+        raise ValueError(f"{address!r}: there is no port {port}")
+    if not wildcard and (host in _ANYWHERE or port == 0):
+        raise ValueError(f"{address!r} cannot be connected to: write tcp://HOST:PORT of the machine to reach")
+    return host, port
+
+
+def join_address(host: str, port: int) -> str:
+    """Put an address together."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def complete(address: str, host: str) -> str:
+    """Put ``host`` in where an address does not say which machine it is of.
+
+    Examples
+    --------
+    >>> complete("tcp://0.0.0.0:5571", "10.0.0.7"), complete("tcp://node3:5571", "10.0.0.7")
+    ('tcp://10.0.0.7:5571', 'tcp://node3:5571')
+    """
+    given, port = split(address, wildcard=True)
+    return join_address(host if given in _ANYWHERE else given, port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is only reached from its own machine."""
+    return host == "localhost" or host == "::1" or host.startswith(("127.", "::ffff:127."))
+
+
+def try_out(address: str, timeout: float) -> str | None:
+    """Connect to an address and wait for ZeroMQ's greeting.
+
+    Parameters
+    ----------
+    address : str
+    timeout : float
+        Seconds.
+
+    Returns
+    -------
+    str or None
+        What is wrong, None if it answers.
+
+    Notes
+    -----
+    Blocks for ``timeout`` at most.
+    """
+    host, port = split(address)
+    deadline = time.monotonic() + timeout
+    try:
+        with contextlib.closing(socket.create_connection((host, port), timeout)) as tried:
+            tried.settimeout(max(0.01, deadline - time.monotonic()))
+            first = tried.recv(1)
+    except TimeoutError:
+        return f"no answer in {timeout:g} s"
+    except socket.gaierror:
+        return f"the name {host!r} is not known here"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None if first == b"\xff" else "something else than a server of shoal listens there"
+
+
+def try_all(addresses: Sequence[str], timeout: float) -> tuple[str, str] | None:
+    """Try out addresses; returns the first that does not answer, and what is wrong, or None."""
+    for address in addresses:
+        fault = try_out(address, timeout)
+        if fault is not None:
+            return address, fault
+    return None

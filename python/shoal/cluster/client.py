@@ -1,0 +1,515 @@
+"""The store of a cluster's worker: the calls of :class:`shoal.store.Store`, answered by servers.
+
+Idea. A table is the same class here and in one process; it stands on a :class:`RemoteShard`, which says in hashes,
+slots and operations of the wire what the engine's shard is told in arrays. The :class:`~shoal.rpc.channel.Channel`
+carries that to the servers, the :class:`~shoal.cluster.link.Link` carries what is rare to the scheduler.
+
+    table.pull(keys) -- KeyBatch --> RemoteShard.pull(hashes, rows) --> Channel --> an endpoint for each range of slots
+    store.table(..), barrier(), map of slots                        --> Link    --> the scheduler
+
+Reads that are no pulls (contains, state, items, len, stats, a save) see what a pull of the same clock sees, and wait
+for it alike.
+
+Threads: as for any store. Fork: a child's copy raises WrongProcess; whoever needs the tables there connects anew, as a
+worker of a rank of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from shoal import _core, checkpoint
+from shoal.cluster.link import Link
+from shoal.consistency import BSP, Consistency
+from shoal.errors import ShoalError
+from shoal.functions import Function
+from shoal.handle import Pending
+from shoal.rpc.channel import Channel, UnderWay
+from shoal.rpc.map import ClusterMap
+from shoal.rpc.messages import AskMap, AskTable, Barrier, Event, Joined, MapIs, Passed, ServerGone, TableForm, TableIs
+from shoal.rpc.requests import Requests, Worker
+from shoal.store import Store, check_same
+from shoal.table import Rows, TableSpec
+
+__all__ = ["ClusterStore", "RemoteShard", "connect"]
+
+Op = _core.Op
+
+_LEAVING = 2.0  # seconds to say goodbye in
+_SLOWEST_LOAD = 1e5  # rows a second: whoever is slower has failed
+_SECTION_BYTES = 16 << 20  # of rows that are loaded in one message
+
+
+def connect(
+    address: str,
+    *,
+    consistency: Consistency | None = None,
+    workers: int | None = None,
+    rank: int | None = None,
+    timeout: float = 60.0,
+    threads: int | None = None,
+    curve: str | os.PathLike[str] | None = None,
+    on_close: Callable[[], None] | None = None,
+) -> ClusterStore:
+    """Join a cluster as a worker; see :func:`shoal.cluster.connect`.
+
+    ``on_close`` is called once, when the store is closed and has left, or when it could not be made.
+    """
+    return ClusterStore(
+        address,
+        consistency=BSP() if consistency is None else consistency,
+        workers=workers,
+        rank=rank,
+        timeout=timeout,
+        threads=threads,
+        curve=curve,
+        on_close=on_close,
+    )
+
+
+class ClusterStore(Store):
+    """All tables of a cluster, as one of its workers sees them. Made by :func:`shoal.connect`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        consistency: Consistency,
+        workers: int | None,
+        rank: int | None,
+        timeout: float,
+        threads: int | None,
+        curve: str | os.PathLike[str] | None,
+        on_close: Callable[[], None] | None,
+    ) -> None:
+        with contextlib.ExitStack() as undo:  # what is to be done when the store is closed, last to first
+            if on_close is not None:
+                undo.callback(on_close)
+            self._connect(address, undo, consistency, workers, rank, timeout, threads, curve)
+            self._closing = undo.pop_all()
+
+    def _connect(
+        self,
+        address: str,
+        undo: contextlib.ExitStack,
+        consistency: Consistency,
+        workers: int | None,
+        rank: int | None,
+        timeout: float,
+        threads: int | None,
+        curve: str | os.PathLike[str] | None,
+    ) -> None:
+        if not isinstance(consistency, Consistency):
+            raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {consistency!r}")
+        if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
+            raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+        secure, secure_link = _security(curve)
+        self._consistency = consistency
+        self._timeout = float(timeout)
+        self._channel: Channel | None = None
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        undo.callback(_end_context, context, os.getpid())
+        self._link = undo.enter_context(
+            Link(address, "worker", on_event=self._on_event, on_fault=self._on_fault, context=context, **secure_link)
+        )
+        welcome = self._link.hello(timeout=timeout)
+        super().__init__(threads=threads, slots=welcome.slots)
+        self._joined: Joined = self._link.join(timeout=timeout, rank=rank, workers=workers, consistency=consistency)
+        worker = Worker(self._joined.rank, self._joined.incarnation, self._joined.job)
+        self._channel = Channel(
+            Requests(worker, self._joined.map),
+            clock=self._joined.clock,
+            timeout=self._timeout,
+            refresh=self._ask_map,
+            secure=secure,
+            context=context,
+        )
+        undo.callback(self._channel.close)
+        if self._link.fault is not None:  # it came before there was a channel to tell
+            raise self._link.fault
+
+    def __repr__(self) -> str:
+        return (
+            f"ClusterStore({self._link.address!r}, worker {self.rank} of {self.num_workers}, {self._consistency}, "
+            f"tables={list(self._tables)})"
+        )
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker among all of the job, from 0."""
+        return self._joined.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+        return self._joined.num_workers
+
+    @property
+    def consistency(self) -> Consistency:
+        """What a pull may see of other workers' pushes."""
+        return self._consistency
+
+    @property
+    def timeout(self) -> float:
+        """Seconds in which every call is done, or fails."""
+        return self._timeout
+
+    @property
+    def clock(self) -> int:
+        """How many ticks this worker has completed; one that takes a dead one's place begins at the others' clock."""
+        return self.channel.clock
+
+    @property
+    def channel(self) -> Channel:
+        """The connections to the servers."""
+        assert self._channel is not None
+        return self._channel
+
+    def metrics(self) -> dict[str, int]:
+        """Count messages and bytes of this worker since it connected."""
+        self._check_usable()
+        return self.channel.metrics()
+
+    # ---- clocks ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """End this worker's clock: see :meth:`shoal.Store.tick`."""
+        self._check_usable()
+        self.channel.tick()
+        self.channel.raise_unheard()
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait for all workers of the job: see :meth:`shoal.Store.barrier`."""
+        self._check_usable()
+        seconds = self._timeout if timeout is None else timeout
+        self.channel.drain(seconds)
+        self.channel.raise_unheard()
+        self._meet("barrier", seconds)
+
+    def _meet(self, name: str, timeout: float) -> None:
+        self._link.call(Barrier(name), Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+
+    # ---- tables ------------------------------------------------------------------------------------------------------
+
+    def _find(self, spec: TableSpec) -> int:
+        """Have the servers make a table, if they have not: its number."""
+        found = self._link.call(
+            AskTable(TableForm.of(spec)), TableIs, timeout=self._timeout, doing=f"making table {spec.name!r}"
+        )
+        check_same(found.form.spec(), spec)
+        return found.id
+
+    def _make_shard(self, spec: TableSpec) -> RemoteShard:
+        return RemoteShard(self.channel, self._find(spec), spec)
+
+    def _undisturbed(self, save: Callable[[], None]) -> None:
+        with self._gate.shut():  # pushes of this process's other threads wait
+            save()
+
+    def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
+        """Have worker 0 send the rows while all others wait: a load is a call of all workers."""
+        self.channel.drain(self._timeout)
+        self._meet("begin of a load", self._timeout)
+
+        def make(spec: TableSpec) -> _Loading:
+            return _Loading(self.channel, self._find(spec), spec, self._slots)
+
+        enough = self._timeout + sum(table.rows for table in manifest.tables) / _SLOWEST_LOAD
+        with self._locked(), self._gate.shut():
+            for spec in (table.spec() for table in manifest.tables):
+                if spec.name not in self._tables:
+                    self._add(spec, self._make_shard(spec))
+            try:
+                if self.rank == 0:
+                    for _, loading in checkpoint.load(directory, manifest, make, self.threads, progress=progress):
+                        loading.finish()
+            finally:  # they look for themselves whether it went well
+                self._meet("end of a load", enough)
+            for table in manifest.tables:
+                shard = self._tables[table.name].shard
+                if (len(shard), shard.step) != (table.rows, table.step):
+                    raise ShoalError(
+                        f"{directory} was not loaded: table {table.name!r} has {len(shard)} rows instead of "
+                        f"{table.rows}; the error of worker 0, which reads the files for all, says why"
+                    )
+
+    # ---- the end, and what the scheduler tells -----------------------------------------------------------------------
+
+    def _end(self, *, failed: bool) -> None:
+        if not self._gate.is_ours:
+            self._closing.pop_all()  # nothing of it is a child's to close
+            return
+        with self._closing:
+            if not failed:
+                self.channel.drain(self._timeout)
+            with contextlib.suppress(ShoalError):
+                self._link.leave(timeout=_LEAVING)
+            if not failed:
+                self.channel.raise_unheard()
+
+    def _ask_map(self) -> ClusterMap:
+        return self._link.call(AskMap(), MapIs, timeout=self._timeout, doing="asking for the map of slots").map
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, ServerGone) and self._channel is not None:
+            self._channel.lose(event.rank, event.text)
+
+    def _on_fault(self, error: ShoalError) -> None:
+        if self._channel is not None:
+            self._channel.fail(error)
+
+
+def _end_context(context: zmq.Context[zmq.Socket[bytes]], process: int) -> None:
+    if os.getpid() == process:
+        context.term()
+
+
+def _security(
+    curve: str | os.PathLike[str] | None,
+) -> tuple[Callable[[zmq.Socket[bytes]], None] | None, dict[str, Any]]:
+    """Return what makes a data socket secure, and what makes the link so."""
+    if curve is None:
+        return None, {}
+    from shoal.rpc.curve import Keys
+
+    keys = Keys.load(curve, "worker")
+    return lambda socket: keys.secure_client(socket, "server"), {"keys": keys}
+
+
+class _Pushed(UnderWay):
+    """A push under way."""
+
+    __slots__ = ()
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
+        """Fill ``rows`` as they are behind this push."""
+        return _Behind(self, lambda: _pull(self._channel, self.call.table, batch, rows))
+
+
+class _Behind:
+    """Something that is begun when something else is done."""
+
+    def __init__(self, first: Pending, begin: Callable[[], Pending]) -> None:
+        self._first = first
+        self._begin = begin
+        self._begun: Pending | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._begun is not None and self._begun.done
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._first.wait(timeout)
+        if self._begun is None:
+            self._begun = self._begin()
+        self._begun.wait(timeout)
+
+
+def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows) -> UnderWay:
+    return channel.begin(
+        Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=rows.shape[1] if rows.ndim > 1 else 1
+    )
+
+
+class RemoteShard:
+    """The rows of one table that the servers hold: :class:`shoal.table.Shard` of a cluster.
+
+    Threads: any number of callers. Every method asks the servers but `columns`, and blocks until they answer but
+    `pull` and `push`.
+    """
+
+    def __init__(self, channel: Channel, table: int, spec: TableSpec) -> None:
+        self._channel = channel
+        self._table = table
+        # An empty one of the engine's knows what is stored, and how wide it is.
+        workers = _core.Workers(1)
+        pattern = spec.shard(2, workers)
+        nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
+        self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> UnderWay:
+        """Fill ``rows``."""
+        return _pull(self._channel, self._table, batch, rows)
+
+    def push(self, batch: _core.KeyBatch, grads: Rows, /) -> _Pushed:
+        """Apply one step."""
+        begun = self._write(Op.PUSH, batch, grads)
+        return _Pushed(self._channel, begun.call)
+
+    def _write(self, op: int, batch: _core.KeyBatch, values: Rows) -> UnderWay:
+        return self._channel.begin(
+            op, self._table, hashes=batch.hashes, begins=batch.begins, values=values, dim=values.shape[1]
+        )
+
+    def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
+        """Set weights."""
+        if not np.isfinite(rows).all():  # no server is asked to do half of it
+            raise ValueError(f"weights must be finite: one of them is {rows[~np.isfinite(rows)][0]}")
+        self._write(Op.ASSIGN, batch, rows).wait()
+
+    def erase(self, batch: _core.KeyBatch, /) -> int:
+        """Remove rows: how many there were."""
+        return int(self._channel.begin(Op.ERASE, self._table, hashes=batch.hashes, begins=batch.begins).result())
+
+    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
+        """Tell which rows there are."""
+        there = np.zeros(len(batch), np.uint8)
+        self._channel.begin(Op.CONTAINS, self._table, hashes=batch.hashes, begins=batch.begins, out=there).wait()
+        return there
+
+    def columns(self) -> list[str]:
+        """Names of what is stored."""
+        return list(self._columns)
+
+    def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
+        """Read one column."""
+        width = list(self._columns.values())[column]
+        values = np.empty((len(batch), width), np.float32)
+        self._channel.begin(
+            Op.STATE, self._table, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
+        ).wait()
+        return values
+
+    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
+        """Read hashes and weights of a slot."""
+        return cast(
+            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self._table, slot=slot).result()
+        )
+
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
+        """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
+        rows, section = self._channel.begin(Op.SECTION, self._table, slot=slot).result()
+        return int(rows), section
+
+    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
+        """Answer a function of all rows, in slot order; one that changes rows does so exactly once."""
+        answers = self._channel.begin(
+            Op.REDUCE,
+            self._table,
+            aux=function,
+            payload=[parameters],
+            count=len(parameters),
+            write=function in (Function.DECAY, Function.SHRINK),
+        ).result()
+        return np.concatenate(answers)
+
+    def freeze(self) -> None:
+        """Wait until all that this worker pushed has arrived: its own changes are kept away by the store's gate.
+
+        Those of others do not come between under BSP, where nothing is applied before this worker's next tick.
+        """
+        self._channel.drain(self._channel.timeout)
+        self._channel.raise_unheard()
+
+    def thaw(self) -> None:
+        """Nothing was stopped."""
+
+    def _figures(self) -> list[npt.NDArray[np.uint64]]:
+        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self._table).result())
+
+    @property
+    def step(self) -> int:
+        """Number of the last push: under SSP and ASP of the endpoint that had most."""
+        return max(int(figures[0]) for figures in self._figures())
+
+    def __len__(self) -> int:
+        return sum(int(figures[1]) for figures in self._figures())
+
+    def stats(self) -> dict[str, int]:
+        """Add up the figures of the servers. A request that concerns several endpoints is counted by each."""
+        totals = [sum(map(int, figures)) for figures in zip(*self._figures(), strict=True)]
+        return dict(zip(_FIGURES, totals[1:], strict=True))
+
+
+# Behind the step: what the servers tell of a table, in this order.
+_FIGURES = (
+    "rows",
+    "cells",
+    "bytes",
+    "pulls",
+    "pushes",
+    "rows_pulled",
+    "rows_pushed",
+    "rows_created",
+    "rows_erased",
+    "nonfinite_rows",
+)
+
+
+class _Loading:
+    """Rows of a table on their way to the servers, which put them in place of what they have at :meth:`finish`.
+
+    A section of a checkpoint that was cut into other slots is cut anew here, by an empty shard of the engine's: servers
+    take the rows of one slot at a time.
+    """
+
+    def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int) -> None:
+        self._channel = channel
+        self._table = table
+        self._spec = spec
+        self._slots = slots
+        self._sent: list[UnderWay] = []
+        self.step = 0
+
+    def reserve(self, rows: list[int], /) -> None:
+        """Begin: that many rows will come in each slot of the checkpoint's cut."""
+        given = np.asarray(rows, np.uint64)
+        if len(given) >= self._slots:
+            room = given.reshape(self._slots, -1).sum(axis=1, dtype=np.uint64)
+        else:
+            share = self._slots // len(given)
+            room = np.repeat((given + np.uint64(share - 1)) // np.uint64(share), share)
+        self._begin(Op.LOAD_BEGIN, [room], count=len(room)).wait()
+
+    def restore(self, rows: int, section: npt.NDArray[np.uint8], /) -> None:
+        """Send the rows of a section. Returns while they are under way."""
+        hashes = section[: 8 * rows].view(np.uint64)
+        shift = np.uint64(64 - self._slots.bit_length() + 1)
+        first, last = (hashes[[0, -1]] >> shift).tolist()
+        if first == last and section.nbytes <= _SECTION_BYTES:
+            self._send(first, rows, section)
+            return
+        for slot, some, piece in _cut_anew(self._spec, rows, section, self._slots):
+            self._send(slot, some, piece)
+
+    def _send(self, slot: int, rows: int, section: npt.NDArray[np.uint8]) -> None:
+        for call in [call for call in self._sent if call.done]:
+            call.wait()  # raises what went wrong
+            self._sent.remove(call)
+        self._sent.append(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
+
+    def _begin(self, op: int, payload: list[Any], **what: Any) -> UnderWay:
+        return self._channel.begin(op, self._table, payload=payload, **what)
+
+    def finish(self) -> None:
+        """Put the rows in place."""
+        for call in self._sent:
+            call.wait()
+        self._begin(Op.LOAD_END, [np.array([self.step], np.uint64)], count=1).wait()
+
+
+def _cut_anew(
+    spec: TableSpec, rows: int, section: npt.NDArray[np.uint8], slots: int
+) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
+    """Cut a section at the borders of ``slots`` slots, and finer where a piece would be too long for a message."""
+    finest = 1 << 14
+    cut = slots
+    while cut < finest and section.nbytes * slots > _SECTION_BYTES * cut:
+        cut *= 2
+    scratch = spec.shard(cut, _core.Workers(1))
+    hashes = section[: 8 * rows].view(np.uint64)
+    mine = (hashes >> np.uint64(64 - cut.bit_length() + 1)).astype(np.int64)
+    scratch.reserve(np.bincount(mine, minlength=cut).tolist())
+    scratch.restore(rows, section)
+    pieces = ((int(slot) * slots // cut, *scratch.section(int(slot))) for slot in np.unique(mine))
+    return list(pieces)

@@ -1,0 +1,156 @@
+"""What the environment says about this process's place: which one it is, of how many, and where the scheduler is.
+
+    SHOAL_RANK, SHOAL_WORKERS, SHOAL_SCHEDULER     set by ``shoal launch``, or by hand; they come first
+    torchrun      RANK, WORLD_SIZE
+    Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+    Slurm         SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST     under srun, not in the batch script itself
+    Volcano       VC_TASK_INDEX, VC_WORKER_NUM, VC_SERVER_NUM, VC_SCHEDULER_HOSTS     tasks scheduler, server, worker
+
+Where one launcher runs inside another the inner one counts: torchrun before MPI before Slurm before Volcano.
+``docs/cluster.md`` has a command for each.
+
+Threads: functions of the mapping that they are given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["PORT", "Place", "Volcano", "find_group", "find_scheduler", "find_worker", "first_host", "volcano"]
+
+PORT = 5570
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One process among others.
+
+    Parameters
+    ----------
+    launcher : str
+        Who started them.
+    rank, size : int
+        Which one this is, of how many.
+    host : str, optional
+        The machine of the first process, where that is known.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Volcano:
+    """What Volcano says of a job with tasks ``scheduler``, ``server`` and ``worker``; None where it says nothing."""
+
+    index: int | None
+    scheduler: str | None
+    servers: int | None
+    workers: int | None
+
+
+def find_worker(environment: Environment) -> Place | None:
+    """Find the place of a worker among the workers.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+
+    Returns
+    -------
+    Place or None
+
+    Raises
+    ------
+    ValueError
+        A variable is no number, or the rank is not among the size.
+
+    Examples
+    --------
+    >>> find_worker({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
+    Place(launcher='torchrun', rank=1, size=4, host=None)
+    """
+    place = _pair(environment, "shoal", "SHOAL_RANK", "SHOAL_WORKERS") or find_group(environment)
+    if place is None:
+        job = volcano(environment)
+        if job.index is not None and job.workers is not None:
+            place = _checked(Place("Volcano", job.index, job.workers), "VC_TASK_INDEX")
+    return place
+
+
+def find_group(environment: Environment) -> Place | None:
+    """Find the place of a process in the group that torchrun, mpirun or srun has started."""
+    place = _pair(environment, "torchrun", "RANK", "WORLD_SIZE")
+    if place is not None:
+        return place
+    place = _pair(environment, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    if place is not None:
+        alone = _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") == place.size
+        return Place(place.launcher, place.rank, place.size, "127.0.0.1" if alone else None)
+    place = _pair(environment, "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    if place is not None:
+        nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+        return Place(place.launcher, place.rank, place.size, first_host(nodes) if nodes else None)
+    return None
+
+
+def find_scheduler(environment: Environment) -> str | None:
+    """Find the address of the scheduler: SHOAL_SCHEDULER, or port 5570 of the host that Volcano names."""
+    given = environment.get("SHOAL_SCHEDULER")
+    if given:
+        return given
+    host = volcano(environment).scheduler
+    return f"tcp://{host}:{PORT}" if host else None
+
+
+def volcano(environment: Environment) -> Volcano:
+    """Read the variables of Volcano's plugins ``env`` and ``svc``."""
+    hosts = environment.get("VC_SCHEDULER_HOSTS", "").split(",")
+    return Volcano(
+        _number(environment, "VC_TASK_INDEX"),
+        hosts[0].strip() or None,
+        _number(environment, "VC_SERVER_NUM"),
+        _number(environment, "VC_WORKER_NUM"),
+    )
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a Slurm list.
+
+    Examples
+    --------
+    >>> first_host("gpu[03-07,11]-ib,login1"), first_host("a,b")
+    ('gpu03-ib', 'a')
+    """
+    found = re.match(r"([^,\[\]]*)(?:\[([^\],-]+)[^\]]*\]([^,\[\]]*))?", nodes)
+    host = "".join(part or "" for part in found.groups()) if found else ""
+    if not host:
+        raise ValueError(f"{nodes!r} is no list of Slurm's nodes")
+    return host
+
+
+def _pair(environment: Environment, launcher: str, rank: str, size: str) -> Place | None:
+    number, of = _number(environment, rank), _number(environment, size)
+    return None if number is None or of is None else _checked(Place(launcher, number, of), rank)
+
+
+def _checked(place: Place, name: str) -> Place:
+    if not 0 <= place.rank < place.size:
+        raise ValueError(f"the environment says {name}={place.rank} among {place.size}: ranks go from 0 to size - 1")
+    return place
+
+
+def _number(environment: Environment, name: str) -> int | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"the environment says {name}={text!r}, which is no number: unset it") from None

@@ -1,0 +1,577 @@
+"""Link: a process's connection to the scheduler.
+
+One thread owns the socket. It sends signs of life, sends again what was not answered, and hears what happened; calls
+come from any thread and wait for it.
+
+    hello     versions agree; what the cluster is like
+    join      this process is in: its rank, the map
+    call      a request and its reply
+    leave     it goes on purpose; without, the scheduler waits for its silence to be long enough
+
+Invariants
+  L1  A call ends: with its reply, with a refusal, or at its deadline.
+  L2  After the first fatal error (fenced, a server lost, a scheduler that is gone) every call raises it.
+  L3  Events are handed over in their order, each once.
+
+Threads: every method may be called from any thread; `on_event` and `on_fault` run in the link's own thread and must not
+call back. Fork: a child's copy raises WrongProcess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+import zmq
+
+from shoal.cluster.address import is_loopback, split, try_all
+from shoal.consistency import Consistency
+from shoal.errors import (
+    ClosedError,
+    DeadlineExceeded,
+    Fenced,
+    NotConnected,
+    ProtocolError,
+    ServerLost,
+    ShoalError,
+    WrongProcess,
+)
+from shoal.rpc.curve import Keys
+from shoal.rpc.messages import (
+    Ask,
+    AskBody,
+    AskMap,
+    AskTable,
+    AskTables,
+    Barrier,
+    Done,
+    Event,
+    Fault,
+    Heartbeat,
+    Hello,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    MapIs,
+    Message,
+    News,
+    Order,
+    Passed,
+    Refused,
+    Reply,
+    ReplyBody,
+    Rules,
+    SchedulerStopped,
+    ServerGone,
+    TableIs,
+    TablesAre,
+    Waiting,
+    Welcome,
+    decode,
+    encode,
+)
+
+__all__ = ["GRACE", "Link"]
+
+GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
+_RESEND = 1.0  # seconds until a request is sent again
+_RECONNECT = 0.05  # seconds until a request is sent that found no connection
+_PROBE = 5.0  # seconds for an endpoint to answer a connection
+
+Body = TypeVar("Body", bound=ReplyBody)
+
+_REPLIES: dict[type[AskBody], type[ReplyBody]] = {
+    Hello: Welcome,
+    Join: Joined,
+    AskMap: MapIs,
+    AskTable: TableIs,
+    AskTables: TablesAre,
+    Barrier: Passed,
+    Leave: Left,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    body: AskBody
+    resend_at: float = 0.0
+    waits_for: str = ""
+    reply: ReplyBody | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class Link:
+    """A connection to the scheduler. A context manager that closes itself, without leaving.
+
+    Parameters
+    ----------
+    address : str
+        The scheduler's: ``tcp://host:port``.
+    role : {"server", "worker", "launcher"}
+    about : str, optional
+        Names this process in messages; default: its host and number.
+    on_event : callable, optional
+        Is told each event.
+    on_fault : callable, optional
+        Is told the fatal error, once.
+    grace : float
+        Seconds that a silent scheduler is waited for before that is fatal.
+    context : zmq.Context, optional
+        Default: one of its own.
+    keys : Keys, optional
+        To prove who this is, and to speak to nobody but the scheduler of this cluster.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        role: str,
+        *,
+        about: str | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        on_fault: Callable[[ShoalError], None] | None = None,
+        grace: float = GRACE,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        keys: Keys | None = None,
+    ) -> None:
+        split(address)
+        self._keys = keys
+        self._address = address
+        self._role = role
+        self._about = about or f"process {os.getpid()} on {socket.gethostname()}"
+        self._on_event = on_event
+        self._on_fault = on_fault
+        self._grace = grace
+        self._pid = os.getpid()
+        self._sender = secrets.token_bytes(16)
+        self._own_context = context is None
+        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
+        self._lock = threading.Lock()  # guards _calls, _number, _outgoing, _fault, _open
+        self._calls: dict[int, _Call] = {}
+        self._number = 0
+        self._outgoing: deque[Message] = deque()
+        self._fault: ShoalError | None = None
+        self._open = True
+        self._stopped = False
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        # The thread's own.
+        self._welcome: Welcome | None = None
+        self._heard = 0.0  # when the scheduler was heard last; 0: never
+        self._looked = time.monotonic()
+        self._beat_at = 0.0
+        self._seen = 0
+        self._taken = 0  # number of the order that was handed over last
+        self._done: Done | None = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="shoal-link", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- for any thread ---------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """The scheduler's address."""
+        return self._address
+
+    @property
+    def fault(self) -> ShoalError | None:
+        """The fatal error, None while all is well."""
+        return self._fault
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the scheduler was told to end, and the cluster with it."""
+        return self._stopped
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the scheduler was heard."""
+        return time.monotonic() - self._heard if self._heard else float("inf")
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the cluster is like.
+
+        Raises
+        ------
+        NotConnected
+            Before :meth:`hello`.
+        """
+        if self._welcome is None:
+            raise NotConnected(f"no word of the scheduler at {self._address} yet")
+        return self._welcome
+
+    def check(self) -> None:
+        """Raise the fatal error if there is one."""
+        if os.getpid() != self._pid:
+            raise WrongProcess(
+                "this connection was made before a fork and belongs to the parent process: connect in the child, or "
+                "start children with the 'spawn' method"
+            )
+        if self._fault is not None:
+            raise self._fault
+        if not self._open:
+            raise ClosedError("this connection to the cluster was closed: connect again")
+
+    def hello(self, *, timeout: float) -> Welcome:
+        """Say the first words and learn what the cluster is like.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+
+        Raises
+        ------
+        NotConnected
+            Nobody answers at the address.
+        ProtocolError
+            Another version of shoal answers.
+        """
+        return self.call(Hello(self._role, self._about), Welcome, timeout=timeout, doing="greeting the scheduler")
+
+    def join(
+        self,
+        *,
+        timeout: float,
+        rank: int | None = None,
+        addresses: tuple[str, ...] = (),
+        workers: int | None = None,
+        consistency: Consistency | None = None,
+    ) -> Joined:
+        """Become part of the cluster; returns when all servers, and for a worker all workers, are there.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        rank : int, optional
+            The place to take; default: the first that is free.
+        addresses : tuple of str
+            Of a server: its endpoints; a host that is left out or ``0.0.0.0`` is filled in by the scheduler.
+        workers : int, optional
+            Of a worker: how many the job has; default: what the scheduler was told.
+        consistency : Consistency, optional
+            Of a worker.
+
+        Returns
+        -------
+        Joined
+
+        Raises
+        ------
+        ValueError
+            The cluster has no such place, or the others want another job.
+        NotConnected
+            Nobody answers, or a server cannot be reached from here.
+        DeadlineExceeded
+            Others are missing: the message says who.
+        """
+        deadline = time.monotonic() + timeout
+        if self._welcome is None:
+            self.hello(timeout=timeout)
+        rules = None if consistency is None else Rules(consistency.mode, consistency.waits, consistency.mean)
+        body = Join(rank, addresses, workers, rules)
+        try:
+            joined = self.call(body, Joined, timeout=deadline - time.monotonic(), doing="joining the cluster")
+        except DeadlineExceeded:
+            with contextlib.suppress(ShoalError):
+                self.leave(timeout=_RESEND)
+            raise
+        if self._role == "worker":
+            self._try_servers(joined, min(_PROBE, max(1.0, deadline - time.monotonic())))
+        return joined
+
+    def _try_servers(self, joined: Joined, timeout: float) -> None:
+        found = try_all([endpoint.address for endpoint in joined.map.endpoints], timeout)
+        if found is None:
+            return
+        address, what = found
+        server = next(endpoint.server for endpoint in joined.map.endpoints if endpoint.address == address)
+        with contextlib.suppress(ShoalError):
+            self.leave(timeout=_RESEND)
+        why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""
+        raise NotConnected(
+            f"server {server} cannot be reached from here at {address} ({what}){why}: start it with "
+            "--advertise HOST, the name or address of its machine that the scheduler and all workers reach"
+        )
+
+    def call(self, body: AskBody, kind: type[Body], *, timeout: float, doing: str) -> Body:
+        """Ask the scheduler something and wait for its reply.
+
+        Parameters
+        ----------
+        body : AskBody
+        kind : type
+            Of the reply.
+        timeout : float
+            Seconds.
+        doing : str
+            What this is, for messages.
+
+        Raises
+        ------
+        DeadlineExceeded
+            There was no reply in time, though the scheduler is there.
+        NotConnected
+            It is not there.
+        ValueError
+            It refuses what was asked for.
+        """
+        self.check()
+        call = _Call(body)
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._calls[number] = call
+        self._wake()
+        try:
+            answered = call.answered.wait(max(0.0, timeout))
+        finally:
+            with self._lock:
+                self._calls.pop(number, None)
+        if not answered:
+            raise self._too_late(call, timeout, doing)
+        reply = call.reply
+        if reply is None:
+            self.check()
+            raise NotConnected(f"{doing}: the connection to the scheduler at {self._address} was closed")
+        if isinstance(reply, Refused):
+            raise _error(reply)
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"{doing}: the scheduler at {self._address} answers with {type(reply).__name__}")
+        return reply
+
+    def _too_late(self, call: _Call, timeout: float, doing: str) -> ShoalError:
+        if not self._heard:
+            return NotConnected(
+                f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running, with --bind there, "
+                "and does a firewall let this machine in?"
+            )
+        if self._welcome is not None and self.silent > self._welcome.dead_after:
+            return NotConnected(f"{doing}: the scheduler at {self._address} has been silent for {self.silent:.1f} s")
+        return DeadlineExceeded(
+            f"{doing} was not done in {timeout:g} s: {call.waits_for or 'the scheduler has not answered'} "
+            f"(scheduler {self._address}, heard {self.silent:.1f} s ago)"
+        )
+
+    def leave(self, *, timeout: float, status: int = 0) -> None:
+        """Go, on purpose: nobody will wait for this process.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        status : int
+            Of a launcher: what its program ended with.
+        """
+        self.call(Leave(status), Left, timeout=timeout, doing="leaving the cluster")
+
+    def next_order(self, timeout: float) -> Order | None:
+        """Take the next order, of a server's scheduler.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait for one.
+
+        Returns
+        -------
+        Order or None
+        """
+        try:
+            return self._orders.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def done(self, order: Order, *, result: int = 0, fault: str = "") -> None:
+        """Say what came of an order."""
+        with self._lock:
+            self._done = Done(self._sender, order.number, result, fault)
+            self._outgoing.append(self._done)
+        self._wake()
+
+    def close(self) -> None:
+        """End the connection. Calls under way fail."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            was_open, self._open = self._open, False
+        if was_open:
+            self._wake()
+            self._thread.join()
+            self._wake_read.close()
+            self._wake_write.close()
+            if self._own_context:
+                self._context.term()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
+            self._wake_write.send(b"\0")
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        dealer = self._context.socket(zmq.DEALER)
+        try:
+            # What cannot be sent at once is not queued: it would be old when it arrives, and is sent again anyway.
+            dealer.setsockopt(zmq.IMMEDIATE, 1)
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+            dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+            dealer.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
+            dealer.setsockopt(zmq.IPV6, int("[" in self._address))
+            if self._keys is not None:
+                self._keys.secure_client(dealer, "scheduler")
+            dealer.connect(self._address)
+            poller = zmq.Poller()
+            poller.register(dealer, zmq.POLLIN)
+            poller.register(self._wake_read, zmq.POLLIN)
+            while self._open:
+                now = time.monotonic()
+                ready = dict(poller.poll(max(0, int(1000 * (self._next_time(now) - now)) + 1)))
+                if self._wake_read.fileno() in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_read.recv(4096)
+                while True:
+                    try:
+                        frames = dealer.recv_multipart(zmq.DONTWAIT)
+                    except zmq.Again:
+                        break
+                    self._receive(frames)
+                self._on_time(dealer, time.monotonic())
+        except zmq.ContextTerminated:
+            self._fail(NotConnected("the context of this connection was ended"))
+        except BaseException as error:  # a defect: let nobody wait for a thread that is gone
+            self._fail(NotConnected(f"the connection to the scheduler at {self._address} failed: {error!r}"))
+            raise
+        finally:
+            dealer.close()
+            with self._lock:
+                calls = list(self._calls.values())
+            for call in calls:
+                call.answered.set()
+
+    def _next_time(self, now: float) -> float:
+        interval = 1.0 if self._welcome is None else self._welcome.heartbeat
+        with self._lock:
+            times = [call.resend_at for call in self._calls.values() if not call.answered.is_set()]
+            if self._outgoing:
+                times.append(now)
+        return min([now + interval, self._beat_at or now + interval, *times])
+
+    def _on_time(self, dealer: zmq.Socket[bytes], now: float) -> None:
+        interval = 1.0 if self._welcome is None else self._welcome.heartbeat
+        missed = now - self._looked - interval
+        if missed > 0 and self._heard:  # this process was stopped: the scheduler was not silent, nobody listened
+            self._heard += missed
+        self._looked = now
+        with self._lock:
+            outgoing: list[tuple[_Call | None, Message]] = [(None, message) for message in self._outgoing]
+            self._outgoing.clear()
+            for number, call in self._calls.items():
+                if call.resend_at <= now and not call.answered.is_set():
+                    call.resend_at = now + _RESEND
+                    outgoing.append((call, Ask(self._sender, number, call.body)))
+        if self._welcome is not None and self._beat_at <= now:
+            self._beat_at = now + interval
+            outgoing.append((None, Heartbeat(self._sender, self._seen)))
+        for asking, message in outgoing:
+            try:
+                dealer.send_multipart(encode(message), zmq.DONTWAIT)
+            except zmq.Again:  # not connected yet
+                if asking is not None:
+                    asking.resend_at = now + _RECONNECT
+        if self._heard and now - self._heard > self._grace:
+            self._fail(
+                NotConnected(
+                    f"the scheduler at {self._address} has been silent for {now - self._heard:.1f} s: "
+                    "its process, its machine or the network is gone. Start the cluster again"
+                )
+            )
+
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            message = decode(frames)
+        except Fault as fault:
+            self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
+            return
+        self._heard = time.monotonic()
+        if isinstance(message, Reply):
+            self._replied(message)
+        elif isinstance(message, News):
+            for event in message.events[self._seen - message.first :] if message.first <= self._seen else ():
+                self._seen += 1
+                self._happened(event)
+        elif isinstance(message, Order):
+            if message.number == self._taken + 1:
+                self._taken = message.number
+                self._orders.put(message)
+            elif self._done is not None and message.number == self._done.number:
+                with self._lock:
+                    self._outgoing.append(self._done)
+
+    def _replied(self, reply: Reply) -> None:
+        body = reply.body
+        if isinstance(body, Refused) and body.kind in _FATAL:
+            self._fail(_FATAL[body.kind](body.text))
+        with self._lock:
+            call = self._calls.get(reply.number)
+        if call is None:
+            return
+        if isinstance(body, Waiting):
+            call.waits_for = body.text
+            return
+        if isinstance(body, Welcome) and self._welcome is None:
+            self._welcome = body
+            self._seen = body.seen
+        call.reply = body
+        call.answered.set()
+
+    def _happened(self, event: Event) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+        if isinstance(event, ServerGone):
+            self._fail(ServerLost(event.text))
+        elif isinstance(event, SchedulerStopped):
+            self._stopped = True
+            self._fail(NotConnected(f"the scheduler at {self._address} was told to end, and the cluster with it"))
+
+    def _fail(self, error: ShoalError) -> None:
+        with self._lock:
+            if self._fault is not None or not self._open:
+                return
+            self._fault = error
+            calls = list(self._calls.values())
+        if self._on_fault is not None:
+            self._on_fault(error)
+        for call in calls:
+            call.answered.set()
+
+
+_FATAL: dict[str, type[ShoalError]] = {"not-connected": NotConnected, "server-lost": ServerLost, "fenced": Fenced}
+
+
+def _error(refused: Refused) -> ValueError | ShoalError:
+    if refused.kind == "input":
+        return ValueError(refused.text)
+    return _FATAL.get(refused.kind, ProtocolError)(refused.text)

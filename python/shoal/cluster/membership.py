@@ -1,0 +1,820 @@
+"""Membership: the scheduler's truth, as a machine without sockets, clocks or randomness of its own.
+
+Messages and the time go in, messages come out; so thousands of schedules of joins, deaths, repeats and losses can be
+tried in a second.
+
+    forming    servers join, in any order; their ranks are 0..S-1
+    map        the last server has joined: the slots are cut evenly over all endpoints, in the order of the ranks
+    job        W workers have joined: all servers start the job, then all workers are told that they are in;
+               it is over when the last worker has left or died, and the next join begins another
+    broken     a server was lost, and its rows with it: every request is refused with its name
+
+Whatever has to be the same on all servers is an operation: a generator that yields an order, which goes to every
+server, and gets back what came of it from each. One operation is under way at a time, the others wait in line, so all
+servers see the same orders in the same order. An order is sent again until it is acknowledged, and the one behind it
+is sent after that.
+
+Invariants (tests/test_membership.py tries them on random schedules):
+  I1  A rank has one worker at most that was not declared dead, and its incarnation rises with every admission.
+  I2  A worker is told Joined after every server has admitted it. Nobody gets its rank before it left or was declared
+      dead and every server has dismissed it.
+  I3  All servers execute one sequence of orders, each order once.
+  I4  A request is executed once, however often it comes; its reply is repeated.
+  I5  A barrier lets nobody through before every worker of the job, dead or gone ones apart, has come to it.
+  I6  Silence is measured while somebody listened: a scheduler that was itself stopped takes nobody for dead.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from shoal.cluster.address import complete, split
+from shoal.rpc.map import ClusterMap, cut_evenly
+from shoal.rpc.messages import (
+    AddTable,
+    Admit,
+    Ask,
+    AskBody,
+    AskMap,
+    AskTable,
+    AskTables,
+    Barrier,
+    Dismiss,
+    Done,
+    Event,
+    Heartbeat,
+    Hello,
+    Hold,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    MapIs,
+    Message,
+    News,
+    Order,
+    OrderBody,
+    Passed,
+    Refused,
+    Reply,
+    ReplyBody,
+    Rules,
+    SchedulerStopped,
+    ServerGone,
+    StartJob,
+    TableIs,
+    TablesAre,
+    Waiting,
+    Welcome,
+    WorkerGone,
+)
+
+__all__ = ["DEAD_AFTER", "Membership", "Probe"]
+
+DEAD_AFTER = 5  # heartbeats missed
+_REPLIES = 64  # kept per peer, to be repeated
+_FORMER = 4096  # senders that are remembered after they are gone
+_RESEND = 1.0  # seconds until an order is sent again
+
+Outgoing: TypeAlias = list[tuple[bytes, Message]]
+Operation: TypeAlias = Generator[OrderBody, list[int], None]
+
+
+class Probe(NamedTuple):
+    """Addresses to be tried out before a server is in; the finding goes to :meth:`Membership.probed`."""
+
+    sender: bytes
+    number: int
+    addresses: tuple[str, ...]
+
+
+class _ServerLostError(Exception):
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    sender: bytes
+    role: str
+    about: str
+    host: str
+    route: bytes
+    heard: float
+    rank: int = -1
+    inside: bool = False
+    replies: OrderedDict[int, ReplyBody] = field(default_factory=OrderedDict)
+    forgotten: int = 0  # replies up to this number are not kept any more
+    parked: dict[int, str] = field(default_factory=dict)  # requests that wait, and for what
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
+
+
+@dataclass(slots=True, eq=False)
+class _Server(_Peer):
+    addresses: tuple[str, ...] = ()
+    join: int = 0  # the number of the request
+    orders: int = 0  # given so far
+    order: Order | None = None  # under way
+    resend_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker(_Peer):
+    incarnation: int = 0
+    join: int = 0
+    wants: Join = field(default_factory=Join)
+
+
+@dataclass(slots=True, eq=False)
+class _Launcher(_Peer):
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    number: int
+    rules: Rules
+    size: int
+    members: dict[int, _Worker]
+    dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
+    barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
+
+
+class Membership:
+    """Who is in the cluster, and what they have agreed on.
+
+    Parameters
+    ----------
+    servers : int
+        How many the cluster has.
+    workers : int
+        How many a job has, where the workers themselves do not say.
+    slots : int
+        Parts of the hash space.
+    heartbeat : float
+        Seconds between signs of life. Who is silent for 5 of them is dead.
+    rng : random.Random
+        Makes the numbers of the cluster and of jobs.
+    now : float
+        The time, in seconds, from any beginning; it never goes back.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: int,
+        workers: int = 1,
+        slots: int = 1024,
+        heartbeat: float = 2.0,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        if servers < 1 or workers < 1:
+            raise ValueError(f"a cluster needs a server and a worker at least, got {servers} and {workers}")
+        if slots not in {1 << bits for bits in range(1, 15)}:
+            raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots}")
+        if heartbeat <= 0:
+            raise ValueError(f"a heartbeat takes seconds above 0, got {heartbeat}")
+        self._num_servers = servers
+        self._num_workers = workers
+        self._slots = slots
+        self._heartbeat = heartbeat
+        self._dead_after = DEAD_AFTER * heartbeat
+        self._rng = rng
+        self._now = now
+        self.cluster = f"{rng.getrandbits(64):016x}"
+        self.probes: deque[Probe] = deque()
+        self.notes: deque[str] = deque()  # what happened, for people; to be taken out
+        self._peers: dict[bytes, _Peer] = {}
+        self._former: OrderedDict[bytes, ReplyBody] = OrderedDict()
+        self._servers: dict[int, _Server] = {}
+        self._map: ClusterMap | None = None
+        self._broken = ""
+        self._events: list[Event] = []
+        self._tables: dict[str, TableIs] = {}
+        self._launchers_done = 0
+        self._failed = ""
+        self._wanted_tables: dict[str, list[tuple[_Peer, int]]] = {}
+        self._incarnations: dict[int, int] = {}
+        self._job: _Job | None = None
+        self._gathering: dict[int, _Worker] = {}
+        self._admitting: _Worker | None = None
+        self._in_line: list[_Worker] = []  # workers that wait for the job to end, or for a rank
+        self._operations: deque[Operation] = deque()
+        self._operation: Operation | None = None
+        self._results: dict[int, int] = {}
+        self._out: Outgoing = []
+
+    # --- what goes in -----------------------------------------------------------------------------------------
+
+    def handle(self, route: bytes, host: str, message: Message, now: float) -> Outgoing:
+        """Take a message.
+
+        Parameters
+        ----------
+        route : bytes
+            Where replies go; a peer may change it.
+        host : str
+            Where the connection comes from.
+        message : Message
+        now : float
+            Seconds.
+
+        Returns
+        -------
+        list of (route, message)
+            To be sent.
+        """
+        self._advance(now)
+        if isinstance(message, Ask):
+            self._ask(route, host, message)
+        elif isinstance(message, Heartbeat):
+            peer = self._known(message.sender, route)
+            if peer is None:
+                self._out.append((route, Reply(0, self._stranger(message.sender))))
+            else:
+                seen = min(max(message.seen, 0), len(self._events))
+                self._out.append((route, News(seen, tuple(self._events[seen:]))))
+        elif isinstance(message, Done):
+            peer = self._known(message.sender, route)
+            if isinstance(peer, _Server):
+                self._done(peer, message)
+        return self._flush()
+
+    def probed(self, probe: Probe, fault: tuple[str, str] | None, now: float) -> Outgoing:
+        """Take what came of trying out a server's addresses: None, or the address that failed and how."""
+        self._advance(now)
+        server = self._peers.get(probe.sender)
+        if isinstance(server, _Server) and not server.inside and probe.number in server.parked:
+            if fault is None:
+                server.inside = True
+                server.parked[server.join] = "other servers"
+                self._form()
+            else:
+                address, what = fault
+                text = (
+                    f"{server} cannot be reached at {address} ({what}): pass --advertise HOST, the name or address of "
+                    "its machine that the scheduler and all workers reach"
+                )
+                self._servers.pop(server.rank, None)
+                self.notes.append(text)
+                self._reply(server, server.join, Refused("input", text))
+                server.rank = -1
+        return self._flush()
+
+    def on_time(self, now: float) -> Outgoing:
+        """Do what is due: declare the silent dead, send unanswered orders again.
+
+        Call it when nothing is left to be handled, at least once per heartbeat.
+        """
+        self._advance(now)
+        for peer in list(self._peers.values()):
+            silent = now - peer.heard
+            if silent > self._dead_after and peer.sender in self._peers:
+                self._remove(peer, f"it has been silent for {silent:.1f} s")
+        for server in self._servers.values():
+            if server.order is not None and server.resend_at <= now:
+                self._send_order(server)
+        return self._flush()
+
+    def stop(self, now: float) -> Outgoing:
+        """End the cluster: tell everybody."""
+        self._advance(now)
+        self._tell(SchedulerStopped())
+        return self._flush()
+
+    # --- what there is to see ---------------------------------------------------------------------------------
+
+    @property
+    def map(self) -> ClusterMap | None:
+        """The map, None before all servers have joined."""
+        return self._map
+
+    @property
+    def broken(self) -> str:
+        """What was lost; empty while all is well."""
+        return self._broken
+
+    @property
+    def workers(self) -> dict[int, int]:
+        """The incarnations of the job's workers, by rank."""
+        return {rank: worker.incarnation for rank, worker in self._job.members.items()} if self._job else {}
+
+    @property
+    def launchers_done(self) -> int:
+        """How many launchers have said that their program ended well."""
+        return self._launchers_done
+
+    @property
+    def failed(self) -> str:
+        """Which launcher's program failed first, or was lost; empty while none did."""
+        return self._failed
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between signs of life."""
+        return self._heartbeat
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        # Nobody listened since the last call. What is more than a heartbeat of that is not the peers' silence: this
+        # process was stopped, and their messages lie in its sockets.
+        missed = now - self._now - self._heartbeat
+        if missed > 0:
+            for peer in self._peers.values():
+                peer.heard += missed
+        self._now = max(now, self._now)
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def _known(self, sender: bytes, route: bytes) -> _Peer | None:
+        peer = self._peers.get(sender)
+        if peer is not None:
+            peer.route = route
+            peer.heard = self._now
+        return peer
+
+    def _stranger(self, sender: bytes) -> ReplyBody:
+        known = self._former.get(sender)
+        if known is not None:
+            return known
+        text = "the scheduler does not know this process: it was started anew since. Start the whole cluster again"
+        return Refused("not-connected", text)
+
+    def _ask(self, route: bytes, host: str, ask: Ask) -> None:
+        peer = self._known(ask.sender, route)
+        if peer is None:
+            if isinstance(ask.body, Hello) and ask.sender not in self._former:
+                peer = self._welcome(route, host, ask.sender, ask.body)
+            if peer is None:
+                wrong = Refused("protocol", f"a peer that is no server, worker or launcher asks for {type(ask.body)}")
+                self._out.append(
+                    (route, Reply(ask.number, wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender)))
+                )
+                return
+        if ask.number in peer.replies:
+            self._out.append((route, Reply(ask.number, peer.replies[ask.number])))
+        elif ask.number in peer.parked:
+            self._out.append((route, Reply(ask.number, Waiting(self._why(peer, ask.number)))))
+        elif ask.number > peer.forgotten:
+            self._execute(peer, ask.number, ask.body)
+
+    def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> _Peer | None:
+        kinds: dict[str, type[_Peer]] = {"server": _Server, "worker": _Worker, "launcher": _Launcher}
+        if hello.role not in kinds:
+            return None
+        peer = kinds[hello.role](sender, hello.role, hello.about, host, route, self._now)
+        self._peers[sender] = peer
+        return peer
+
+    def _execute(self, peer: _Peer, number: int, body: AskBody) -> None:
+        if isinstance(body, Hello):
+            welcome = Welcome(
+                self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, len(self._events)
+            )
+            self._reply(peer, number, welcome)
+        elif isinstance(body, Leave):
+            self._leave(peer, number, body.status)
+        elif self._broken:
+            self._reply(peer, number, Refused("server-lost", self._broken))
+        elif isinstance(body, Join):
+            if isinstance(peer, _Server):
+                self._join_server(peer, number, body)
+            elif isinstance(peer, _Worker):
+                self._join_worker(peer, number, body)
+        elif isinstance(body, AskMap) and self._map is not None:
+            self._reply(peer, number, MapIs(self._map))
+        elif isinstance(body, AskTables):
+            self._reply(peer, number, TablesAre(tuple(self._tables.values())))
+        elif not isinstance(peer, _Worker) or not peer.inside:
+            self._reply(peer, number, Refused("protocol", f"{peer} is not part of a job and asks for {type(body)}"))
+        elif isinstance(body, AskTable):
+            self._ask_table(peer, number, body)
+        elif isinstance(body, Barrier):
+            self._barrier(peer, number, body.name)
+
+    def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
+        peer.parked.pop(number, None)
+        peer.replies[number] = body
+        while len(peer.replies) > _REPLIES:
+            peer.forgotten = max(peer.forgotten, peer.replies.popitem(last=False)[0])
+        self._out.append((peer.route, Reply(number, body)))
+
+    def _park(self, peer: _Peer, number: int, what: str) -> None:
+        peer.parked[number] = what
+        self._out.append((peer.route, Reply(number, Waiting(self._why(peer, number)))))
+
+    def _why(self, peer: _Peer, number: int) -> str:
+        inside = sum(server.inside for server in self._servers.values())
+        if self._map is None:
+            return f"{inside} of {self._num_servers} servers have joined"
+        if isinstance(peer, _Worker) and number == peer.join and not peer.inside:
+            if peer in self._in_line:
+                return self._why_in_line(peer)
+            size = peer.wants.workers or self._num_workers
+            return f"{len(self._gathering)} of {size} workers have joined"
+        return f"waiting for {peer.parked[number]}"
+
+    # --- servers ----------------------------------------------------------------------------------------------
+
+    def _join_server(self, server: _Server, number: int, join: Join) -> None:
+        fault = self._wrong_server(server, join)
+        if fault:
+            self._reply(server, number, Refused("input", fault))
+            return
+        free = (rank for rank in range(self._num_servers) if rank not in self._servers)
+        server.rank = next(free) if join.rank is None else join.rank
+        server.addresses = tuple(complete(address, server.host) for address in join.addresses)
+        server.join = number
+        self._servers[server.rank] = server
+        self._park(server, number, "its addresses to be tried out")
+        self.probes.append(Probe(server.sender, number, server.addresses))
+
+    def _wrong_server(self, server: _Server, join: Join) -> str:
+        if server.rank >= 0:
+            return f"{server} joined already"
+        if len(self._servers) == self._num_servers:
+            return f"the cluster has its {self._num_servers} servers: start the scheduler with --servers for more"
+        if join.rank is not None and not 0 <= join.rank < self._num_servers:
+            return f"there is no server {join.rank} in a cluster of {self._num_servers}: ranks start at 0"
+        if join.rank is not None and join.rank in self._servers:
+            return f"{self._servers[join.rank]} has that rank: give every server its own, or none at all"
+        if not join.addresses:
+            return "a server needs an address at least"
+        try:
+            addresses = [complete(address, server.host) for address in join.addresses]
+            for address in addresses:
+                split(address)
+        except ValueError as error:
+            return str(error)
+        taken = {address for other in self._servers.values() for address in other.addresses}
+        if len(set(addresses)) < len(addresses) or taken & set(addresses):
+            return f"two endpoints have one address among {', '.join(addresses)}: give each server its own --bind"
+        if len(taken) + len(addresses) > self._slots:
+            return f"{self._slots} slots do not reach for more than {len(taken)} endpoints: use fewer --threads"
+        return ""
+
+    def _form(self) -> None:
+        ready = [self._servers[rank] for rank in sorted(self._servers)]
+        if len(ready) < self._num_servers or not all(server.inside for server in ready):
+            return
+        loops = [(address, server.rank) for server in ready for address in server.addresses]
+        self._map = cut_evenly(1, self._slots, loops)
+        self.notes.append(f"all {len(ready)} servers are there: {', '.join(address for address, _ in loops)}")
+        for server in ready:
+            self._reply(server, server.join, Joined(server.rank, self._map, ()))
+        self._start_if_complete()
+
+    def _lose_server(self, server: _Server, why: str) -> None:
+        del self._servers[server.rank]
+        if self._map is None:
+            return  # it held nothing: another may take its place
+        where = ", ".join(server.addresses)
+        text = (
+            f"server {server.rank} at {where} ({server.about}) is lost with its rows, {why}: "
+            "start the cluster again and load a checkpoint"
+        )
+        self._broken = self._broken or text
+        self.notes.append(text)
+        self._tell(ServerGone(server.rank, text))
+        operations, self._operations = self._operations, deque()
+        if self._operation is not None:
+            operations.appendleft(self._operation)
+            self._operation = None
+        for operation in operations:
+            operation.close()
+        for peer in list(self._peers.values()):
+            for number in list(peer.parked):
+                self._reply(peer, number, Refused("server-lost", self._broken))
+        self._gathering.clear()
+        self._in_line.clear()
+        self._admitting = None
+
+    # --- orders and operations --------------------------------------------------------------------------------
+
+    def _begin(self, operation: Operation) -> None:
+        self._operations.append(operation)
+        if self._operation is None:
+            self._next_operation()
+
+    def _next_operation(self) -> None:
+        while self._operation is None and self._operations:
+            self._operation = self._operations.popleft()
+            self._step(lambda operation: next(operation))
+
+    def _step(self, go: Callable[[Operation], OrderBody]) -> None:
+        assert self._operation is not None
+        try:
+            body = go(self._operation)
+        except StopIteration:
+            self._operation = None
+            return
+        self._results = {}
+        for server in self._servers.values():
+            server.orders += 1
+            server.order = Order(server.orders, body)
+            self._send_order(server)
+
+    def _send_order(self, server: _Server) -> None:
+        assert server.order is not None
+        server.resend_at = self._now + _RESEND
+        self._out.append((server.route, server.order))
+
+    def _done(self, server: _Server, done: Done) -> None:
+        if server.order is None or done.number != server.order.number:
+            return  # said again
+        server.order = None
+        if done.fault:
+            self._remove(server, f"it could not do what all servers have to do: {done.fault}")
+            return
+        self._results[server.rank] = done.result
+        if len(self._results) == len(self._servers) and self._operation is not None:
+            results = [self._results[rank] for rank in sorted(self._results)]
+            self._step(lambda operation: operation.send(results))
+            self._next_operation()
+
+    # --- workers and jobs -------------------------------------------------------------------------------------
+
+    def _join_worker(self, worker: _Worker, number: int, join: Join) -> None:
+        size = join.workers if join.workers is not None else self._num_workers
+        fault = ""
+        if worker.join:
+            fault = f"{worker} joined already"
+        elif size < 1:
+            fault = f"a job needs a worker at least, got workers={size}"
+        elif join.rank is not None and not 0 <= join.rank < size:
+            fault = f"there is no rank {join.rank} among {size} workers: ranks start at 0"
+        elif join.rules is None:
+            fault = "a worker that joins has to say which consistency it counts on"
+        if fault:
+            self._reply(worker, number, Refused("input", fault))
+            return
+        worker.join = number
+        worker.wants = Join(join.rank, (), size, join.rules)
+        worker.parked[number] = "the other workers"
+        self._in_line.append(worker)
+        self._seat()
+        if number in worker.parked:
+            self._out.append((worker.route, Reply(number, Waiting(self._why(worker, number)))))
+
+    def _seat(self) -> None:
+        """Give those in line their places, in the order in which they came."""
+        for worker in list(self._in_line):
+            place = self._place_in_job(worker) if self._job is not None else self._place_in_gathering(worker)
+            if isinstance(place, str):
+                self._in_line.remove(worker)
+                self._reply(worker, worker.join, Refused("input", place))
+                worker.join = 0
+            elif place is not None and self._job is not None:
+                self._in_line.remove(worker)
+                self._admitting = worker
+                self._job.dead.discard(place)
+                self._begin(self._admit(self._job, place, worker))
+            elif place is not None:
+                self._in_line.remove(worker)
+                worker.rank = place
+                self._gathering[place] = worker
+        self._start_if_complete()
+
+    def _place_in_job(self, worker: _Worker) -> int | str | None:
+        job = self._job
+        assert job is not None
+        if self._admitting is not None or not job.dead or not job.members:
+            return None
+        if worker.wants.rank is None:
+            rank = min(job.dead)
+        elif worker.wants.rank in job.dead:
+            rank = worker.wants.rank
+        else:
+            return None
+        return self._disagrees(worker, job.size, job.rules) or rank
+
+    def _place_in_gathering(self, worker: _Worker) -> int | str | None:
+        assert worker.wants.workers is not None
+        first = next(iter(self._gathering.values()), None)
+        if first is not None:
+            assert first.wants.workers is not None
+            assert first.wants.rules is not None
+            fault = self._disagrees(worker, first.wants.workers, first.wants.rules)
+            if fault:
+                return fault
+        if worker.wants.rank is not None:
+            return worker.wants.rank if worker.wants.rank not in self._gathering else None
+        wanted = {other.wants.rank for other in self._in_line}
+        free = [rank for rank in range(worker.wants.workers) if rank not in self._gathering]
+        return next((rank for rank in free if rank not in wanted), free[0] if free else None)
+
+    @staticmethod
+    def _disagrees(worker: _Worker, size: int, rules: Rules) -> str:
+        if worker.wants.workers != size:
+            return f"the job has {size} workers, and {worker.about} wants {worker.wants.workers}: pass all the same"
+        if worker.wants.rules != rules:
+            return f"the job runs under {rules}, and {worker.about} wants {worker.wants.rules}: pass all the same"
+        return ""
+
+    def _why_in_line(self, worker: _Worker) -> str:
+        rank = worker.wants.rank
+        holders = self._job.members if self._job is not None else self._gathering
+        if rank is not None and rank in holders:
+            holder = holders[rank]
+            return f"rank {rank} is that of {holder.about}, heard {self._now - holder.heard:.1f} s ago"
+        if self._job is not None:
+            return (
+                f"the job of {self._job.size} workers goes on with {len(self._job.members)}; the next begins after it"
+            )
+        return f"the next job has its {len(self._gathering)} workers"
+
+    def _start_if_complete(self) -> None:
+        first = next(iter(self._gathering.values()), None)
+        if self._map is None or self._job is not None or self._broken or first is None:
+            return
+        assert first.wants.rules is not None
+        if len(self._gathering) < (first.wants.workers or 0):
+            return
+        members = dict(sorted(self._gathering.items()))
+        self._gathering.clear()
+        for rank, worker in members.items():
+            worker.incarnation = self._raise_incarnation(rank)
+            worker.parked[worker.join] = "the servers to start the job"
+        number = self._rng.getrandbits(32) or 1
+        self._job = _Job(number, first.wants.rules, len(members), members)
+        self.notes.append(f"a job of {len(members)} workers begins, under {first.wants.rules}")
+        self._begin(self._start(self._job, list(members.values())))
+
+    def _raise_incarnation(self, rank: int) -> int:
+        self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
+        return self._incarnations[rank]
+
+    def _start(self, job: _Job, workers: list[_Worker]) -> Operation:
+        yield StartJob(job.number, job.rules, tuple(worker.incarnation for worker in workers))
+        for worker in workers:
+            self._let_in(job, worker, 0)
+
+    def _admit(self, job: _Job, rank: int, worker: _Worker) -> Operation:
+        clock = max((yield Hold()))
+        worker.incarnation = self._raise_incarnation(rank)
+        yield Admit(rank, worker.incarnation, clock)
+        self._admitting = None
+        if worker.sender in self._peers:
+            worker.rank = rank
+            job.members[rank] = worker
+            self.notes.append(f"{worker} takes the place of the dead one, at clock {clock}")
+            self._let_in(job, worker, clock)
+        else:  # it died meanwhile
+            job.dead.add(rank)
+            yield Dismiss(rank, worker.incarnation)
+            self._end_job_if_over()
+        self._seat()
+
+    def _let_in(self, job: _Job, worker: _Worker, clock: int) -> None:
+        if worker.sender not in self._peers or worker.join not in worker.parked:
+            return
+        assert self._map is not None
+        worker.inside = True
+        tables = tuple(self._tables.values())
+        joined = Joined(worker.rank, self._map, tables, worker.incarnation, job.number, clock, job.size)
+        self._reply(worker, worker.join, joined)
+
+    def _end_job_if_over(self) -> None:
+        if self._job is not None and not self._job.members and self._admitting is None:
+            self.notes.append("the job is over")
+            self._job = None
+            self._seat()
+
+    def _leave(self, peer: _Peer, number: int, status: int) -> None:
+        if isinstance(peer, _Server):
+            self._reply(peer, number, Left())
+            self._remove(peer, "it was told to end", Left())
+        elif isinstance(peer, _Launcher):
+            self._reply(peer, number, Left())
+            self._forget(peer, Left())
+            self._launchers_done += status == 0
+            self._failed = self._failed or (f"{peer.about} ended with status {status}" if status else "")
+        elif isinstance(peer, _Worker) and not self._broken and self._is_member(peer):
+            peer.parked = {number: "the servers to let it go"}
+            self._take_out(peer)
+            self._begin(self._let_go(peer, number))
+        else:
+            self._reply(peer, number, Left())
+            self._remove(peer, "it left", Left())
+
+    def _is_member(self, worker: _Worker) -> bool:
+        return self._job is not None and self._job.members.get(worker.rank) is worker
+
+    def _take_out(self, worker: _Worker) -> None:
+        assert self._job is not None
+        del self._job.members[worker.rank]
+        for came in self._job.barriers.values():
+            came.pop(worker.rank, None)
+        self._check_barriers()
+
+    def _let_go(self, worker: _Worker, number: int) -> Operation:
+        yield Dismiss(worker.rank, worker.incarnation)
+        self._end_job_if_over()
+        if worker.sender in self._peers:
+            self._reply(worker, number, Left())
+            self._forget(worker, Left())
+
+    def _dismiss(self, worker: _Worker) -> Operation:
+        yield Dismiss(worker.rank, worker.incarnation)
+        self._end_job_if_over()
+
+    # --- the end of a peer ------------------------------------------------------------------------------------
+
+    def _remove(self, peer: _Peer, why: str, last: ReplyBody | None = None) -> None:
+        """Forget a peer that died, left before it was in, or failed."""
+        text = f"{peer} was taken for dead, {why}: it may change nothing any more. Start it again"
+        self._forget(peer, last or Refused("fenced", text))
+        if isinstance(peer, _Server):
+            if self._servers.get(peer.rank) is peer:
+                self._lose_server(peer, why)
+        elif isinstance(peer, _Launcher):
+            self._failed = self._failed or f"{peer.about} is lost, {why}"
+        elif isinstance(peer, _Worker):
+            if peer in self._in_line:
+                self._in_line.remove(peer)
+            if self._gathering.get(peer.rank) is peer:
+                del self._gathering[peer.rank]
+                self._seat()
+            elif self._is_member(peer):
+                assert self._job is not None
+                self.notes.append(f"{peer} is dead, {why}")
+                self._tell(WorkerGone(peer.rank, peer.incarnation, self.notes[-1]))
+                self._job.dead.add(peer.rank)
+                self._take_out(peer)
+                if not self._broken:
+                    self._begin(self._dismiss(peer))
+                self._seat()
+
+    def _forget(self, peer: _Peer, last: ReplyBody) -> None:
+        del self._peers[peer.sender]
+        self._former[peer.sender] = last
+        while len(self._former) > _FORMER:
+            self._former.popitem(last=False)
+
+    # --- tables and barriers ----------------------------------------------------------------------------------
+
+    def _ask_table(self, worker: _Worker, number: int, ask: AskTable) -> None:
+        name = ask.form.name
+        if name in self._tables:
+            self._reply(worker, number, self._tables[name])
+            return
+        try:
+            ask.form.spec()
+        except (ValueError, TypeError) as error:
+            self._reply(worker, number, Refused("input", str(error)))
+            return
+        self._park(worker, number, f"the servers to make table {name!r}")
+        waiting = self._wanted_tables.setdefault(name, [])
+        waiting.append((worker, number))
+        if len(waiting) == 1:
+            self._begin(self._make_table(ask))
+
+    def _make_table(self, ask: AskTable) -> Operation:
+        table = TableIs(len(self._tables), ask.form)
+        yield AddTable(table.id, table.form)
+        self._tables[ask.form.name] = table
+        for worker, number in self._wanted_tables.pop(ask.form.name):
+            if worker.sender in self._peers:
+                self._reply(worker, number, table)
+
+    def _barrier(self, worker: _Worker, number: int, name: str) -> None:
+        if self._job is None or not self._is_member(worker):
+            self._reply(worker, number, Refused("protocol", f"{worker} left the job and comes to a barrier"))
+            return
+        self._park(worker, number, f"the others at barrier {name!r}")
+        came = self._job.barriers.setdefault(name, {})
+        before = came.get(worker.rank)
+        if before is not None:
+            worker.parked.pop(before, None)  # it gave up waiting, and came again
+        came[worker.rank] = number
+        self._check_barriers()
+
+    def _check_barriers(self) -> None:
+        assert self._job is not None
+        for name, came in list(self._job.barriers.items()):
+            if self._job.members.keys() <= came.keys():
+                del self._job.barriers[name]
+                for rank, number in came.items():
+                    worker = self._job.members.get(rank)
+                    if worker is not None and number in worker.parked:
+                        self._reply(worker, number, Passed())
+
+    # --- what goes out ----------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        first = len(self._events)
+        self._events.append(event)
+        self._out += [(peer.route, News(first, (event,))) for peer in self._peers.values()]
+
+    def _flush(self) -> Outgoing:
+        out, self._out = self._out, []
+        return out

@@ -1,0 +1,189 @@
+"""The scheduler's process: a socket around :class:`shoal.cluster.membership.Membership`.
+
+One thread receives, hands over, sends. Addresses of servers are tried out by helpers, since that takes time; a message
+that cannot be sent at once is dropped, since whoever waits for it asks again.
+
+Threads: `run` in one; `stop` from any, or from a signal handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+import zmq
+
+from shoal.cluster.address import join_address, split, try_all
+from shoal.cluster.membership import Membership, Outgoing, Probe
+from shoal.rpc.curve import Guard, Keys
+from shoal.rpc.messages import Fault, decode, encode
+
+__all__ = ["Scheduler"]
+
+_log = logging.getLogger("shoal.scheduler")
+
+_PROBE = 5.0  # seconds for an endpoint to answer a connection
+_AT_ONCE = 1000  # messages between two looks at the time
+_LONGEST = 1 << 25  # bytes of a message
+
+
+class Scheduler:
+    """The scheduler. A context manager that closes itself.
+
+    Parameters
+    ----------
+    bind : str
+        Where to listen: ``tcp://host:port``; port 0 or ``*`` is any that is free.
+    servers, workers, slots, heartbeat
+        See :class:`shoal.cluster.membership.Membership`.
+    keys : Keys, optional
+        Let in only those whose keys are in its directory.
+
+    Examples
+    --------
+    >>> with Scheduler("tcp://127.0.0.1:*", servers=2) as scheduler:
+    ...     scheduler.address.startswith("tcp://127.0.0.1:")
+    True
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        servers: int,
+        workers: int = 1,
+        slots: int = 1024,
+        heartbeat: float = 2.0,
+        keys: Keys | None = None,
+    ) -> None:
+        host, port = split(bind, wildcard=True)
+        self._membership = Membership(
+            servers=servers,
+            workers=workers,
+            slots=slots,
+            heartbeat=heartbeat,
+            rng=random.SystemRandom(),
+            now=time.monotonic(),
+        )
+        self._stopping = False
+        self._found: deque[tuple[Probe, tuple[str, str] | None]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._helpers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = None if keys is None else Guard(self._context, keys)
+        self._router = self._context.socket(zmq.ROUTER)
+        try:
+            if keys is not None:
+                keys.secure_server(self._router)
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._router.setsockopt(zmq.LINGER, 1000)
+            self._router.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
+            self._router.setsockopt(zmq.IPV6, int(":" in host))
+            self._router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
+            self._router.bind(join_address(host or "*", port))
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, f"cannot listen at {bind}: {error.strerror}") from None
+        bound = split(self._router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
+        self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def membership(self) -> Membership:
+        """What the scheduler knows; its own thread's."""
+        return self._membership
+
+    def stop(self) -> None:
+        """Let :meth:`run` end."""
+        self._stopping = True
+        self._wake()
+
+    def run(self, going: Callable[[], bool] = lambda: True) -> None:
+        """Serve until :meth:`stop` is called or ``going`` says no; then tell everybody.
+
+        Parameters
+        ----------
+        going : callable
+            Asked every now and then.
+        """
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        pause_ms = max(1, int(1000 * min(0.5, self._membership.heartbeat / 4)))
+        while not self._stopping and going():
+            ready = dict(poller.poll(pause_ms))
+            if self._wake_read.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+            while self._found:
+                probe, fault = self._found.popleft()
+                self._send(self._membership.probed(probe, fault, time.monotonic()))
+            if self._receive():
+                self._send(self._membership.on_time(time.monotonic()))
+            while self._membership.notes:
+                _log.info("%s", self._membership.notes.popleft())
+            while self._membership.probes:
+                self._helpers.submit(self._try_out, self._membership.probes.popleft())
+        self._send(self._membership.stop(time.monotonic()))
+
+    def _receive(self) -> bool:
+        """Hand over what has come; returns whether that is all of it."""
+        for _ in range(_AT_ONCE):
+            try:
+                frames = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return True
+            route, host = frames[0].bytes, str(frames[-1].get("Peer-Address"))
+            try:
+                message = decode([frame.bytes for frame in frames[1:]])
+            except Fault as fault:
+                _log.warning("%s: %s", host, fault)
+                if fault.reply is not None:
+                    self._send_frames(route, fault.reply)
+                continue
+            self._send(self._membership.handle(route, host, message, time.monotonic()))
+        return False
+
+    def _send(self, outgoing: Outgoing) -> None:
+        for route, message in outgoing:
+            self._send_frames(route, encode(message))
+
+    def _send_frames(self, route: bytes, frames: list[bytes]) -> None:
+        try:
+            self._router.send_multipart([route, *frames], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+    def _try_out(self, probe: Probe) -> None:
+        self._found.append((probe, try_all(probe.addresses, _PROBE)))
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
+
+    def close(self) -> None:
+        """Give the address back."""
+        self._helpers.shutdown(wait=False, cancel_futures=True)
+        self._router.close()
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.term()
+        self._wake_read.close()
+        self._wake_write.close()

@@ -1,0 +1,103 @@
+"""What a pull may see of the pushes of others: frozen descriptions, one for a whole job.
+
+A worker's clock is the number of ticks that it has completed, and a push belongs to the clock at which it was made.
+``docs/consistency.md`` says exactly what each choice promises.
+
+    BSP()      a pull at clock c sees all pushes of clocks before c and none of c; those of one clock are one step
+    SSP(s)     a pull at clock c sees all pushes of clocks up to c - s - 1, perhaps newer ones
+    ASP()      pushes are seen as they arrive; nobody waits
+
+Each says to a server what it has to do by three plain values: ``mode`` ("bsp", "ssp" or "asp"), ``waits`` (clocks
+that the slowest worker may lag behind a pull) and ``mean``.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = ["ASP", "BSP", "SSP", "Consistency"]
+
+_MOST_CLOCKS = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Consistency:
+    """What the three choices have in common."""
+
+    mode: ClassVar[str]
+
+    @property
+    def waits(self) -> int:
+        """Clocks that the slowest worker may lag behind a pull before the pull waits for it; 0 for BSP."""
+        return 0
+
+    @property
+    def mean(self) -> bool:
+        """Whether the pushes of a clock are divided by the number of workers."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class BSP(Consistency):
+    """Bulk synchronous: all pushes of a clock are merged in the order of the workers' ranks and applied as one step.
+
+    The result has the same bits for any number of servers and threads, and for any order of arrival.
+
+    Parameters
+    ----------
+    reduce : {"sum", "mean"}
+        Whether the merged gradients are added up, or also divided by the number of workers.
+
+    Examples
+    --------
+    >>> BSP().reduce
+    'sum'
+    """
+
+    mode: ClassVar[str] = "bsp"
+
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.reduce not in ("sum", "mean"):
+            raise ValueError(f"BSP merges by 'sum' or 'mean', got reduce={self.reduce!r}")
+
+    @property
+    def mean(self) -> bool:
+        """Whether the pushes of a clock are divided by the number of workers."""
+        return self.reduce == "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class SSP(Consistency):
+    """Stale synchronous: pushes are applied as they arrive; a pull waits for workers that are too far behind.
+
+    Parameters
+    ----------
+    staleness : int
+        Clocks that the slowest worker may be behind a pull, 0 to 2^31 - 1. 0 is run as :class:`BSP`.
+
+    Examples
+    --------
+    >>> SSP(staleness=4).waits
+    4
+    """
+
+    mode: ClassVar[str] = "ssp"
+
+    staleness: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.staleness, int) or not 0 <= self.staleness < _MOST_CLOCKS:
+            raise ValueError(f"SSP needs a staleness from 0 to {_MOST_CLOCKS - 1} clocks, got {self.staleness!r}")
+
+    @property
+    def waits(self) -> int:
+        """Clocks that the slowest worker may lag behind a pull before the pull waits for it."""
+        return self.staleness
+
+
+@dataclass(frozen=True, slots=True)
+class ASP(Consistency):
+    """Asynchronous: pushes are applied as they arrive, and no pull waits for any worker."""
+
+    mode: ClassVar[str] = "asp"

@@ -1,0 +1,82 @@
+"""Functions of a table: questions about all rows and changes to all of them, answered where the rows are.
+
+    ask --> each slot answers, in hash order, in float64 --> the answers are put together here, in slot order
+
+So the bits do not depend on threads, nor on how many servers share the slots, and no row travels. What the engine
+computes for a slot is told in ``csrc/store/functions.h``; this is the other half.
+
+Threads: no state.
+"""
+
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+
+__all__ = ["Function", "Reducible", "changed", "count", "norm", "topk", "total"]
+
+Answers = npt.NDArray[np.float64]
+
+
+class Function(IntEnum):
+    """The numbers by which the engine and the wire know them."""
+
+    SUM = 1
+    NORM = 2
+    COUNT = 3
+    TOPK = 4
+    DECAY = 5
+    SHRINK = 6
+
+
+class Reducible(Protocol):
+    """What holds the rows of a table, here or on servers."""
+
+    def reduce(self, function: int, parameters: Answers, /) -> Answers:
+        """Answers of all slots, in slot order; of TOPK a list for each server, one behind the other."""
+
+
+def _ask(rows: Reducible, function: Function, *parameters: float) -> Answers:
+    return rows.reduce(int(function), np.array(parameters, np.float64))
+
+
+def _in_order(answers: Answers) -> Answers:
+    """Add up rows one after the other: np.sum would choose an order of its own."""
+    added: Answers = np.add.accumulate(answers, axis=0)
+    return np.asarray(added[-1])
+
+
+def total(rows: Reducible, slots: int) -> Answers:
+    """Add up each weight of a row over the rows: float64[dim]."""
+    return _in_order(_ask(rows, Function.SUM).reshape(slots, -1))
+
+
+def norm(rows: Reducible, order: float) -> float:
+    """Compute the norm of all weights as one vector."""
+    answers = _ask(rows, Function.NORM, order)
+    if order == np.inf:
+        return float(answers.max())
+    summed = float(_in_order(answers))
+    return summed if order == 1 else float(np.sqrt(summed))
+
+
+def count(rows: Reducible, above: float) -> int:
+    """Count the rows whose Euclidean norm is above a number."""
+    return int(_ask(rows, Function.COUNT, above).sum())
+
+
+def topk(rows: Reducible, k: int) -> tuple[npt.NDArray[np.uint64], Answers]:
+    """Find the keys of the rows with the largest norms: keys uint64[<= k], norms float64[<= k]."""
+    pairs = _ask(rows, Function.TOPK, k).reshape(-1, 2)
+    norms = np.ascontiguousarray(pairs[:, 0])
+    keys = _core.unmix(np.ascontiguousarray(pairs[:, 1]).view(np.uint64))
+    order = np.lexsort((keys, -norms))[:k]
+    return keys[order], norms[order]
+
+
+def changed(rows: Reducible, function: Function, parameter: float) -> int:
+    """Change all rows; return how many became others."""
+    return int(_ask(rows, function, parameter).sum())

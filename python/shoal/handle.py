@@ -1,0 +1,91 @@
+"""Handles: what a call that goes on after it returned can be asked.
+
+    begun    what was asked of the servers, or nothing where it is done already: a local store's calls all are
+    finish   what makes the answer of it, run once, by the first `wait` that finds it done
+
+Threads: any number may wait for one handle.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Handle", "Pending"]
+
+Result = TypeVar("Result")
+
+
+class Pending(Protocol):
+    """Something that was asked of servers and is under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end, good or bad. Never blocks."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Return when it is done; raise what went wrong, or DeadlineExceeded after ``timeout`` seconds."""
+
+
+class Handle(Generic[Result]):
+    """A call under way. In a local store it is done when the call returns.
+
+    Safe from any thread. Whoever drops a handle unwaited hears of a failure from the store's next ``tick``,
+    ``barrier``, ``save`` or ``close``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import shoal
+    >>> table = shoal.local().table("t", dim=2)
+    >>> handle = table.pull_async(np.array([7], np.uint64))
+    >>> handle.wait(timeout=1.0).tolist()
+    [[0.0, 0.0]]
+    """
+
+    __slots__ = ("_begun", "_finish", "_lock", "_result")
+
+    _result: Result
+
+    def __init__(self, begun: Pending | None, finish: Callable[[], Result]) -> None:
+        self._begun = begun
+        self._finish: Callable[[], Result] | None = finish
+        self._lock = threading.Lock()
+        if begun is None:
+            self._answer()
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`wait` returns or raises at once."""
+        return self._begun is None or self._begun.done
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Return once it is done: a push that is applied, or, under BSP, that every server it concerns has.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; the call itself goes on. Default: the store's deadline.
+
+        Returns
+        -------
+        None of a push; float32[n, dim] of a pull
+
+        Raises
+        ------
+        DeadlineExceeded
+            It was not done in that time.
+        NotConnected
+            A server that it needs is gone.
+        """
+        if self._begun is not None:
+            self._begun.wait(timeout)
+        return self._answer()
+
+    def _answer(self) -> Result:
+        if self._finish is None:  # asked first without the lock, which a fork may have copied as it was held
+            return self._result
+        with self._lock:
+            if self._finish is not None:
+                self._result = self._finish()
+                self._finish = None
+            return self._result

@@ -1,0 +1,922 @@
+"""A worker's requests under way: cut by endpoint, sent, sent again, answered or given up. No I/O, no clock of its own.
+
+Idea. A *call* is what the user asked for; it is cut into *parts*, one message each, along the slots of the map's
+endpoints. Whoever owns the sockets sends what is in :attr:`Requests.outgoing` and hands in what arrives; the time is an
+argument everywhere. So the same code runs over ZeroMQ and in a simulated network, and everything that makes a write
+happen exactly once on the worker's side is in this file and nowhere else.
+
+    submit -> queued --credit, window--> sent --answer-----------------------> done
+                                         |  ^--silence, "not now": again, later
+                                         |--parked: it arrived, the answer follows
+                                         '--wrong epoch: its refused slots wait for a newer map, then are queued again
+
+What names a part is (address, sequence, part number), and every reply repeats it. All parts of a write carry the
+sequence of their call, so that a slot, which remembers the sequences that it has seen, takes each call once wherever
+and however often its part arrives. Reads and ticks may be repeated at will; each of their parts has a sequence of its
+own, from 2^63 up.
+
+Invariants
+    I1  A write's sequence is less than 64 above the lowest one that is not settled, or the write waits: that is as far
+        back as a slot remembers.
+    I2  Bytes on the wire to an endpoint, requests and the answers they ask for, are at most `credit`, but for one part
+        alone, and parts that are sent again. A part that is parked, or was told to come again, is not on the wire.
+    I3  Parts leave for an endpoint in the order in which they were submitted; only repetitions overtake.
+    I4  A settled call is never written to: an answer that comes late finds nobody.
+    I5  A tick leaves for an endpoint behind the pushes of its clock, when the reads of its clock there have been
+        answered (asked again later, they could see too much), and while no slot of its clock is refused anywhere.
+    I6  Every call that is not settled has a time at which `on_time` does something about it: its deadline, at last.
+
+Threads: one at a time; the owner locks. Arrays are sliced, not copied: whoever submits leaves them as they are until
+the call is settled.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
+from shoal.rpc.map import ClusterMap, Endpoint
+
+__all__ = ["Call", "Policy", "Requests", "Worker"]
+
+Op = _core.Op
+Status = _core.Status
+Dtype = _core.WireDtype
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+Frames: TypeAlias = list[Any]  # of what lends its bytes: bytes, arrays, memoryviews, zmq.Frames
+
+WINDOW = 64
+_READS = 2**63  # their first sequence
+_HEADER = 64
+
+_KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE})
+_ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS})
+_WRITES = frozenset({Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_END})
+_NOT_NOW = frozenset({Status.EARLY, Status.OVERLOADED, Status.NOT_ADMITTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """When to send again, and how much at a time. Times in seconds.
+
+    Parameters
+    ----------
+    resend_after : float
+        Silence after which a part is sent again.
+    backoff : float
+        Each further time waits as many times longer,
+    longest : float
+        but no longer than this.
+    bytes_per_second : float
+        A link is taken to move at least as much: what is on the wire already adds its share to `resend_after`.
+    parked_after : float
+        As `resend_after`, for a part that the server has parked: its answer may have been lost with a connection.
+    pause : float
+        After "not now" (early, overloaded, not admitted yet, a server whose map is older), growing by `backoff`,
+    longest_pause : float
+        but no longer than this.
+    credit : int
+        Bytes under way at one endpoint.
+    message_bytes : int
+        Of the payload of one message, request or answer; larger parts are cut.
+    """
+
+    resend_after: float = 1.0
+    backoff: float = 2.0
+    longest: float = 30.0
+    bytes_per_second: float = 10e6
+    parked_after: float = 5.0
+    pause: float = 0.02
+    longest_pause: float = 1.0
+    credit: int = 64 << 20
+    message_bytes: int = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Who asks: given by the scheduler when the worker joins."""
+
+    rank: int
+    incarnation: int
+    job: int
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """One message of a call."""
+
+    call: Call
+    address: str
+    server: int
+    first_slot: int
+    end_slot: int
+    begin: int  # of the call's hashes
+    end: int
+    sequence: int = 0
+    number: int = 0
+    key: tuple[str, int, int] = ("", 0, 0)
+    serial: int = 0  # in the order of submission
+    message: Frames | None = None  # made when it is first sent
+    bytes: int = 0  # of request and answer
+    charged: bool = False
+    last: Status = Status.OK  # of the last reply that did not settle it
+    sent: float = math.nan
+    due: float = math.nan
+    tries: int = 0
+    pauses: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Refused:
+    """Slots of a call that wait for a newer map."""
+
+    serial: int
+    call: Call
+    first_slot: int
+    end_slot: int
+    pauses: int
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """What is known of one endpoint."""
+
+    address: str
+    server: int
+    queue: deque[_Part] = field(default_factory=deque)
+    reads: Counter[int] = field(default_factory=Counter)  # by clock: parts that are not answered
+    bytes: int = 0  # on the wire
+    asked: float = math.nan  # first
+    heard: float = math.nan  # last
+
+    def silence(self, now: float) -> str:
+        if self.heard == self.heard:
+            return f"last heard of {now - self.heard:.1f} s ago"
+        if self.asked == self.asked:
+            return f"never heard of in the {now - self.asked:.1f} s since it was first asked"
+        return "never asked, for others were before this"
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request of the user.
+
+    Attributes
+    ----------
+    op, table, clock : int
+    sequence : int
+        Of a write; 0 of others.
+    done : bool
+        Settled, with a result or an error.
+    error : ShoalError or None
+    result : object
+        Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; slot (hashes, rows); section
+        (rows, bytes); stats and reduce one array for each endpoint, in slot order; others None.
+    """
+
+    op: int
+    table: int
+    clock: int
+    started: float
+    deadline: float
+    sequence: int = 0
+    done: bool = False
+    error: ShoalError | None = None
+    result: Any = None
+    on_done: Callable[[Call], None] | None = None
+    hashes: Hashes | None = None
+    begins: npt.NDArray[np.uint64] | None = None
+    values: npt.NDArray[Any] | None = None
+    out: npt.NDArray[Any] | None = None
+    slot: int | None = None
+    tables: npt.NDArray[np.uint32] | None = None
+    dtype: int = Dtype.NONE
+    dim: int = 0
+    aux: int = 0
+    count: int = 0
+    payload: Frames = field(default_factory=list)
+    _parts: dict[_Part, None] = field(default_factory=dict)  # queued or sent, not answered
+    _refused: int = 0  # runs of slots that wait for a map
+    _numbers: dict[str, int] = field(default_factory=dict)  # address -> number of its next part
+    _order: dict[int, tuple[str, Any]] = field(default_factory=dict)  # first slot -> who answered what, where all do
+    _total: int = 0
+
+    def get(self) -> Any:
+        """Return the result of a settled call, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    @property
+    def name(self) -> str:
+        """What it is, in a message to the user."""
+        what = f" of table {self.table}" if self.op != Op.TICK else ""
+        return f"{Op(self.op).name.lower().replace('_', ' ')}{what} at clock {self.clock}"
+
+
+class Requests:
+    """The requests of one worker.
+
+    Parameters
+    ----------
+    worker : Worker
+    map : ClusterMap
+    policy : Policy, optional
+
+    Attributes
+    ----------
+    outgoing : deque of (address, frames)
+        To be sent, in order. What cannot be sent may be dropped: it is taken for lost, and comes again.
+    counts : Counter
+        sent, resent, answers, strays (of nobody, or late), garbled, parked, refused (slots), early, overloaded,
+        not_admitted.
+    """
+
+    def __init__(self, worker: Worker, map: ClusterMap, policy: Policy | None = None) -> None:
+        self.worker = worker
+        self.map = map
+        self.policy = policy or Policy()
+        self.outgoing: deque[tuple[str, Frames]] = deque()
+        self.counts: Counter[str] = Counter()
+        self._peers: dict[str, _Peer] = {}
+        self._parts: dict[tuple[str, int, int], _Part] = {}  # sent, not answered
+        self._calls: set[Call] = set()  # not settled
+        self._open: dict[int, Call] = {}  # writes that are not settled, by sequence, ascending
+        self._refused: list[_Refused] = []
+        self._lost: dict[str, str] = {}  # address -> why
+        self._closed: ShoalError | None = None
+        self._write = 0  # last sequences
+        self._read = _READS - 1
+        self._times: list[tuple[float, int, _Part | Call]] = []  # a heap; stale entries are passed over
+        self._made = 0
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        op: int,
+        table: int,
+        clock: int,
+        now: float,
+        deadline: float,
+        *,
+        hashes: Hashes | None = None,
+        begins: npt.NDArray[np.uint64] | None = None,
+        values: npt.NDArray[Any] | None = None,
+        out: npt.NDArray[Any] | None = None,
+        dim: int = 0,
+        aux: int = 0,
+        slot: int | None = None,
+        payload: Sequence[Any] = (),
+        count: int = 0,
+        dtype: int | None = None,
+        write: bool | None = None,
+        on_done: Callable[[Call], None] | None = None,
+    ) -> Call:
+        """Begin a call.
+
+        Parameters
+        ----------
+        op, table, clock : int
+        now, deadline : float
+            Seconds; the call is settled at the deadline at the latest.
+        hashes : uint64[m], optional
+            Ascending strictly, with `begins`: uint64[slots + 1], slot s is ``hashes[begins[s]:begins[s + 1]]``. Of
+            pull, push, assign, erase, contains, state; each endpoint gets what is its own, and one without any nothing.
+        values : float32[m, dim], optional
+            Of push and assign.
+        out : array, optional
+            Where answers are written: float32[m, dim] of pull, uint8[m] of contains, float32[m, width] of state.
+        dim, aux : int
+            As the op has them in its header; for a state `dim` is what the answer has, where it is known (0: it tells).
+        slot : int, optional
+            Of slot, section and load rows: whose endpoint is asked. `aux` is the slot, then, unless given.
+        payload : sequence of buffers
+            Of load begin, load rows, load end and reduce, with `count` and `dtype`: the same to every endpoint asked.
+        write : bool, optional
+            Whether it must happen exactly once, where the op alone does not tell (reduce).
+        on_done : callable, optional
+            Called with the call when it is settled, from whatever method settles it (also from this one).
+
+        Returns
+        -------
+        Call
+            Settled at once where nothing is to be asked, a server is lost, or the requests are closed.
+
+        Raises
+        ------
+        ValueError
+            One slot's rows do not fit into a message.
+        """
+        call = Call(op, table, clock, now, deadline)
+        call.on_done = on_done
+        call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
+        call.dim, call.aux, call.count, call.payload = dim, aux, count, list(payload)
+        if op in _KEYED:
+            if hashes is None or begins is None or len(begins) != self.map.slots + 1:
+                raise ValueError(f"a {Op(op).name.lower()} needs hashes, and begins of {self.map.slots} slots")
+            if (out is None) == (op in (Op.PULL, Op.CONTAINS, Op.STATE)):
+                raise ValueError(f"a {Op(op).name.lower()} {'needs' if out is None else 'has no'} out")
+            call.dtype = Dtype.FLOAT32 if op in (Op.PULL, Op.PUSH, Op.ASSIGN) else Dtype.NONE
+        elif op in _ONE_SLOT:
+            if slot is None:
+                raise ValueError(f"a {Op(op).name.lower()} needs a slot")
+            call.slot = slot
+            if op != Op.LOAD_ROWS:
+                call.aux = slot
+        if dtype is not None:
+            call.dtype = Dtype(dtype)
+        elif op == Op.LOAD_ROWS:
+            call.dtype = Dtype.UINT8
+        elif op == Op.REDUCE:
+            call.dtype = Dtype.FLOAT64
+        return self._begin(call, op in _WRITES if write is None else write, now)
+
+    def tick(
+        self,
+        clock: int,
+        tables: Sequence[int],
+        now: float,
+        deadline: float,
+        *,
+        on_done: Callable[[Call], None] | None = None,
+    ) -> Call:
+        """End a clock: tell every endpoint which pushes of it there were.
+
+        Parameters
+        ----------
+        clock : int
+            The clock that ends. The pushes that were submitted with it, and did not fail, are listed.
+        tables : sequence of int
+            Tables that this worker pushed to in this clock.
+        now, deadline : float
+
+        Returns
+        -------
+        Call
+            Settled when every endpoint has taken it. Nothing needs to wait for that.
+        """
+        call = Call(Op.TICK, 0, clock, now, deadline)
+        call.on_done = on_done
+        call.tables = np.unique(np.asarray(tables, np.uint32))
+        return self._begin(call, False, now)
+
+    def _begin(self, call: Call, write: bool, now: float) -> Call:
+        if self._closed is not None:
+            return self._settle(call, now, self._closed)
+        parts = list(self._cut(call, 0, self.map.slots))
+        for part in parts:
+            if part.address in self._lost:
+                return self._settle(call, now, self._server_lost(part, now))
+        if not parts:
+            if call.op == Op.ERASE:
+                call.result = 0
+            elif call.out is not None:
+                call.result = call.out
+            return self._settle(call, now)
+        if write:
+            self._write += 1
+            call.sequence = self._write
+            self._open[call.sequence] = call
+        self._calls.add(call)
+        self._later(call.deadline, call)
+        for part in parts:
+            self._queue(part, now)
+        return call
+
+    # --- cutting ------------------------------------------------------------------------------------------------
+
+    def _cut(self, call: Call, first: int, end: int) -> Iterator[_Part]:
+        """Yield a part for each message that slots [first, end) of a call need, by the present map."""
+        for endpoint in self._endpoints(call, first, end):
+            low, high = max(first, endpoint.first_slot), min(end, endpoint.end_slot)
+            begins = call.begins
+            if begins is None:
+                yield _Part(call, endpoint.address, endpoint.server, low, high, 0, 0)
+                continue
+            rows = max(1, self.policy.message_bytes // self._row_bytes(call))
+            # Between slots only: a slot takes a sequence once.
+            while low < high and begins[low] < begins[high]:
+                cut = high
+                if begins[high] - begins[low] > rows:
+                    cut = max(int(np.searchsorted(begins, begins[low] + np.uint64(rows), "right")) - 1, low + 1)
+                begin, stop = int(begins[low]), int(begins[cut])
+                if stop > begin:
+                    yield _Part(call, endpoint.address, endpoint.server, low, cut, begin, stop)
+                low = cut
+
+    def _endpoints(self, call: Call, first: int, end: int) -> Sequence[Endpoint]:
+        if call.slot is not None:
+            return [self.map.of_slot(call.slot)]
+        endpoints = self.map.endpoints
+        if first == 0 and end == self.map.slots:
+            return endpoints
+        at = bisect_right(endpoints, first, key=lambda endpoint: endpoint.end_slot)
+        return [endpoint for endpoint in endpoints[at:] if endpoint.first_slot < end]
+
+    def _row_bytes(self, call: Call) -> int:
+        """Return the bytes of a row in the larger of request and answer."""
+        return 8 + (4 * call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN, Op.STATE) else 0)
+
+    def _payload(self, part: _Part) -> Frames:
+        call = part.call
+        if call.op == Op.TICK:
+            assert call.tables is not None
+            return [np.array([self._mark(push) for push in self._listed(part)], np.uint64), call.tables]
+        if call.hashes is None:
+            return call.payload
+        frames: Frames = [call.hashes[part.begin : part.end]]
+        if call.values is not None:
+            frames.append(call.values[part.begin : part.end])
+        return frames
+
+    def _listed(self, tick: _Part) -> list[_Part]:
+        """Return the parts of pushes that a tick asks for: of its clock, at its endpoint, not acknowledged.
+
+        At most 64 pushes have such parts. Those that are acknowledged have been seen, and need not be asked for.
+        """
+        return [
+            part
+            for push in self._open.values()
+            if push.op == Op.PUSH and push.clock == tick.call.clock
+            for part in push._parts
+            if part.address == tick.address
+        ]
+
+    @staticmethod
+    def _mark(part: _Part) -> int:
+        """Return how a tick names a part of a push: by the slot of its last row, and its sequence."""
+        assert part.call.begins is not None
+        slot = int(np.searchsorted(part.call.begins, part.end, "left")) - 1
+        return (slot + 1 << 48) | part.sequence
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    def _queue(self, part: _Part, now: float) -> None:
+        """Put a new part behind the others of its endpoint, and send what may go."""
+        self._name(part)
+        peer = self._peer(part)
+        peer.queue.append(part)
+        self._pump(peer, now)
+
+    def _name(self, part: _Part) -> None:
+        """Make a new part one of its call's, with a name of its own."""
+        call = part.call
+        self._made += 1
+        part.serial = self._made
+        call._parts[part] = None
+        if call.sequence:
+            part.sequence = call.sequence
+            part.number = call._numbers.get(part.address, 0)
+            call._numbers[part.address] = part.number + 1 & 0xFF
+        else:
+            self._read += 1
+            part.sequence = self._read
+            if call.begins is not None:
+                self._peer(part).reads[call.clock] += 1
+        part.key = (part.address, part.sequence, part.number)
+        rows = part.end - part.begin
+        part.bytes = (
+            2 * _HEADER + rows * self._row_bytes(call) + sum(memoryview(frame).nbytes for frame in call.payload)
+        )
+
+    def _peer(self, part: _Part) -> _Peer:
+        peer = self._peers.get(part.address)
+        if peer is None:
+            peer = self._peers[part.address] = _Peer(part.address, part.server)
+        return peer
+
+    def _pump(self, peer: _Peer, now: float) -> None:
+        """Send from the front of an endpoint's queue while window and credit let it go."""
+        queue = peer.queue
+        while queue:
+            part = queue[0]
+            if part not in part.call._parts:  # its call was settled, or it was cut anew
+                queue.popleft()
+                continue
+            if part.call.sequence and part.call.sequence - next(iter(self._open)) >= WINDOW:
+                return
+            if part.call.op == Op.TICK:
+                if not self._may_tick(part, peer):
+                    return
+            elif peer.bytes and peer.bytes + part.bytes > self.policy.credit:
+                return
+            queue.popleft()
+            self._send(part, now)
+
+    def _may_tick(self, tick: _Part, peer: _Peer) -> bool:
+        """Tell whether I5 lets a tick go."""
+        clock = tick.call.clock
+        return not peer.reads[clock] and all(run.call.clock != clock for run in self._refused)
+
+    def _pump_all(self, now: float) -> None:
+        for peer in self._peers.values():
+            if peer.queue:
+                self._pump(peer, now)
+
+    def _send(self, part: _Part, now: float) -> None:
+        peer = self._peer(part)
+        call = part.call
+        if part.message is None:
+            payload = self._payload(part)
+            count = part.end - part.begin
+            aux = call.aux
+            if call.op == Op.TICK:
+                count, aux = len(payload[0]), len(payload[1])
+            elif call.hashes is None:
+                count = call.count
+            header = _core.encode_header(
+                op=call.op,
+                payload=payload,
+                dtype=call.dtype,
+                dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
+                table=call.table,
+                worker=self.worker.rank,
+                incarnation=self.worker.incarnation,
+                sequence=part.sequence,
+                epoch=self.map.epoch,
+                clock=call.clock,
+                count=count,
+                aux=aux,
+                job=self.worker.job,
+                part=part.number,
+            )
+            part.message = [header, *payload]
+            self._parts[part.key] = part
+            self.counts["sent"] += 1
+        else:
+            self.counts["resent"] += 1
+        if not part.charged:
+            part.charged = True
+            peer.bytes += part.bytes
+        part.sent = now
+        if peer.asked != peer.asked:
+            peer.asked = now
+        policy = self.policy
+        wait = policy.resend_after * policy.backoff**part.tries + peer.bytes / policy.bytes_per_second
+        part.tries += 1
+        self._again(part, now + min(wait, policy.longest))
+        self.outgoing.append((part.address, part.message))
+
+    def _again(self, part: _Part, due: float) -> None:
+        part.due = due
+        self._later(due, part)
+
+    def _later(self, time: float, what: _Part | Call) -> None:
+        self._made += 1
+        heappush(self._times, (time, self._made, what))
+
+    def _discharge(self, part: _Part) -> None:
+        if part.charged:
+            part.charged = False
+            self._peers[part.address].bytes -= part.bytes
+
+    def _pause(self, pauses: int) -> float:
+        return min(self.policy.pause * self.policy.backoff ** min(pauses, 60), self.policy.longest_pause)
+
+    # --- hearing ------------------------------------------------------------------------------------------------
+
+    def receive(self, address: str, frames: Sequence[Any], now: float) -> None:
+        """Take a message that came from an endpoint. Whatever it holds, nothing is raised."""
+        try:
+            reply = _core.decode(frames)
+        except ValueError:
+            self.counts["garbled"] += 1
+            return
+        part = self._parts.get((address, reply.sequence, reply.part))
+        worker = self.worker
+        if (
+            part is None
+            or reply.op != part.call.op
+            or (reply.worker, reply.incarnation, reply.job) != (worker.rank, worker.incarnation, worker.job)
+        ):
+            self.counts["strays"] += 1
+            return
+        peer = self._peers[address]
+        peer.heard = now
+        self._discharge(part)
+        status = part.last = Status(reply.status)
+        if status == Status.OK:
+            self.counts["answers"] += 1
+            self._answer(part, reply, now)
+        elif status == Status.PARKED:
+            self.counts["parked"] += 1
+            wait = self.policy.parked_after * self.policy.backoff ** min(part.pauses, 60)
+            part.pauses += 1
+            part.tries = 0
+            self._again(part, now + min(wait, self.policy.longest))
+        elif status in _NOT_NOW:
+            self.counts[status.name.lower()] += 1
+            self._again(part, now + self._pause(part.pauses))
+            part.pauses += 1
+            part.tries = 0
+            if status == Status.EARLY:
+                self._hurry(part, now)
+        elif status == Status.WRONG_EPOCH:
+            self._refuse(part, reply, now)
+        elif status == Status.STALE:
+            self.close(
+                Fenced(
+                    f"worker {worker.rank} (incarnation {worker.incarnation}) was declared dead and its place given "
+                    f"away: {self._who(part)} refused the {part.call.name}; end this process, or connect again"
+                ),
+                now,
+            )
+        else:
+            self._settle(part.call, now, self._refusal(part, reply))
+        self._pump(peer, now)
+
+    def _answer(self, part: _Part, reply: Any, now: float) -> None:
+        call = part.call
+        try:
+            self._keep(part, reply)
+        except ValueError as error:
+            self._settle(
+                call,
+                now,
+                ProtocolError(
+                    f"{self._who(part)} answered the {call.name} with {error}: run the same shoal everywhere"
+                ),
+            )
+            return
+        self._forget(part)
+        self._finish(call, now)
+
+    def _finish(self, call: Call, now: float) -> None:
+        """Settle a call of which everything has been answered."""
+        if not call.done and not call._parts and not call._refused:
+            if call.op in (Op.STATS, Op.REDUCE):
+                call.result = [call._order[slot][1] for slot in sorted(call._order)]
+            self._settle(call, now)
+
+    def _keep(self, part: _Part, reply: Any) -> None:
+        """Put an answer where its call wants it; a ValueError says what does not fit."""
+        call = part.call
+        if call.out is not None:
+            target = call.out[part.begin : part.end]
+            values = reply.values
+            if values.size != target.size or values.dtype != target.dtype:
+                raise ValueError(f"{values.dtype}[{values.size}] where {target.dtype}[{target.size}] was asked for")
+            target[...] = values.reshape(target.shape)
+            call.result = call.out
+        elif call.op == Op.ERASE:
+            call._total += reply.aux
+            call.result = call._total
+        elif call.op == Op.SLOT:
+            call.result = (reply.hashes, reply.values.reshape(reply.count, reply.dim))
+        elif call.op == Op.SECTION:
+            call.result = (reply.count, reply.values)
+        elif call.slot is None and call.begins is None:
+            call._order[part.first_slot] = (part.address, reply.numbers if call.op == Op.STATS else reply.values)
+
+    def _forget(self, part: _Part) -> None:
+        call = part.call
+        self._discharge(part)
+        self._parts.pop(part.key, None)
+        if part in call._parts:
+            del call._parts[part]
+            if not call.sequence and call.begins is not None:
+                reads = self._peer(part).reads
+                reads[call.clock] -= 1
+                if not reads[call.clock]:
+                    del reads[call.clock]
+        part.due = math.nan
+
+    def _hurry(self, tick: _Part, now: float) -> None:
+        """Send at once what a tick found missing: pushes that left before it and have not been answered."""
+        for part in self._listed(tick):
+            if part.charged and part.sent < tick.sent:
+                part.tries = 0
+                self._send(part, now)
+
+    @staticmethod
+    def _who(part: _Part) -> str:
+        return f"server {part.server} at {part.address}"
+
+    def _refusal(self, part: _Part, reply: Any) -> ShoalError:
+        text = f"{self._who(part)} refused the {part.call.name}: "
+        if part.last == Status.WRONG_JOB:
+            return NotConnected(text + "it serves another job than this worker's; connect again")
+        if part.last == Status.NO_TABLE:
+            return ProtocolError(text + "it has no such table; make the table first")
+        if part.last == Status.VERSION:
+            return ProtocolError(text + "it speaks another version; run the same shoal everywhere")
+        if part.last == Status.BAD_REQUEST:
+            return ProtocolError(text + reply.text)
+        return ShoalError(text + reply.text)
+
+    # --- maps ---------------------------------------------------------------------------------------------------
+
+    def _refuse(self, part: _Part, reply: Any, now: float) -> None:
+        """Keep what an endpoint would not take; the rest of a write is done, of a read nothing is."""
+        call = part.call
+        runs = [(part.first_slot, part.end_slot)]
+        slots = np.unique(reply.slots).astype(np.int64)
+        slots = slots[(slots >= part.first_slot) & (slots < part.end_slot)]
+        if call.sequence and call.begins is not None and len(slots):
+            runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(slots, np.flatnonzero(np.diff(slots) > 1) + 1)]
+            call._total += reply.aux if call.op == Op.ERASE else 0
+        self.counts["refused"] += len(slots)
+        self._forget(part)
+        call._refused += len(runs)
+        refused = [_Refused(part.serial, call, first, end, part.pauses) for first, end in runs]
+        if reply.epoch < self.map.epoch:
+            self._retry(refused, now, wait=True)  # the endpoint has not heard of our map yet
+        else:
+            self._refused += refused
+
+    def _retry(self, refused: list[_Refused], now: float, *, wait: bool) -> None:
+        """Cut anew what was refused, in the order of submission; after a pause, where nothing has changed since."""
+        for run in sorted(refused, key=lambda run: run.serial):
+            call = run.call
+            if call.done:
+                continue
+            call._refused -= 1
+            answered = {address for address, _ in call._order.values()}
+            for part in self._cut(call, run.first_slot, run.end_slot):
+                if part.address in answered:
+                    continue
+                if part.address in self._lost:
+                    self._settle(call, now, self._server_lost(part, now))
+                    break
+                if wait:
+                    part.pauses = run.pauses + 1
+                    self._name(part)
+                    self._again(part, now + self._pause(run.pauses))
+                else:
+                    self._queue(part, now)
+            self._finish(call, now)
+
+    @property
+    def wants_map(self) -> bool:
+        """Whether a newer map is needed: ask the scheduler for it and give it to :meth:`set_map`, whatever it is."""
+        return bool(self._refused)
+
+    def set_map(self, map: ClusterMap, now: float) -> None:
+        """Go on with this map.
+
+        What is under way stays where it is if its slots still belong there. All else is cut anew: refused slots, what
+        was not sent yet, what went to endpoints that have changed, and what asks every endpoint, of those that have not
+        answered. A map that is not newer only makes refused slots try again after a pause.
+
+        Parameters
+        ----------
+        map : ClusterMap
+            Of as many slots.
+        now : float
+        """
+        if self._closed is not None:
+            return
+        if map.slots != self.map.slots:
+            raise ValueError(f"the map of epoch {map.epoch} has {map.slots} slots, the store has {self.map.slots}")
+        refused, self._refused = self._refused, []
+        if map.epoch <= self.map.epoch:
+            self._retry(refused, now, wait=True)
+            return
+        self.map = map
+        owners = {endpoint.address: endpoint for endpoint in map.endpoints}
+        for call in self._calls:
+            everywhere = call.begins is None and call.slot is None
+            moved = [part for part in call._parts if everywhere or not self._stays(part, owners.get(part.address))]
+            if everywhere:
+                # Once, whatever of it was asked so far.
+                serials = [part.serial for part in moved] + [run.serial for run in refused if run.call is call]
+                refused = [run for run in refused if run.call is not call]
+                refused.append(_Refused(min(serials), call, 0, map.slots, 0))
+                call._refused = 1
+            else:
+                refused += [_Refused(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
+                call._refused += len(moved)
+            for part in moved:
+                self._forget(part)
+        for address in self._peers.keys() - owners.keys():
+            del self._peers[address]
+        self._retry(refused, now, wait=False)
+        self._pump_all(now)
+
+    @staticmethod
+    def _stays(part: _Part, owner: Endpoint | None) -> bool:
+        if part.message is None or owner is None:
+            return False
+        return owner.first_slot <= part.first_slot and part.end_slot <= owner.end_slot
+
+    # --- endings ------------------------------------------------------------------------------------------------
+
+    def lose(self, server: int, reason: str, now: float) -> None:
+        """Take a server for lost: what waits for it fails, and so does what would be sent there by the present map.
+
+        Parameters
+        ----------
+        server : int
+            Its rank.
+        reason : str
+            As in "silent for 10.2 s"; it becomes part of the error.
+        now : float
+        """
+        for endpoint in self.map.endpoints:
+            if endpoint.server == server:
+                self._lost[endpoint.address] = reason
+        for call in list(self._calls):
+            for part in call._parts:
+                if part.address in self._lost:
+                    self._settle(call, now, self._server_lost(part, now))
+                    break
+
+    def close(self, error: ShoalError, now: float) -> None:
+        """Settle every call, and all that will be submitted, with this error."""
+        self._closed = self._closed or error
+        for call in list(self._calls):
+            self._settle(call, now, self._closed)
+
+    def on_time(self, now: float) -> None:
+        """Do what is due: send again what was not answered, give up what has passed its deadline."""
+        while self._times and self._times[0][0] <= now:
+            time, _, what = heappop(self._times)
+            if isinstance(what, Call):
+                if not what.done:
+                    self._settle(what, now, self._too_late(what, now))
+            elif what.due == time:
+                self._send(what, now)
+
+    def next_time(self) -> float | None:
+        """Return when :meth:`on_time` next has something to do; None where nothing is under way."""
+        if len(self._times) > 64 + 2 * (len(self._parts) + len(self._calls)):
+            self._times = [entry for entry in self._times if self._stands(entry)]
+            heapify(self._times)
+        while self._times and not self._stands(self._times[0]):
+            heappop(self._times)
+        return self._times[0][0] if self._times else None
+
+    @staticmethod
+    def _stands(entry: tuple[float, int, _Part | Call]) -> bool:
+        time, _, what = entry
+        return not what.done if isinstance(what, Call) else what.due == time
+
+    def _settle(self, call: Call, now: float, error: ShoalError | None = None) -> Call:
+        if call.done:
+            return call
+        call.done = True
+        call.error = error
+        if error is not None:
+            call.result = None
+        self._calls.discard(call)
+        for part in list(call._parts):
+            self._forget(part)
+        if call._refused:
+            self._refused = [run for run in self._refused if run.call is not call]
+        # What it was made of may go, whoever still holds the call.
+        call.hashes = call.begins = call.values = call.out = call.tables = None
+        call.payload, call._order = [], {}
+        if call.sequence:
+            del self._open[call.sequence]
+        self._pump_all(now)
+        if call.on_done is not None:
+            call.on_done(call)
+        return call
+
+    def _server_lost(self, part: _Part, now: float) -> ServerLost:
+        peer = self._peer(part)
+        return ServerLost(
+            f"{self._who(part)} is lost ({self._lost[part.address]}; {peer.silence(now)}), and its rows with it: "
+            f"the {part.call.name} cannot be done; start the cluster again and load the last checkpoint"
+        )
+
+    def _too_late(self, call: Call, now: float) -> DeadlineExceeded:
+        seconds = f"{call.deadline - call.started:.1f} s"
+        if not call._parts:
+            return DeadlineExceeded(
+                f"the {call.name} was not done within {seconds}: its slots were refused, and no map newer than epoch "
+                f"{self.map.epoch} came; is the scheduler running?"
+            )
+        part = max(call._parts, key=lambda part: now - self._heard(part))
+        peer = self._peer(part)
+        why, remedy = {
+            Status.OK: ("did not answer", "is it running and reachable? If it is only slow, raise timeout"),
+            Status.PARKED: (
+                "waits for a slower worker",
+                "look for one that is stuck or does not tick, or raise timeout",
+            ),
+            Status.OVERLOADED: ("has no room for it", "raise the server's limits, or timeout"),
+            Status.NOT_ADMITTED: ("does not know this worker yet", "is the scheduler running, and connected to it?"),
+            Status.EARLY: ("misses pushes of this clock", "their own errors say more"),
+        }[part.last]
+        if part.message is None:
+            why, remedy = f"has {peer.bytes} bytes to take before", "raise timeout, or push less at once"
+        return DeadlineExceeded(
+            f"the {call.name} was not done within {seconds}: {self._who(part)} {why} ({peer.silence(now)}); {remedy}"
+        )
+
+    def _heard(self, part: _Part) -> float:
+        heard = self._peer(part).heard
+        return heard if heard == heard else -math.inf

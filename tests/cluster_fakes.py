@@ -1,0 +1,76 @@
+"""Processes of a cluster as the control plane sees them: a scheduler in a thread, servers without rows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from shoal.cluster.link import Link
+from shoal.cluster.scheduler import Scheduler
+from shoal.rpc.messages import Order
+
+TIMEOUT = 60.0  # of what is expected to happen at once; a machine may be busy
+
+
+@contextlib.contextmanager
+def scheduler(servers: int, *, heartbeat: float = 0.5, **settings: object) -> Iterator[Scheduler]:
+    """Run a scheduler in a thread."""
+    with Scheduler("tcp://127.0.0.1:*", servers=servers, heartbeat=heartbeat, **settings) as made:
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
+
+
+class FakeServer:
+    """A server that acknowledges every order, and remembers it. Joins in its own thread."""
+
+    def __init__(self, address: str, *, rank: int | None = None, clock: int = 0, host: str = "127.0.0.1") -> None:
+        self.orders: list[Order] = []
+        self.clock = clock
+        self.error: Exception | None = None
+        self.joined = threading.Event()
+        self._stop = threading.Event()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.link = Link(address, "server")
+        self._rank = rank
+        self._addresses = (f"tcp://{host}:{port}",)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.map = self.link.join(timeout=TIMEOUT, rank=self._rank, addresses=self._addresses).map
+            self.joined.set()
+            while not self._stop.is_set():
+                order = self.link.next_order(0.02)
+                if order is not None:
+                    self.orders.append(order)
+                    self.link.done(order, result=self.clock)
+        except Exception as error:
+            self.error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.die()
+
+    def die(self) -> None:
+        """End without a word."""
+        self._stop.set()
+        self.link.close()
+        self._thread.join(TIMEOUT)
+        self._socket.close(0)
+        self._context.term()

@@ -1,0 +1,432 @@
+// The wire format: every op there and back, every way to be wrong.
+
+#include "net/wire.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "check.h"
+#include "net/values.h"
+
+namespace shoal::wire {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+template <class T>
+Bytes bytes_of_all(const std::vector<T>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+// A message as it lies in memory.
+struct Sent {
+  Header header;
+  std::vector<Bytes> payload;
+
+  std::vector<Bytes> frames() {
+    const std::vector<Frame> views(payload.begin(), payload.end());
+    Bytes head(sizeof(Header));
+    encode(header, views, std::span<std::byte, sizeof(Header)>(head.data(), sizeof(Header)));
+    std::vector<Bytes> all = {head};
+    all.insert(all.end(), payload.begin(), payload.end());
+    return all;
+  }
+};
+
+Fault decode_bytes(const std::vector<Bytes>& frames, Decoded& out, const Limits& limits) {
+  const std::vector<Frame> views(frames.begin(), frames.end());
+  return decode(views, limits, out);
+}
+
+// One good message of every shape there is.
+std::vector<Sent> samples() {
+  const Bytes hashes = bytes_of_all<std::uint64_t>({3, 5, ~std::uint64_t{0}});
+  const Bytes floats = bytes_of_all<float>({1, 0, -2, 0, 0, 3});
+  const Bytes halves = bytes_of_all<std::uint16_t>({0x3c00, 0, 0xc000, 0, 0, 0x4200});
+  const Bytes map = bytes_of_all<std::uint8_t>({0b100101});
+  const Bytes kept = bytes_of_all<float>({1, -2, 3});
+  const Bytes kept_halves = bytes_of_all<std::uint16_t>({0x3c00, 0xc000, 0x4200});
+  const Bytes digest(16, std::byte{7});
+  const Bytes numbers = bytes_of_all<std::uint64_t>({9, 4, 4});
+  const Bytes text = bytes_of_all<char>({'n', 'o', '!'});
+  std::vector<Sent> all;
+  const auto add = [&](Op op, std::uint16_t flags, Dtype dtype, std::vector<Bytes> payload,
+                       std::uint32_t aux = 0, Status status = Status::kOk, std::uint32_t count = 3) {
+    Header header{.op = op,
+                  .status = status,
+                  .dtype = dtype,
+                  .flags = flags,
+                  .dim = 2,
+                  .table = 8,
+                  .worker = 1,
+                  .incarnation = 2,
+                  .sequence = 77,
+                  .epoch = 4,
+                  .clock = 5,
+                  .count = count,
+                  .aux = aux,
+                  .job = 6};
+    all.push_back({header, std::move(payload)});
+  };
+  const Dtype f32 = Dtype::kFloat32;
+  add(Op::kPull, 0, f32, {hashes});
+  add(Op::kPull, kPacked | kKeep | 0x4200, Dtype::kBfloat16, {hashes});
+  add(Op::kPull, kDigest, f32, {digest});
+  add(Op::kPull, kReply, f32, {floats});
+  add(Op::kPull, kReply, Dtype::kFloat16, {halves});
+  add(Op::kPull, kReply | kPacked, f32, {map, kept});
+  add(Op::kPull, kReply | kPacked, Dtype::kFloat16, {map, kept_halves});
+  for (const Op op : {Op::kPush, Op::kAssign}) {
+    add(op, 0, f32, {hashes, floats});
+    add(op, 0, Dtype::kFloat16, {hashes, halves});
+    add(op, kPacked, f32, {hashes, map, kept});
+    add(op, kReply, Dtype::kNone, {});
+  }
+  add(Op::kPush, kDigest, Dtype::kFloat16, {digest, halves});
+  add(Op::kPush, kDigest | kPacked, f32, {digest, map, kept});
+  add(Op::kPush, kKeep, f32, {hashes, floats});
+  add(Op::kTick, 0, Dtype::kNone, {numbers, bytes_of_all<std::uint32_t>({1, 9})}, 2);
+  add(Op::kTick, kReply, Dtype::kNone, {});
+  add(Op::kErase, 0, Dtype::kNone, {hashes});
+  add(Op::kErase, kReply, Dtype::kNone, {}, 3);
+  add(Op::kContains, 0, Dtype::kNone, {hashes});
+  add(Op::kContains, kReply, Dtype::kUint8, {text});
+  add(Op::kState, 0, Dtype::kNone, {hashes}, 1);
+  add(Op::kState, kReply, f32, {floats});
+  add(Op::kSlot, 0, Dtype::kNone, {}, 1023);
+  add(Op::kSlot, kReply, f32, {hashes, floats});
+  add(Op::kSection, 0, Dtype::kNone, {}, 1023);
+  add(Op::kSection, kReply, Dtype::kUint8, {Bytes(192, std::byte{1})});
+  add(Op::kLoadBegin, 0, Dtype::kNone, {numbers});
+  add(Op::kLoadRows, 0, Dtype::kUint8, {Bytes(64)});
+  add(Op::kLoadEnd, 0, Dtype::kNone, {bytes_of_all<std::uint64_t>({12})}, 0, Status::kOk, 1);
+  add(Op::kStats, 0, Dtype::kNone, {});
+  add(Op::kStats, kReply, Dtype::kNone, {numbers});
+  add(Op::kReduce, 0, Dtype::kFloat64, {bytes_of_all<double>({1, 2, 3})}, 2);
+  add(Op::kReduce, kReply, Dtype::kFloat64, {bytes_of_all<double>({1, 2, 3})});
+  add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kBadRequest);
+  add(Op::kNone, kReply, Dtype::kNone, {text}, 0, Status::kInternal);
+  add(Op::kErase, kReply, Dtype::kNone, {bytes_of_all<std::uint16_t>({1, 2, 900})}, 1, Status::kWrongEpoch);
+  for (const Status status :
+       {Status::kParked, Status::kStale, Status::kNotAdmitted, Status::kNoTable, Status::kEarly,
+        Status::kOverloaded, Status::kWrongVersion, Status::kWrongJob, Status::kNoList}) {
+    add(Op::kPull, kReply, Dtype::kNone, {}, 0, status, 0);
+  }
+  // Nothing at all of each.
+  add(Op::kPull, 0, f32, {Bytes()}, 0, Status::kOk, 0);
+  add(Op::kPush, 0, f32, {Bytes(), Bytes()}, 0, Status::kOk, 0);
+  add(Op::kPush, kPacked, f32, {Bytes(), Bytes(), Bytes()}, 0, Status::kOk, 0);
+  add(Op::kTick, 0, Dtype::kNone, {Bytes(), Bytes()}, 0, Status::kOk, 0);
+  return all;
+}
+
+Limits limits_for(const Sent& sent) { return {.replies = (sent.header.flags & kReply) != 0}; }
+
+TEST(a_message_of_every_shape_comes_back_as_it_was) {
+  for (Sent& sent : samples()) {
+    Decoded got;
+    const Fault fault = decode_bytes(sent.frames(), got, limits_for(sent));
+    CHECK_EQ(std::string(fault.message()), "");
+    CHECK(!fault);
+    CHECK(std::memcmp(&got.header, &sent.header, sizeof(Header)) == 0);
+  }
+}
+
+TEST(values_are_float32_however_they_travelled) {
+  const std::vector<float> values = {1, 0, -2, 0, 0, 3};
+  int seen = 0;
+  for (Sent& sent : samples()) {
+    const bool weights = sent.header.dtype >= Dtype::kFloat32 && sent.header.dtype <= Dtype::kBfloat16;
+    if (!weights || sent.header.count == 0 || (sent.header.op == Op::kPull && !sent.header.is_reply())) {
+      continue;
+    }
+    Decoded got;
+    const std::vector<Bytes> frames = sent.frames();
+    CHECK(!decode_bytes(frames, got, limits_for(sent)));
+    CHECK(std::equal(values.begin(), values.end(), got.floats().begin(), got.floats().end()));
+    CHECK_EQ(got.values.size(), values.size() * sizeof(float));
+    ++seen;
+  }
+  CHECK_EQ(seen, 15);
+}
+
+TEST(one_decoded_serves_message_after_message_and_keeps_nothing_of_the_last) {
+  Decoded got;
+  for (Sent& sent : samples()) {
+    const bool good = !decode_bytes(sent.frames(), got, limits_for(sent));
+    CHECK(good);
+  }
+  Sent stats = {{.op = Op::kStats}, {}};
+  CHECK(!decode_bytes(stats.frames(), got, {}));
+  CHECK(got.hashes.empty() && got.digest.empty() && got.values.empty() && got.numbers.empty());
+  CHECK(got.tables.empty() && got.slots.empty() && got.text.empty() && got.floats().empty() &&
+        got.doubles().empty());
+  CHECK(decode_bytes({}, got, {}).status == Status::kBadRequest);
+  CHECK_EQ(got.header.magic, 0);
+}
+
+TEST(frames_may_begin_at_any_byte) {
+  for (Sent& sent : samples()) {
+    const std::vector<Bytes> frames = sent.frames();
+    Decoded straight;
+    CHECK(!decode_bytes(frames, straight, limits_for(sent)));
+    for (std::size_t shift = 1; shift < 8; ++shift) {
+      std::vector<Bytes> kept;
+      std::vector<Frame> views;
+      for (const Bytes& frame : frames) {
+        Bytes moved(shift);
+        moved.insert(moved.end(), frame.begin(), frame.end());
+        kept.push_back(std::move(moved));
+        views.push_back(std::span(kept.back()).subspan(shift));
+      }
+      Decoded got;
+      CHECK(!decode(views, limits_for(sent), got));
+      const auto same = [](auto a, auto b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
+      CHECK(same(got.hashes, straight.hashes) && same(got.values, straight.values));
+      CHECK(same(got.numbers, straight.numbers) && same(got.tables, straight.tables));
+      CHECK(same(got.slots, straight.slots) && same(got.text, straight.text));
+      CHECK_EQ(reinterpret_cast<std::uintptr_t>(got.hashes.data()) % 8, 0);
+      CHECK_EQ(reinterpret_cast<std::uintptr_t>(got.numbers.data()) % 8, 0);
+      CHECK_EQ(reinterpret_cast<std::uintptr_t>(got.floats().data()) % 4, 0);
+      CHECK_EQ(reinterpret_cast<std::uintptr_t>(got.doubles().data()) % 8, 0);
+    }
+  }
+}
+
+TEST(a_changed_bit_anywhere_is_noticed) {
+  for (Sent& sent : samples()) {
+    std::vector<Bytes> frames = sent.frames();
+    for (Bytes& frame : frames) {
+      for (std::size_t bit = 0; bit < frame.size() * 8; ++bit) {
+        frame[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
+        Decoded got;
+        CHECK(static_cast<bool>(decode_bytes(frames, got, limits_for(sent))));
+        frame[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
+      }
+    }
+  }
+}
+
+TEST(a_frame_too_many_too_few_too_long_or_too_short_is_noticed) {
+  for (Sent& sent : samples()) {
+    const std::vector<Bytes> frames = sent.frames();
+    const auto bad = [&](std::vector<Bytes> changed) {
+      Decoded got;
+      return decode_bytes(changed, got, limits_for(sent)).status == Status::kBadRequest;
+    };
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      auto changed = frames;
+      changed[i].push_back(std::byte{0});
+      CHECK(bad(changed));
+      changed = frames;
+      if (!changed[i].empty()) {
+        changed[i].pop_back();
+        CHECK(bad(changed));
+      }
+      changed = frames;
+      changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(i));
+      CHECK(bad(changed));
+    }
+    auto changed = frames;
+    changed.emplace_back();
+    CHECK(bad(changed));
+  }
+}
+
+// A message whose checksums hold, whatever is said in it.
+Fault decode_sent(Sent sent, Decoded& got, const Limits& limits = {}) {
+  return decode_bytes(sent.frames(), got, limits);
+}
+
+void check_refused(const Sent& sent, const std::string& part, const Limits& limits = {},
+                   Status status = Status::kBadRequest) {
+  Decoded got;
+  const Fault fault = decode_sent(sent, got, limits);
+  CHECK(fault.status == status);
+  CHECK_EQ(std::string(fault.message()) +
+               (fault.message().find(part) == std::string_view::npos ? " lacks " + part : ""),
+           std::string(fault.message()));
+  CHECK_EQ(got.header.sequence, sent.header.sequence);  // an error can be sent to it
+}
+
+TEST(what_is_wrong_is_told_with_its_numbers) {
+  const Bytes hashes = bytes_of_all<std::uint64_t>({3, 5, 9});
+  const Bytes floats = bytes_of_all<float>({1, 0, 3});
+  const Sent push = {{.op = Op::kPush, .dtype = Dtype::kFloat32, .dim = 1, .sequence = 77, .count = 3},
+                     {hashes, floats}};
+  Decoded got;
+  CHECK(!decode_sent(push, got));
+
+  Sent sent = push;
+  sent.header.version = 2;
+  check_refused(sent, "version 2 of the wire format, this side speaks 1", {}, Status::kWrongVersion);
+  sent = push;
+  sent.header.op = Op::kNone;
+  check_refused(sent, "there is no op 0");
+  sent.header.op = Op{15};
+  check_refused(sent, "there is no op 15");
+  sent = push;
+  sent.header.flags = 0x10;
+  check_refused(sent, "flags 0010");
+  sent.header.flags = kReply;
+  check_refused(sent, "a reply where requests are taken");
+  sent.header.flags = kKeep | kDigest;
+  check_refused(sent, "flags 000c");
+  sent.header.flags = 0;
+  check_refused(sent, "a request where replies are taken", {.replies = true});
+  sent = push;
+  sent.header.status = Status::kParked;
+  check_refused(sent, "status 1 in a request");
+  sent = push;
+  sent.header.flags = kReply;
+  sent.header.status = Status{2};
+  check_refused(sent, "status 2 in a reply", {.replies = true});
+  sent.header.status = Status::kOk;
+  sent.header.op = Op::kNone;
+  check_refused(sent, "status 0 in a reply to no op", {.replies = true});
+  sent = push;
+  sent.header.dtype = Dtype{7};
+  check_refused(sent, "there is no dtype 7");
+  sent.header.dtype = Dtype::kUint64;
+  check_refused(sent, "a push has no values of dtype uint64");
+  for (const unsigned dim : {0U, 4097U, 65535U}) {
+    sent = push;
+    sent.header.dim = static_cast<std::uint16_t>(dim);
+    check_refused(sent, "dim must be 1 to 4096, got " + std::to_string(dim));
+  }
+  sent = push;
+  sent.header.count = 4;
+  check_refused(sent, "the hashes of a push of 4 need 32 bytes, got 24");
+  sent.header.count = 0xffffffffU;
+  check_refused(sent, "need 34359738360 bytes, got 24");
+  sent = push;
+  sent.header.dim = 4096;
+  check_refused(sent, "the values of a push of 3 need 49152 bytes, got 12");
+  check_refused(push, "36 bytes in one message, at most 35 are taken", {.payload_bytes = 35});
+  CHECK(!decode_sent(push, got, {.payload_bytes = 36}));
+  for (const std::vector<std::uint64_t>& wrong :
+       {std::vector<std::uint64_t>{3, 3, 9}, {3, 9, 5}, {3, 5, 0}}) {
+    sent = push;
+    sent.payload[0] = bytes_of_all(wrong);
+    check_refused(sent, "hashes must ascend strictly: number");
+  }
+  sent = {{.op = Op::kTick, .sequence = 77, .count = 0, .aux = 2},
+          {Bytes(), bytes_of_all<std::uint32_t>({2, 2})}};
+  check_refused(sent, "tables must ascend strictly: number 0 is 2, after it 2");
+}
+
+TEST(a_map_cannot_make_values_out_of_nothing) {
+  Sent sent = {
+      {.op = Op::kPush, .dtype = Dtype::kFloat32, .flags = kPacked, .dim = 3, .sequence = 77, .count = 1},
+      {bytes_of_all<std::uint64_t>({3}), bytes_of_all<std::uint8_t>({0b101}), bytes_of_all<float>({1, 2})}};
+  Decoded got;
+  CHECK(!decode_sent(sent, got));
+  CHECK_EQ(got.floats()[2], 2.0F);
+  sent.payload[1][0] = std::byte{0b111};
+  check_refused(sent, "the values of a push of 1 need 12 bytes, got 8");
+  sent.payload[1][0] = std::byte{0b1001};
+  check_refused(sent, "the map of 3 values has bits behind the last");
+  // 4096 x 16 zeros in 8 KiB: as float32 they have 256 KiB.
+  std::vector<std::uint64_t> hashes(16);
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    hashes[i] = i;
+  }
+  sent = {
+      {.op = Op::kPush, .dtype = Dtype::kFloat32, .flags = kPacked, .dim = 4096, .sequence = 77, .count = 16},
+      {bytes_of_all(hashes), Bytes(8192), Bytes()}};
+  check_refused(sent, "262144 bytes in one message, at most 262143 are taken", {.payload_bytes = 262143});
+  CHECK(!decode_sent(sent, got, {.payload_bytes = 262144}));
+  CHECK_EQ(got.floats().size(), 65536);
+}
+
+TEST(what_is_no_header_of_ours_leaves_none) {
+  Sent sent = {{.op = Op::kStats, .sequence = 77}, {}};
+  const std::vector<Bytes> good = sent.frames();
+  for (std::size_t byte : {std::size_t{0}, std::size_t{30}, std::size_t{63}}) {
+    auto frames = good;
+    frames[0][byte] ^= std::byte{1};
+    Decoded got;
+    const Fault fault = decode_bytes(frames, got, {});
+    CHECK(fault.status == Status::kBadRequest);
+    CHECK(fault.message().find(byte == 0 ? "no header of shoal begins with" : "crc32c is") !=
+          std::string_view::npos);
+    CHECK_EQ(got.header.magic, 0);
+    CHECK_EQ(got.header.sequence, 0);
+  }
+}
+
+TEST(random_bytes_with_good_checksums_never_harm) {
+  std::mt19937 random(5);
+  std::vector<Sent> all = samples();
+  Decoded got;
+  int good = 0;
+  for (int round = 0; round < 200'000; ++round) {
+    Sent sent = all[random() % all.size()];
+    // A few fields become other numbers, often near ones.
+    for (auto changes = random() % 3; changes-- > 0;) {
+      const std::size_t at = 4 + random() % 48;
+      auto* const bytes = reinterpret_cast<unsigned char*>(&sent.header);
+      bytes[at] = static_cast<unsigned char>(random() % 2 == 0 ? random() : bytes[at] + random() % 3 - 1);
+    }
+    for (Bytes& frame : sent.payload) {
+      if (random() % 8 == 0) {
+        frame.resize(random() % 40, static_cast<std::byte>(random()));
+      }
+      if (random() % 8 == 0 && !frame.empty()) {
+        frame[random() % frame.size()] = static_cast<std::byte>(random());
+      }
+    }
+    const Fault fault = decode_sent(sent, got, {.payload_bytes = 4096, .replies = random() % 2 == 0});
+    good += fault ? 0 : 1;
+    CHECK(fault || got.values.size() <= 4096);
+    CHECK(static_cast<bool>(fault) != fault.message().empty());
+  }
+  CHECK(good > 10'000);
+}
+
+TEST(a_header_of_the_first_version_is_read_for_ever) {
+  // The worked example of docs/wire-format.md.
+  constexpr std::array<unsigned char, 64> kHeader = {
+      0x53, 0x48, 0x4f, 0x4c, 0x01, 0x02, 0x00, 0x01, 0x00, 0x00, 0x01, 0x00, 0x05, 0x00, 0x00, 0x00,
+      0x02, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, 0x07, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+      0x03, 0x00, 0x00, 0x00, 0x0b, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+      0xef, 0xbe, 0xad, 0xde, 0x0c, 0x00, 0x00, 0x00, 0x3b, 0x7b, 0x42, 0x18, 0x87, 0x81, 0x9c, 0x48};
+  Sent sent = {{.op = Op::kPush,
+                .dtype = Dtype::kFloat32,
+                .dim = 1,
+                .table = 5,
+                .worker = 2,
+                .incarnation = 1,
+                .sequence = 7,
+                .epoch = 3,
+                .clock = 11,
+                .count = 1,
+                .job = 0xdeadbeef},
+               {bytes_of_all<std::uint64_t>({0x63cbe1e459320dd7}), bytes_of_all<float>({0.5})}};
+  const std::vector<Bytes> frames = sent.frames();
+  CHECK(std::memcmp(frames[0].data(), kHeader.data(), kHeader.size()) == 0);
+  Decoded got;
+  CHECK(!decode_bytes(frames, got, {}));
+  CHECK_EQ(got.hashes[0], 0x63cbe1e459320dd7);
+  CHECK_EQ(got.floats()[0], 0.5F);
+}
+
+TEST(every_op_status_and_dtype_has_a_name) {
+  for (unsigned i = 0; i < 256; ++i) {
+    CHECK_EQ(name(Op{static_cast<std::uint8_t>(i)}) == "?", i > 14);
+    CHECK_EQ(name(Dtype{static_cast<std::uint8_t>(i)}) == "?", i > 6);
+    CHECK_EQ(name(Status{static_cast<std::uint8_t>(i)}) == "?", i > 26 || (i > 1 && i < 16));
+  }
+}
+
+}  // namespace
+}  // namespace shoal::wire

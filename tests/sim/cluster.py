@@ -1,0 +1,343 @@
+"""Endpoints and workers in one process, on a simulated network, under the real ``Requests``.
+
+A worker is a generator: it calls its client's methods, yields the calls that it waits for (one, or a list), or a number
+of seconds to think. The scheduler is two functions here: who dies is dismissed, who returns is admitted, one endpoint
+after the other, with delays.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from shoal import _core
+from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
+from shoal.rpc.requests import Policy, Requests, Worker
+
+from sim.history import History
+from sim.network import CALM, Network, Weather
+
+Op = _core.Op
+THREAD = _core.Workers(1)
+JOB = 77
+PATIENCE = 500.0  # seconds of simulated time; only a defect takes as long
+POLICY = Policy(resend_after=0.03, parked_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
+
+SUM = {
+    "dim": 1, "dtype": "float32", "optimizer": "SGD", "params": {"lr": 0.125, "weight_decay": 0.0}, "init": "Zeros", "init_parameter": 0.0,
+    "init_seed": 0, "seed": 0,
+}  # fmt: skip
+
+
+class Client:
+    """One incarnation of a worker."""
+
+    def __init__(self, cluster, rank, incarnation, clock, program):
+        self.cluster = cluster
+        self.rank, self.incarnation, self.clock = rank, incarnation, clock
+        self.requests = cluster.make_requests(Worker(rank, incarnation, JOB), cluster.map, cluster.policy)
+        self.alive = True
+        self.finished = False
+        self.error = None
+        self.pushed = set()
+        self.waiting = []
+        self.program = program(self)
+        self.timer = None
+        self.asked_for_map = False
+
+    # --- what a program may do ---
+
+    def _submit(self, op, table, keys, **arguments):
+        batch = _core.KeyBatch(np.asarray(keys, np.uint64), self.cluster.slots, THREAD)
+        arguments.setdefault("deadline", self.now + PATIENCE)
+        values = arguments.pop("values", None)
+        if values is not None:
+            arguments["values"] = batch.sum(np.ascontiguousarray(values, np.float32), arguments["dim"], THREAD)
+        deadline = arguments.pop("deadline")
+        return batch, self.requests.submit(
+            op, table, self.clock, self.now, deadline, hashes=batch.hashes, begins=batch.begins, **arguments
+        )
+
+    @property
+    def now(self):
+        return self.cluster.network.now
+
+    def pull(self, keys, table=1):
+        """Yield it, or wait for it later; its rows are in the order of the keys, each once."""
+        dim = self.cluster.dims[table]
+        record = self.cluster.history.pull(self, table, keys)
+        out = np.full((len(keys), dim), np.nan, np.float32)
+
+        def done(call):
+            if call.error is None:
+                rows = np.empty_like(out)
+                batch.expand(call.result, dim, rows, THREAD)
+                self.cluster.history.answered(record, rows)
+
+        batch, call = self._submit(Op.PULL, table, keys, out=out, dim=dim, on_done=done)
+        return call
+
+    def push(self, keys, grads, table=1, **arguments):
+        record = self.cluster.history.push(self, table, keys, grads)
+        self.pushed.add(table)
+        _, call = self._submit(
+            Op.PUSH, table, keys, values=grads, dim=self.cluster.dims[table],
+            on_done=lambda call: self.cluster.history.acknowledged(record, call.error), **arguments,
+        )  # fmt: skip
+        return call
+
+    def erase(self, keys, table=1):
+        return self._submit(Op.ERASE, table, keys)[1]
+
+    def tick(self):
+        record = self.cluster.history.tick(self)
+        call = self.requests.tick(
+            self.clock, sorted(self.pushed), self.now, self.now + PATIENCE,
+            on_done=lambda call: self.cluster.history.acknowledged(record, call.error),
+        )  # fmt: skip
+        self.clock += 1
+        self.pushed = set()
+        return call
+
+    # --- what the cluster does with it ---
+
+    def resume(self):
+        """Run the program until it waits again."""
+        while self.alive and not self.finished and all(call.done for call in self.waiting):
+            for call in self.waiting:
+                if call.error is not None:
+                    self.error = call.error
+                    self.finished = True
+                    return
+            try:
+                step = next(self.program)
+            except StopIteration:
+                self.finished = True
+                return
+            if isinstance(step, float):
+                self.waiting = [_Nap()]
+                self.cluster.network.after(step, self._wake, self.waiting[0])
+            else:
+                self.waiting = list(step) if isinstance(step, list | tuple) else [step]
+
+    def _wake(self, nap):
+        nap.done = True
+        self.go()
+
+    def go(self):
+        """Run what can run, send what is to be sent, and plan to be here when the next thing is due."""
+        if not self.alive:
+            return
+        self.resume()
+        cluster, requests = self.cluster, self.requests
+        while requests.outgoing:
+            address, frames = requests.outgoing.popleft()
+            cluster.send(self, address, frames)
+        if requests.wants_map and not self.asked_for_map:
+            self.asked_for_map = True
+            cluster.network.after(cluster.network.delay(), self._take_map)
+        time = requests.next_time()
+        if time is not None and (self.timer is None or time < self.timer):
+            self.timer = time
+            cluster.network.at(time, self._on_time, time)
+
+    def _on_time(self, time):
+        if self.timer == time:
+            self.timer = None
+        if self.alive:
+            self.requests.on_time(self.now)
+            self.go()
+
+    def _take_map(self):
+        self.asked_for_map = False
+        if self.alive:
+            self.requests.set_map(self.cluster.map, self.now)
+            self.go()
+
+    def hear(self, address, frames):
+        if self.alive:
+            self.requests.receive(address, frames, self.now)
+            self.go()
+
+
+class _Nap:
+    done = False
+    error = None
+
+
+class Cluster:
+    def __init__(
+        self,
+        seed: int,
+        service: Callable,
+        *,
+        mode: str = "bsp",
+        staleness: int = 0,
+        mean: bool = False,
+        workers: int = 2,
+        endpoints: int = 2,
+        slots: int = 16,
+        weather: Weather = CALM,
+        policy: Policy = POLICY,
+        make_requests: Callable = Requests,
+        tables: dict[int, dict] | None = None,
+    ):
+        self.network = Network(seed, weather)
+        self.random = self.network.random
+        self.slots, self.workers, self.mode, self.staleness = slots, workers, mode, staleness
+        self.policy, self.make_requests = policy, make_requests
+        self.history = History(mode, staleness, workers)
+        self.map: ClusterMap = cut_evenly(1, slots, [(f"tcp://{i}", i) for i in range(endpoints)])
+        tables = tables or {1: {**SUM, "dim": 2 * workers}}
+        self.dims = {table: spec["dim"] for table, spec in tables.items()}
+        self.services = {}
+        for endpoint in self.map.endpoints:
+            one = self.services[endpoint.address] = service(slots, endpoint.first_slot, endpoint.end_slot)
+            one.set_map(1, endpoint.first_slot, endpoint.end_slot)
+            one.start_job(JOB, mode, staleness, mean)
+            for table, spec in tables.items():
+                one.add_table(table, **spec)
+        self.clients = []
+        self.zombies = []
+        self.links = {}
+        self.incarnations = [0] * workers
+        self.busy_until = dict.fromkeys(self.services, 0.0)  # control calls reach an endpoint in order
+        self.changing = 0
+
+    # --- messages ---
+
+    def send(self, client, address, frames):
+        link = f"{client.rank}.{client.incarnation}>{address}"
+        self.links[link] = client
+        self.network.send(link, frames, lambda peer, frames: self.arrive(address, peer, frames), back=False)
+
+    def arrive(self, address, peer, frames):
+        if address in self.services:
+            self.reply(address, self.services[address].handle(peer, frames))
+
+    def reply(self, address, replies):
+        for peer, frames in replies:
+            link = bytes(peer).decode().rsplit("/", 1)[0]
+            client = self.links[link]
+            # A ROUTER cannot reach a connection that is gone.
+            if bytes(peer) == self.network.peer(link):
+                self.network.send(
+                    link, frames, lambda _, frames, client=client: client.hear(address, frames), back=True
+                )
+
+    # --- control ---
+
+    def tell(self, address, what, *arguments):
+        """Call a control function of one endpoint some time later; those of one endpoint keep their order."""
+        time = self.busy_until[address] = max(self.busy_until[address], self.network.now + self.network.delay())
+        self.changing += 1
+        self.network.at(time, self._told, address, what, arguments)
+
+    def _told(self, address, what, arguments):
+        self.changing -= 1
+        service = self.services[address]
+        what(service, *arguments)
+        self.reply(address, service.released())
+
+    def start(self, programs):
+        """Admit all workers at clock 0, and run them."""
+        for address in self.services:
+            self.tell(address, lambda service: [service.admit(rank, 1, 0) for rank in range(self.workers)])
+        for rank, program in enumerate(programs):
+            self.incarnations[rank] = 1
+            client = Client(self, rank, 1, 0, program)
+            self.clients.append(client)
+            self.history.joined(rank, 1, 0)
+            self.network.after(self.network.delay() * 2, client.go)
+
+    def replace(self, rank, program, delay, zombie):
+        """Dismiss a worker at this moment; let its rank join again some time after. A zombie runs on unnoticed."""
+        old = self.clients[rank]
+        if old.finished or not old.alive:
+            return
+        old.alive = zombie
+        if zombie:
+            self.zombies.append(old)
+        self.history.died(old)
+        for address in self.services:
+            self.tell(address, lambda service: service.dismiss(rank, old.incarnation))
+        self.changing += 1
+        self.network.after(delay, self.readmit, rank, program)
+
+    def readmit(self, rank, program):
+        """Let a rank join again: hold everybody, ask how far they are, admit it there."""
+        held = []
+
+        def hold(service):
+            held.append(service.hold())
+            if len(held) == len(self.services):
+                admit(max(held))
+
+        def admit(clock):
+            self.incarnations[rank] += 1
+            incarnation = self.incarnations[rank]
+            for address in self.services:
+                self.tell(address, lambda service: service.admit(rank, incarnation, clock))
+            client = self.clients[rank] = Client(self, rank, incarnation, clock, program)
+            self.history.joined(rank, incarnation, clock)
+            self.network.after(self.network.delay(), client.go)
+            self.changing -= 1
+
+        for address in self.services:
+            self.tell(address, hold)
+
+    def move(self, giver, count, up):
+        """Give slots at an edge of one endpoint's range to its neighbour, at a moment when both are equally far."""
+        endpoints = list(self.map.endpoints)
+        other = giver + 1 if up else giver - 1
+        a, b = (self.services[endpoints[i].address] for i in (giver, other))
+        if a.end - a.first <= count:
+            return
+
+        def state(service):
+            return service.applied, service.cap, {rank: (m.incarnation, m.clock) for rank, m in service.members.items()}
+
+        if state(a) != state(b):
+            if self.network.now < PATIENCE:
+                self.network.after(0.001, self.move, giver, count, up)
+            return
+        first, end = (a.end - count, a.end) if up else (a.first, a.first + count)
+        epoch = self.map.epoch + 1
+        a.give(b, first, end, epoch)
+        for i, service in ((giver, a), (other, b)):
+            endpoints[i] = Endpoint(service.first, service.end, endpoints[i].address, endpoints[i].server)
+            self.reply(endpoints[i].address, service.released())
+        self.map = ClusterMap(epoch, tuple(endpoints))
+        for service in self.services.values():
+            service.set_map(epoch, service.first, service.end)
+
+    # --- running ---
+
+    def run(self, until=None):
+        """Run until all programs have ended; then let what is still on its way arrive. Returns the history."""
+        limit = PATIENCE
+
+        def done():
+            return all(client.finished for client in self.clients) and not self.changing
+
+        self.network.run(until or done, limit)
+        stuck = [f"worker {c.rank} at clock {c.clock}" for c in self.clients if c.alive and not c.finished]
+        self.history.stuck = stuck
+        self.history.errors = [client.error for client in self.clients if client.alive and client.error is not None]
+        for client in self.clients + self.zombies:
+            client.alive = False
+        self.network.run(lambda: False, self.network.now + 60.0)  # ghosts, too
+        return self.history
+
+    def rows(self, keys, table=1):
+        """Rows as they stand, straight out of the endpoints that own them."""
+        batch = _core.KeyBatch(np.asarray(keys, np.uint64), self.slots, THREAD)
+        rows = np.empty((len(batch), self.dims[table]), np.float32)
+        for endpoint in self.map.endpoints:
+            begin, end = (int(batch.begins[slot]) for slot in (endpoint.first_slot, endpoint.end_slot))
+            if begin < end:
+                part = _core.KeyBatch(_core.unmix(batch.hashes[begin:end]), self.slots, THREAD)
+                values = np.empty((end - begin, self.dims[table]), np.float32)
+                self.services[endpoint.address].shard(table).pull(part, values)
+                rows[begin:end] = values
+        out = np.empty((len(keys), self.dims[table]), np.float32)
+        batch.expand(rows, self.dims[table], out, THREAD)
+        return out

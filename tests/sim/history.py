@@ -1,0 +1,235 @@
+"""What happened in a simulated cluster, and what of it was allowed.
+
+The counting workload makes rows readable. Each worker adds small whole amounts to a column of its own, and the same to
+a second one; SGD with a rate of 2^-3 from zeros keeps the sums exact. So a row that is pulled says how much of every
+worker's pushes it has seen, and whether it was torn.
+
+A pull *must* have seen some pushes and *may* have seen others; each checker returns sentences, none where all is well.
+Events are numbered in the order in which they happened, across all workers: the network is one thread.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+__all__ = ["CHECKERS", "History", "amounts"]
+
+RATE = 0.125
+
+
+def amounts(rank, workers, count, amount):
+    """Gradients that add ``amount`` to the two columns of a worker."""
+    grads = np.zeros((count, 2 * workers), np.float32)
+    grads[:, [rank, workers + rank]] = -amount / RATE
+    return grads
+
+
+@dataclass(eq=False)
+class Life:
+    """One incarnation of a worker."""
+
+    rank: int
+    incarnation: int
+    start: int
+    joined: int
+    died: int | None = None
+    ticks: dict = field(default_factory=dict)  # clock -> its record
+
+
+@dataclass(eq=False)
+class Event:
+    life: Life
+    clock: int
+    submitted: int
+    settled: int | None = None
+    error: Exception | None = None
+    table: int = 0
+    keys: tuple = ()
+    amount: int = 0
+    grads: np.ndarray | None = None
+    rows: np.ndarray | None = None
+
+    @property
+    def good(self):
+        return self.settled is not None and self.error is None
+
+
+class History:
+    def __init__(self, mode, staleness, workers):
+        self.mode, self.staleness, self.workers = mode, staleness, workers
+        if mode == "ssp" and staleness == 0:
+            self.mode = "bsp"
+        self.events = 0
+        self.lives = []
+        self.pulls, self.pushes = [], []
+        self.stuck, self.errors = [], []
+
+    # --- recording ---
+
+    def _next(self):
+        self.events += 1
+        return self.events
+
+    def life(self, client):
+        return next(life for life in self.lives if (life.rank, life.incarnation) == (client.rank, client.incarnation))
+
+    def joined(self, rank, incarnation, start):
+        self.lives.append(Life(rank, incarnation, start, self._next()))
+
+    def died(self, client):
+        self.life(client).died = self._next()
+
+    def pull(self, client, table, keys):
+        event = Event(self.life(client), client.clock, self._next(), table=table, keys=tuple(keys))
+        self.pulls.append(event)
+        return event
+
+    def answered(self, event, rows):
+        event.settled, event.rows = self._next(), rows
+
+    def push(self, client, table, keys, grads):
+        amount = round(float(-grads[0, client.rank]) * RATE) if len(keys) else 0
+        event = Event(self.life(client), client.clock, self._next(), None, None, table, tuple(keys), amount, grads)
+        self.pushes.append(event)
+        return event
+
+    def tick(self, client):
+        event = Event(self.life(client), client.clock, self._next())
+        event.life.ticks[client.clock] = event
+        return event
+
+    def acknowledged(self, event, error):
+        event.settled, event.error = self._next(), error
+
+    # --- what may be known ---
+
+    def by_column(self):
+        """(rank, key) -> its pushes, in the order in which they were submitted."""
+        table = defaultdict(list)
+        for push in self.pushes:
+            for key in push.keys:
+                table[push.life.rank, key].append(push)
+        return table
+
+    def ended(self, push):
+        """Whether the clock of a push has ended for sure, everywhere."""
+        tick = push.life.ticks.get(push.clock)
+        return tick is not None and (push.life.died is None or tick.good) and push.error is None
+
+    def must_see(self, pull, push):
+        if self.mode == "bsp":
+            return push.clock < pull.clock and self.ended(push)
+        if push.good and push.settled < pull.submitted:
+            return True
+        return self.mode == "ssp" and push.clock < pull.clock - self.staleness and self.ended(push)
+
+    def may_see(self, pull, push):
+        if self.mode == "bsp":
+            return push.clock < pull.clock and push.clock in push.life.ticks
+        return push.submitted < pull.settled
+
+    def seen(self):
+        """Yield (pull, place of a key, key, rank, amount seen) of everything that was answered."""
+        for pull in self.pulls:
+            if pull.rows is not None:
+                values = np.nan_to_num(pull.rows.astype(np.float64), nan=-1.0)
+                for place, key in enumerate(pull.keys):
+                    for rank in range(self.workers):
+                        yield pull, place, key, rank, values[place, rank]
+
+
+def who(event):
+    return f"worker {event.life.rank}.{event.life.incarnation} at clock {event.clock}"
+
+
+def check_bounds(history, rows=None):
+    """A pull sees what its consistency promises, nothing that it excludes, and is answered no earlier than that."""
+    columns = history.by_column()
+    for pull, _, key, rank, seen in history.seen():
+        pushes = columns[rank, key]
+        least = sum(push.amount for push in pushes if history.must_see(pull, push))
+        most = sum(push.amount for push in pushes if history.may_see(pull, push))
+        if not least <= seen <= most:
+            yield f"{who(pull)} saw {seen:g} of worker {rank} in key {key}, it must see {least} to {most}"
+    slack = {"bsp": 0, "ssp": history.staleness, "asp": 10**9}[history.mode]
+    for pull in history.pulls:
+        if pull.settled is None:
+            continue
+        for life in history.lives:
+            if life.joined > pull.settled or (life.died is not None and life.died < pull.settled):
+                continue
+            clock = life.start + sum(tick.submitted < pull.settled for tick in life.ticks.values())
+            if pull.clock - clock > slack:
+                yield f"{who(pull)} was answered while worker {life.rank} was at clock {clock}"
+
+
+def check_read_my_writes(history, rows=None):
+    """A worker sees its own pushes: all that are acknowledged, or under BSP all before its last tick."""
+    columns = history.by_column()
+    for pull, _, key, rank, seen in history.seen():
+        if rank == pull.life.rank:
+            mine = [push for push in columns[rank, key] if push.life is pull.life]
+            least = sum(push.amount for push in mine if history.must_see(pull, push))
+            if seen < least:
+                yield f"{who(pull)} saw {seen:g} of its own in key {key}, and had pushed {least}"
+
+
+def check_versions(history, rows=None):
+    """For one worker a row never goes back."""
+    last = {}  # (rank, key, column) -> list of (settled, seen)
+    for pull, _, key, rank, seen in sorted(history.seen(), key=lambda entry: entry[0].submitted):
+        before = last.setdefault((pull.life.rank, pull.table, key, rank), [])
+        known = max((value for settled, value in before if settled < pull.submitted), default=0)
+        if seen < known:
+            yield f"{who(pull)} saw {seen:g} of worker {rank} in key {key}, after it had seen {known:g}"
+        before.append((pull.settled, seen))
+
+
+def check_torn(history, rows=None):
+    """A row is never half old and half new."""
+    for pull in history.pulls:
+        if pull.rows is not None:
+            first, second = np.split(pull.rows, 2, axis=1)
+            for place in np.flatnonzero((first != second).any(1)).tolist():
+                yield f"{who(pull)} saw key {pull.keys[place]} torn: {pull.rows[place].tolist()}"
+
+
+def check_exactly_once(history, rows=None):
+    """In the end each push is there once: those of workers that died, where nobody was told, at most once.
+
+    ``rows`` are key -> row, from the endpoints themselves.
+    """
+    columns = history.by_column()
+    for push in history.pushes:
+        if push.life.died is None and not push.good:
+            yield f"a push of {who(push)} was never acknowledged"
+    for key, row in rows.items():
+        for rank in range(history.workers):
+            pushes = columns[rank, key]
+            if history.mode == "bsp":
+                least = sum(push.amount for push in pushes if history.ended(push))
+                most = sum(push.amount for push in pushes if push.clock in push.life.ticks)
+            else:
+                least = sum(push.amount for push in pushes if push.good)
+                most = sum(push.amount for push in pushes)
+            if not least <= row[rank] <= most:
+                yield f"key {key} has {row[rank]:g} of worker {rank}, it must have {least} to {most}"
+
+
+def check_progress(history, rows=None):
+    """Everybody gets to the end."""
+    for stuck in history.stuck:
+        yield f"{stuck} did not get on"
+    for error in history.errors:
+        yield f"{type(error).__name__}: {error}"
+
+
+CHECKERS = {
+    "bounds": check_bounds,
+    "read my writes": check_read_my_writes,
+    "versions": check_versions,
+    "torn rows": check_torn,
+    "exactly once": check_exactly_once,
+    "progress": check_progress,
+}

@@ -1,0 +1,306 @@
+"""What an endpoint must do, in as few lines as it can be said: the twin of ``_core.Service``, with the same face.
+
+It remembers every sequence for ever instead of a window, and looks at everything whenever something happens.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal import _core
+
+Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
+WINDOW = 64
+THREAD = _core.Workers(1)
+
+
+@dataclass
+class Member:
+    incarnation: int
+    clock: int
+    seen: dict = field(default_factory=lambda: defaultdict(set))  # slot -> sequences
+    erased: dict = field(default_factory=dict)  # (slot, sequence) -> rows
+
+
+@dataclass
+class Push:
+    clock: int
+    table: int
+    rank: int
+    sequence: int
+    hashes: np.ndarray
+    grads: np.ndarray
+
+
+class Service:
+    def __init__(self, slots, first, end):
+        self.slots, self.first, self.end = slots, first, end
+        self.epoch = 1
+        self.job, self.mode, self.staleness, self.mean = 0, "asp", 0, False
+        self.tables = {}
+        self.members = {}
+        self.latest = {}  # rank -> incarnation that was dismissed last
+        self.applied = 0
+        self.cap = None
+        self.pending = []
+        self.ticked = defaultdict(dict)  # clock -> rank -> tables
+        self.parked = {}  # (rank, sequence) -> (peer, message)
+        self.out = []
+        self.counts = Counter()
+
+    # --- control ---
+
+    def set_map(self, epoch, first, end):
+        self.epoch, self.first, self.end = epoch, first, end
+
+    def start_job(self, job, mode, staleness, mean):
+        self.job, self.mode, self.staleness, self.mean = job, mode, staleness, mean
+        if mode == "ssp" and staleness == 0:
+            self.mode = "bsp"
+        self.members, self.latest, self.pending, self.parked = {}, {}, [], {}
+        self.ticked.clear()
+        self.applied, self.cap = 0, None
+
+    def admit(self, rank, incarnation, clock):
+        self.members[rank] = Member(incarnation, clock)
+        self.cap = None
+        self.go_on()
+
+    def dismiss(self, rank, incarnation):
+        self.latest[rank] = max(incarnation, self.latest.get(rank, 0))
+        member = self.members.get(rank)
+        if member is None or member.incarnation != incarnation:
+            return
+        del self.members[rank]
+        self.pending = [push for push in self.pending if push.rank != rank or push.clock < member.clock]
+        self.parked = {key: value for key, value in self.parked.items() if key[0] != rank}
+        self.go_on()
+
+    def hold(self):
+        self.cap = max([member.clock for member in self.members.values()] + [self.applied])
+        return self.cap
+
+    def add_table(self, table, **spec):
+        self.tables[table] = _core.Shard(slots=self.slots, workers=THREAD, **spec)
+
+    def shard(self, table):
+        return self.tables[table]
+
+    def released(self):
+        out, self.out = self.out, []
+        return out
+
+    def metrics(self):
+        return {"parked": len(self.parked), "pending": len(self.pending), **self.counts}
+
+    # --- rules ---
+
+    def slowest(self):
+        if not self.members:
+            return self.applied
+        clock = min(member.clock for member in self.members.values())
+        return clock if self.cap is None else min(clock, self.cap)
+
+    def go_on(self):
+        """Merge the clocks that are complete, then answer the pulls that may be answered."""
+        while self.mode == "bsp" and self.applied < self.slowest():
+            ticks = self.ticked.pop(self.applied, {})
+            for table in sorted(set().union(*ticks.values())):
+                pushes = [push for push in self.pending if (push.clock, push.table) == (self.applied, table)]
+                self.merge(table, sorted(pushes, key=lambda push: (push.rank, push.sequence)), len(ticks))
+            self.pending = [push for push in self.pending if push.clock > self.applied]
+            self.applied += 1
+        for key, (peer, message) in list(self.parked.items()):
+            if self.may_see(message):
+                del self.parked[key]
+                self.pull(peer, message)
+
+    def merge(self, table, pushes, workers):
+        sums = {}
+        for push in pushes:
+            for key, row in zip(push.hashes.tolist(), push.grads.astype(np.float64), strict=True):
+                sums[key] = sums[key] + row if key in sums else row
+        hashes = np.array(sorted(sums), np.uint64)
+        dim = pushes[0].grads.shape[1] if pushes else 1
+        grads = np.array([sums[key] for key in hashes.tolist()], np.float64).reshape(len(hashes), dim)
+        if self.mean:
+            grads /= workers
+        self.step(table, hashes, grads.astype(np.float32))
+
+    def step(self, table, hashes, grads):
+        self.tables[table].push(self.batch(hashes), grads)
+
+    def batch(self, hashes):
+        return _core.KeyBatch(_core.unmix(hashes), self.slots, THREAD)
+
+    def may_see(self, message):
+        if self.mode == "bsp":
+            return self.applied >= message.clock
+        return self.mode == "asp" or message.clock - self.slowest() <= self.staleness
+
+    def has_seen(self, member, slot, sequence):
+        seen = member.seen[slot]
+        return sequence in seen or (seen and sequence <= max(seen) - WINDOW)
+
+    def has_seen_mark(self, member, mark):
+        slot, sequence = (mark >> 48) - 1, mark & (1 << 48) - 1
+        return self.has_seen(member, slot, sequence)
+
+    # --- messages ---
+
+    def handle(self, peer, frames):
+        try:
+            message = _core.decode(frames, replies=False)
+        except ValueError as error:
+            self.counts["bad"] += 1
+            text = str(error).encode()
+            self.out.append((peer, [_core.encode_header(op=0, status=Status.BAD_REQUEST, reply=True, payload=[text],
+                                                        count=len(text)), text]))  # fmt: skip
+            return self.released()
+        status = self.refusal(message)
+        if status is None:
+            getattr(self, Op(message.op).name.lower())(peer, message)
+        else:
+            self.reply(peer, message, status=status)
+        self.go_on()
+        return self.released()
+
+    def refusal(self, message):
+        if message.job != self.job:
+            return Status.WRONG_JOB
+        member = self.members.get(message.worker)
+        newest = member.incarnation if member else self.latest.get(message.worker, 0) + 1
+        if message.incarnation < newest:
+            return Status.STALE
+        if member is None or message.incarnation > newest:
+            return Status.NOT_ADMITTED
+        if message.op != Op.TICK and message.table not in self.tables:
+            return Status.NO_TABLE
+        return None
+
+    def reply(self, peer, message, status=Status.OK, payload=(), **fields):
+        header = _core.encode_header(
+            op=message.op, status=status, reply=True, payload=payload, table=message.table, worker=message.worker,
+            incarnation=message.incarnation, sequence=message.sequence, epoch=self.epoch, clock=message.clock,
+            job=self.job, part=message.part, **fields,
+        )  # fmt: skip
+        self.out.append((peer, [header, *payload]))
+        self.counts[Status(status).name.lower()] += 1
+
+    def slots_of(self, hashes):
+        return [hash * self.slots >> 64 for hash in hashes.tolist()]
+
+    def refused(self, slots):
+        return np.array(sorted({slot for slot in slots if not self.first <= slot < self.end}), np.uint16)
+
+    def park(self, peer, message):
+        self.parked[message.worker, message.sequence] = (peer, message)
+        self.reply(peer, message, Status.PARKED)
+
+    def pull(self, peer, message):
+        refused = self.refused(self.slots_of(message.hashes))
+        if len(refused):
+            self.reply(peer, message, Status.WRONG_EPOCH, [refused], count=len(refused))
+        elif not self.may_see(message):
+            self.park(peer, message)
+        else:
+            rows = np.empty((message.count, message.dim), np.float32)
+            self.tables[message.table].pull(self.batch(message.hashes), rows)
+            self.reply(peer, message, payload=[rows], count=message.count, dim=message.dim, dtype=Dtype.FLOAT32)
+
+    def write(self, peer, message, take):
+        """Do ``take(places)`` for the rows of the slots that are here and have not seen this sequence."""
+        member = self.members[message.worker]
+        slots = self.slots_of(message.hashes)
+        refused = self.refused(slots)
+        mine = [i for i, slot in enumerate(slots) if self.first <= slot < self.end]
+        places = [i for i in mine if not self.has_seen(member, slots[i], message.sequence)]
+        self.counts["duplicates"] += bool(mine) and not places
+        if places:
+            take(np.array(places))
+        for i in places:
+            member.seen[slots[i]].add(message.sequence)
+        erased = sum(member.erased.get((slot, message.sequence), 0) for slot in {slots[i] for i in mine})
+        if len(refused):
+            self.reply(peer, message, Status.WRONG_EPOCH, [refused], count=len(refused), aux=erased)
+        else:
+            self.reply(peer, message, aux=erased)
+
+    def push(self, peer, message):
+        def take(places):
+            hashes, grads = message.hashes[places], message.values.reshape(message.count, -1)[places]
+            if self.mode != "bsp":
+                self.step(message.table, hashes, grads)
+            elif message.clock >= self.members[message.worker].clock:
+                push = Push(message.clock, message.table, message.worker, message.sequence, hashes, grads)
+                self.pending.append(push)
+
+        self.write(peer, message, take)
+
+    def assign(self, peer, message):
+        rows = message.values.reshape(message.count, -1)
+        self.write(peer, message, lambda at: self.tables[message.table].assign(self.batch(message.hashes[at]), rows[at]))
+
+    def erase(self, peer, message):
+        member = self.members[message.worker]
+        slots = np.array(self.slots_of(message.hashes), np.int64)
+
+        def take(places):
+            for slot in np.unique(slots[places]).tolist():
+                batch = self.batch(message.hashes[places[slots[places] == slot]])
+                member.erased[slot, message.sequence] = self.tables[message.table].erase(batch)
+
+        self.write(peer, message, take)
+
+    def contains(self, peer, message):
+        refused = self.refused(self.slots_of(message.hashes))
+        if len(refused):
+            self.reply(peer, message, Status.WRONG_EPOCH, [refused], count=len(refused))
+        else:
+            there = self.tables[message.table].contains(self.batch(message.hashes))
+            self.reply(peer, message, payload=[there], count=message.count, dtype=Dtype.UINT8)
+
+    def tick(self, peer, message):
+        member = self.members[message.worker]
+        if message.epoch < self.epoch:
+            none = np.empty(0, np.uint16)
+            self.reply(peer, message, Status.WRONG_EPOCH, [none])
+        elif message.clock < member.clock:
+            self.reply(peer, message)
+        elif message.clock > member.clock or not all(self.has_seen_mark(member, mark) for mark in message.numbers.tolist()):
+            self.reply(peer, message, Status.EARLY)
+        else:
+            member.clock += 1
+            self.ticked[message.clock][message.worker] = set(message.tables.tolist())
+            self.reply(peer, message)
+
+    # --- what a slot takes along when it moves: the model's alone ---
+
+    def give(self, other, first, end, epoch):
+        """Move slots [first, end), the last or first ones here, to a neighbour."""
+        for table, shard in self.tables.items():
+            for slot in range(first, end):
+                rows, section = shard.section(slot)
+                if rows:
+                    hashes, _ = shard.read_slot(slot)
+                    other.tables[table].restore(rows, section)
+                    shard.erase(self.batch(hashes))
+        for rank, member in self.members.items():
+            theirs = other.members[rank]
+            for slot in range(first, end):
+                theirs.seen[slot] |= member.seen.pop(slot, set())
+            theirs.erased |= {key: rows for key, rows in member.erased.items() if first <= key[0] < end}
+        kept = []
+        for push in self.pending:
+            slots = np.array(self.slots_of(push.hashes))
+            moves = (first <= slots) & (slots < end)
+            for where, pick in ((other.pending, moves), (kept, ~moves)):
+                if pick.any():
+                    where.append(Push(push.clock, push.table, push.rank, push.sequence, push.hashes[pick], push.grads[pick]))
+        self.pending = kept
+        self.set_map(epoch, self.first if first > self.first else end, first if first > self.first else self.end)
+        other.set_map(epoch, min(other.first, first), max(other.end, end))
+        parked, self.parked = self.parked, {}
+        for peer, message in parked.values():
+            self.pull(peer, message)  # refused, or parked anew

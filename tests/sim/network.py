@@ -1,0 +1,96 @@
+"""A network and its clock. Everything random comes from one seed, so a schedule that fails can be run again."""
+
+import random
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+__all__ = ["CALM", "ROUGH", "Network", "Weather"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """How bad it is. Probabilities are per message; times in seconds."""
+
+    base: float = 0.0002  # least delay of a message
+    jitter: float = 0.002  # mean of what is added: much more than base means disorder
+    ordered: bool = False  # messages of one connection stay in order, as TCP keeps them
+    loss: float = 0.0
+    copies: float = 0.0  # another copy arrives, some time soon
+    ghosts: float = 0.0  # another copy arrives long after
+    ghost_delay: float = 2.0  # mean
+    damage: float = 0.0  # one byte changes on the way
+    reconnects: float = 0.0  # the connection breaks: what is on the wire is lost, the peer gets a new name
+
+
+CALM = Weather()
+ROUGH = Weather(loss=0.08, copies=0.08, ghosts=0.02, damage=0.01, reconnects=0.01)
+
+
+class Network:
+    """Events in the order of their times; those of one time in the order in which they were planned."""
+
+    def __init__(self, seed: int, weather: Weather):
+        self.random = random.Random(seed)
+        self.weather = weather
+        self.now = 0.0
+        self.delivered = 0
+        self._events = []
+        self._planned = 0
+        self._connections = {}  # link -> number of its connection
+        self._last = {}  # link -> when its last message arrives
+
+    def at(self, time, what, *arguments):
+        """Plan something."""
+        self._planned += 1
+        heappush(self._events, (max(time, self.now), self._planned, what, arguments))
+
+    def after(self, delay, what, *arguments):
+        self.at(self.now + delay, what, *arguments)
+
+    def run(self, done, limit):
+        """Run until done() or nothing is planned; returns whether it was done before the time limit."""
+        while not done():
+            if not self._events or self._events[0][0] > limit:
+                return False
+            self.now, _, what, arguments = heappop(self._events)
+            what(*arguments)
+        return True
+
+    def delay(self):
+        return self.weather.base + self.random.expovariate(1.0) * self.weather.jitter
+
+    def peer(self, link):
+        """Name of a link's present connection, as a ROUTER would make one up."""
+        return b"%s/%d" % (link.encode(), self._connections.get(link, 0))
+
+    def send(self, link, frames, deliver, *, back):
+        """Carry a message. ``deliver(peer, frames)`` is called for each copy that arrives on the connection it left by."""
+        weather, chance = self.weather, self.random.random
+        if weather.reconnects and chance() < weather.reconnects:
+            self._connections[link] = self._connections.get(link, 0) + 1
+        frames = [bytes(frame) for frame in frames]  # the sender's arrays may change; the wire has them as they were
+        delays = [] if chance() < weather.loss else [self.delay()]
+        if chance() < weather.copies:
+            delays.append(self.delay() + self.delay())
+        peer = self.peer(link)
+        if chance() < weather.ghosts:
+            # Somebody kept a copy: it arrives whatever happened to the connection since.
+            self.after(self.random.expovariate(1.0) * weather.ghost_delay, deliver, peer, frames)
+        for delay in delays:
+            time = self.now + delay
+            if weather.ordered:
+                time = self._last[link, back] = max(time, self._last.get((link, back), 0.0))
+            carried = frames
+            if chance() < weather.damage:
+                carried = list(frames)
+                which = self.random.randrange(len(carried))
+                if carried[which]:
+                    damaged = bytearray(carried[which])
+                    damaged[self.random.randrange(len(damaged))] ^= 1 << self.random.randrange(8)
+                    carried[which] = bytes(damaged)
+            self.at(time, self._arrive, link, peer, carried, deliver)
+
+    def _arrive(self, link, peer, frames, deliver):
+        if peer == self.peer(link):
+            self.delivered += 1
+            deliver(peer, frames)

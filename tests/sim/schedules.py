@@ -1,0 +1,89 @@
+"""Whole runs from one number: workload, weather, deaths, returns and moves."""
+
+import random
+from dataclasses import dataclass
+
+from shoal.rpc.requests import Requests
+
+from sim import model
+from sim.cluster import Cluster
+from sim.history import CHECKERS, amounts
+from sim.network import CALM, ROUGH, Weather
+
+__all__ = ["KEYS", "Plan", "counting", "run", "violations"]
+
+KEYS = 24
+
+
+def counting(seed, clocks, think=0.005):
+    """A worker that pulls and pushes small whole numbers, waits for some of it, and ticks."""
+
+    def program(client):
+        rng = random.Random(f"{seed} {client.rank} {client.incarnation}")
+        workers = client.cluster.workers
+        later = []
+        while client.clock < clocks:
+            for _ in range(rng.randint(0, 2)):
+                call = client.pull(rng.sample(range(KEYS), rng.randint(1, 8)))
+                if rng.random() < 0.7:
+                    yield call
+                else:
+                    later.append(call)
+            if rng.random() < 0.5:
+                yield rng.expovariate(1.0) * think
+            for _ in range(rng.randint(0, 3)):
+                keys = rng.sample(range(KEYS), rng.randint(1, 8))
+                call = client.push(keys, amounts(client.rank, workers, len(keys), rng.randint(1, 3)))
+                if rng.random() < 0.3:
+                    yield call
+                later.append(call)
+            later.append(client.tick())
+        yield later
+
+    return program
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens while the workers run."""
+
+    mode: str = "bsp"
+    staleness: int = 0
+    workers: int = 3
+    endpoints: int = 2
+    clocks: int = 5
+    weather: Weather = CALM
+    deaths: int = 0  # of worker 0, which returns each time
+    zombies: bool = False  # who is dismissed was only slow, and goes on
+    moves: int = 0  # of slots between neighbours: the model's endpoints alone can
+
+
+def run(seed, plan, service=model.Service, requests=Requests):
+    """Run a schedule; returns the cluster, which has the history."""
+    cluster = Cluster(
+        seed, service, mode=plan.mode, staleness=plan.staleness, workers=plan.workers, endpoints=plan.endpoints,
+        weather=plan.weather, make_requests=requests,
+    )  # fmt: skip
+    program = counting(seed, plan.clocks)
+    cluster.start([program] * plan.workers)
+    rng = cluster.random
+    time = 0.0
+    for _ in range(plan.deaths):
+        time += rng.uniform(0.005, 0.15)
+        cluster.network.at(time, cluster.replace, 0, program, rng.uniform(0.0, 0.1), plan.zombies)
+        time += 0.2
+    for _ in range(plan.moves):
+        giver = rng.randrange(plan.endpoints)
+        up = giver + 1 < plan.endpoints and (giver == 0 or rng.random() < 0.5)
+        cluster.network.at(rng.uniform(0.0, 0.3), cluster.move, giver, rng.randint(1, 4), up)
+    cluster.run()
+    return cluster
+
+
+def violations(cluster):
+    """Return (checker, sentence) of everything that must not have happened."""
+    rows = dict(enumerate(cluster.rows(list(range(KEYS)))))
+    return [(name, text) for name, check in CHECKERS.items() for text in check(cluster.history, rows)]
+
+
+__all__ += ["CALM", "ROUGH"]

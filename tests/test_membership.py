@@ -1,0 +1,525 @@
+"""The scheduler's truth on random schedules: messages are lost, doubled and late, processes die, pause, come and go.
+
+Time and network are simulated, so a schedule of minutes takes milliseconds; a seed gives the same one again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal
+from shoal.cluster.membership import Membership
+from shoal.rpc.messages import (
+    AddTable,
+    Admit,
+    Ask,
+    AskMap,
+    AskTable,
+    Barrier,
+    Dismiss,
+    Done,
+    Heartbeat,
+    Hello,
+    Hold,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    MapIs,
+    News,
+    Order,
+    Passed,
+    Refused,
+    Reply,
+    Rules,
+    ServerGone,
+    StartJob,
+    TableForm,
+    TableIs,
+    Waiting,
+    WorkerGone,
+    decode,
+    encode,
+)
+
+BSP = Rules("bsp", 0, False)
+FORM = TableForm.of(shoal.local().table("t").spec)
+
+
+class Process:
+    """What a link does, without sockets: asks are sent again, orders are taken in the order of their numbers."""
+
+    def __init__(self, world: World, role: str, join: Join) -> None:
+        self.world, self.role, self.join = world, role, join
+        self.sender = world.rng.randbytes(16)
+        self.number = 0
+        self.asked: dict[int, object] = {}
+        self.came: set[str] = set()  # barriers that it has not passed
+        self.replies: dict[int, object] = {}
+        self.alive, self.paused, self.fenced = True, False, False
+        self.place: Joined | None = None
+        self.seen = 0
+        self.gone: list[object] = []
+        self.taken = 0
+        self.executed: list[object] = []
+        self.done: Done | None = None
+        self.admitted: dict[int, int] = {}
+        self.ask(Hello(role, f"{role} {self.sender.hex()[:4]}"))
+
+    @property
+    def running(self) -> bool:
+        return self.alive and not self.paused
+
+    def ask(self, body: object) -> int:
+        self.number += 1
+        self.asked[self.number] = body
+        if isinstance(body, Barrier):
+            self.came.add(body.name)
+        return self.number
+
+    def waits_at(self, name: str) -> bool:
+        return name in self.came
+
+    def speak(self) -> None:
+        for number, body in self.asked.items():
+            self.world.send_up(self, Ask(self.sender, number, body))
+        if 1 in self.replies:
+            self.world.send_up(self, Heartbeat(self.sender, self.seen))
+
+    def hear(self, message: object) -> None:
+        if isinstance(message, Reply):
+            self.replied(message)
+        elif isinstance(message, News):
+            for event in message.events[self.seen - message.first :] if message.first <= self.seen else ():
+                self.seen += 1
+                self.gone.append(event)
+        elif isinstance(message, Order):
+            if message.number == self.taken + 1:
+                self.taken += 1
+                self.execute(message)
+            elif message.number <= self.taken:
+                assert self.executed[message.number - 1] == message.body
+            if self.done is not None and message.number == self.done.number:
+                self.world.send_up(self, self.done)
+
+    def execute(self, order: Order) -> None:
+        self.executed.append(order.body)
+        if isinstance(order.body, StartJob):
+            self.admitted = dict(enumerate(order.body.incarnations))
+        elif isinstance(order.body, Admit):
+            assert order.body.rank not in self.admitted, "two workers of one rank on a server"
+            self.admitted[order.body.rank] = order.body.incarnation
+        elif isinstance(order.body, Dismiss):
+            assert self.admitted.pop(order.body.rank) == order.body.incarnation
+        self.done = Done(
+            self.sender, order.number, self.world.clock - self.join.rank if isinstance(order.body, Hold) else 0
+        )
+
+    def replied(self, reply: Reply) -> None:
+        if isinstance(reply.body, Refused) and reply.body.kind in ("fenced", "not-connected"):
+            self.fenced = True
+            self.asked.clear()
+        if reply.number not in self.asked or isinstance(reply.body, Waiting):
+            return
+        body = self.asked.pop(reply.number)
+        self.replies[reply.number] = reply.body
+        if isinstance(reply.body, Passed):
+            self.came.discard(body.name)
+        if isinstance(body, Hello):
+            self.seen = reply.body.seen
+            self.ask(self.join)
+        elif isinstance(reply.body, Joined):
+            self.place = reply.body
+        elif isinstance(reply.body, Left):
+            self.alive = False
+
+
+class World:
+    """A scheduler, processes, and a network that loses, doubles and delays."""
+
+    def __init__(self, seed: int, *, servers: int, workers: int, loss: float) -> None:
+        self.rng = random.Random(seed)
+        self.workers_wanted, self.loss = workers, loss
+        self.now, self.clock = 0.0, 0
+        self.membership = Membership(servers=servers, workers=workers, slots=16, rng=self.rng, now=0.0, heartbeat=1.0)
+        self.flying: list[tuple[float, object, Process, bool]] = []
+        self.processes: list[Process] = []
+        self.told: dict[tuple[bytes, int], object] = {}
+        self.inside: dict[int, Process] = {}
+        self.incarnations: dict[int, int] = defaultdict(int)
+        self.tables: set[tuple[int, str]] = set()
+        for rank in range(servers):
+            addresses = tuple(f"tcp://0.0.0.0:{5000 + 10 * rank + k}" for k in range(1 + rank % 2))
+            self.start("server", Join(rank, addresses))
+
+    def start(self, role: str, join: Join) -> Process:
+        self.processes.append(Process(self, role, join))
+        return self.processes[-1]
+
+    def start_worker(self, rank: int | None = None) -> Process:
+        return self.start("worker", Join(rank, (), self.workers_wanted, BSP))
+
+    def those(self, role: str) -> list[Process]:
+        return [process for process in self.processes if process.role == role and process.running]
+
+    def _fly(self, message: object, process: Process, up: bool) -> None:
+        while self.rng.random() >= self.loss:
+            self.flying.append((self.now + self.rng.expovariate(20), message, process, up))
+            if self.rng.random() >= self.loss:
+                break
+
+    def send_up(self, process: Process, message: object) -> None:
+        self._fly(decode(encode(message)), process, True)
+
+    def route(self, outgoing: list[tuple[bytes, object]]) -> None:
+        by_sender = {process.sender: process for process in self.processes}
+        passed = []
+        for route, message in outgoing:
+            process = by_sender[route]
+            if isinstance(message, News):
+                for event in message.events:
+                    if isinstance(event, WorkerGone):
+                        self.leaves(event.rank, event.incarnation)
+            if isinstance(message, Reply) and not isinstance(message.body, Waiting) and message.number:
+                first = (route, message.number) not in self.told
+                known = self.told.setdefault((route, message.number), message.body)
+                assert known == message.body or isinstance(message.body, Refused | Left), "another answer (I4)"
+                if isinstance(message.body, Joined) and process.role == "worker" and first:
+                    self.check_joined(process, message.body)
+                elif isinstance(message.body, Passed) and first:
+                    passed.append((process, message.number))
+                elif isinstance(message.body, TableIs):
+                    self.tables.add((message.body.id, message.body.form.name))
+            self._fly(decode(encode(message)), process, False)
+        for process, number in passed:
+            name = process.asked[number].name if number in process.asked else "all"
+            for rank, worker in self.inside.items():
+                if rank in self.membership.workers:
+                    assert worker.waits_at(name), f"the barrier lets go before worker {rank} comes (I5)"
+
+    def leaves(self, rank: int, incarnation: int) -> None:
+        worker = self.inside.get(rank)
+        if worker is not None and self.incarnations[rank] == incarnation:
+            del self.inside[rank]
+
+    def check_joined(self, process: Process, joined: Joined) -> None:
+        assert joined.rank not in self.inside, "two workers of one rank (I1)"
+        assert joined.incarnation > self.incarnations[joined.rank], "an incarnation that does not rise (I1)"
+        self.inside[joined.rank] = process
+        self.incarnations[joined.rank] = joined.incarnation
+        for server in self.processes:
+            if server.role == "server" and server.executed:
+                assert server.admitted.get(joined.rank) == joined.incarnation, "told before all servers know (I2)"
+
+    def go(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.05
+            due = [flying for flying in self.flying if flying[0] <= self.now]
+            self.flying = [flying for flying in self.flying if flying[0] > self.now]
+            for _, message, process, up in due:
+                if up:
+                    if isinstance(message, Ask) and isinstance(message.body, Leave) and process in self.inside.values():
+                        del self.inside[next(rank for rank, inside in self.inside.items() if inside is process)]
+                    self.route(self.membership.handle(process.sender, "10.0.0.9", message, self.now))
+                elif process.running:
+                    process.hear(message)
+            while self.membership.probes:
+                self.route(self.membership.probed(self.membership.probes.popleft(), None, self.now))
+            self.route(self.membership.on_time(self.now))
+            if round(self.now / 0.05) % 5 == 0:
+                for process in self.processes:
+                    if process.running and not process.fenced:
+                        process.speak()
+        self.check_servers()
+
+    def check_servers(self) -> None:
+        logs = [process.executed for process in self.processes if process.role == "server"]
+        longest = max(logs, key=len)
+        assert all(log == longest[: len(log)] for log in logs), "servers execute different orders (I3)"
+        assert len({name for _, name in self.tables}) == len(self.tables) == len({id_ for id_, _ in self.tables})
+
+    def disturb(self) -> None:
+        """Do something to a worker."""
+        self.clock += self.rng.randrange(3)
+        workers = self.those("worker")
+        roll = self.rng.random()
+        if len(workers) < self.workers_wanted + 1 and roll < 0.5:
+            self.start_worker(self.rng.choice([None, self.rng.randrange(self.workers_wanted)]))
+        elif workers:
+            worker = self.rng.choice(workers)
+            if roll < 0.65:
+                worker.alive = False
+            elif roll < 0.7:
+                worker.paused = True
+            elif worker.place is not None and not worker.fenced:
+                if roll < 0.8:
+                    worker.ask(Leave())
+                elif roll < 0.9 and not worker.waits_at("all"):
+                    worker.ask(Barrier("all"))
+                else:
+                    worker.ask(AskTable(renamed(FORM, f"t{self.rng.randrange(3)}")))
+
+
+def renamed(form: TableForm, name: str) -> TableForm:
+    return TableForm(name, *(getattr(form, field) for field in form.__struct_fields__[1:]))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.3]))
+@settings(max_examples=60, deadline=None)
+def test_invariants_hold_on_random_schedules_and_everybody_is_answered_once_it_is_quiet(seed, servers, workers, loss):
+    world = World(seed, servers=servers, workers=workers, loss=loss)
+    for _ in range(world.rng.randrange(3, 25)):
+        world.disturb()
+        world.go(world.rng.choice([0.2, 1.0, 3.0]))
+    # Quiet: nothing is lost, nobody dies. All that are in leave; then a whole job starts anew.
+    world.loss = 0.0
+    world.go(8.0)
+    assert not world.membership.broken
+    for worker in world.those("worker"):
+        worker.asked.clear()
+        worker.ask(Leave())
+    world.go(8.0)
+    assert not world.those("worker") or all(worker.fenced for worker in world.those("worker"))
+    assert not world.membership.workers
+    fresh = [world.start_worker() for _ in range(workers)]
+    world.go(4.0)
+    assert sorted(worker.place.rank for worker in fresh) == list(range(workers))
+    assert {worker.place.clock for worker in fresh} == {0}
+    barriers = [worker.ask(Barrier("end")) for worker in fresh]
+    world.go(3.0)
+    assert [worker.replies[number] for worker, number in zip(fresh, barriers, strict=True)] == [Passed()] * workers
+
+
+@given(st.integers(0, 2**32), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_a_lost_server_ends_every_wait_and_is_named_to_all_that_ask_after_it(seed, leaves):
+    world = World(seed, servers=2, workers=2, loss=0.1)
+    world.start_worker()
+    world.start_worker()
+    for _ in range(world.rng.randrange(6)):
+        world.disturb()
+        world.go(1.0)
+    world.go(4.0)
+    lost = world.those("server")[world.rng.randrange(2)]
+    for worker in world.those("worker"):
+        if worker.place is not None and not worker.fenced:
+            worker.ask(Barrier("never"))
+            break
+    if leaves:
+        lost.ask(Leave())
+    else:
+        lost.alive = False
+    world.loss = 0.0
+    world.go(10.0)
+    assert "is lost with its rows" in world.membership.broken
+    assert lost.place.map.of_server(lost.place.rank)[0].address in world.membership.broken
+    late = world.start_worker()
+    world.go(2.0)
+    for worker in world.those("worker"):
+        assert not worker.asked
+        if worker.place is not None and not worker.fenced:
+            assert any(isinstance(event, ServerGone) for event in worker.gone)
+    assert late.replies[2].kind == "server-lost"
+
+
+def together(workers: int = 1, servers: int = 1) -> tuple[World, list[Process]]:
+    world = World(1, servers=servers, workers=workers, loss=0.0)
+    made = [world.start_worker(rank) for rank in range(workers)]
+    world.go(2.0)
+    return world, made
+
+
+def test_a_scheduler_that_was_itself_stopped_takes_nobody_for_dead():
+    world, (one, two) = together(workers=2)
+    world.now += 1000.0
+    world.route(world.membership.on_time(world.now))
+    world.go(3.0)
+    assert set(world.membership.workers) == {0, 1}
+    two.alive = False
+    world.go(7.0)
+    assert set(world.membership.workers) == {0}
+    assert [event.rank for event in one.gone] == [1]
+    assert "silent for 5." in one.gone[0].text
+
+
+def test_a_worker_that_takes_the_place_of_a_dead_one_begins_at_the_greatest_clock_and_the_dead_one_is_fenced():
+    world, (_, two) = together(workers=2, servers=2)
+    two.paused = True
+    world.go(7.0)
+    world.clock = 17
+    again = world.start_worker(1)
+    world.go(3.0)
+    assert (again.place.rank, again.place.incarnation, again.place.clock) == (1, 2, 17)
+    kinds = [type(order) for order in world.processes[0].executed]
+    assert kinds == [StartJob, Dismiss, Hold, Admit]
+    two.paused = False
+    world.go(2.0)
+    assert two.fenced
+    assert again.place.job == two.place.job
+
+
+def test_a_rank_that_is_taken_is_waited_for_until_its_worker_is_dead():
+    world, (one, _) = together(workers=2)
+    again = world.start_worker(0)
+    world.go(3.0)
+    assert again.place is None
+    one.alive = False
+    world.go(8.0)
+    assert (again.place.rank, again.place.incarnation) == (0, 2)
+
+
+def test_one_who_came_to_a_barrier_and_died_does_not_stand_in_for_the_one_who_takes_its_place():
+    world, (one, two) = together(workers=2)
+    two.ask(Barrier("b"))
+    world.go(1.0)
+    two.alive = False
+    again = world.start_worker(1)
+    world.go(8.0)
+    assert again.place.incarnation == 2
+    number = one.ask(Barrier("b"))
+    world.go(2.0)
+    assert number not in one.replies
+    again.ask(Barrier("b"))
+    world.go(2.0)
+    assert one.replies[number] == Passed()
+
+
+def test_one_who_goes_while_it_is_let_in_is_dismissed_and_its_rank_is_free_again():
+    world, (_, two) = together(workers=2)
+    two.alive = False
+    world.go(7.0)
+    server = world.processes[0]
+    server.paused = True
+    again = world.start_worker()
+    world.go(1.0)
+    again.ask(Leave())
+    world.go(1.0)
+    server.paused = False
+    world.go(2.0)
+    assert [type(order) for order in server.executed] == [StartJob, Dismiss, Hold, Admit, Dismiss]
+    third = world.start_worker()
+    world.go(2.0)
+    assert (third.place.rank, third.place.incarnation) == (1, 3)
+
+
+def test_who_comes_after_a_job_is_complete_waits_for_the_next_one_which_starts_at_clock_0():
+    world, (one, two) = together(workers=2)
+    late = [world.start_worker(), world.start_worker()]
+    one.ask(Leave())
+    world.go(2.0)
+    assert [worker.place for worker in late] == [None, None]
+    two.ask(Leave())
+    world.go(2.0)
+    assert sorted((worker.place.rank, worker.place.clock, worker.place.incarnation) for worker in late) == [
+        (0, 0, 2),
+        (1, 0, 2),
+    ]
+    assert late[0].place.job == late[1].place.job != one.place.job
+
+
+@pytest.mark.parametrize(
+    ("join", "text"),
+    [
+        (Join(None, (), 3, BSP), "the job has 2 workers, and worker .* wants 3"),
+        (Join(None, (), 2, Rules("ssp", 4, False)), r"runs under BSP\(reduce='sum'\), and .* SSP\(staleness=4\)"),
+        (Join(5, (), 2, BSP), "there is no rank 5 among 2 workers"),
+        (Join(None, (), 0, BSP), "got workers=0"),
+        (Join(None, (), 2, None), "which consistency"),
+    ],
+)
+def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_may_ask_again(join, text):
+    world = World(1, servers=1, workers=2, loss=0.0)
+    first = world.start_worker()
+    world.go(2.0)
+    other = world.start("worker", join)
+    world.go(2.0)
+    with pytest.raises(ValueError, match=text):
+        raise ValueError(other.replies[2].text)
+    other.ask(Join(1, (), 2, BSP))
+    world.go(1.0)
+    assert (first.place.rank, other.place.rank) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("join", "text"),
+    [
+        (Join(None, ("tcp://:7",)), "the cluster has its 1 servers"),
+        (Join(None, ()), "an address at least"),
+        (Join(4, ("tcp://:7",)), "there is no server 4 in a cluster of 2"),
+        (Join(0, ("tcp://:7",)), r"server 0 \(server .*\) has that rank"),
+        (Join(None, ("ipc://x",)), "'ipc://x' is no address"),
+        (Join(None, ("tcp://:0",)), "cannot be connected to"),
+        (Join(None, ("tcp://:5000",)), "two endpoints have one address"),
+        (Join(None, tuple(f"tcp://:{port}" for port in range(6000, 6017))), "16 slots do not reach"),
+    ],
+)
+def test_a_server_that_does_not_fit_is_refused_with_the_reason(join, text):
+    world = World(0, servers=1 if "its 1" in text else 2, workers=1, loss=0.0)
+    if "its 1" not in text:
+        world.processes.pop()
+    world.go(2.0)
+    other = world.start("server", join)
+    world.go(2.0)
+    with pytest.raises(ValueError, match=text):
+        raise ValueError(other.replies[2].text)
+
+
+def test_a_server_that_cannot_be_reached_is_told_what_to_pass_and_its_place_stays_free():
+    world = World(0, servers=1, workers=1, loss=0.0)
+    server = world.processes[0]
+    world.route(world.membership.handle(server.sender, "10.0.0.9", Ask(server.sender, 1, Hello("server", "s")), 0.0))
+    join = Ask(server.sender, 2, Join(None, ("tcp://nowhere:7",)))
+    world.route(world.membership.handle(server.sender, "10.0.0.9", join, 0.0))
+    found = world.membership.probed(world.membership.probes.popleft(), ("tcp://nowhere:7", "no answer in 5 s"), 1.0)
+    assert "tcp://nowhere:7 (no answer in 5 s): pass --advertise HOST" in found[0][1].body.text
+    again = world.membership.handle(server.sender, "10.0.0.9", Ask(server.sender, 3, Join(0, ("tcp://:7",))), 1.0)
+    assert isinstance(again[0][1].body, Waiting)
+    joined = world.membership.probed(world.membership.probes.popleft(), None, 1.0)
+    assert joined[0][1].body.map.endpoints[0].address == "tcp://10.0.0.9:7"
+
+
+def test_strangers_and_requests_out_of_place_are_refused_and_change_nothing():
+    world = World(0, servers=1, workers=1, loss=0.0)
+    world.go(1.0)
+    ask = lambda body, sender=b"x" * 16, number=1: world.membership.handle(  # noqa: E731
+        b"r", "h", Ask(sender, number, body), world.now
+    )
+    assert ask(AskMap())[0][1].body.kind == "not-connected"
+    assert world.membership.handle(b"r", "h", Heartbeat(b"y" * 16, 0), world.now)[0][1].body.kind == "not-connected"
+    assert ask(Hello("poet", "p"))[0][1].body.kind == "protocol"
+    ask(Hello("worker", "w"))
+    assert ask(Barrier("b"), number=2)[0][1].body.kind == "protocol"
+    assert isinstance(ask(AskMap(), number=3)[0][1].body, MapIs)
+    bad = TableForm("t", 1, "float32", 0, "SGD", {"lr": -1.0}, "Zeros", 0.0, 0)
+    worker = world.start_worker()
+    world.go(1.0)
+    worker.ask(AskTable(bad))
+    world.go(1.0)
+    assert worker.replies[3].kind == "input"
+    assert not any(isinstance(order, AddTable) for order in world.processes[0].executed)
+
+
+def test_a_server_that_fails_at_an_order_is_lost_with_its_reason():
+    world, (worker,) = together()
+    server = world.processes[0]
+    order = Order(2, AddTable(0, FORM))
+    world.membership.handle(worker.sender, "h", Ask(worker.sender, 3, AskTable(FORM)), world.now)
+    out = world.membership.handle(server.sender, "h", Done(server.sender, order.number, 0, "out of memory"), world.now)
+    refused = [message.body for _, message in out if isinstance(message, Reply)]
+    assert [body.kind for body in refused] == ["server-lost"]
+    assert "could not do what all servers have to do: out of memory" in refused[0].text
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [{"servers": 0}, {"servers": 1, "workers": 0}, {"servers": 1, "slots": 3}, {"servers": 1, "heartbeat": 0}],
+)
+def test_a_cluster_that_cannot_be_is_refused(settings_):
+    with pytest.raises(ValueError, match="got"):
+        Membership(**settings_, rng=random.Random(0), now=0.0)

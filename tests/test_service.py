@@ -1,0 +1,609 @@
+"""What a data loop's engine does with requests, one rule at a time. test_service_machine.py has the long histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service_peer import SGD, Reply, Worker, deliver, part_named, released
+from shoal import _core
+from shoal._core import Op, Status
+
+SLOTS = 16
+WIDTH = 1 << 60  # hashes of a slot
+
+
+def hash_in(slot: int, number: int = 0) -> int:
+    return slot * WIDTH + number
+
+
+def served(
+    mode: str = "asp", *, workers: int = 1, staleness: int = 0, mean: bool = False, dim: int = 1, **limits: int
+) -> _core.Service:
+    """All slots, one table, ``workers`` admitted at clock 0."""
+    service = _core.Service(SLOTS, 0, SLOTS, **limits)
+    service.add_table(0, dim=dim, **SGD)
+    service.start_job(1, mode, staleness, mean)
+    for rank in range(workers):
+        service.admit(rank, 1, 0)
+    return service
+
+
+def one(replies: list[Reply]) -> Reply:
+    assert len(replies) == 1
+    return replies[0]
+
+
+def statuses(replies: list[Reply]) -> list[int]:
+    return [reply.status for reply in replies]
+
+
+def weights(service: _core.Service, hashes: list[int], worker: Worker | None = None, table: int = 0) -> list[float]:
+    """Read by nobody in particular: never waits."""
+    reader = worker or Worker(rank=0xFFFFFFFF)
+    return one(deliver(service, reader.pull(hashes, table=table))).values.ravel().tolist()  # type: ignore[no-any-return]
+
+
+# --- who is served -----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_served_once_admitted_and_fenced_once_replaced() -> None:
+    service = _core.Service(SLOTS, 0, SLOTS)
+    service.add_table(0, dim=1, **SGD)
+    old, new = Worker(), Worker(incarnation=2)
+    assert one(deliver(service, old.pull([5]))).status == Status.NOT_ADMITTED  # no job yet
+    service.start_job(1, "asp")
+    assert one(deliver(service, old.pull([5]))).status == Status.NOT_ADMITTED
+    service.admit(0, 1, 0)
+    assert one(deliver(service, old.pull([5]))).status == Status.OK
+    assert one(deliver(service, new.pull([5]))).status == Status.NOT_ADMITTED
+    service.dismiss(0, 1)
+    assert one(deliver(service, old.push([5], [1], sequence=1))).status == Status.STALE
+    service.admit(0, 2, 0)
+    assert one(deliver(service, new.pull([5]))).status == Status.OK
+    assert one(deliver(service, old.pull([5]))).status == Status.STALE
+    assert one(deliver(service, Worker(job=2, incarnation=2).pull([5]))).status == Status.WRONG_JOB
+    assert service.metrics()["statuses"] == {"ok": 2, "not admitted": 3, "stale": 2, "wrong job": 1}
+
+
+def test_nobody_may_read_but_not_write() -> None:
+    service = served("bsp", workers=2)
+    nobody = Worker(rank=0xFFFFFFFF, incarnation=0, job=99)
+    assert one(deliver(service, nobody.pull([5], clock=7))).values.tolist() == [[0]]
+    refused = one(deliver(service, nobody.push([5], [1], sequence=1)))
+    assert refused.status == Status.BAD_REQUEST
+    assert "a push needs a worker" in refused.text
+
+
+def test_a_new_job_forgets_workers_and_pushes_and_keeps_tables() -> None:
+    service = served("bsp", workers=2)
+    a = Worker()
+    deliver(service, a.assign([5], [3], sequence=1))
+    deliver(service, a.push([5], [1], sequence=2))
+    assert service.metrics()["pending_bytes"] > 0
+    service.start_job(1, "asp")  # the same: nothing happens
+    assert service.metrics()["pending_bytes"] > 0
+    service.start_job(2, "asp")
+    assert service.metrics()["pending_bytes"] == 0
+    assert service.metrics()["clocks"] == {}
+    assert weights(service, [5]) == [3]
+    assert service.tables() == [0]
+
+
+def test_control_calls_refuse_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"no slots \[3, 17\) of 16"):
+        _core.Service(SLOTS, 3, 17)
+    service = served()
+    with pytest.raises(ValueError, match=r"no slots"):
+        service.set_map(1, 9, 8)
+    with pytest.raises(ValueError, match="no mode bulk"):
+        service.start_job(3, "bulk")
+    with pytest.raises(ValueError, match="incarnation 0"):
+        service.admit(0, 0, 0)
+    with pytest.raises(ValueError, match="at most 65536 workers"):
+        service.admit(1 << 20, 1, 0)
+    with pytest.raises(ValueError, match="a table 0 already"):
+        service.add_table(0, dim=1, **SGD)
+    with pytest.raises(ValueError, match="no table 4"):
+        service.drop_table(4)
+    with pytest.raises(ValueError, match="no table 4"):
+        service.shard(4)
+
+
+# --- slots that are elsewhere ------------------------------------------------------------------------------------
+
+
+def test_slots_that_are_elsewhere_are_told_and_the_rest_is_done_once() -> None:
+    service = served()
+    service.set_map(7, 4, 8)
+    a = Worker()
+    keys = [hash_in(0), hash_in(0, 1), hash_in(4), hash_in(7), hash_in(8), hash_in(15)]
+    refused = one(deliver(service, a.push(keys, [1] * 6, sequence=1)))
+    assert (refused.status, refused.slots) == (Status.WRONG_EPOCH, (0, 8, 15))
+    assert _core.decode(service.handle(b"", a.push(keys, [1] * 6, sequence=1))[0][1]).epoch == 7
+    assert weights(service, keys[2:4]) == [-1, -1]
+    # A pull returns only the refusal.
+    assert one(deliver(service, a.pull(keys))).slots == (0, 8, 15)
+    # The slots come here; the same call is sent again, and only they take it.
+    service.set_map(8, 0, 16)
+    assert one(deliver(service, a.push(keys, [1] * 6, sequence=1))).status == Status.OK
+    assert weights(service, keys) == [-1] * 6
+    erased = one(deliver(service, a.keys(Op.ERASE, keys[:3], sequence=2)))
+    assert (erased.status, erased.aux) == (Status.OK, 3)
+
+
+def test_a_parked_read_is_refused_when_its_slots_move_away() -> None:
+    service = served("bsp", workers=2)
+    a = Worker()
+    deliver(service, a.tick(0))
+    assert one(deliver(service, a.pull([hash_in(3)], clock=1), b"a")).status == Status.PARKED
+    assert one(deliver(service, a.bare(Op.SLOT, aux=3, clock=1, sequence=(1 << 63) + 1), b"a")).status == Status.PARKED
+    assert one(deliver(service, a.pull([hash_in(9)], clock=1, sequence=(1 << 63) + 2))).status == Status.PARKED
+    service.set_map(2, 8, 16)
+    assert [(r.peer, r.status, r.slots) for r in released(service)] == [(b"a", Status.WRONG_EPOCH, (3,))] * 2
+    assert service.metrics()["parked"] == 1
+
+
+def test_a_tick_by_an_old_map_is_refused() -> None:
+    service = served("bsp")
+    service.set_map(2, 0, 16)
+    reply = one(deliver(service, Worker(epoch=1).tick(0)))
+    assert (reply.status, reply.slots) == (Status.WRONG_EPOCH, ())
+    assert one(deliver(service, Worker(epoch=2).tick(0))).status == Status.OK
+
+
+# --- exactly once ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+def test_a_push_that_comes_again_changes_nothing(mode: str) -> None:
+    service = served(mode)
+    a = Worker()
+    message = a.push([hash_in(1), hash_in(2)], [1, 2], sequence=1)
+    for _ in range(3):
+        assert one(deliver(service, message)).status == Status.OK
+    deliver(service, a.tick(0, [1]))
+    assert one(deliver(service, message)).status == Status.OK
+    assert weights(service, [hash_in(1), hash_in(2)]) == [-1, -2]
+    assert service.metrics()["duplicates"] == 3
+
+
+def test_a_part_that_overlaps_what_was_done_is_done_where_it_was_not() -> None:
+    service = served()
+    a = Worker()
+    deliver(service, a.push([hash_in(1), hash_in(3)], [1, 1], sequence=5))
+    deliver(service, a.push([hash_in(1), hash_in(2), hash_in(2, 9), hash_in(3)], [1, 1, 1, 1], sequence=5))
+    assert weights(service, [hash_in(1), hash_in(2), hash_in(2, 9), hash_in(3)]) == [-1, -1, -1, -1]
+
+
+def test_sequences_64_below_the_greatest_count_as_seen() -> None:
+    service = served()
+    a = Worker()
+    deliver(service, a.push([5], [1], sequence=100))
+    deliver(service, a.push([5], [1], sequence=37))
+    assert weights(service, [5]) == [-2]
+    deliver(service, a.push([5], [1], sequence=36))
+    assert weights(service, [5]) == [-2]
+    deliver(service, a.push([hash_in(9)], [1], sequence=36))  # another slot has not
+    assert weights(service, [hash_in(9)]) == [-1]
+
+
+def test_an_erase_that_comes_again_is_answered_the_same() -> None:
+    service = served()
+    a = Worker()
+    keys = [hash_in(s) for s in range(8)]
+    deliver(service, a.push(keys, [1] * 8, sequence=1))
+    assert one(deliver(service, a.keys(Op.ERASE, keys[:5], sequence=2))).aux == 5
+    assert one(deliver(service, a.keys(Op.ERASE, keys[:5], sequence=2))).aux == 5
+    assert one(deliver(service, a.keys(Op.ERASE, keys, sequence=3))).aux == 3
+    assert one(deliver(service, a.keys(Op.ERASE, keys[:5], sequence=2))).aux == 5
+    for sequence in range(4, 80):
+        deliver(service, a.keys(Op.ERASE, [], sequence=sequence))
+    assert one(deliver(service, a.keys(Op.ERASE, keys, sequence=79))).aux == 0
+
+
+def test_a_replaced_worker_counts_its_calls_anew() -> None:
+    service = served()
+    deliver(service, Worker().push([5], [1], sequence=1))
+    service.admit(0, 2, 0)
+    deliver(service, Worker(incarnation=2).push([5], [1], sequence=1))
+    assert weights(service, [5]) == [-2]
+
+
+# --- clocks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_tick_waits_for_every_message_that_it_names() -> None:
+    service = served("bsp")
+    a = Worker()
+    first, second = (
+        a.push([hash_in(1), hash_in(2)], [1, 1], sequence=1),
+        a.push([hash_in(5), hash_in(6)], [1, 1], sequence=1),
+    )
+    tick = a.tick(0, [part_named(2, 1), part_named(6, 1)])
+    assert one(deliver(service, tick)).status == Status.EARLY
+    deliver(service, first)
+    assert one(deliver(service, tick)).status == Status.EARLY
+    deliver(service, second)
+    assert one(deliver(service, tick)).status == Status.OK
+    assert weights(service, [hash_in(1), hash_in(6)]) == [-1, -1]
+    assert one(deliver(service, tick)).status == Status.OK  # again
+    assert one(deliver(service, a.tick(2))).status == Status.EARLY  # out of order
+    assert one(deliver(service, a.tick(1, [part_named(99, 1)]))).status == Status.EARLY  # no such slot
+    assert service.metrics()["clocks"] == {0: 1}
+
+
+def test_under_bsp_a_clock_is_one_step_in_rank_order_seen_by_pulls_of_the_next() -> None:
+    service = served("bsp", workers=3)
+    workers = [Worker(rank) for rank in range(3)]
+    # 1e30 - 1e30 + 1 is 1; in any other order it is 0.
+    grads = {0: 1e30, 1: -1e30, 2: 1.0}
+    for rank in (2, 0, 1):
+        deliver(service, workers[rank].push([5], [grads[rank]], sequence=1))
+        assert one(deliver(service, workers[rank].pull([5]))).values.tolist() == [[0]]
+    assert statuses(deliver(service, workers[1].tick(0, [1]))) == [Status.OK]
+    assert one(deliver(service, workers[1].pull([5], clock=1), b"early")).status == Status.PARKED
+    assert statuses(deliver(service, workers[0].tick(0, [1]))) == [Status.OK]
+    last = deliver(service, workers[2].tick(0, [1]), b"last")
+    assert [(r.peer, r.status) for r in last] == [(b"last", Status.OK), (b"early", Status.OK)]
+    assert last[1].values.tolist() == [[-1]]
+    assert service.shard(0).step == 1
+
+
+def test_under_bsp_a_mean_divides_by_all_who_ticked() -> None:
+    service = served("bsp", workers=4, mean=True)
+    workers = [Worker(rank) for rank in range(4)]
+    deliver(service, workers[0].push([5], [6], sequence=1))
+    deliver(service, workers[2].push([5, hash_in(3)], [2, 4], sequence=1))
+    for worker in workers:
+        deliver(service, worker.tick(0, [], [0] if worker.rank in (0, 2) else []))
+    assert weights(service, [5, hash_in(3)]) == [-2, -1]
+
+
+def test_under_bsp_every_table_that_anybody_pushed_to_takes_a_step() -> None:
+    service = served("bsp", workers=2)
+    service.add_table(3, dim=2, **SGD)
+    deliver(service, Worker(0).tick(0, [], [3]))
+    deliver(service, Worker(1).tick(0, [], []))
+    assert (service.shard(0).step, service.shard(3).step) == (0, 1)
+    deliver(service, Worker(0).tick(1, [], [0, 3]))
+    deliver(service, Worker(1).tick(1, [], [3]))
+    assert (service.shard(0).step, service.shard(3).step) == (1, 2)
+
+
+def test_under_bsp_a_fast_worker_goes_ahead_and_each_clock_stays_one_step() -> None:
+    service = served("bsp", workers=2)
+    fast, slow = Worker(0), Worker(1)
+    for clock in range(3):
+        deliver(service, fast.push([5], [1 << clock], sequence=clock + 1, clock=clock))
+        deliver(service, fast.tick(clock, [clock + 1]))
+    for clock in (2, 1, 3):
+        pull = fast.pull([5], clock=clock, sequence=(1 << 63) + clock)
+        assert one(deliver(service, pull, b"%d" % clock)).status == Status.PARKED
+    seen = []
+    for clock in range(3):
+        replies = deliver(service, slow.tick(clock, [], []))
+        seen += [(r.peer, r.values.item()) for r in replies if r.op == Op.PULL]
+    assert seen == [(b"1", -1), (b"2", -3), (b"3", -7)]
+    assert service.shard(0).step == 3
+    late = one(deliver(service, fast.pull([5], clock=2)))
+    assert late.status == Status.BAD_REQUEST
+    assert "a pull at clock 2 came after the pushes of clock 2 were applied" in late.text
+    forgotten = one(deliver(service, fast.push([5], [1], sequence=9, clock=1)))
+    assert forgotten.status == Status.BAD_REQUEST
+    assert "a push of clock 1 came after the tick to clock 3" in forgotten.text
+
+
+def test_ssp_lets_a_worker_run_ahead_by_the_staleness() -> None:
+    service = served("ssp", workers=2, staleness=2)
+    fast, slow = Worker(0), Worker(1)
+    for clock in range(3):
+        deliver(service, fast.push([5], [1], sequence=clock + 1, clock=clock))
+        assert one(deliver(service, fast.pull([5], clock=clock))).values.item() == -clock - 1
+        deliver(service, fast.tick(clock, [clock + 1]))
+    assert one(deliver(service, fast.pull([5], clock=3), b"f")).status == Status.PARKED
+    deliver(service, slow.push([5], [10], sequence=1))
+    replies = deliver(service, slow.tick(0, [1]))
+    assert [(r.peer, r.status) for r in replies] == [(b"peer", Status.OK), (b"f", Status.OK)]
+    assert replies[1].values.item() == -13
+    assert service.metrics()["pull_staleness"] == {0: 1, 1: 1, 2: 2}
+
+
+def test_ssp_without_slack_is_bsp_and_asp_never_waits() -> None:
+    service = served("ssp", workers=2, staleness=0)
+    deliver(service, Worker(0).push([5], [1], sequence=1))
+    assert weights(service, [5]) == [0]
+    service = served("asp", workers=2)
+    deliver(service, Worker(0).push([5], [1], sequence=1))
+    assert one(deliver(service, Worker(0).pull([5], clock=50))).values.item() == -1
+
+
+def test_push_staleness_counts_others_pushes_since_the_pull() -> None:
+    service = served("asp", workers=2)
+    a, b = Worker(0), Worker(1)
+    deliver(service, a.pull([5]))
+    for sequence in (1, 2, 3):
+        deliver(service, b.push([5], [1], sequence=sequence))
+    deliver(service, a.push([5], [1], sequence=1))  # 3 of b since
+    deliver(service, a.push([5], [1], sequence=2))  # its own do not count
+    deliver(service, b.push([5], [1], sequence=4))  # b never pulled: the 2 of a
+    assert service.metrics()["push_staleness"] == {0: 3, 3: 2, 2: 1} or service.metrics()["push_staleness"] == {
+        0: 3,
+        2: 1,
+        3: 2,
+    }
+
+
+def test_a_repeated_read_takes_the_place_of_the_one_that_waits() -> None:
+    service = served("bsp", workers=2)
+    a, b = Worker(0), Worker(1)
+    deliver(service, a.tick(0, [], []))
+    for peer in (b"one", b"two"):
+        assert one(deliver(service, a.pull([5], clock=1), peer)).status == Status.PARKED
+    replies = deliver(service, b.tick(0, [], []))
+    assert [r.peer for r in replies] == [b"peer", b"two"]
+
+
+def test_all_reads_of_a_worker_wait_for_its_clock() -> None:
+    service = served("bsp", workers=2)
+    a, b = Worker(0), Worker(1)
+    deliver(service, b.push([hash_in(1)], [4], sequence=1))
+    deliver(service, a.tick(0, [], []))
+    top = 1 << 63
+    reads = [
+        a.keys(Op.CONTAINS, [hash_in(1), hash_in(2)], clock=1, sequence=top),
+        a.keys(Op.STATE, [hash_in(1)], clock=1, sequence=top + 1),
+        a.bare(Op.SLOT, aux=1, clock=1, sequence=top + 2),
+        a.bare(Op.SECTION, aux=1, clock=1, sequence=top + 3),
+        a.bare(Op.STATS, clock=1, sequence=top + 4),
+        a.reduce(1, clock=1, sequence=top + 5),
+    ]
+    for read in reads:
+        assert one(deliver(service, read)).status == Status.PARKED
+    contains, state, slot, section, stats, total = deliver(service, b.tick(0, [1]))[1:]
+    assert contains.values.tolist() == [1, 0]
+    assert state.values.tolist() == [[-4]]
+    assert slot.values[0].tolist() == [hash_in(1)]
+    assert slot.values[1].tolist() == [[-4]]
+    assert len(section.values) == 128
+    assert stats.values[:2] == [1, 1]
+    assert total.values.sum() == -4
+
+
+# --- workers that come and go -------------------------------------------------------------------------------------
+
+
+def test_a_dismissed_worker_releases_its_clock_and_takes_unticked_pushes_along() -> None:
+    service = served("bsp", workers=2)
+    a, b = Worker(0), Worker(1)
+    deliver(service, b.push([5], [1], sequence=1))
+    deliver(service, b.tick(0, [1]))
+    deliver(service, b.push([5], [10], sequence=2, clock=1))  # not ticked
+    assert one(deliver(service, b.pull([5], clock=1), b"b")).status == Status.PARKED
+    deliver(service, a.push([5], [100], sequence=1))
+    deliver(service, a.tick(0, [1]))
+    # b's pull was answered by a's tick; once more, now to be fenced.
+    assert one(deliver(service, b.pull([5], clock=2), b"b")).status == Status.PARKED
+    assert one(deliver(service, a.pull([5], clock=1))).values.item() == -101
+    deliver(service, a.tick(1, [], []))
+    assert one(deliver(service, a.pull([5], clock=2), b"a")).status == Status.PARKED
+    service.dismiss(1, 1)
+    assert [(r.peer, r.status) for r in released(service)] == [(b"b", Status.STALE), (b"a", Status.OK)]
+    assert weights(service, [5]) == [-101]
+    assert service.metrics()["dropped_pushes"] == 1
+
+
+def test_what_was_ticked_before_the_last_worker_went_is_applied() -> None:
+    service = served("bsp", workers=2)
+    a, b = Worker(0), Worker(1)
+    for clock in (0, 1):
+        deliver(service, a.push([5], [1], sequence=clock + 1, clock=clock))
+        deliver(service, a.tick(clock, [clock + 1]))
+    service.dismiss(0, 1)
+    assert weights(service, [5]) == [0]
+    deliver(service, b.push([5], [100], sequence=1))
+    service.dismiss(1, 1)
+    assert weights(service, [5]) == [-2]
+    assert service.metrics()["pending_bytes"] == 0
+
+
+def test_a_hold_stops_clocks_where_somebody_can_join() -> None:
+    service = served("bsp", workers=2)
+    a, b = Worker(0), Worker(1)
+    deliver(service, a.push([5], [1], sequence=1))
+    deliver(service, a.tick(0, [1]))
+    assert service.hold() == 1
+    deliver(service, b.tick(0, [], []))  # clock 0 is complete: below the hold
+    assert weights(service, [5]) == [-1]
+    for clock in (1, 2):
+        for rank, worker in enumerate((a, b)):
+            deliver(service, worker.push([5], [1], sequence=clock + 1, clock=clock))
+            deliver(service, worker.tick(clock, [clock + 1]))
+            assert rank in service.metrics()["clocks"]
+    assert service.hold() == 1  # still
+    assert weights(service, [5]) == [-1]
+    assert service.metrics()["applied"] == 1
+    service.admit(2, 1, 2)
+    assert weights(service, [5]) == [-3]  # clock 1 went on; clock 2 waits for the new one
+    assert one(deliver(service, Worker(2).pull([5], clock=2))).values.item() == -3
+    deliver(service, Worker(2).tick(2, [], []))
+    assert weights(service, [5]) == [-5]
+    service.hold()
+    service.resume()
+    for worker in (a, b, Worker(2)):
+        deliver(service, worker.tick(3, [], [0]))
+    assert service.metrics()["applied"] == 4
+
+
+def test_a_hold_stops_ssp_reads_as_well() -> None:
+    service = served("ssp", workers=1, staleness=1)
+    a = Worker()
+    assert service.hold() == 0
+    deliver(service, a.tick(0, [], []))
+    deliver(service, a.tick(1, [], []))
+    assert one(deliver(service, a.pull([5], clock=2), b"a")).status == Status.PARKED
+    service.admit(1, 1, 2)
+    assert [(r.peer, r.status) for r in released(service)] == [(b"a", Status.OK)]
+
+
+# --- bounds ------------------------------------------------------------------------------------------------------
+
+
+def test_reads_that_wait_are_bounded_and_a_repeated_one_keeps_its_place() -> None:
+    service = served("bsp", workers=2, parked_limit=2)
+    a = Worker()
+    deliver(service, a.tick(0, [], []))
+    got = [one(deliver(service, a.pull([5], clock=1, sequence=(1 << 63) + i))).status for i in (0, 1, 2, 1)]
+    assert got == [Status.PARKED, Status.PARKED, Status.OVERLOADED, Status.PARKED]
+    assert service.metrics()["parked_peak"] == 2
+    service = served("bsp", workers=2, parked_bytes=2000)
+    deliver(service, a.tick(0, [], []))
+    assert one(deliver(service, a.pull(range(1000), clock=1))).status == Status.OVERLOADED
+    assert service.metrics()["parked_bytes"] == 0
+
+
+def test_pushes_ahead_take_half_of_the_room_and_those_of_the_next_clock_never_wait_for_it() -> None:
+    service = served("bsp", workers=2, pending_bytes=100_000)
+    fast, slow = Worker(0), Worker(1)
+    keys = [hash_in(1, i) for i in range(1000)]
+    deliver(service, fast.tick(0, [], []))
+    ahead = [fast.push(keys, [1] * 1000, sequence=sequence, clock=1) for sequence in range(1, 7)]
+    got = [one(deliver(service, message)).status for message in ahead]
+    assert got == [Status.OK] * 4 + [Status.OVERLOADED] * 2
+    for sequence in range(1, 9):
+        message = slow.push(keys, [1] * 1000, sequence=sequence)
+        assert one(deliver(service, message)).status == Status.OK
+    full = one(deliver(service, slow.push(keys, [1] * 1000, sequence=9)))
+    assert full.status == Status.BAD_REQUEST
+    assert "the pushes of clock 0 hold 110048 bytes here, and the limit is 100000" in full.text
+    assert "push less in a clock" in full.text
+    deliver(service, slow.tick(0, list(range(1, 9))))
+    assert weights(service, keys[:1]) == [-8]
+    assert one(deliver(service, fast.push(keys, [1] * 1000, sequence=5, clock=1))).status == Status.OK
+
+
+def test_a_reply_that_would_be_too_large_is_refused_before_it_is_made() -> None:
+    service = served(reply_bytes=1000)
+    a = Worker()
+    refused = one(deliver(service, a.pull(range(251))))
+    assert refused.status == Status.BAD_REQUEST
+    assert "the reply would have 1004 bytes, at most 1000 are sent" in refused.text
+    assert one(deliver(service, a.pull(range(250)))).status == Status.OK
+    deliver(service, a.push([hash_in(2, i) for i in range(100)], [1] * 100, sequence=1))
+    assert "slot 2 has 1200 bytes" in one(deliver(service, a.bare(Op.SLOT, aux=2))).text
+    assert "the section of slot 2 has 1280 bytes" in one(deliver(service, a.bare(Op.SECTION, aux=2))).text
+
+
+# --- requests that make no sense ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Worker().push([5], [[1, 2]], sequence=1), "table 0 has dim 1, got float32 rows of 2"),
+        (Worker().assign([5], [np.inf], sequence=1), "weights must be finite"),
+        (Worker().keys(Op.STATE, [5], aux=3, sequence=1), "there is no such column"),
+        (Worker().bare(Op.SLOT, aux=16, sequence=1), "there is no slot 16 of 16"),
+        (Worker().bare(Op.SECTION, aux=1 << 31, sequence=1), "there is no slot 2147483648 of 16"),
+        (Worker().numbers(Op.LOAD_BEGIN, [1, 2], sequence=1), "names the rows of 16 slots, got 2"),
+        (Worker().numbers(Op.LOAD_BEGIN, [1 << 62] * 16, sequence=1), "no machine has place for"),
+        (Worker().numbers(Op.LOAD_END, [1], sequence=1), "no load of this worker is under way"),
+        (Worker().numbers(Op.LOAD_END, [1, 2], sequence=1), "a load ends with the table's step, got 2"),
+        (Worker().section(0, np.zeros(0, np.uint8), sequence=1), "no load of this worker is under way"),
+        (Worker().reduce(77, sequence=1), "77"),
+        ([b"junk"], "a header has 64 bytes, got 4"),
+        ([], "a message has"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong_and_changes_nothing(message: list[Any], text: str) -> None:
+    service = served()
+    reply = one(deliver(service, message))
+    assert reply.status == Status.BAD_REQUEST
+    assert text in reply.text
+    assert len(service.shard(0)) == 0
+    assert one(deliver(service, Worker().push([5], [1], sequence=1))).status == Status.OK
+    assert weights(service, [5]) == [-1]
+
+
+def test_a_table_that_is_not_there_is_told_also_to_those_who_wait() -> None:
+    service = served("bsp", workers=2)
+    a = Worker()
+    assert one(deliver(service, a.pull([5], table=9))).status == Status.NO_TABLE
+    deliver(service, a.push([5], [1], sequence=1))
+    deliver(service, a.tick(0, [1]))
+    assert one(deliver(service, a.pull([5], clock=1))).status == Status.PARKED
+    service.drop_table(0)
+    assert statuses(released(service)) == [Status.NO_TABLE]
+    assert statuses(deliver(service, Worker(1).tick(0, [], [0]))) == [Status.OK]
+    assert service.metrics()["applied"] == 1
+    assert service.metrics()["pending_bytes"] == 0
+
+
+# --- loads -------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_takes_the_tables_place_when_it_ends() -> None:
+    service = served()
+    a = Worker()
+    keys = [hash_in(s, 7) for s in range(SLOTS)]
+    deliver(service, a.push(keys, list(range(SLOTS)), sequence=1))
+    rows = [0] * SLOTS
+    sections = []
+    for slot in (3, 9):
+        reply = one(deliver(service, a.bare(Op.SECTION, aux=slot)))
+        sections.append(reply.values)
+        rows[slot] = 1
+    deliver(service, a.push(keys, [1] * SLOTS, sequence=2))
+    messages = [
+        a.numbers(Op.LOAD_BEGIN, rows, sequence=3),
+        a.section(1, sections[0], sequence=4),
+        a.section(1, sections[1], sequence=5),
+        a.numbers(Op.LOAD_END, [41], sequence=6),
+    ]
+    for message in messages:
+        assert one(deliver(service, message)).status == Status.OK
+        assert one(deliver(service, message)).status == Status.OK  # and again
+    assert service.shard(0).step == 41
+    assert len(service.shard(0)) == 2
+    assert weights(service, keys) == [-3 if s == 3 else -9 if s == 9 else 0 for s in range(SLOTS)]
+
+
+def test_a_load_of_rows_that_belong_elsewhere_or_are_damaged_is_refused() -> None:
+    service = served(workers=2)
+    a = Worker()
+    deliver(service, a.push([hash_in(3), hash_in(9)], [1, 1], sequence=1))
+    section = one(deliver(service, a.bare(Op.SECTION, aux=9))).values
+    deliver(service, a.numbers(Op.LOAD_BEGIN, [1] * SLOTS, sequence=2))
+    service.set_map(3, 0, 8)
+    assert one(deliver(service, a.section(1, section, sequence=3))).slots == (9,)
+    service.set_map(4, 0, 16)
+    assert "does not hold 9 rows" in one(deliver(service, a.section(9, section, sequence=4))).text
+    other = one(deliver(service, Worker(1).section(1, section, sequence=1)))
+    assert "no load of this worker is under way" in other.text
+    assert one(deliver(service, a.section(1, section, sequence=5))).status == Status.OK
+    assert "in the table already" in one(deliver(service, a.section(1, section, sequence=6))).text
+    service.dismiss(0, 1)  # the load goes with its worker
+    service.admit(0, 2, 0)
+    assert "no load" in one(deliver(service, Worker(incarnation=2).numbers(Op.LOAD_END, [1], sequence=7))).text
+    assert weights(service, [hash_in(3), hash_in(9)]) == [-1, -1]
+
+
+# --- functions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_changes_rows_does_so_once_and_answers_the_same_again() -> None:
+    service = served()
+    a = Worker()
+    decay = 5
+    deliver(service, a.assign([hash_in(1), hash_in(2)], [8, 4], sequence=1))
+    first = one(deliver(service, a.reduce(decay, [0.5], sequence=2)))
+    again = one(deliver(service, a.reduce(decay, [0.5], sequence=2)))
+    assert first.values.tolist() == again.values.tolist()
+    assert first.values.sum() == 2
+    assert weights(service, [hash_in(1), hash_in(2)]) == [4, 2]
+    assert one(deliver(service, a.reduce(1, sequence=1 << 63))).values.tolist()[1:3] == [4, 2]
+    service.set_map(1, 0, 4)
+    assert one(deliver(service, a.reduce(1, sequence=1 << 63))).status == Status.WRONG_EPOCH
+    assert len(one(deliver(service, a.reduce(1, sequence=1 << 63, epoch=1))).values) == 4
