@@ -361,7 +361,7 @@ def test_a_peer_that_does_not_read_is_not_waited_for(service, context):
             for _ in range(20):
                 reply = client.ask(Op.PULL, [hashes], dtype=1, dim=64, count=len(hashes), table=2)
                 assert reply.status in {Status.OK, Status.OVERLOADED}
-                assert loop.metrics()["unsent_bytes"] <= 10 * one
+                assert loop.metrics()["unsent_bytes"] <= 11 * one  # and one that was just made
             client.push(hashes, np.ones((len(hashes), 1), np.float32))  # whose reply holds no values
             assert loop.metrics()["overloaded"] > 0
             idle.socket.close(0)
