@@ -1,6 +1,6 @@
 """Long random histories of a Service, against what each reply must be, worked out the slow way.
 
-Workers push small integers with SGD at lr 1, so that a weight is minus the sum of what was applied, in any order, exactly.
+Workers push small integers with SGD at lr 1: a weight is minus the sum of what was applied, in any order, exactly.
 Messages wait in a bag: they are delivered in any order, again and again, also when their worker has gone.
 """
 
