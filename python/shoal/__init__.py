@@ -58,6 +58,7 @@ from shoal.optim import (
     Zeros,
 )
 from shoal.reports import report
+from shoal.rpc.filters import Filters
 from shoal.store import LocalStore, Store, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
 
@@ -82,6 +83,7 @@ __all__ = [
     "FactorizationMachine",
     "FeatureNames",
     "Fenced",
+    "Filters",
     "GroupFTRL",
     "Handle",
     "KeyBatch",

@@ -12,12 +12,14 @@ The modules are imported when they are used: ``import shoal`` needs neither them
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.consistency import BSP, Consistency
 
 if TYPE_CHECKING:
     from shoal.cluster.client import ClusterStore
+    from shoal.rpc.filters import Filters
 
 __all__ = ["connect"]
 
@@ -33,6 +35,7 @@ def connect(
     timeout: float = 60.0,
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
+    filters: Filters | Mapping[str, Filters] | None = None,
 ) -> ClusterStore:
     """Join a cluster as a worker: a store whose rows are on servers.
 
@@ -56,6 +59,8 @@ def connect(
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     curve : path, optional
         Directory of the cluster's keys, made by ``shoal keygen``.
+    filters : Filters, or one for each table's name, optional
+        What may be done to send fewer bytes; default: nothing. Each worker chooses for itself.
 
     Returns
     -------
@@ -85,4 +90,5 @@ def connect(
         timeout=timeout,
         threads=threads,
         curve=curve,
+        filters=filters,
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ from shoal.errors import ShoalError
 from shoal.functions import Function
 from shoal.handle import Pending
 from shoal.rpc.channel import Channel, UnderWay
+from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.messages import AskMap, AskTable, Barrier, Event, Joined, MapIs, Passed, ServerGone, TableForm, TableIs
 from shoal.rpc.requests import Requests, Worker
@@ -57,6 +58,7 @@ def connect(
     timeout: float = 60.0,
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
+    filters: Filters | Mapping[str, Filters] | None = None,
     on_close: Callable[[], None] | None = None,
 ) -> ClusterStore:
     """Join a cluster as a worker; see :func:`shoal.cluster.connect`.
@@ -71,6 +73,7 @@ def connect(
         timeout=timeout,
         threads=threads,
         curve=curve,
+        filters=filters,
         on_close=on_close,
     )
 
@@ -88,8 +91,13 @@ class ClusterStore(Store):
         timeout: float,
         threads: int | None,
         curve: str | os.PathLike[str] | None,
+        filters: Filters | Mapping[str, Filters] | None,
         on_close: Callable[[], None] | None,
     ) -> None:
+        self._filters = dict(filters) if isinstance(filters, Mapping) else filters
+        self._filtered: dict[str, Filter] = {}
+        for table in self._filters if isinstance(self._filters, dict) else [""]:
+            choose(self._filters, table)  # what is no description is refused at once
         with contextlib.ExitStack() as undo:  # what is to be done when the store is closed, last to first
             if on_close is not None:
                 undo.callback(on_close)
@@ -180,6 +188,11 @@ class ClusterStore(Store):
         self._check_usable()
         return self.channel.metrics()
 
+    def filter_metrics(self) -> dict[str, dict[str, float]]:
+        """Count, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
+        self._check_usable()
+        return {table: filter.metrics() for table, filter in self._filtered.items()}
+
     # ---- clocks ------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -210,7 +223,12 @@ class ClusterStore(Store):
         return found.id
 
     def _make_shard(self, spec: TableSpec) -> RemoteShard:
-        return RemoteShard(self.channel, self._find(spec), spec)
+        number = self._find(spec)
+        filters = choose(self._filters, spec.name)
+        if filters is not None and spec.name not in self._filtered:
+            joined = self._joined
+            self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
+        return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name))
 
     def _undisturbed(self, save: Callable[[], None]) -> None:
         with self._gate.shut():  # pushes of this process's other threads wait
@@ -293,7 +311,7 @@ class _Pushed(UnderWay):
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
         """Fill ``rows`` as they are behind this push."""
-        return _Behind(self, lambda: _pull(self._channel, self.call.table, batch, rows))
+        return _Behind(self, lambda: _pull(self._channel, self.call.table, batch, rows, self.call.filter))
 
 
 class _Behind:
@@ -315,10 +333,9 @@ class _Behind:
         self._begun.wait(timeout)
 
 
-def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows) -> UnderWay:
-    return channel.begin(
-        Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=rows.shape[1] if rows.ndim > 1 else 1
-    )
+def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> UnderWay:
+    dim = rows.shape[1] if rows.ndim > 1 else 1
+    return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=dim, filter=filter)
 
 
 class RemoteShard:
@@ -328,9 +345,10 @@ class RemoteShard:
     `pull` and `push`.
     """
 
-    def __init__(self, channel: Channel, table: int, spec: TableSpec) -> None:
+    def __init__(self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None) -> None:
         self._channel = channel
         self._table = table
+        self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
         workers = _core.Workers(1)
         pattern = spec.shard(2, workers)
@@ -339,7 +357,7 @@ class RemoteShard:
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> UnderWay:
         """Fill ``rows``."""
-        return _pull(self._channel, self._table, batch, rows)
+        return _pull(self._channel, self._table, batch, rows, self._filter)
 
     def push(self, batch: _core.KeyBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
@@ -348,7 +366,13 @@ class RemoteShard:
 
     def _write(self, op: int, batch: _core.KeyBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
-            op, self._table, hashes=batch.hashes, begins=batch.begins, values=values, dim=values.shape[1]
+            op,
+            self._table,
+            hashes=batch.hashes,
+            begins=batch.begins,
+            values=values,
+            dim=values.shape[1],
+            filter=self._filter,
         )
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
