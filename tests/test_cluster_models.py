@@ -1,4 +1,4 @@
-"""Models, dense tables and functions on a cluster: one worker has the bits of a local store, several those of a merge."""
+"""Models, dense tables and functions on a cluster: one worker has a local store's bits, several those of a merge."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def test_the_solver_has_the_bits_of_a_local_store_and_workers_go_to_the_same_opt
     with served(2, 1) as address:
         found = together(address, 2, learn(lambda store: batches[store.rank :: 2]))
     assert found[0][1] == found[1][1]
-    assert found[0][0].converged and found[1][0].converged
+    assert found[0][0].converged
+    assert found[1][0].converged
     weights = [np.frombuffer(rows[0], np.float32).reshape(-1, 2)[:, 0] for rows in (expected[1], found[0][1])]
     assert np.max(np.abs(weights[0] - weights[1])) < 0.05
 
