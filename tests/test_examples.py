@@ -1,10 +1,12 @@
 """The scripts of examples/ as a user starts them, each in a process and a folder of its own."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import shoal
@@ -103,3 +105,48 @@ def test_the_hourly_loop_in_two_runs_learns_what_it_learns_in_one(tmp_path):
         assert one.examples == other.examples == 6000
         for these, those in zip(one.weights(), other.weights(), strict=True):
             assert these.tolist() == those.tolist()
+
+
+def digits():
+    return runpy.run_path(str(ROOT / "examples" / "digits_cnn.py"))
+
+
+def plain_sgd(example, epochs):
+    """The example's losses by plain SGD on whole mini-batches: of all examples, in each epoch."""
+    images, labels = example["load_digits"](return_X_y=True)
+    images = (images / 16).astype(np.float32).reshape(-1, 8, 8)
+    weights = {name: example["start"](name) for name in example["SHAPES"]}
+    losses = []
+    for epoch in range(epochs):
+        order = np.random.default_rng(epoch).permutation(len(images))
+        total = 0.0
+        for begin in range(0, len(order), example["BATCH"]):
+            batch = order[begin : begin + example["BATCH"]]
+            loss, gradients = example["backward"](weights, images[batch], labels[batch])
+            for name, weight in weights.items():
+                weight -= np.float32(example["LR"]) * (gradients[name] / np.float32(len(batch)))
+            total += loss
+        losses.append(total / len(order))
+    return losses
+
+
+def test_the_small_cnn_has_the_losses_of_plain_sgd_to_the_bit():
+    example = digits()
+    with shoal.local() as store:
+        losses = example["train"](store, 3)
+    assert losses == plain_sgd(example, 3)
+    assert losses[2] < 0.7 < losses[0]
+
+
+def test_the_gradients_of_the_small_cnn_are_those_of_its_losses():
+    example = digits()
+    random = np.random.default_rng(3)
+    weights = {name: random.normal(size=shape) for name, shape in example["SHAPES"].items()}
+    images, labels = random.normal(size=(5, 8, 8)), np.array([0, 1, 2, 3, 9])
+    gradients = example["backward"](weights, images, labels)[1]
+    for name, weight in weights.items():
+        direction = random.normal(size=weight.shape)
+        losses = [
+            example["backward"](weights | {name: weight + h * direction}, images, labels)[0] for h in (1e-6, -1e-6)
+        ]
+        assert np.sum(gradients[name] * direction) == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-5)

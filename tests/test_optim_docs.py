@@ -34,7 +34,17 @@ def test_the_table_of_defaults_is_the_codes(text):
     for names, _, _, defaults in rows:
         for name in names.replace("`", "").split(","):
             documented[name.strip()] = defaults.split("(")[0].strip()
-    assert set(documented) == {"SGD", "Momentum", "Adagrad", "RowWiseAdagrad", "FTRL", "GroupFTRL", "Adam", "AdamW"}
+    assert set(documented) == {
+        "SGD",
+        "Momentum",
+        "Adagrad",
+        "RowWiseAdagrad",
+        "FTRL",
+        "GroupFTRL",
+        "Adam",
+        "AdamW",
+        "Proximal",
+    }
     documented["GroupFTRL"] = documented["FTRL"] + ", l21 0"
     for name, told in documented.items():
         parts = [part.strip().rsplit(" ", 1) for part in told.split(",")]

@@ -42,7 +42,7 @@ PYTHON = {
     "store": "_core errors consistency optim gate handle table dense sealed checkpoint",
     "rpc": "_core errors consistency optim handle table",
     "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
-    "models": "_core errors optim table sealed checkpoint store data metrics",
+    "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",

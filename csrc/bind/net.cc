@@ -214,6 +214,7 @@ void add_wire(py::module_& module) {
 void add_net(py::module_& module) {
   add_wire(module);
   add_service(module);
+  add_loop(module);
 }
 
 }  // namespace shoal::bind

@@ -48,9 +48,12 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
   if (name == GroupFtrl::kName) {
     return made<GroupFtrl>(std::move(params));
   }
+  if (name == Proximal::kName) {
+    return made<Proximal>(std::move(params));
+  }
   SHOAL_CHECK(name == Adam::kName || name == Adam::kDecoupledName,
               "no optimizer " + std::string(name) +
-                  ": SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam or AdamW");
+                  ": SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW or Proximal");
   return made<Adam>(std::move(params));
 }
 
@@ -58,7 +61,15 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
 
 Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params)
     : clip_(take_clip(params)),
-      rule_(make_rule(name, std::move(params))) {}  // in this order: rule_ gets what is left
+      rule_(make_rule(name, std::move(params))) {  // in this order: rule_ gets what is left
+  SHOAL_CHECK(
+      !pairs() || !clip_.active(),
+      std::string(name) + " takes no clip_value or clip_norm: what is pushed is more than a gradient");
+}
+
+bool Optimizer::pairs() const noexcept {
+  return std::visit([](const auto& rule) { return requires { rule.kPairs; }; }, rule_);
+}
 
 std::span<const std::string_view> Optimizer::columns() const noexcept {
   return std::visit([](const auto& rule) { return std::span<const std::string_view>(rule.kColumns); }, rule_);

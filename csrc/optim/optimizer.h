@@ -5,6 +5,7 @@
 //   row_state()              the name of its number per row, or none
 //   start(block)             columns[0] holds initial weights; makes them a fresh row
 //   step(block)              one step of every row
+//   kPairs                   where it is there, a row has two elements, of which only the first is a weight
 //   read, write, move        weights from columns and back, only where kDerivesWeights
 // std::visit once per batch; no choice is left inside a loop over rows.
 
@@ -20,12 +21,13 @@
 #include "optim/ftrl.h"
 #include "optim/group_ftrl.h"
 #include "optim/momentum.h"
+#include "optim/proximal.h"
 #include "optim/rowwise_adagrad.h"
 #include "optim/sgd.h"
 
 namespace shoal {
 
-using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam>;
+using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal>;
 
 class Optimizer {
  public:
@@ -39,6 +41,8 @@ class Optimizer {
   std::span<const std::string_view> columns() const noexcept;
   bool derives_weights() const noexcept;
   std::string_view row_state() const noexcept;
+  // Whether a row is a weight and something beside it: dim is 2, and only a step may change it.
+  bool pairs() const noexcept;
 
  private:
   Clip clip_;

@@ -19,7 +19,7 @@ struct Call {
   double parameter = 0;
 };
 
-Call checked(Function function, std::span<const double> parameters) {
+Call checked(const Shard& shard, Function function, std::span<const double> parameters) {
   const std::size_t takes = function == Function::kSum ? 0 : 1;
   SHOAL_CHECK(function >= Function::kSum && function <= Function::kShrink,
               "there is no function " + std::to_string(static_cast<std::uint32_t>(function)) + " of a table");
@@ -49,6 +49,8 @@ Call checked(Function function, std::span<const double> parameters) {
     default:
       SHOAL_CHECK(p >= 0 && std::isfinite(p), "a shrink's l1 must be finite and not negative" + got);
   }
+  SHOAL_CHECK(!changes(function) || !shard.spec().optimizer.pairs(),
+              "rows of this table are a weight and its gradient: only a step may change them");
   return {.function = function, .parameter = p};
 }
 
@@ -59,6 +61,8 @@ double norm_of(std::span<const float> row) noexcept {
   }
   return std::sqrt(squares);
 }
+
+constexpr std::size_t kLeastCandidates = 4096;  // more than this are worth being cut down to k
 
 struct Candidate {
   double norm;
@@ -77,18 +81,16 @@ void keep_best(std::vector<Candidate>& all, std::size_t k) {
   }
 }
 
-// One slot's answer to a question, dim numbers for sum and one for the others.
-void answer(const Call& call, std::size_t dim, std::span<const float> weights, double* to) noexcept {
+// A row's answer to a question is added to its slot's: a number for each weight for sum, one for the others.
+void answer(const Call& call, std::span<const float> row, double* to) noexcept {
   if (call.function == Function::kSum) {
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      to[i % dim] += static_cast<double>(weights[i]);
+    for (std::size_t e = 0; e < row.size(); ++e) {
+      to[e] += static_cast<double>(row[e]);
     }
   } else if (call.function == Function::kCount) {
-    for (std::size_t i = 0; i < weights.size(); i += dim) {
-      *to += norm_of(weights.subspan(i, dim)) > call.parameter ? 1 : 0;
-    }
+    *to += norm_of(row) > call.parameter ? 1 : 0;
   } else {
-    for (const float weight : weights) {
+    for (const float weight : row) {
       const double size = std::abs(static_cast<double>(weight));
       *to =
           call.parameter == 1 ? *to + size : (call.parameter == 2 ? *to + size * size : std::max(*to, size));
@@ -96,34 +98,39 @@ void answer(const Call& call, std::size_t dim, std::span<const float> weights, d
   }
 }
 
-// ask(part, slot, hashes, weights) for every slot, by `parts` threads; each takes neighbouring slots in ascending order.
+// ask(part, slot, hash, weights) for every row, by `parts` threads; each takes neighbouring slots in ascending order, and
+// a slot's rows in hash order.
 template <class Ask>
-void each_slot(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts, const Ask& ask) {
+void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts, const Ask& ask) {
   const Pieces pieces{end - first, parts};
+  const std::size_t dim = shard.rows().dim();
+  const std::size_t width =
+      shard.spec().optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
   shard.pool().run(parts, [&](std::size_t part) {
     std::vector<std::uint64_t> hashes;
     std::vector<float> weights;
     for (std::size_t s = first + pieces.begin(part); s < first + pieces.begin(part + 1); ++s) {
       shard.read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
-      ask(part, s, hashes, weights);
+      for (std::size_t r = 0; r < hashes.size(); ++r) {
+        ask(part, s, hashes[r], std::span<const float>(weights).subspan(r * dim, width));
+      }
     }
   });
 }
 
 std::vector<double> top(const Shard& shard, std::size_t k, std::size_t first, std::size_t end,
                         std::size_t parts) {
-  const std::size_t dim = shard.rows().dim();
   std::vector<std::vector<Candidate>> best(parts);
-  each_slot(shard, first, end, parts,
-            [&](std::size_t part, std::size_t /*slot*/, std::span<const std::uint64_t> hashes,
-                std::span<const float> weights) {
-              for (std::size_t r = 0; r < hashes.size(); ++r) {
-                best[part].push_back({norm_of(weights.subspan(r * dim, dim)), hashes[r]});
-              }
-              keep_best(best[part], k);
-            });
+  each_row(shard, first, end, parts,
+           [&](std::size_t part, std::size_t /*slot*/, std::uint64_t hash, std::span<const float> weights) {
+             best[part].push_back({norm_of(weights), hash});
+             if (best[part].size() >= 2 * k + kLeastCandidates) {
+               keep_best(best[part], k);
+             }
+           });
   std::vector<Candidate> all;
-  for (const auto& some : best) {
+  for (auto& some : best) {
+    keep_best(some, k);
     all.insert(all.end(), some.begin(), some.end());
   }
   keep_best(all, k);
@@ -157,7 +164,7 @@ bool changes(Function function) noexcept {
 
 std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
                            std::size_t first, std::size_t end) {
-  const Call call = checked(function, parameters);
+  const Call call = checked(shard, function, parameters);
   SHOAL_CHECK(first <= end && end <= shard.slots().count(), "there are no such slots");
   if (changes(function)) {
     const auto moved = shard.reweigh(first, end, [&call](std::span<float> weights) {
@@ -171,14 +178,14 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
   if (function == Function::kTopK) {
     return top(shard, static_cast<std::size_t>(call.parameter), first, end, parts);
   }
-  const std::size_t dim = shard.rows().dim();
-  const std::size_t width = function == Function::kSum ? dim : 1;
+  const std::size_t width =
+      function == Function::kSum && !shard.spec().optimizer.pairs() ? shard.rows().dim() : 1;
   std::vector<double> answers((end - first) * width);
-  each_slot(shard, first, end, parts,
-            [&](std::size_t /*part*/, std::size_t slot, std::span<const std::uint64_t> /*hashes*/,
-                std::span<const float> weights) {
-              answer(call, dim, weights, answers.data() + (slot - first) * width);
-            });
+  each_row(
+      shard, first, end, parts,
+      [&](std::size_t /*part*/, std::size_t slot, std::uint64_t /*hash*/, std::span<const float> weights) {
+        answer(call, weights, answers.data() + (slot - first) * width);
+      });
   return answers;
 }
 

@@ -5,7 +5,7 @@
 // on how many servers share the slots.
 //
 //   function   parameters         answer for each slot
-//   sum        -                  dim numbers: the sum of each element over the rows
+//   sum        -                  a number for each weight of a row: its sum over the rows
 //   norm       order: 1, 2, inf   sum of |w|, sum of w^2, greatest |w|
 //   count      above              how many rows have a Euclidean norm above it
 //   topk       k                  see below
@@ -17,6 +17,7 @@
 //
 // Rules that derive their weights (FTRL, GroupFTRL) keep n, and move z to where the new weight is read; a weight that is
 // 0 stays 0 with all its evidence, and one that becomes 0 keeps as much evidence as a 0 can have.
+// Of rows that are pairs (Proximal) only the weight is looked at, and no function changes them.
 //
 // Threads: as the Shard's. The Shard's pool shares the slots; a slot is seen as it is at one moment.
 

@@ -28,6 +28,9 @@ Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer)
               "dim must be from 1 to " + std::to_string(kWidest) + ", got " + std::to_string(dim));
   SHOAL_CHECK(dtype == Dtype::kFloat32 || dim >= 2,
               "16-bit weights need dim >= 2: at dim 1 they would save nothing");
+  SHOAL_CHECK(
+      dim == 2 || !optimizer.pairs(),
+      "a row of this optimizer is a weight and its gradient: dim must be 2, got " + std::to_string(dim));
   SHOAL_CHECK(dtype == Dtype::kFloat32 || !optimizer.derives_weights(),
               "this optimizer keeps z and n, not weights, and both need float32: choose dtype float32, or an "
               "optimizer "

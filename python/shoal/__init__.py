@@ -41,7 +41,7 @@ from shoal.errors import (
     WrongProcess,
 )
 from shoal.metrics import Metrics
-from shoal.models import FactorizationMachine, LogisticRegression, LogisticRegressionGrid
+from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
     FTRL,
     SGD,
@@ -52,6 +52,7 @@ from shoal.optim import (
     GroupFTRL,
     Momentum,
     Normal,
+    Proximal,
     RowWiseAdagrad,
     Uniform,
     Zeros,
@@ -65,6 +66,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ASP",
     "BSP",
+    "DBPG",
     "FTRL",
     "SGD",
     "SSP",
@@ -91,6 +93,7 @@ __all__ = [
     "Normal",
     "NotConnected",
     "ProtocolError",
+    "Proximal",
     "Reader",
     "RowWiseAdagrad",
     "ServerLost",

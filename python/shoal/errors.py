@@ -5,7 +5,7 @@ else that shoal raises on purpose is a :class:`ShoalError`. Those of a cluster n
 and for how many seconds the peer has been silent.
 """
 
-from shoal._core import ShoalError, WrongProcess
+from shoal._core import ShoalError, TransportError, WrongProcess
 
 __all__ = [
     "ClosedError",
@@ -16,6 +16,7 @@ __all__ = [
     "ProtocolError",
     "ServerLost",
     "ShoalError",
+    "TransportError",
     "WrongProcess",
 ]
 

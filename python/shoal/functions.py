@@ -49,9 +49,9 @@ def _in_order(answers: Answers) -> Answers:
     return np.asarray(added[-1])
 
 
-def total(rows: Reducible, dim: int) -> Answers:
-    """Add up each element over the rows: float64[dim]."""
-    return _in_order(_ask(rows, Function.SUM).reshape(-1, dim))
+def total(rows: Reducible, slots: int) -> Answers:
+    """Add up each weight of a row over the rows: float64[dim]."""
+    return _in_order(_ask(rows, Function.SUM).reshape(slots, -1))
 
 
 def norm(rows: Reducible, order: float) -> float:

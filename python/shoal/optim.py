@@ -21,6 +21,7 @@ __all__ = [
     "Momentum",
     "Normal",
     "Optimizer",
+    "Proximal",
     "RowWiseAdagrad",
     "Uniform",
     "Zeros",
@@ -230,6 +231,26 @@ class AdamW(Adam):
 
     Parameters are those of :class:`Adam`.
     """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proximal(Optimizer):
+    """One step of proximal gradient for an L1 penalty, scaled by a bound of the curvature: what ``solver="dbpg"`` uses.
+
+    A row is a pair: a weight and the gradient of its last step, so the table's dim is 2. A push brings pairs too,
+    ``(g, u)``; those of several workers add up, then
+    ``v = w - lr * g / u; w = sgn(v) * max(|v| - lr * l1 / u, 0)`` (Li et al., OSDI'14). Where ``u <= 0`` the row stays.
+
+    Parameters
+    ----------
+    lr : float
+        Share of the step that the bound allows, at most 1.
+    l1 : float
+        Strength of the penalty ``l1 * sum(|w|)``.
+    """
+
+    lr: float = 1.0
+    l1: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -682,7 +682,8 @@ class Table:
         Returns
         -------
         float64[dim]
-            Added up in float64, in hash order, slot by slot: the bits do not depend on threads or servers.
+            A number for each weight of a row (of `Proximal`, one), added up in float64, in hash order, slot by slot:
+            the bits do not depend on threads or servers.
 
         Examples
         --------
@@ -693,7 +694,7 @@ class Table:
         ...     table.sum().tolist()
         [4.0, 6.0]
         """
-        return functions.total(self.shard, self.dim)
+        return functions.total(self.shard, self._slots)
 
     def norm(self, order: float = 2) -> float:
         """Compute the norm of all weights of the table, as one vector, where the rows are.

@@ -19,6 +19,7 @@ COLUMNS = {
     "GroupFTRL": ["z", "n"],
     "Adam": ["w", "m", "v"],
     "AdamW": ["w", "m", "v"],
+    "Proximal": ["w"],
 }
 HEADER = b"SHOALSLT" + bytes([1, 0, 0, 0]) + bytes(52)
 

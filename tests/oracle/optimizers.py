@@ -282,13 +282,33 @@ class AdamW(Adam):
         return self.moved(state, (1 - self.lr * self.weight_decay) * state["w"], g, t)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Proximal(Rule):
+    """Li et al., OSDI'14, section 6 of the numerics: rows are (weight, last gradient), gradients are (g, u)."""
+
+    lr: float = 1.0
+    l1: float = 1.0
+
+    def start(self, w0):
+        return {"w": np.array(w0, np.float64)}
+
+    def step(self, state, g, t):
+        w, slope, curvature = state["w"][..., 0], g[..., 0], g[..., 1]
+        v = w - self.lr * divided(slope, curvature)
+        near = np.sign(v) * np.maximum(np.abs(v) - self.lr * divided(self.l1, curvature), 0)
+        moved = np.stack([near, slope], axis=-1)
+        return {"w": np.where(curvature[..., None] > 0, moved, state["w"])}
+
+
 def divided(a, b):
     """``a / b``, and 0 where b is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     return np.divide(a, b, out=np.zeros(a.shape), where=b != 0)
 
 
-RULES = {rule.__name__: rule for rule in (SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW)}
+RULES = {
+    rule.__name__: rule for rule in (SGD, Momentum, Adagrad, RowWiseAdagrad, FTRL, GroupFTRL, Adam, AdamW, Proximal)
+}
 
 
 def rule_of(optimizer) -> Rule:

@@ -5,6 +5,7 @@ What is where:
     model.py        Model: what all kinds share; a kind says how rows become margins, and slopes gradients
     logistic.py     logistic regression
     fm.py           factorisation machine
+    dbpg.py         delayed block proximal gradient: logistic regression to its optimum
     grid.py         many settings of logistic regression in one pass
     training.py     the one training loop, for one or several models: passes, validation, early stopping
     plan.py         the settings of a fit: epochs, shuffling, sampling, early stopping
@@ -23,6 +24,7 @@ import os
 from pathlib import Path
 
 from shoal.models import files
+from shoal.models.dbpg import DBPG, Solved
 from shoal.models.files import load_names
 from shoal.models.fm import FactorizationMachine
 from shoal.models.grid import GridResult, LogisticRegressionGrid
@@ -34,6 +36,7 @@ from shoal.store import Store
 
 __all__ = [
     "BIAS_KEY",
+    "DBPG",
     "FactorizationMachine",
     "Fit",
     "GridResult",
@@ -44,6 +47,7 @@ __all__ = [
     "Pass",
     "Plan",
     "Point",
+    "Solved",
     "load",
     "load_names",
     "merged",

@@ -3,18 +3,26 @@
 A margin is a = b + sum of w_k x_k over the example's features, the probability 1 / (1 + e^-a). The gradient of a batch
 is a *sum* over its examples, each times its weight, one optimizer step per unique key; with batches of one example this
 is the textbook online algorithm (McMahan et al., KDD 2013, Algorithm 1).
+
+With ``solver="dbpg"`` it goes to the optimum of all losses and an L1 penalty instead, from examples that it holds
+(dbpg.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.models import files
+from shoal.metrics import Accumulator
+from shoal.models import dbpg, files
+from shoal.models.dbpg import DBPG, Solved
 from shoal.models.model import Floats, Model
-from shoal.optim import FTRL, Optimizer
+from shoal.models.plan import Metric, Plan
+from shoal.optim import FTRL, Optimizer, Proximal
 from shoal.store import Store
 from shoal.table import KeyBatch, Rows, Table
 
@@ -34,11 +42,14 @@ class LogisticRegression(Model):
         Name of the table in the store. Two models in one store need two names.
     seed : int
         Seed of the table: of the rounding of its accumulators.
+    solver : {"online", "dbpg"} or DBPG
+        One optimizer step for each batch; or, by the delayed block proximal gradient, the weights that minimise the sum
+        of all losses and an L1 penalty. "dbpg" is ``DBPG()``; it has no other optimizer, and `fit` holds the examples.
 
     Raises
     ------
     ValueError
-        The store has a table of that name with another description.
+        The store has a table of that name with another description, or there is no such solver.
 
     Examples
     --------
@@ -60,16 +71,91 @@ class LogisticRegression(Model):
         *,
         table: str = "lr",
         seed: int = 0,
+        solver: str | DBPG = "online",
     ) -> None:
+        if solver not in ("online", "dbpg") and not isinstance(solver, DBPG):
+            raise ValueError(f'solver is {solver!r}: pass "online", "dbpg" or shoal.DBPG(...)')
+        self._solver = DBPG() if solver == "dbpg" else solver if isinstance(solver, DBPG) else None
+        self._solved: Solved | None = None
+        if self._solver is not None:
+            if optimizer is not None:
+                raise ValueError(f"solver {solver!r} has a rule of its own: leave out optimizer={optimizer!r}")
+            optimizer = Proximal(lr=self._solver.lr, l1=self._solver.l1)
         self._described = table, optimizer or FTRL(), seed
         super().__init__(store, bias)
 
+    @property
+    def solver(self) -> DBPG | None:
+        """How it goes to the optimum; None: it learns online."""
+        return self._solver
+
+    @property
+    def solved(self) -> Solved | None:
+        """How the last `fit` of the solver ended; None of a model that learns online, and before the first."""
+        return self._solved
+
     def _make_tables(self) -> Sequence[Table]:
         name, optimizer, seed = self._described
-        return [self._store.table(name, dim=1, optimizer=optimizer, seed=seed)]
+        dim = 1 if self._solver is None else 2  # a weight, and its gradient
+        return [self._store.table(name, dim=dim, optimizer=optimizer, seed=seed)]
+
+    def fit(
+        self,
+        reader: Iterable[Batch],
+        *,
+        epochs: int = 1,
+        valid: Iterable[Batch] | None = None,
+        shuffle: bool | int = False,
+        negative_rate: float = 1.0,
+        warm_up: bool = True,
+        seed: int = 0,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        metric: Metric = "logloss",
+        progress: bool | float = True,
+    ) -> Self:
+        """Learn from all batches of a reader; see `Model.fit`.
+
+        With ``solver="dbpg"`` all examples are read once and held, and the weights go to the optimum, from where they
+        are: ``epochs``, ``shuffle`` and ``patience`` make no sense and are refused, there are no batches to warm up
+        with, and progress is logged instead of drawn. ``valid`` is measured at the end. `solved` tells how it went.
+        """
+        if self._solver is None:
+            return super().fit(
+                reader,
+                epochs=epochs,
+                valid=valid,
+                shuffle=shuffle,
+                negative_rate=negative_rate,
+                warm_up=warm_up,
+                seed=seed,
+                patience=patience,
+                min_delta=min_delta,
+                metric=metric,
+                progress=progress,
+            )
+        plan = Plan(
+            epochs=epochs,
+            shuffle=shuffle,
+            negative_rate=negative_rate,
+            warm_up=False,
+            seed=seed,
+            patience=patience,
+            min_delta=min_delta,
+            metric=metric,
+        )
+        self._calibration = None
+        self._solved = dbpg.fit(self, self._solver, reader, valid, plan)
+        return self
+
+    def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
+        """Predict, count into ``seen``, push; see `Model.learn`."""
+        if self._solver is not None:
+            raise ValueError('solver "dbpg" learns from all examples at once: call fit, or make a model without it')
+        return super().learn(batch, keys, seen)
 
     def _forward(self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows]) -> tuple[Floats, Any]:
-        weights = rows[0].reshape(-1)
+        weights = np.ascontiguousarray(rows[0][:, 0])
         margins = _core.logistic_margins(
             batch.indptr, batch.values, keys.native, self._has_bias, weights, self._store.workers
         )
@@ -87,4 +173,7 @@ class LogisticRegression(Model):
     @classmethod
     def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
         optimizer = store.tables[described.table].optimizer
-        return cls(optimizer, store, described.bias, table=described.table, seed=described.seed)
+        more: dict[str, Any] = {"table": described.table, "seed": described.seed}
+        if isinstance(optimizer, Proximal):
+            return cls(None, store, described.bias, solver=DBPG(lr=optimizer.lr, l1=optimizer.l1), **more)
+        return cls(optimizer, store, described.bias, **more)

@@ -65,11 +65,7 @@ def train(
         check_iterable(valid, "valid", passes=plan.epochs)
     elif plan.patience is not None:
         raise ValueError("patience needs something to measure after each pass: pass valid=")
-    for model in models:
-        model.check_format(reader)
-        model.note_format(reader)
-        model.record.best_pass = None
-        model.record.fits.append(_fit(model, reader, valid, plan))
+    begin_fit(models, reader, valid, plan)
     with ExitStack() as stack:
         students = [Student(model, plan, stack) for model in models]
         for epoch in range(plan.epochs):
@@ -86,6 +82,15 @@ def train(
                     student.note_validation(metrics, curves, last=epoch + 1 == plan.epochs)
         for student in students:
             student.finish()
+
+
+def begin_fit(models: Sequence[Model], reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> None:
+    """Note down from what the models learn, and how."""
+    for model in models:
+        model.check_format(reader)
+        model.note_format(reader)
+        model.record.best_pass = None
+        model.record.fits.append(_fit(model, reader, valid, plan))
 
 
 def _fit(model: Model, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> Fit:
@@ -139,6 +144,21 @@ class Student:
             self.seen.weight - weight if batch.weights is not None else len(batch),
             loss,
             total=self.model.examples,
+            pass_number=self._number,
+            progress=self.seen,
+        )
+
+    def note(self, whole: Batch, margins: Floats) -> None:
+        """Record that the model has learned from all examples at once, and what it makes of them now."""
+        record = self.model.record
+        self.seen.update(whole.labels, margins, whole.weights)
+        self._features += whole.nnz
+        record.examples += len(whole)
+        record.curve.add(
+            len(whole),
+            self.seen.weight,
+            self.seen.loss_sum,
+            total=record.examples,
             pass_number=self._number,
             progress=self.seen,
         )

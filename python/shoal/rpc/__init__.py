@@ -2,6 +2,7 @@
 
     map.py        which endpoint owns which slots
     messages.py   control messages: typed, versioned
+    loop.py       data loops: endpoints of a server that serve without Python
     curve.py      keys: who may speak, and how one proves who one is
 
 Nothing here is imported by ``import shoal``.

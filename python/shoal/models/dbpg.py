@@ -1,0 +1,374 @@
+"""Delayed block proximal gradient: logistic regression with an L1 penalty, to its optimum, from data that is held.
+
+Minimises f(w) + l1 * sum(|w|), f the sum of the losses by weight (Li et al., "Scaling distributed machine learning with
+the parameter server", OSDI 2014). Every worker holds its examples, and keeps their margins up to date:
+
+    iteration t, block b = t mod blocks          a block is a run of slots: neighbours in hash order
+        wait until the updates of the iterations up to t - delay - 1 are in the margins
+        push (g_k, u_k) for each key k of the block, tick; the servers add up the workers' pairs and make one step
+            v = w_k - lr g_k / u_k;   w_k = sgn(v) max(|v| - lr l1 / u_k, 0)
+        ask for the new (w_k, g_k); they come while the next blocks are worked on
+
+The bound u. With c = 1/4, the greatest slope of the logistic function, and weights of examples v_i,
+
+    u_k = sum_i c v_i |x_ik| sum_l |x_il|        l over the block, and those that are under way at the same time
+
+The Hessian's element (k, l) is at most sum_i c v_i |x_ik| |x_il| in size, so u bounds a block's curvature (a matrix is
+below the diagonal of its absolute row sums), and the coupling to updates that are not seen yet: then every step with
+lr <= 1 is safe, whatever the delay. The diagonal alone, sum_i c v_i x_ik^2, would need an lr that depends on the data.
+
+The KKT filter. Where w_k = 0 and the last gradient has |g_k| <= (1 - slack) l1, the step would leave w_k at 0 unless
+the gradient moves a good deal: k is passed over, neither pushed nor pulled. All workers see the same (w_k, g_k), so
+they pass over the same keys. The first pass is over all keys, and so is the one that ends the fit:
+
+    the violation of k      max(|g_k| - l1, 0) where w_k = 0, else |g_k + l1 sgn(w_k)|
+    done                    their sum in a pass over all keys is at most `tolerance` of that of the first pass
+
+Invariants
+    I1  The margins are those of the weights that this worker has seen: X w, in float64.
+    I2  What an iteration sees depends on t and delay alone, not on time: runs repeat bit for bit, and a local store
+        does as one worker on a cluster.
+
+Threads: the caller's; the store's share the kernels. Memory: about 50 bytes a feature of every example.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.consistency import BSP
+from shoal.data import Batch
+from shoal.data.pieces import joined
+from shoal.handle import Handle
+from shoal.models.model import BIAS_KEY
+from shoal.models.training import Student, begin_fit, check_iterable, measure
+from shoal.models.watch import interrupts_at_boundaries
+from shoal.optim import SGD, Proximal
+from shoal.table import KeyBatch, Rows, mix
+
+if TYPE_CHECKING:
+    from shoal.models.logistic import LogisticRegression
+    from shoal.models.plan import Plan
+
+log = logging.getLogger(__name__)
+
+_SLOPE = 0.25
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DBPG:
+    """How `LogisticRegression(solver=...)` goes to the optimum of the losses' sum and ``l1 * sum(|w|)``.
+
+    Parameters
+    ----------
+    l1 : float
+        Strength of the penalty, 0 or more; the bias is penalised like any other weight.
+    lr : float
+        Share of the step that is safe; above 0, at most 1.
+    blocks : int
+        Into how many blocks the features are cut, 1 to the store's slots.
+    delay : int
+        By how many blocks the gradient may lag behind: the more, the more computing and communication overlap, and the
+        smaller the steps. Less than ``blocks``.
+    slack : float or None
+        Of the KKT filter, 0 to 1: weights of 0 whose gradient was below ``(1 - slack) * l1`` are passed over. None: no
+        filter.
+    tolerance : float
+        Stop when the violation of the optimum's conditions is this share of that of the first pass.
+    passes : int
+        The most passes over the blocks in a fit.
+    """
+
+    l1: float = 1.0
+    lr: float = 1.0
+    blocks: int = 16
+    delay: int = 0
+    slack: float | None = 0.1
+    tolerance: float = 1e-3
+    passes: int = 100
+
+    def __post_init__(self) -> None:
+        Proximal(lr=self.lr, l1=self.l1)
+        if self.lr > 1:
+            raise ValueError(f"lr is {self.lr}: steps are safe up to 1")
+        if self.blocks < 1:
+            raise ValueError(f"blocks is {self.blocks}: pass 1 or more")
+        if not 0 <= self.delay < self.blocks:
+            raise ValueError(f"delay is {self.delay}: pass 0 up to {self.blocks - 1}, less than there are blocks")
+        if self.slack is not None and not 0 <= self.slack <= 1:
+            raise ValueError(f"slack is {self.slack}: pass 0 to 1, or None for no filter")
+        if not self.tolerance >= 0:
+            raise ValueError(f"tolerance is {self.tolerance}: pass 0 or more")
+        if self.passes < 1:
+            raise ValueError(f"passes is {self.passes}: pass 1 or more")
+
+
+class Solved(NamedTuple):
+    """How the last fit of `DBPG` ended.
+
+    Attributes
+    ----------
+    passes : int
+        Passes over the blocks.
+    converged : bool
+        Whether the tolerance was reached.
+    violation : float
+        Of the last pass over all keys, as a share of that of the first pass; 0 where the first had none.
+    sent, passed_over : int
+        Keys that this worker pushed, and keys that the filter left out.
+    """
+
+    passes: int
+    converged: bool
+    violation: float
+    sent: int
+    passed_over: int
+
+
+class _Block:
+    """The part of the examples that lies in one block of features, and what this worker knows of its keys."""
+
+    def __init__(
+        self, examples: npt.NDArray[np.int64], indptr: npt.NDArray[np.int64], values: Singles | None, keys: KeyBatch
+    ) -> None:
+        self.examples = examples  # those that have a feature of the block, ascending
+        self.indptr = indptr
+        self.values = values
+        self.batch = keys
+        self.keys = keys.keys
+        self.bounds = np.empty(0, np.float32)  # u
+        self.weights = np.zeros(len(keys), np.float32)
+        self.slopes = np.zeros(len(keys), np.float32)  # the workers' gradient of the last step
+        self.margins = np.zeros(len(examples))  # what the block adds to its examples' margins
+
+
+class _Examples:
+    """All examples of this worker, cut into blocks of features."""
+
+    def __init__(self, model: LogisticRegression, whole: Batch, solver: DBPG) -> None:
+        self.whole = whole
+        self.margins = np.zeros(len(whole))
+        self._bias_block: int | None = None
+        self._workers = model.store.workers
+        store, blocks = model.store, solver.blocks
+        if blocks > store.slots:
+            raise ValueError(f"blocks is {blocks}: the store has {store.slots} slots, pass no more")
+        shift = np.uint64(64 - (store.slots - 1).bit_length())
+
+        def block_of(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+            return (mix(keys) >> shift).astype(np.int64) * blocks // store.slots
+
+        if model.has_bias:
+            self._bias_block = int(block_of(np.array([BIAS_KEY], np.uint64))[0])
+        of_entry = block_of(whole.keys)
+        order = np.argsort(of_entry, kind="stable")
+        ends = np.searchsorted(of_entry[order], np.arange(blocks + 1))
+        example_of = np.repeat(np.arange(len(whole)), np.diff(whole.indptr))
+        self.blocks = [
+            self._cut(model, b, order[begin:end], example_of[order[begin:end]])
+            for b, (begin, end) in enumerate(pairwise(ends))
+        ]
+        self._bound(solver.delay)
+
+    def _cut(
+        self, model: LogisticRegression, b: int, entries: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]
+    ) -> _Block:
+        if b == self._bias_block:
+            examples = np.arange(len(self.whole))
+            counts = np.bincount(owners, minlength=len(examples))
+        else:
+            examples, counts = np.unique(owners, return_counts=True)
+        indptr = np.zeros(len(examples) + 1, np.int64)
+        np.cumsum(counts, out=indptr[1:])
+        values = None if self.whole.values is None else self.whole.values[entries]
+        last = BIAS_KEY if b == self._bias_block else None
+        return _Block(examples, indptr, values, model.store.key_batch(self.whole.keys[entries], last=last))
+
+    def _bound(self, delay: int) -> None:
+        """Work out u: the sizes of an example's features in the block and in those within `delay` of it."""
+        sizes = [self._forward(block, np.ones(len(block.batch), np.float32), sizes=True) for block in self.blocks]
+        count = len(self.blocks)
+        for b, block in enumerate(self.blocks):
+            near = np.zeros(len(self.whole))
+            for other in {(b + step) % count for step in range(-delay, delay + 1)}:
+                near[self.blocks[other].examples] += sizes[other]
+            slopes = _SLOPE * near[block.examples]
+            if self.whole.weights is not None:
+                slopes *= self.whole.weights[block.examples]
+            block.bounds = self._backward(block, slopes, sizes=True)
+
+    def _features(self, block: _Block, *, sizes: bool) -> tuple[npt.NDArray[np.int64], Singles | None]:
+        return block.indptr, np.abs(block.values) if sizes and block.values is not None else block.values
+
+    def _forward(self, block: _Block, weights: Singles, *, sizes: bool = False) -> Floats:
+        has_bias = self._bias_block is not None and block is self.blocks[self._bias_block]
+        features = self._features(block, sizes=sizes)
+        return _core.logistic_margins(*features, block.batch.native, has_bias, weights, self._workers)
+
+    def _backward(self, block: _Block, slopes: Floats, *, sizes: bool = False) -> Singles:
+        has_bias = self._bias_block is not None and block is self.blocks[self._bias_block]
+        features = self._features(block, sizes=sizes)
+        return _core.logistic_gradient(*features, block.batch.native, has_bias, slopes, self._workers)
+
+    def gradient(self, block: _Block) -> Singles:
+        """Compute this worker's part of the gradient of the block's keys."""
+        at = block.examples
+        weights = None if self.whole.weights is None else self.whole.weights[at]
+        slopes = _core.logistic_losses(self.margins[at], self.whole.labels[at], weights, self._workers)[1]
+        return self._backward(block, slopes)
+
+    def move(self, block: _Block) -> None:
+        """Bring the margins up to the block's weights."""
+        margins = self._forward(block, block.weights)
+        self.margins[block.examples] += margins - block.margins
+        block.margins = margins
+
+
+class _Run:
+    """One fit."""
+
+    def __init__(self, model: LogisticRegression, solver: DBPG, whole: Batch) -> None:
+        store = model.store
+        if store.num_workers > 1 and store.consistency != BSP():
+            raise ValueError(
+                f'solver "dbpg" adds up the workers\' gradients of an iteration, which {store.consistency} does not: '
+                f"connect with consistency=shoal.BSP()"
+            )
+        self._store, self._table, self._solver = store, model.table, solver
+        self._examples = _Examples(model, whole, solver)
+        self._waiting: deque[tuple[_Block, npt.NDArray[np.int64], Handle[Rows] | None]] = deque()
+        self._violation = 0.0
+        self.sent = 0
+        self.passed_over = 0
+        for block in self._examples.blocks:
+            rows = self._table.pull(block.keys)
+            block.weights, block.slopes = rows[:, 0].copy(), rows[:, 1].copy()
+            self._examples.move(block)
+
+    @property
+    def margins(self) -> Floats:
+        """The margins of the examples."""
+        return self._examples.margins
+
+    def one_pass(self, *, everything: bool, look_up: Callable[[], None]) -> float:
+        """Make an iteration for each block, with `look_up` after each; returns the violation, of all workers."""
+        self._violation = 0.0
+        for block in self._examples.blocks:
+            self._see(self._solver.delay)
+            self._iterate(block, everything=everything)
+            look_up()
+        self._see(0)
+        return self._of_all_workers(self._violation)
+
+    def _see(self, left: int) -> None:
+        """Take in the oldest updates, until no more than `left` are under way."""
+        while len(self._waiting) > left:
+            block, chosen, handle = self._waiting.popleft()
+            if handle is None:
+                continue
+            rows = handle.wait()
+            old, slopes = block.weights[chosen], rows[:, 1]
+            violations = np.where(
+                old == 0,
+                np.maximum(np.abs(slopes, dtype=np.float64) - self._solver.l1, 0),
+                np.abs(slopes + self._solver.l1 * np.sign(old, dtype=np.float64)),
+            )
+            self._violation += float(violations.sum())
+            block.weights[chosen], block.slopes[chosen] = rows[:, 0], slopes
+            self._examples.move(block)
+
+    def _iterate(self, block: _Block, *, everything: bool) -> None:
+        chosen = np.arange(len(block.keys))
+        if not everything and self._solver.slack is not None:
+            calm = np.abs(block.slopes) <= (1 - self._solver.slack) * self._solver.l1
+            chosen = np.flatnonzero(~((block.weights == 0) & calm))
+        self.sent += len(chosen)
+        self.passed_over += len(block.keys) - len(chosen)
+        handle = None
+        if len(chosen):
+            gradient = self._examples.gradient(block)
+            pairs = np.stack([gradient[chosen], block.bounds[chosen]], axis=1)
+            pushed = self._table.push(block.keys[chosen], pairs)
+            if not isinstance(self._store.consistency, BSP):
+                pushed.wait()
+        self._store.tick()
+        if len(chosen):
+            handle = self._table.pull_async(block.keys[chosen])
+        self._waiting.append((block, chosen, handle))
+
+    def _of_all_workers(self, number: float) -> float:
+        """Add up a number of each worker; all get the same sum."""
+        if self._store.num_workers == 1:
+            return number
+        sums = self._store.table(f"{self._table.name}-sums", optimizer=SGD(lr=1.0))
+        key = np.zeros(1, np.uint64)
+        before = sums.pull(key)
+        sums.push(key, np.array([-number], np.float32))
+        self._store.tick()
+        return float((sums.pull(key) - before)[0, 0])
+
+
+def fit(
+    model: LogisticRegression, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan
+) -> Solved:
+    """Go to the optimum for all examples of the reader; see `shoal.LogisticRegression.fit`."""
+    check_iterable(reader, "reader", passes=1)
+    if valid is not None:
+        check_iterable(valid, "valid", passes=1)
+    if plan.epochs != 1 or plan.shuffle or plan.patience is not None:
+        raise ValueError(
+            'solver "dbpg" holds the data and stops by itself: leave epochs, shuffle and patience out, and pass '
+            "shoal.DBPG(passes=..., tolerance=...)"
+        )
+    begin_fit([model], reader, valid, plan)
+    batches = list(plan.batches(reader, 0, model.examples))
+    whole = joined(batches) if batches else _nothing()
+    run = _Run(model, solver, whole)
+    first = share = 0.0
+    everything, converged, passes = True, False, 0
+    with ExitStack() as stack:
+        student = Student(model, plan, stack)
+        interrupted = stack.enter_context(interrupts_at_boundaries())
+
+        def look_up() -> None:
+            if interrupted():
+                raise KeyboardInterrupt
+
+        while passes < solver.passes and not converged:
+            student.begin()
+            complete = False
+            try:
+                violation = run.one_pass(everything=everything, look_up=look_up)
+                student.note(whole, run.margins)
+                complete = True
+            finally:
+                student.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete)
+            passes += 1
+            first = violation if passes == 1 else first
+            share = violation / first if first > 0 else 0.0
+            log.info("pass %d: violation %.3g of the first, logloss %.6f", passes, share, student.seen.logloss)
+            within = share <= solver.tolerance
+            converged = within and everything
+            everything = within or solver.slack is None
+        if not converged:
+            log.warning("no optimum within %d passes: the violation is %.3g of the first", passes, share)
+        if valid is not None:
+            student.note_validation(*measure([model], valid)[0], last=True)
+    return Solved(passes, converged, share, run.sent, run.passed_over)
+
+
+def _nothing() -> Batch:
+    """Make a batch of no examples: a worker without any takes part all the same."""
+    return Batch(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.uint64), None)

@@ -1,0 +1,519 @@
+// Service against a map of weights: whatever is cut, repeated, refused, out of memory or asked at the same time.
+// tests/test_service.py has its rules one by one.
+
+#include "net/service.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "check.h"
+
+using namespace shoal;
+using wire::Header;
+using wire::Op;
+using wire::Status;
+
+namespace {
+
+constexpr std::uint32_t kJob = 77;
+
+TableSpec sgd(std::size_t dim) {
+  return {dim, Dtype::kFloat32, Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}), Init("Zeros", 0, 0),
+          0};
+}
+
+// A worker with its service, and what comes back.
+struct Peer1 {
+  Service& service;
+  std::uint32_t rank = 0;
+  std::uint32_t incarnation = 1;
+  std::uint32_t epoch = 0;
+  Blocks blocks{};
+
+  struct Back {
+    Header header;
+    std::vector<float> values;
+    std::vector<std::uint16_t> slots;
+    std::string text;
+  };
+
+  std::vector<Back> send(Header header, std::span<const wire::Frame> payload) {
+    header.worker = rank;
+    header.incarnation = incarnation;
+    header.job = kJob;
+    header.epoch = epoch;
+    std::array<std::byte, sizeof(Header)> head;
+    wire::encode(header, payload, head);
+    std::vector<wire::Frame> frames{head};
+    frames.insert(frames.end(), payload.begin(), payload.end());
+    Outbox out(blocks);
+    service.handle("peer", frames, out);
+    return read(out);
+  }
+
+  static std::vector<Back> read(Outbox& out) {
+    std::vector<Back> all;
+    wire::Decoded decoded;
+    for (Reply& reply : out.replies()) {
+      std::vector<wire::Frame> frames{reply.header};
+      for (std::size_t i = 0; i < reply.frames; ++i) {
+        frames.push_back(reply.payload.at(i).bytes());
+      }
+      const auto fault =
+          wire::decode(frames, {.payload_bytes = std::uint64_t{1} << 31U, .replies = true}, decoded);
+      CHECK_EQ(std::string(fault.message()), "");
+      const auto floats = decoded.floats();
+      all.push_back({decoded.header,
+                     {floats.begin(), floats.end()},
+                     {decoded.slots.begin(), decoded.slots.end()},
+                     std::string(decoded.text)});
+    }
+    return all;
+  }
+
+  Back one(Header header, std::span<const wire::Frame> payload) {
+    const auto all = send(header, payload);
+    CHECK_EQ(all.size(), 1);
+    return all.front();
+  }
+
+  Back write(Op op, std::uint64_t sequence, const std::vector<std::uint64_t>& hashes,
+             const std::vector<float>& rows, std::uint32_t clock = 0) {
+    const std::array<wire::Frame, 2> payload{std::as_bytes(std::span(hashes)),
+                                             std::as_bytes(std::span(rows))};
+    return one({.op = op,
+                .dtype = wire::Dtype::kFloat32,
+                .dim = static_cast<std::uint16_t>(hashes.empty() ? 1 : rows.size() / hashes.size()),
+                .sequence = sequence,
+                .clock = clock,
+                .count = static_cast<std::uint32_t>(hashes.size())},
+               payload);
+  }
+
+  Back erase(std::uint64_t sequence, const std::vector<std::uint64_t>& hashes) {
+    const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(hashes))};
+    return one({.op = Op::kErase, .sequence = sequence, .count = static_cast<std::uint32_t>(hashes.size())},
+               payload);
+  }
+
+  Back pull(const std::vector<std::uint64_t>& hashes, std::uint32_t clock = 0) {
+    const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(hashes))};
+    return one({.op = Op::kPull,
+                .dtype = wire::Dtype::kFloat32,
+                .sequence = std::uint64_t{1} << 63U,
+                .clock = clock,
+                .count = static_cast<std::uint32_t>(hashes.size())},
+               payload);
+  }
+
+  std::vector<Back> tick(std::uint32_t clock, const std::vector<std::uint64_t>& named = {}) {
+    const std::array<std::uint32_t, 1> tables{0};
+    const std::array<wire::Frame, 2> payload{std::as_bytes(std::span(named)),
+                                             std::as_bytes(std::span(tables))};
+    return send({.op = Op::kTick,
+                 .sequence = std::uint64_t{1} << 63U,
+                 .clock = clock,
+                 .count = static_cast<std::uint32_t>(named.size()),
+                 .aux = 1},
+                payload);
+  }
+};
+
+std::vector<std::uint64_t> random_hashes(std::mt19937_64& random, std::size_t n, std::uint64_t distinct) {
+  std::set<std::uint64_t> hashes;
+  for (std::size_t i = 0; i < n; ++i) {
+    hashes.insert(mix(random() % distinct));
+  }
+  return {hashes.begin(), hashes.end()};
+}
+
+}  // namespace
+
+TEST(any_cut_of_any_batch_reaches_each_slot_once) {
+  std::mt19937_64 random(3);
+  for (const std::size_t count : {2U, 16U, 1024U}) {
+    const Slots slots(count);
+    Service service(slots, 0, count);
+    service.add_table(0, sgd(2));
+    service.start_job(kJob, Mode::kAsp, 0, false);
+    service.admit(0, 1, 0);
+    Peer1 peer{service};
+    Peer1 nobody{service, wire::kNobody, 0};
+    std::map<std::uint64_t, float> weights;
+    std::map<std::uint64_t, std::set<std::uint64_t>> seen;  // slot -> sequences
+    std::uint64_t newest = 1;
+    std::uint32_t epoch = 0;
+    std::size_t first = 0;
+    std::size_t end = count;
+    for (int i = 0; i < 400; ++i) {
+      if (random() % 3 == 0) {
+        first = random() % 2 == 0 ? 0 : random() % count;
+        end = random() % 2 == 0 ? count : first + random() % (count - first + 1);
+        service.set_map(++epoch, first, end);
+      }
+      // Of all sizes; sometimes all in a few slots; an older number again now and then, with other keys.
+      auto hashes = random_hashes(random, random() % 8 == 0 ? 5000 : random() % 40, 300 + random() % 5000);
+      if (random() % 5 == 0) {
+        std::ranges::for_each(hashes, [](std::uint64_t& hash) { hash >>= 3U; });
+      }
+      newest += random() % 3 == 0 ? 0U : 1U;
+      const std::uint64_t number =
+          newest - std::min<std::uint64_t>(newest - 1, random() % 4 == 0 ? random() % 60 : 0);
+      std::vector<float> rows(hashes.size() * 2);
+      for (std::size_t r = 0; r < hashes.size(); ++r) {
+        rows[2 * r] = static_cast<float>(random() % 8);
+        rows[2 * r + 1] = -rows[2 * r];
+      }
+      const bool erases = hashes.empty() || random() % 6 == 0;
+      const bool assigns = random() % 4 == 0;
+      const auto back = erases ? peer.erase(number, hashes)
+                               : peer.write(assigns ? Op::kAssign : Op::kPush, number, hashes, rows);
+      std::set<std::uint64_t> refused;
+      std::set<std::uint64_t> taken;
+      for (std::size_t r = 0; r < hashes.size(); ++r) {
+        const std::uint64_t slot = index_of(slots.of(hashes[r]));
+        if (slot < first || slot >= end) {
+          refused.insert(slot);
+          continue;
+        }
+        if (seen[slot].contains(number)) {
+          continue;
+        }
+        taken.insert(slot);
+        if (erases) {
+          weights.erase(hashes[r]);
+        } else if (assigns) {
+          weights[hashes[r]] = rows[2 * r];
+        } else {
+          weights[hashes[r]] -= rows[2 * r];
+        }
+      }
+      for (const std::uint64_t slot : taken) {
+        seen[slot].insert(number);
+      }
+      CHECK(std::set<std::uint64_t>(back.slots.begin(), back.slots.end()) == refused);
+      CHECK(back.header.status == (refused.empty() ? Status::kOk : Status::kWrongEpoch));
+      CHECK_EQ(back.header.epoch, epoch);
+    }
+    service.set_map(++epoch, 0, count);
+    std::vector<std::uint64_t> keys;
+    for (const auto& [hash, weight] : weights) {
+      keys.push_back(hash);
+    }
+    const auto back = nobody.pull(keys);
+    CHECK_EQ(back.values.size(), 2 * keys.size());
+    for (std::size_t r = 0; r < keys.size(); ++r) {
+      CHECK_EQ(back.values[2 * r], weights[keys[r]]);
+      CHECK_EQ(back.values[2 * r + 1], -weights[keys[r]]);
+    }
+    const auto copy = service.snapshot(0);
+    CHECK_EQ(copy->size(), weights.size());
+    CHECK_EQ(copy->verify(), "");
+  }
+}
+
+TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
+  std::mt19937_64 random(5);
+  Service service(Slots(16), 2, 14, {.parked = 20, .pending_bytes = 1 << 16});
+  service.add_table(0, sgd(1));
+  service.start_job(kJob, Mode::kBsp, 0, true);
+  service.admit(0, 1, 0);
+  service.admit(1, 1, 0);
+  Blocks blocks;
+  std::map<Status, int> met;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::size_t keys = random() % 4;
+    std::vector<std::uint64_t> hashes(keys);
+    for (std::size_t k = 0; k < keys; ++k) {
+      hashes[k] = (random() % 16 << 60U) + random() % 3;
+    }
+    std::ranges::sort(hashes);
+    std::vector<float> rows(keys, 1.0F);
+    const std::vector<std::uint32_t> tables(random() % 2, 0);
+    const std::vector<double> doubles(random() % 2, 0.5);
+    Header header{.op = static_cast<Op>(random() % 16),
+                  .dtype = static_cast<wire::Dtype>(random() % 8),
+                  .dim = static_cast<std::uint16_t>(random() % 4 == 0 ? random() : 1),
+                  .table = static_cast<std::uint32_t>(random() % 8 == 0),
+                  .worker = random() % 16 == 0 ? wire::kNobody : static_cast<std::uint32_t>(random() % 3),
+                  .incarnation = static_cast<std::uint32_t>(random() % 16 != 0),
+                  .sequence = random() % 100,
+                  .clock = service.metrics().applied + static_cast<std::uint32_t>(random() % 3) -
+                           static_cast<std::uint32_t>(random() % 8 == 0),
+                  .count = static_cast<std::uint32_t>(keys),
+                  .aux = static_cast<std::uint32_t>(random() % 8 == 0 ? random() : random() % 17),
+                  .job = kJob + static_cast<std::uint32_t>(random() % 32 == 0)};
+    std::vector<wire::Frame> payload;
+    const auto add = [&](const auto& values) { payload.push_back(std::as_bytes(std::span(values))); };
+    switch (header.op) {
+      case Op::kPull:
+      case Op::kErase:
+      case Op::kContains:
+      case Op::kState:
+        header.dtype = header.op == Op::kPull ? wire::Dtype::kFloat32 : wire::Dtype::kNone;
+        add(hashes);
+        break;
+      case Op::kPush:
+      case Op::kAssign:
+        header.dtype = wire::Dtype::kFloat32;
+        add(hashes);
+        add(rows);
+        break;
+      case Op::kTick:
+        header.dtype = wire::Dtype::kNone;
+        header.count = static_cast<std::uint32_t>(random() % 2 == 0 ? 0 : keys);
+        header.aux = static_cast<std::uint32_t>(tables.size());
+        payload.push_back(std::as_bytes(std::span(hashes)).first(header.count * 8));
+        add(tables);
+        break;
+      case Op::kReduce:
+        header.dtype = wire::Dtype::kFloat64;
+        header.count = static_cast<std::uint32_t>(doubles.size());
+        add(doubles);
+        break;
+      case Op::kLoadRows:
+        header.dtype = wire::Dtype::kUint8;
+        add(rows);
+        break;
+      case Op::kLoadBegin:
+      case Op::kLoadEnd:
+        header.dtype = wire::Dtype::kNone;
+        add(hashes);
+        break;
+      default:
+        header.dtype = random() % 8 == 0 ? header.dtype : wire::Dtype::kNone;
+    }
+    std::array<std::byte, sizeof(Header)> head;
+    wire::encode(header, payload, head);
+    if (random() % 16 == 0) {
+      head.at(random() % head.size()) ^= std::byte{1};
+    }
+    std::vector<wire::Frame> frames{head};
+    frames.insert(frames.end(), payload.begin(), payload.end());
+    if (random() % 32 == 0) {
+      frames.resize(random() % frames.size());
+    }
+    Outbox out(blocks);
+    service.handle("peer", frames, out);
+    if (random() % 50 == 0) {
+      switch (random() % 5) {
+        case 0:
+          service.hold();
+          break;
+        case 1:
+          service.resume();
+          break;
+        case 2:
+          service.set_map(static_cast<std::uint32_t>(random() % 3), random() % 8, 8 + random() % 9);
+          break;
+        case 3:
+          service.dismiss(2, 1);
+          break;
+        default:
+          service.set_map(0, 0, 16);
+      }
+      service.released(out);
+    }
+    const auto back = Peer1::read(out);  // every reply is a sound message
+    for (const auto& reply : back) {
+      ++met[reply.header.status];
+    }
+    const auto metrics = service.metrics();
+    CHECK(metrics.applied <= metrics.floor);
+    CHECK(metrics.parked <= 20);
+    CHECK(metrics.pending_bytes <= (3U << 15U) + 10'000);
+  }
+  for (const Status status :
+       {Status::kOk, Status::kParked, Status::kBadRequest, Status::kWrongEpoch, Status::kStale,
+        Status::kNotAdmitted, Status::kNoTable, Status::kEarly, Status::kOverloaded, Status::kWrongJob}) {
+    CHECK(met[status] > 0);
+  }
+  CHECK_EQ(met[Status::kInternal], 0);
+  CHECK_EQ(service.snapshot(0)->verify(), "");
+}
+
+// --- no memory --------------------------------------------------------------------------------------------------
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(SHOAL_SANITIZED)
+
+namespace {
+
+// While it lives, the process gets `more` bytes of addresses at most.
+class Scarcity {
+ public:
+  explicit Scarcity(std::size_t more) {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    getrlimit(RLIMIT_AS, &before_);
+    const rlimit now{pages * 4096 + more, before_.rlim_max};
+    setrlimit(RLIMIT_AS, &now);
+  }
+  ~Scarcity() { setrlimit(RLIMIT_AS, &before_); }
+  Scarcity(const Scarcity&) = delete;
+  Scarcity& operator=(const Scarcity&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+// Keys, and one gradient of ones for each.
+struct Work {
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> rows;
+};
+
+Work many_keys(std::size_t dim) {
+  std::mt19937_64 random(11);
+  Work work{random_hashes(random, 60'000, ~std::uint64_t{0}), {}};
+  work.rows.assign(work.hashes.size() * dim, 1.0F);
+  return work;
+}
+
+}  // namespace
+
+TEST(a_push_that_memory_stops_is_told_and_goes_on_where_it_was_stopped) {
+  constexpr std::size_t kDim = 24;
+  const Work work = many_keys(kDim);
+  int stopped = 0;
+  int halfway = 0;
+  for (std::size_t more = 0; more < 24U << 20U; more += std::size_t{3} << 19U) {
+    Service service(Slots(4), 0, 4);
+    service.add_table(0, sgd(kDim));
+    service.start_job(kJob, Mode::kAsp, 0, false);
+    service.admit(0, 1, 0);
+    Peer1 peer{service};
+    std::vector<Peer1::Back> back;
+    {
+      const Scarcity scarcity(more);
+      const std::array<wire::Frame, 2> payload{std::as_bytes(std::span(work.hashes)),
+                                               std::as_bytes(std::span(work.rows))};
+      back = peer.send({.op = Op::kPush,
+                        .dtype = wire::Dtype::kFloat32,
+                        .dim = kDim,
+                        .sequence = 1,
+                        .count = static_cast<std::uint32_t>(work.hashes.size())},
+                       payload);
+    }
+    const bool done = !back.empty() && back[0].header.status == Status::kOk;
+    if (!done) {
+      ++stopped;
+      CHECK(back.empty() || back[0].header.status == Status::kInternal);
+      const auto some = peer.pull(work.hashes);
+      const auto stepped = std::ranges::count(some.values, -1.0F);
+      CHECK_EQ(stepped + std::ranges::count(some.values, 0.0F), std::ssize(some.values));
+      halfway += stepped != 0 && stepped != std::ssize(some.values) ? 1 : 0;
+    }
+    for (int again = 0; again < 2; ++again) {
+      CHECK(peer.write(Op::kPush, 1, work.hashes, work.rows).header.status == Status::kOk);
+    }
+    const auto all = peer.pull(work.hashes);
+    CHECK_EQ(std::ranges::count(all.values, -1.0F), std::ssize(work.rows));
+    CHECK_EQ(service.snapshot(0)->verify(), "");
+  }
+  CHECK(stopped > 3);
+  CHECK(halfway > 0);
+}
+
+TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
+  constexpr std::size_t kDim = 24;
+  const Work work = many_keys(kDim);
+  int stopped = 0;
+  int halfway = 0;
+  for (std::size_t more = 0; more < 48U << 20U; more += std::size_t{3} << 19U) {
+    Service service(Slots(4), 0, 4);
+    service.add_table(0, sgd(kDim));
+    service.start_job(kJob, Mode::kBsp, 0, false);
+    service.admit(0, 1, 0);
+    service.admit(1, 1, 0);
+    Peer1 one{service};
+    Peer1 two{service, 1};
+    one.write(Op::kPush, 1, work.hashes, work.rows);
+    two.write(Op::kPush, 1, work.hashes, work.rows);
+    CHECK_EQ(one.tick(0).size(), 1);
+    {
+      const Scarcity scarcity(more);
+      const auto back = two.tick(0);
+      CHECK(back.empty() || back[0].header.status == Status::kOk);
+    }
+    if (service.metrics().failed_turns != 0) {
+      ++stopped;
+      CHECK_EQ(service.metrics().applied, 0);
+      Peer1 nobody{service, wire::kNobody, 0};
+      // Any message tries again; this one reads first.
+      const auto some = nobody.pull(work.hashes);
+      halfway += std::ranges::count(some.values, -2.0F) != 0 ? 1 : 0;
+    }
+    const auto all = one.pull(work.hashes, 1);
+    CHECK(all.header.status == Status::kOk);
+    CHECK_EQ(std::ranges::count(all.values, -2.0F), std::ssize(work.rows));
+    CHECK_EQ(service.snapshot(0)->step(), 1);
+    CHECK_EQ(service.metrics().pending_bytes, 0);
+  }
+  CHECK(stopped > 3);
+  CHECK(halfway > 0);
+}
+
+#endif
+
+// --- at the same time -------------------------------------------------------------------------------------------
+
+TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
+  Service service(Slots(64), 0, 64);
+  service.add_table(0, sgd(1));
+  service.start_job(kJob, Mode::kSsp, 1, false);
+  service.admit(0, 1, 0);
+  std::atomic<int> woken{0};
+  std::atomic<bool> ended{false};
+  service.set_waker([&] { woken.fetch_add(1); });
+  constexpr std::uint32_t kClocks = 300;
+  std::vector<float> last;
+  Pool pool(2);
+  pool.run(2, [&](std::size_t part) {
+    if (part == 0) {
+      std::mt19937_64 random(9);
+      Peer1 peer{service};
+      Blocks blocks;
+      const auto hashes = random_hashes(random, 500, 1000);
+      const std::vector<float> ones(hashes.size(), 1.0F);
+      for (std::uint32_t clock = 0; clock < kClocks; ++clock) {
+        CHECK(peer.write(Op::kPush, clock + 1, hashes, ones, clock).header.status == Status::kOk);
+        peer.tick(clock);
+        const auto back = peer.pull(hashes, clock);
+        CHECK(back.header.status == Status::kOk || back.header.status == Status::kParked);
+        Outbox out(blocks);
+        service.released(out);
+      }
+      Peer1 nobody{service, wire::kNobody, 0};
+      last = nobody.pull(hashes).values;
+      ended.store(true);
+    } else {
+      std::uint32_t round = 0;
+      while (!ended.load()) {
+        ++round;
+        service.hold();
+        service.admit(1, 2 * round, service.hold());
+        service.dismiss(1, 2 * round);
+        service.resume();
+        service.set_map(0, 0, 64);
+        service.add_table(round, sgd(2));
+        service.drop_table(round);
+        CHECK_EQ(service.snapshot(0)->verify(), "");
+        CHECK(service.metrics().parked <= kClocks);
+        service.set_waker([&] { woken.fetch_add(1); });
+      }
+      service.set_waker({});
+    }
+  });
+  CHECK_EQ(std::ranges::count(last, -static_cast<float>(kClocks)), std::ssize(last));
+}
