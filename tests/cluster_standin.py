@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -20,22 +22,24 @@ from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, OrderBody, StartJ
 class Server:
     """A server whose data loops and control plane share one thread of Python."""
 
-    def __init__(self, address: str, endpoints: int) -> None:
+    def __init__(self, address: str, endpoints: int, rank: int) -> None:
         self.error: Exception | None = None
         self.services: dict[zmq.Socket[bytes], _core.Service] = {}
+        self.pause = threading.Event()  # answers no message while set, and is alive all the same
         self._link = Link(address, "server")
         self._context = zmq.Context()
         self._sockets = {}
         for _ in range(endpoints):
             opened = self._context.socket(zmq.ROUTER)
             self._sockets[f"tcp://127.0.0.1:{opened.bind_to_random_port('tcp://127.0.0.1')}"] = opened
+        self._rank = rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            joined = self._link.join(timeout=TIMEOUT, addresses=tuple(self._sockets))
+            joined = self._link.join(timeout=TIMEOUT, rank=self._rank, addresses=tuple(self._sockets))
             poller = zmq.Poller()
             for endpoint in joined.map.endpoints:
                 opened = self._sockets.get(endpoint.address)
@@ -48,6 +52,9 @@ class Server:
                 order = self._link.next_order(0)
                 if order is not None:
                     self._link.done(order, result=self._obey(order.body))
+                if self.pause.is_set():
+                    time.sleep(0.002)
+                    continue
                 for opened, _ in poller.poll(2):
                     peer, *frames = opened.recv_multipart()
                     self._reply(opened, self.services[opened].handle(peer, frames))
@@ -108,10 +115,23 @@ def described(spec: shoal.TableSpec) -> dict[str, Any]:
     }
 
 
+@dataclass
+class Cluster:
+    """What runs."""
+
+    scheduler: Scheduler
+    servers: list[Server]
+
+    @property
+    def address(self) -> str:
+        return self.scheduler.address
+
+
 @contextlib.contextmanager
-def cluster(servers: int = 1, endpoints: int = 1, **settings: Any) -> Iterator[Scheduler]:
+def cluster(servers: int = 1, endpoints: int = 1, **settings: Any) -> Iterator[Cluster]:
     """Run a scheduler and servers in threads."""
-    with scheduler(servers, **settings) as made, contextlib.ExitStack() as stack:
-        for _ in range(servers):
-            stack.enter_context(contextlib.closing(Server(made.address, endpoints)))
+    with scheduler(servers, **settings) as one, contextlib.ExitStack() as stack:
+        made = Cluster(one, [])
+        for rank in range(servers):
+            made.servers.append(stack.enter_context(contextlib.closing(Server(one.address, endpoints, rank))))
         yield made

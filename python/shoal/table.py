@@ -553,6 +553,379 @@ class Table:
         rows = as_out(out, (len(batch), self.dim), self.name)
         return Handle(self.shard.pull(batch.native, rows), lambda: rows).wait()
 
+    def push_unique(self, batch: KeyBatch, grads: Rows, *, copy: bool = True) -> Handle[None]:
+        """Apply one optimizer step to a batch's unique keys.
+
+        Parameters
+        ----------
+        batch : KeyBatch
+            From this store's ``key_batch``.
+        grads : float32[m, dim], at dim 1 also float32[m]
+            Summed per unique key, in hash order.
+        copy : bool
+            False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker the
+            copy that it sends, perhaps again. A local store has done with it when this returns.
+
+        Returns
+        -------
+        Handle
+        """
+        given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
+        if copy and not isinstance(self.shard, _core.Shard):
+            given = given.copy()
+        return self._push(batch, given)
+
+    def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
+        """Set weights."""
+
+    def erase(self, batch: _core.KeyBatch, /) -> int:
+        """Remove rows: how many there were."""
+
+    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
+        """Tell which rows there are."""
+
+    def columns(self) -> list[str]:
+        """Names of what is stored."""
+
+    def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
+        """Read one column."""
+
+    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
+        """Read hashes and weights of a slot."""
+
+    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
+        """Answer a function of all rows (functions.py), in slot order."""
+
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
+        """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
+
+    def freeze(self) -> None:
+        """Let no change in until thaw()."""
+
+    def thaw(self) -> None:
+        """Let changes in again."""
+
+    def stats(self) -> dict[str, int]:
+        """Read the figures."""
+
+
+class KeyBatch:
+    """The keys of one batch in hash order, each once: sort once, then pull and push many times.
+
+    Made by ``store.key_batch(keys)``; fits every table of that store. Immutable; safe from any thread.
+
+    Examples
+    --------
+    >>> import shoal
+    >>> with shoal.local() as store:
+    ...     batch = store.key_batch(np.array([7, 3, 7], np.uint64))
+    ...     batch.sum(np.array([[1.0], [5.0], [2.0]], np.float32))[batch.inverse].ravel().tolist()
+    [3.0, 5.0, 3.0]
+    """
+
+    __slots__ = ("_native", "_workers")
+
+    def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
+        self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
+        self._workers = workers
+
+    def __len__(self) -> int:
+        """Count the unique keys."""
+        return len(self._native)
+
+    @property
+    def native(self) -> _core.KeyBatch:
+        """The engine's object, for the kernels that take one."""
+        return self._native
+
+    @property
+    def given(self) -> int:
+        """Number of keys as given, duplicates counted."""
+        return self._native.given
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Hashes uint64[m], strictly ascending. Read-only."""
+        return self._native.hashes
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """Unique keys uint64[m] in hash order."""
+        return _core.unmix(self._native.hashes)
+
+    @property
+    def inverse(self) -> npt.NDArray[np.uint32]:
+        """For every key as given, which unique key it is: uint32[n]. Read-only."""
+        return self._native.inverse
+
+    @property
+    def begins(self) -> npt.NDArray[np.uint64]:
+        """Where each slot's hashes begin: uint64[slots + 1]. Read-only."""
+        return self._native.begins
+
+    def counts(self) -> npt.NDArray[np.uint32]:
+        """How often each unique key was given: uint32[m]."""
+        return self._native.counts()
+
+    def sum(self, grads: Rows) -> Rows:
+        """Add up the rows of each unique key, in order of occurrence, in float64, rounded once.
+
+        Parameters
+        ----------
+        grads : float32[n, dim]
+            One row for every key as given.
+
+        Returns
+        -------
+        float32[m, dim]
+        """
+        array = np.asarray(grads)
+        if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
+            raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
+        return self._native.sum(np.ascontiguousarray(array), array.shape[1], self._workers)
+
+    def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
+        """Give the row of each unique key to every key as given.
+
+        Parameters
+        ----------
+        rows : float32[m, dim]
+        out : float32[n, dim], optional
+
+        Returns
+        -------
+        float32[n, dim]
+        """
+        array = np.asarray(rows)
+        if array.dtype != np.float32 or array.ndim != 2 or len(array) != len(self):
+            raise ValueError(f"expand takes float32[{len(self)}, dim], got {array.dtype}{list(array.shape)}")
+        given = as_out(out, (self.given, array.shape[1]), "expand")
+        self._native.expand(np.ascontiguousarray(array), array.shape[1], given, self._workers)
+        return given
+
+
+class Table:
+    """Rows of ``dim`` weights by 64-bit key, with the optimizer that moves them. Made by ``store.table(...)``.
+
+    All keys are legal, 0 and 2**64 - 1 included; duplicates in a call are fine. Every method may be called from any
+    thread: a row is never seen half written. Calls block until they are done and release the GIL while they work.
+
+    Examples
+    --------
+    >>> import shoal
+    >>> store = shoal.local()
+    >>> table = store.table("user", dim=2, optimizer=shoal.SGD(lr=0.5))
+    >>> keys = np.array([7, 7, 3], np.uint64)
+    >>> table.push(keys, np.ones((3, 2), np.float32)).wait()
+    >>> table.pull(keys).tolist()
+    [[-1.0, -1.0], [-1.0, -1.0], [-0.5, -0.5]]
+    """
+
+    def __init__(self, spec: TableSpec, shard: Shard, slots: int, workers: _core.Workers, gate: Gate) -> None:
+        self._spec = spec
+        self._shard: Shard | None = shard
+        self._slots = slots
+        self._workers = workers
+        self._gate = gate
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the table is."""
+        return self._spec
+
+    @property
+    def name(self) -> str:
+        """Its name in the store."""
+        return self._spec.name
+
+    @property
+    def dim(self) -> int:
+        """Weights per row."""
+        return self._spec.dim
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The rule that a push applies."""
+        return self._spec.optimizer
+
+    @property
+    def init(self) -> Init:
+        """Where rows start."""
+        return self._spec.init
+
+    @property
+    def dtype(self) -> str:
+        """How weights are stored."""
+        return self._spec.dtype
+
+    @property
+    def seed(self) -> int:
+        """Seed of the rounding."""
+        return self._spec.seed
+
+    @property
+    def step(self) -> int:
+        """Number of pushes so far."""
+        return self.shard.step
+
+    @property
+    def shard(self) -> Shard:
+        """The rows themselves: the engine's object, or a client's of the servers. A load may put another in its place.
+
+        Raises
+        ------
+        ClosedError
+            The store was closed.
+        WrongProcess
+            The store was made before a fork, by the parent.
+        """
+        shard = self._shard
+        if shard is None:
+            raise ClosedError(f"table {self.name!r} belongs to a store that was closed: make a new store")
+        self._gate.check_process()
+        return shard
+
+    def _check_usable(self) -> None:
+        """Say before any work that there are no rows to change."""
+        _ = self.shard
+
+    def replace_shard(self, shard: Shard | None) -> None:
+        """Put other rows in place of these: what loading does, behind the shut gate, and closing."""
+        self._shard = shard
+
+    def _batch(self, keys: Keys) -> KeyBatch:
+        return KeyBatch(keys, self._slots, self._workers)
+
+    def pull(self, keys: Keys, *, out: Rows | None = None) -> Rows:
+        """Read the rows of ``keys``.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Any order, duplicates allowed. An unseen key reads its initial row and is not created.
+        out : float32[n, dim], optional
+            Filled and returned instead of a new array.
+
+        Returns
+        -------
+        float32[n, dim]
+
+        Examples
+        --------
+        >>> import shoal
+        >>> shoal.local().table("t", dim=16).pull(np.array([7, 7], np.uint64)).shape
+        (2, 16)
+        """
+        return self.pull_async(keys, out=out).wait()
+
+    def pull_async(self, keys: Keys, *, out: Rows | None = None) -> Handle[Rows]:
+        """Begin to read the rows of ``keys``: on a cluster, compute while the servers answer.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            As for :meth:`pull`.
+        out : float32[n, dim], optional
+            Filled by the time ``wait()`` returns.
+
+        Returns
+        -------
+        Handle
+            ``wait()`` returns float32[n, dim].
+        """
+        shard = self.shard
+        batch = self._batch(keys)
+        rows = as_out(out, (batch.given, self.dim), self.name)
+        unique = np.empty((len(batch), self.dim), np.float32)
+        return Handle(shard.pull(batch.native, unique), lambda: batch.expand(unique, out=rows))
+
+    def push(self, keys: Keys, grads: Rows) -> Handle[None]:
+        """Apply one optimizer step to the rows of ``keys``, creating rows that are not there.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Duplicates allowed: their gradients are summed first, in order of occurrence, then ONE step is made.
+        grads : float32[n, dim], at dim 1 also float32[n]
+            A row whose sum is all zeros keeps every bit. A row that is not finite, or would become so, stays whole and
+            is counted in ``stats().nonfinite_rows``.
+
+        Returns
+        -------
+        Handle
+            ``wait()`` returns once the push is applied.
+
+        Notes
+        -----
+        On a cluster the servers may not have it when this returns; ``grads`` may be changed all the same. Under BSP a
+        push is seen once every worker has ended the clock with ``store.tick()``.
+        """
+        self._check_usable()
+        batch = self._batch(keys)
+        return self._push(batch, batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads")))
+
+    def _push(self, batch: KeyBatch, grads: Rows) -> Handle[None]:
+        begun: Pending | int = self._gate.change(lambda: self.shard.push(batch.native, grads))
+        return Handle(None if isinstance(begun, int) else begun, _nothing)
+
+    def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Handle[Rows]:
+        """Push, and read the rows of the same keys behind that push.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            As for :meth:`push`.
+        grads : float32[n, dim], at dim 1 also float32[n]
+            As for :meth:`push`.
+        out : float32[n, dim], optional
+            Filled by the time ``wait()`` returns.
+
+        Returns
+        -------
+        Handle
+            ``wait()`` returns float32[n, dim]: the rows with this push in them; under BSP on a cluster, where a push
+            is seen by the pulls of the next clock only, the rows of this clock. The keys are sorted once for both.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> table = shoal.local().table("t", optimizer=shoal.SGD(lr=1.0))
+        >>> table.push_pull(np.array([7, 3], np.uint64), np.array([2.0, 1.0], np.float32)).wait().tolist()
+        [[-2.0], [-1.0]]
+        """
+        self._check_usable()
+        batch = self._batch(keys)
+        rows = as_out(out, (batch.given, self.dim), self.name)
+        summed = batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads"))
+        unique = np.empty((len(batch), self.dim), np.float32)
+
+        def both() -> Pending | None:
+            shard = self.shard
+            pushed = shard.push(batch.native, summed)
+            source = shard if isinstance(pushed, int) else pushed
+            return source.pull(batch.native, unique)
+
+        return Handle(self._gate.change(both), lambda: batch.expand(unique, out=rows))
+
+    def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
+        """Read the rows of a batch's unique keys, in hash order.
+
+        Parameters
+        ----------
+        batch : KeyBatch
+            From this store's ``key_batch``.
+        out : float32[m, dim], optional
+
+        Returns
+        -------
+        float32[m, dim]
+        """
+        rows = as_out(out, (len(batch), self.dim), self.name)
+        return Handle(self.shard.pull(batch.native, rows), lambda: rows).wait()
+
     def push_unique(self, batch: KeyBatch, grads: Rows) -> Handle[None]:
         """Apply one optimizer step to a batch's unique keys.
 
