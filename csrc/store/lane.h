@@ -33,10 +33,12 @@ namespace shoal {
 struct alignas(kCacheLine) Guarded {
   Guarded(const Layout& layout, Slot slot) : table(layout, slot) {}
   std::shared_mutex lock;
+  bool fills = false;  // whether many of the rows that the last batch changed were not there
   SlotTable table;
 };
 
 // Lock is std::shared_lock or std::unique_lock of a slot's mutex. A Worker is called in the order of the batch:
+//   enter(slot, hashes)      a slot is locked, and nothing of it has been looked at; it may insert
 //   use(run, first, ahead)   the rows of a run that begins at `first`, null where there are none; it may insert, and
 //                            asks for a line of `ahead` now and then
 template <class Lock>
@@ -58,11 +60,11 @@ class Lane {
     slot_ = first;
     next_ = begins_[first];
     end_ = begins_[end];
-    load(run(0));
+    load(run(0), worker);
     run(0).search.homes().rest();
     // The last runs are empty: they push the others out.
     for (std::size_t n = 0; n < lag_ || run(n - lag_).search.size() != 0; ++n) {
-      load(run(n + 1));
+      load(run(n + 1), worker);
       Fetches ahead = run(n + 1).search.homes();
       run(n).search.look(ahead);
       if (n >= 1) {
@@ -91,7 +93,8 @@ class Lane {
 
   Run& run(std::size_t n) noexcept { return runs_[n % runs_.size()]; }
 
-  void load(Run& run) {
+  template <class Worker>
+  void load(Run& run, Worker& worker) {
     run.first = next_;
     run.search.start(hashes_.data() + next_);
     std::size_t room = most_;
@@ -104,6 +107,7 @@ class Lane {
       if (next_ == begins_[slot_]) {
         fetch_header(slot_ + 2);
         lock_ = Lock(slot.lock);
+        worker.enter(slot, hashes_.subspan(next_, last - next_));
       }
       const std::size_t count = std::min(room, last - next_);
       run.search.aim(slot.table, count);

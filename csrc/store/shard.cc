@@ -221,44 +221,57 @@ void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
 }
 
 void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
-                      const SlotTable*& counted) const {
-  const std::size_t last = batch.begins[index_of(slots_.of(batch.hashes[next - 1])) + 1];
-  const std::size_t rest = last - next;
-  if (counted != &table && rest > table.size() / 8 && !table.has_room(missing + rest)) {
-    counted = &table;
-    std::vector<std::byte*> rows(rest);
-    table.find(batch.hashes.subspan(next, rest), rows);
-    missing += static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
+                      Making& making) const {
+  const std::size_t rest = batch.begins[index_of(slots_.of(batch.hashes[next - 1])) + 1] - next;
+  if (making.counted != &table && rest > table.size() / 8 && !table.has_room(missing + rest)) {
+    making.counted = &table;
+    making.rows.resize(rest);
+    table.find(batch.hashes.subspan(next, rest), making.rows);
+    missing += static_cast<std::size_t>(std::count(making.rows.begin(), making.rows.end(), nullptr));
   }
   table.make_room(missing);
 }
 
-std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t first,
-                          const SlotTable*& counted) const {
-  const auto missing_in = [&](const Search::Part& part) {
-    const auto rows = run.rows().subspan(part.begin, part.end - part.begin);
-    return static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
-  };
+std::size_t Shard::insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
+                                  std::span<std::byte*> rows) const {
+  std::size_t inserted = 0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == nullptr) {
+      rows[r] = table.insert(hashes[r]);
+      fill_fresh(hashes[r], rows[r]);
+      ++inserted;
+    }
+  }
+  return inserted;
+}
+
+std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t first, Making& making) const {
   std::size_t created = 0;
   for (const Search::Part& part : run.parts()) {
-    const std::size_t missing = missing_in(part);
+    const std::size_t size = part.end - part.begin;
+    const std::span<std::byte*> rows = run.rows().subspan(part.begin, size);
+    const auto missing = static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
     if (missing == 0) {
       continue;
     }
-    make_room(*part.table, missing, batch, first + part.end, counted);
-    for (std::size_t r = part.begin; r < part.end; ++r) {
-      if (run.rows()[r] == nullptr) {
-        const std::uint64_t hash = batch.hashes[first + r];
-        run.rows()[r] = part.table->insert(hash);
-        fill_fresh(hash, run.rows()[r]);
-      }
-    }
-    created += missing;
+    make_room(*part.table, missing, batch, first + part.end, making);
+    created += insert_missing(*part.table, batch.hashes.subspan(first + part.begin, size), rows);
+    Guarded& slot = *tables_[index_of(slots_.of(batch.hashes[first + part.begin]))];
+    slot.fills |= missing > size / kFewMissing;
   }
   if (created != 0) {
     run.settle();  // the new ones may have moved others
   }
   return created;
+}
+
+std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hashes, Making& making) const {
+  making.rows.resize(hashes.size());
+  slot.table.find(hashes, making.rows);
+  const auto missing = static_cast<std::size_t>(std::count(making.rows.begin(), making.rows.end(), nullptr));
+  slot.fills = missing > hashes.size() / kFewMissing;
+  slot.table.make_room(missing);
+  return insert_missing(slot.table, hashes, making.rows);
 }
 
 template <class Use>
@@ -269,6 +282,8 @@ void Shard::read(const SlotSlices& batch, const Use& use) const {
     const SlotSlices& batch;
     const Use& use_rows;
     Workspace work;
+
+    void enter(Guarded&, std::span<const std::uint64_t>) {}
 
     void use(Search& run, std::size_t first, Fetches& ahead) {
       const std::span<std::byte*> rows = run.rows();
@@ -297,20 +312,35 @@ void Shard::change(const SlotSlices& batch, const Use& use) {
     const Use& use_rows;
     std::atomic<std::uint64_t>& created;
     Workspace work;
-    const SlotTable* counted = nullptr;
+    Making making = {};
+
+    void enter(Guarded& slot, std::span<const std::uint64_t> hashes) {
+      if (slot.fills) {
+        count(shard.create_all(slot, hashes, making));
+      }
+    }
 
     void use(Search& run, std::size_t first, Fetches& ahead) {
-      const std::size_t fresh = shard.create(run, batch, first, counted);
+      count(shard.create(run, batch, first, making));
+      use_rows(work, run.rows(), first, ahead);
+    }
+
+    void count(std::size_t fresh) {
       if (fresh != 0) {
         created.fetch_add(fresh, std::memory_order_relaxed);
       }
-      use_rows(work, run.rows(), first, ahead);
     }
   };
   walk<Lock>(batch, [&] { return Changer{*this, batch, use, created, Workspace(rows_)}; });
   const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
   if (std::bit_width(before) != std::bit_width(before + created.load())) {
-    trim_heap();  // a few dozen times in a table's life: slots that outgrew the heap left it full of holes
+    // Slots that outgrow the heap leave it full of holes. Twice is enough: given back too, what batches are worked on in
+    // comes back as fresh pages.
+    const std::size_t slot_bytes =
+        (before + created.load()) * (sizeof(std::uint64_t) + rows_.bytes()) / slots_.count();
+    if (slot_bytes >= Region::kMapped / 2 && slot_bytes < 2 * Region::kMapped) {
+      trim_heap();
+    }
   }
 }
 
@@ -453,6 +483,8 @@ void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) con
     std::span<std::uint8_t> there;
     Workspace work;
 
+    void enter(Guarded&, std::span<const std::uint64_t>) {}
+
     void use(Search& run, std::size_t first, Fetches& /*ahead*/) const noexcept {
       for (std::size_t r = 0; r < run.size(); ++r) {
         there[first + r] = run.rows()[r] != nullptr ? 1 : 0;
@@ -497,9 +529,19 @@ std::size_t Shard::section(Slot slot, std::vector<std::byte>& bytes) const {
   bytes.assign(offsets.back(), std::byte{0});
   for (std::size_t r = 0; r < entries.size(); ++r) {
     std::memcpy(bytes.data() + r * sizeof(std::uint64_t), &entries[r].hash, sizeof(std::uint64_t));
-    for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
-      const std::size_t width = rows_.width(k);
-      std::memcpy(bytes.data() + offsets[k + 1] + r * width, entries[r].row + rows_.offset(k), width);
+  }
+  for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
+    const std::size_t width = rows_.width(k);
+    const auto copy = [&](auto bytes_each) {
+      for (std::size_t r = 0; r < entries.size(); ++r) {
+        std::memcpy(bytes.data() + offsets[k + 1] + r * bytes_each, entries[r].row + rows_.offset(k),
+                    bytes_each);
+      }
+    };
+    if (width == sizeof(float)) {
+      copy(std::integral_constant<std::size_t, sizeof(float)>{});  // a load and a store, no call
+    } else {
+      copy(width);
     }
   }
   return entries.size();

@@ -161,14 +161,25 @@ class Shard {
   std::shared_lock<std::shared_mutex> enter() const;
 
   void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
-  // Inserts those of a run's rows that are missing: how many were. The run begins at `first`; `counted` is the worker's.
-  std::size_t create(Search& run, const SlotSlices& batch, std::size_t first,
-                     const SlotTable*& counted) const;
+  // What a worker that creates rows remembers of its part of a batch.
+  struct Making {
+    const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
+    std::vector<std::byte*> rows;        // to work in
+  };
+  // A slot that misses more than one row in kFewMissing fills: in the next batch its rows are created before it is walked,
+  // for inserting moves rows, and every run that has been looked at would be looked at again.
+  static constexpr std::size_t kFewMissing = 16;
+
+  // Inserts those of a run's rows that are missing: how many. The run begins at `first`.
+  std::size_t create(Search& run, const SlotSlices& batch, std::size_t first, Making& making) const;
+  // The same for all hashes of a slot that a batch has.
+  std::size_t create_all(Guarded& slot, std::span<const std::uint64_t> hashes, Making& making) const;
+  std::size_t insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
+                             std::span<std::byte*> rows) const;
   // Room for `missing` rows, and for those of the slot's hashes from `next` on that are missing too: ascending hashes,
-  // poured into a table that grows in small steps, would all queue up at its front. They are counted once a batch:
-  // `counted` is the last table where they were.
+  // poured into a table that grows in small steps, would all queue up at its front. They are counted once a batch.
   void make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
-                 const SlotTable*& counted) const;
+                 Making& making) const;
 
   TableSpec spec_;
   Slots slots_;

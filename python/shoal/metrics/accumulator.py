@@ -125,7 +125,7 @@ class Accumulator:
     (0.875, 0.75, 1.0, 4)
     """
 
-    __slots__ = ("_counts", "_loss", "_positive_weight", "_probability", "_weight", "bits", "examples")
+    __slots__ = ("_counts", "_loss", "_positive_weight", "_probability", "_used", "_weight", "bits", "examples")
 
     def __init__(self, bits: int = BITS) -> None:
         if not 1 <= bits <= _MOST_BITS:
@@ -137,6 +137,7 @@ class Accumulator:
         self._loss = ExactSum()
         self._probability = ExactSum()
         self._counts: npt.NDArray[Any] = np.zeros(2 << bits, np.int64)  # negatives, then positives
+        self._used = range(0)  # bins outside hold nothing: few have anything, and the AUC is asked for often
 
     def update(
         self,
@@ -174,6 +175,8 @@ class Accumulator:
         loss, probability = sums or (weighted_sum(losses(y, a), w), weighted_sum(probabilities(a), w))
         bins = ((np.clip(a, -LIMIT, LIMIT) + LIMIT) * ((1 << self.bits) / (2 * LIMIT))).astype(np.int64)
         np.minimum(bins, (1 << self.bits) - 1, out=bins)
+        if len(bins):
+            self._use(int(bins.min()), int(bins.max()))
         bins += y.astype(np.int64) << self.bits
         if w is None:
             np.add.at(self._counts, bins, 1)
@@ -201,6 +204,8 @@ class Accumulator:
         for mine, theirs in zip(self._sums(), other._sums(), strict=True):
             mine.merge(theirs)
         self._counts = self._counts + other._counts
+        if other._used:
+            self._use(other._used[0], other._used[-1])
 
     @property
     def weight(self) -> float:
@@ -321,17 +326,24 @@ class Accumulator:
         out._counts = out._counts.astype(dtype, copy=False)
         if len(where):
             out._counts[where] = what
+            bins = where % (1 << out.bits)
+            out._use(int(bins.min()), int(bins.max()))
         return out
+
+    def _use(self, low: int, high: int) -> None:
+        """Widen what is used to the bins from ``low`` to ``high``."""
+        used = self._used or range(low, high + 1)
+        self._used = range(min(used.start, low), max(used.stop, high + 1))
 
     def _sums(self) -> tuple[ExactSum, ...]:
         return self._weight, self._positive_weight, self._loss, self._probability
 
     def _ordered(self) -> Ordered:
         """Return the bins with anything in them, each at its middle."""
-        counts = self._counts.reshape(2, -1)
-        filled = np.flatnonzero(counts[0] + counts[1])
-        middles = np.asarray((filled + 0.5) * (2 * LIMIT / (1 << self.bits)) - LIMIT, np.float64)
-        return Ordered(middles, counts[1, filled], counts[0, filled])
+        negative, positive = self._counts.reshape(2, -1)[:, self._used.start : self._used.stop]
+        filled = np.flatnonzero(negative + positive)
+        middles = np.asarray((filled + (self._used.start + 0.5)) * (2 * LIMIT / (1 << self.bits)) - LIMIT, np.float64)
+        return Ordered(middles, positive[filled], negative[filled])
 
 
 def _whole(value: object, name: str) -> int:
