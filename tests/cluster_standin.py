@@ -1,10 +1,9 @@
-"""Servers in threads of the test: ROUTERs in Python before the engine's services, and the orders of the scheduler."""
+"""Servers in threads of the test: the data loops of real ones, and the orders of the scheduler."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,22 +15,20 @@ from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
 from shoal.cluster.link import Link
 from shoal.cluster.scheduler import Scheduler
+from shoal.rpc.loop import start_loop
 from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, OrderBody, StartJob
 
 
 class Server:
-    """A server whose data loops and control plane share one thread of Python."""
+    """A server whose control plane is a thread of the test, and whose data loops are the real ones."""
 
     def __init__(self, address: str, endpoints: int, rank: int) -> None:
         self.error: Exception | None = None
-        self.services: dict[zmq.Socket[bytes], _core.Service] = {}
-        self.pause = threading.Event()  # answers no message while set, and is alive all the same
-        self._link = Link(address, "server")
         self._context = zmq.Context()
-        self._sockets = {}
-        for _ in range(endpoints):
-            opened = self._context.socket(zmq.ROUTER)
-            self._sockets[f"tcp://127.0.0.1:{opened.bind_to_random_port('tcp://127.0.0.1')}"] = opened
+        self._link = Link(address, "server")
+        slots = self._link.hello(timeout=TIMEOUT).slots
+        self.services = [_core.Service(slots, 0, slots) for _ in range(endpoints)]
+        self._loops = [start_loop(service, self._context, "tcp://127.0.0.1:0") for service in self.services]
         self._rank = rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -39,45 +36,25 @@ class Server:
 
     def _run(self) -> None:
         try:
-            joined = self._link.join(timeout=TIMEOUT, rank=self._rank, addresses=tuple(self._sockets))
-            poller = zmq.Poller()
-            for endpoint in joined.map.endpoints:
-                opened = self._sockets.get(endpoint.address)
-                if opened is not None:
-                    poller.register(opened, zmq.POLLIN)
-                    service = _core.Service(joined.map.slots, endpoint.first_slot, endpoint.end_slot)
-                    service.set_map(joined.map.epoch, endpoint.first_slot, endpoint.end_slot)
-                    self.services[opened] = service
+            addresses = tuple(loop.address for loop in self._loops)
+            where = self._link.join(timeout=TIMEOUT, rank=self._rank, addresses=addresses).map
+            for endpoint in where.of_server(self._rank):
+                service = self.services[addresses.index(endpoint.address)]
+                service.set_map(where.epoch, endpoint.first_slot, endpoint.end_slot)
             while not self._stop.is_set():
-                order = self._link.next_order(0)
+                order = self._link.next_order(0.01)
                 if order is not None:
-                    self._link.done(order, result=self._obey(order.body))
-                if self.pause.is_set():
-                    time.sleep(0.002)
-                    continue
-                for opened, _ in poller.poll(2):
-                    peer, *frames = opened.recv_multipart()
-                    self._reply(opened, self.services[opened].handle(peer, frames))
+                    self._link.done(order, result=max(obey(service, order.body) for service in self.services))
         except Exception as error:
             self.error = error
 
-    def _reply(self, opened: zmq.Socket[bytes], replies: list[tuple[bytes, list[bytes]]]) -> None:
-        for peer, frames in replies:
-            opened.send_multipart([peer, *frames])
-
-    def _obey(self, order: OrderBody) -> int:
-        results = []
-        for opened, service in self.services.items():
-            results.append(obey(service, order))
-            self._reply(opened, service.released())
-        return max(results)
-
     def close(self) -> None:
+        """End without a word."""
         self._stop.set()
         self._thread.join(TIMEOUT)
         self._link.close()
-        for opened in self._sockets.values():
-            opened.close(0)
+        for loop in self._loops:
+            loop.stop()
         self._context.term()
         if self.error is not None:
             raise self.error

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -216,19 +215,16 @@ def test_a_barrier_waits_for_all_workers_and_says_how_many_came(made):
         assert order == (["before"] * 2 + ["behind"] * 2) * 3
 
 
-def test_a_push_that_failed_unheard_is_told_by_the_next_tick(made):
-    with joined(made.address, 1, consistency=shoal.ASP(), timeout=0.3) as (store,):
+def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made):
+    with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         table = store.table("t", **SGD)
-        for server in made.servers:
-            server.pause.set()
-        pushed = table.push(KEYS, ONES)
-        while not pushed.done:
-            time.sleep(0.01)
-        for server in made.servers:
-            server.pause.clear()
-        with pytest.raises(shoal.DeadlineExceeded, match="push"):
+        store.channel.lose(0, "told so")
+        table.push(KEYS, ONES)
+        with pytest.raises(shoal.ServerLost, match=r"push of table.*and 1 calls more"):
             store.tick()
-        store.tick()
+        table.push(KEYS, ONES)
+        with pytest.raises(shoal.ServerLost, match="told so"):
+            store.close()
 
 
 # ---- tables and jobs -------------------------------------------------------------------------------------------------
