@@ -67,6 +67,7 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
     seen_.clear();
     pending_.clear();
     parked_.clear();
+    lists_.clear();
     for (auto& [id, table] : tables_) {
       table->loading.reset();
       table->views.clear();
