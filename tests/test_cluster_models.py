@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import shoal
-from cluster_served import served, together
+from cluster_standin import cluster
 from shoal import _core
 from shoal.models import BIAS_KEY
+from stores import together
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,8 +56,8 @@ def test_one_worker_learns_what_a_local_store_learns_to_the_bit(kind, servers, e
 
     with shoal.local() as store:
         expected = learn(store)
-    with served(servers, endpoints) as address:
-        (found,) = together(address, 1, learn)
+    with cluster(servers, endpoints) as made:
+        (found,) = together(made.address, 1, learn)
     assert found[:3] == expected[:3]
     assert found[3].tobytes() == expected[3].tobytes()
 
@@ -95,8 +96,8 @@ def test_several_workers_learn_what_one_process_merges_in_rank_order(workers, ba
             store.barrier()
             return found, clock
 
-    with served(2, 1) as address:
-        found = together(address, workers, learn)
+    with cluster(2, 1) as made:
+        found = together(made.address, workers, learn)
     assert all(one == found[0] for one in found)
     assert found[0][0] == merged_in_rank_order(shares, optimizer, 2)
 
@@ -111,8 +112,8 @@ def test_shares_of_different_lengths_end_under_every_consistency(consistency, ba
             store.barrier()
             return model.examples, model.evaluate(batches).logloss
 
-    with served(2, 1) as address:
-        found = together(address, 3, learn, consistency=consistency)
+    with cluster(2, 1) as made:
+        found = together(made.address, 3, learn, consistency=consistency)
     assert [examples for examples, _ in found] == [2 * sum(map(len, share)) for share in shares]
     assert all(logloss < 0.68 for _, logloss in found)
 
@@ -131,11 +132,11 @@ def test_the_solver_has_the_bits_of_a_local_store_and_workers_go_to_the_same_opt
 
     with shoal.local() as store:
         expected = learn(lambda store: batches)(store)
-    with served(2, 1) as address:
-        (alone,) = together(address, 1, learn(lambda store: batches))
+    with cluster(2, 1) as made:
+        (alone,) = together(made.address, 1, learn(lambda store: batches))
     assert alone == expected
-    with served(2, 1) as address:
-        found = together(address, 2, learn(lambda store: batches[store.rank :: 2]))
+    with cluster(2, 1) as made:
+        found = together(made.address, 2, learn(lambda store: batches[store.rank :: 2]))
     assert found[0][1] == found[1][1]
     assert found[0][0].converged
     assert found[1][0].converged
@@ -161,8 +162,8 @@ def test_functions_have_the_bits_of_a_local_store_on_any_number_of_servers():
     with shoal.local() as store:
         expected = work(store)
     for servers, endpoints in ((1, 1), (2, 2)):
-        with served(servers, endpoints) as address:
-            assert together(address, 1, work) == [expected]
+        with cluster(servers, endpoints) as made:
+            assert together(made.address, 1, work) == [expected]
 
 
 def test_dense_tables_of_workers_take_the_steps_of_sgd_on_the_whole():
@@ -183,8 +184,8 @@ def test_dense_tables_of_workers_take_the_steps_of_sgd_on_the_whole():
         store.barrier()
         return seen
 
-    with served(2, 2) as address:
-        first, second = together(address, 2, work)
+    with cluster(2, 2) as made:
+        first, second = together(made.address, 2, work)
     weights = np.ones(shape, np.float32)
     expected = [weights.tobytes()]
     for step in range(steps):
@@ -210,10 +211,10 @@ def test_a_model_is_saved_by_one_worker_and_loaded_by_all(batches, tmp_path):
             store.barrier()
             return found
 
-    with served(2, 1) as address:
-        saved = together(address, 2, learn)
-    with served(1, 2) as address:
-        assert together(address, 2, load) == saved
+    with cluster(2, 1) as made:
+        saved = together(made.address, 2, learn)
+    with cluster(1, 2) as made:
+        assert together(made.address, 2, load) == saved
     with shoal.LogisticRegression.load(tmp_path / "m") as model:
         assert [model.predict_proba(batches[0]).tobytes()] * 2 == saved
 
@@ -228,5 +229,5 @@ def test_what_several_workers_cannot_do_is_refused(batches):
         ):
             model.fit(batches)
 
-    with served(1, 1) as address:
-        together(address, 2, work, consistency=shoal.SSP(1))
+    with cluster(1, 1) as made:
+        together(made.address, 2, work, consistency=shoal.SSP(1))

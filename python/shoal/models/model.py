@@ -401,7 +401,7 @@ class Model(ABC):
         )
         gradients = self._backward(batch, keys, rows, slopes, known)
         for table, gradient in zip(self._tables, gradients, strict=True):
-            table.push_unique(keys, gradient)  # a failure is told by the tick
+            table.push_unique(keys, gradient, copy=False)  # a failure is told by the tick
         self._record.examples += len(batch)
         return loss
 
