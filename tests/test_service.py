@@ -438,6 +438,16 @@ def test_a_hold_stops_clocks_where_somebody_can_join() -> None:
     assert service.metrics()["applied"] == 4
 
 
+def test_nobody_joins_at_a_clock_that_was_applied() -> None:
+    service = served("bsp")
+    deliver(service, Worker().tick(0))
+    with pytest.raises(ValueError, match="rank 1 cannot join at clock 0: the clocks before 1 are applied"):
+        service.admit(1, 1, 0)
+    service.admit(0, 1, 0)  # is in already
+    service.admit(1, 1, 1)
+    assert service.metrics()["clocks"] == {0: 1, 1: 1}
+
+
 def test_a_hold_stops_ssp_reads_as_well() -> None:
     service = served("ssp", workers=1, staleness=1)
     a = Worker()
