@@ -400,7 +400,7 @@ class RemoteShard:
         self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
         workers = _core.Workers(1)
-        pattern = spec.shard(2, workers)
+        self._pattern = pattern = spec.shard(2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
         self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
 
@@ -466,6 +466,7 @@ class RemoteShard:
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows, in slot order; one that changes rows does so exactly once."""
+        self._pattern.reduce(function, parameters)  # it refuses what the servers would refuse
         answers = self._channel.begin(
             Op.REDUCE,
             self.number,
