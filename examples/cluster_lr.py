@@ -51,9 +51,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="how many (default: as the environment says)")
     parser.add_argument("--servers", type=int, default=2, metavar="N", help="to start without a cluster (default: 2)")
     parser.add_argument("--staleness", type=int, default=0, metavar="N", help="batches apart, 0 is bsp (default: 0)")
-    parser.add_argument(
-        "--train", nargs="+", metavar="FILE", help="click logs (Criteo's format; default: one is drawn)"
-    )
+    parser.add_argument("--train", nargs="+", metavar="FILE", help="click logs (Criteo's format; default: drawn)")
     parser.add_argument("--test", nargs="+", metavar="FILE", help="what is never learned from")
     parser.add_argument("--model", metavar="DIR", help="where the model goes")
     arguments = parser.parse_args()
