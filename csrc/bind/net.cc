@@ -12,6 +12,9 @@
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "bind/borrowed.h"
+#include "net/lists.h"
+#include "net/significance.h"
+#include "net/values.h"
 #include "net/wire.h"
 
 namespace shoal::bind {
@@ -122,6 +125,89 @@ auto span_field() {
   return [](const py::object& self) { return view(self.cast<const Message&>().decoded.*Field, self); };
 }
 
+// --- filters ----------------------------------------------------------------------------------------------------
+
+// work() without Python's lock, where that pays.
+template <class Work>
+auto unlocked(std::size_t bytes, const Work& work) {
+  if (bytes < kLarge) {
+    return work();
+  }
+  const py::gil_scoped_release nogil;
+  return work();
+}
+
+py::bytes digest_of(const Array<std::uint64_t>& hashes, std::uint32_t seed) {
+  const auto from = in(hashes);
+  const Digest found = unlocked(from.size_bytes(), [&] { return digest(from, seed); });
+  const std::array<std::uint64_t, 2> halves = {found.first, found.second};
+  return {reinterpret_cast<const char*>(halves.data()), sizeof halves};
+}
+
+std::size_t dim_of(const Array<float>& rows) {
+  SHOAL_CHECK(rows.ndim() == 2, "rows are float32[n, dim]");
+  return static_cast<std::size_t>(rows.shape(1));
+}
+
+// (uint16[n, dim], sum of squared errors, the largest error)
+py::tuple narrow_rows(const Array<float>& rows, const Array<std::uint64_t>& hashes, std::uint8_t dtype,
+                      std::uint64_t seed, std::uint64_t message) {
+  const wire::Dtype to{dtype};
+  SHOAL_CHECK(to == wire::Dtype::kFloat16 || to == wire::Dtype::kBfloat16, "narrow to float16 or bfloat16");
+  const std::size_t dim = dim_of(rows);
+  const auto from = in(rows);
+  const auto names = in(hashes);
+  Array<std::uint16_t> result = fresh<std::uint16_t>(static_cast<std::size_t>(rows.shape(0)), dim);
+  const auto halves = out(result);
+  Loss loss;
+  unlocked(from.size_bytes(), [&] {
+    narrow(from, names, dim, to == wire::Dtype::kFloat16 ? Dtype::kFloat16 : Dtype::kBfloat16, seed, message,
+           halves, loss);
+  });
+  return py::make_tuple(result, loss.squared, loss.largest);
+}
+
+// (map, kept), or nothing where that is not less.
+template <class Word>
+py::object pack_values(const Array<Word>& values) {
+  const auto from = in(values);
+  const std::size_t kept = unlocked(from.size_bytes(), [&] { return count_nonzero(from); });
+  const std::size_t bytes = map_bytes(from.size());
+  if (bytes + kept * sizeof(Word) >= from.size_bytes()) {
+    return py::none();
+  }
+  Array<std::uint8_t> map = fresh<std::uint8_t>(bytes);
+  Array<Word> some = fresh<Word>(kept);
+  const auto map_out = std::as_writable_bytes(out(map));
+  const auto some_out = out(some);
+  unlocked(from.size_bytes(), [&] { pack(from, map_out, some_out); });
+  return py::make_tuple(map, some);
+}
+
+// (rows as they are sent, how many became zeros, how many were raised, sum of squared errors)
+py::tuple significant(const Array<float>& rows, const Array<std::uint64_t>& hashes, double threshold,
+                      std::uint64_t seed, std::uint64_t call) {
+  const std::size_t dim = dim_of(rows);
+  const auto from = in(rows);
+  const auto names = in(hashes);
+  Array<float> result = fresh<float>(static_cast<std::size_t>(rows.shape(0)), dim);
+  const auto to = out(result);
+  Significance counts;
+  unlocked(from.size_bytes(),
+           [&] { filter_significant(from, names, dim, threshold, seed, call, to, counts); });
+  return py::make_tuple(result, counts.dropped, counts.raised, counts.squared);
+}
+
+void add_filters(py::module_& module) {
+  module.def("digest", &digest_of, py::arg("hashes").noconvert(), py::arg("seed"));
+  module.def("narrow", &narrow_rows, py::arg("rows").noconvert(), py::arg("hashes").noconvert(),
+             py::arg("dtype"), py::arg("seed"), py::arg("message"));
+  module.def("pack", &pack_values<float>, py::arg("values").noconvert());
+  module.def("pack", &pack_values<std::uint16_t>, py::arg("values").noconvert());
+  module.def("filter_significant", &significant, py::arg("rows").noconvert(), py::arg("hashes").noconvert(),
+             py::arg("threshold"), py::arg("seed"), py::arg("call"));
+}
+
 void add_wire(py::module_& module) {
   py::native_enum<wire::Op>(module, "Op", "enum.IntEnum")
       .value("PULL", wire::Op::kPull)
@@ -213,6 +299,7 @@ void add_wire(py::module_& module) {
 
 void add_net(py::module_& module) {
   add_wire(module);
+  add_filters(module);
   add_service(module);
   add_loop(module);
 }

@@ -20,11 +20,13 @@ namespace {
 
 std::unique_ptr<Service> make_service(std::size_t slots, std::size_t first, std::size_t end,
                                       std::size_t parked_limit, std::size_t parked_bytes,
-                                      std::size_t pending_bytes, std::size_t reply_bytes) {
+                                      std::size_t pending_bytes, std::size_t reply_bytes,
+                                      std::size_t list_bytes) {
   const ServiceLimits limits{.parked = parked_limit,
                              .parked_bytes = parked_bytes,
                              .pending_bytes = pending_bytes,
-                             .reply_bytes = reply_bytes};
+                             .reply_bytes = reply_bytes,
+                             .list_bytes = list_bytes};
   return std::make_unique<Service>(Slots(slots), first, end, limits);
 }
 
@@ -131,6 +133,14 @@ py::dict metrics(const Service& service) {
   all["parked_bytes"] = now.parked_bytes;
   all["pending_bytes"] = now.pending_bytes;
   all["pending_peak"] = now.pending_peak;
+  all["lists"] = now.lists;
+  all["list_bytes"] = now.list_bytes;
+  all["lists_found"] = now.lists_found;
+  all["lists_missed"] = now.lists_missed;
+  all["weight_bytes_saved"] = now.weight_bytes_saved;
+  all["narrowed"] = now.narrowed.values;
+  all["narrowed_squared_error"] = now.narrowed.squared;
+  all["narrowed_largest_error"] = now.narrowed.largest;
   all["applied"] = now.applied;
   all["floor"] = now.floor;
   all["clocks"] = clocks;
@@ -147,7 +157,8 @@ void add_service(py::module_& module) {
   py::class_<Service>(module, "Service")
       .def(py::init(&make_service), py::arg("slots"), py::arg("first"), py::arg("end"), py::kw_only(),
            py::arg("parked_limit") = limits.parked, py::arg("parked_bytes") = limits.parked_bytes,
-           py::arg("pending_bytes") = limits.pending_bytes, py::arg("reply_bytes") = limits.reply_bytes)
+           py::arg("pending_bytes") = limits.pending_bytes, py::arg("reply_bytes") = limits.reply_bytes,
+           py::arg("list_bytes") = limits.list_bytes)
       .def("set_map", &Service::set_map, py::arg("epoch"), py::arg("first"), py::arg("end"), Nogil())
       .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
            py::arg("mean") = false)

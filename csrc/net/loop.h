@@ -11,7 +11,7 @@
 //   I1  Whatever arrives is read to its last frame and answered or counted; no frames end the thread or the process.
 //   I2  The thread never waits for a peer. A reply to one that has gone, or that does not read what was sent to it, is dropped
 //       and counted: the peer asks again.
-//   I3  Replies that are not sent yet hold at most `unsent_bytes`, or one reply; what would exceed that becomes OVERLOADED.
+//   I3  Replies that are not sent yet hold at most `unsent_bytes`, or one reply; one that would exceed that becomes OVERLOADED.
 //   I4  The socket is made, used and closed by the thread. After stop() it is closed: the context may be ended.
 //
 // Ends by stop(), or when the context is terminated. A peer counts as gone when its heartbeats stay away.

@@ -1,7 +1,6 @@
 #include "net/service.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -24,7 +23,12 @@ bool Service::is_read(const Header& header) noexcept {
 }
 
 Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceLimits& limits)
-    : slots_(slots), limits_(limits), first_slot_(first), end_slot_(end), begins_(slots.count() + 1) {
+    : slots_(slots),
+      limits_(limits),
+      first_slot_(first),
+      end_slot_(end),
+      lists_(limits.list_bytes),
+      begins_(slots.count() + 1) {
   SHOAL_CHECK(first <= end && end <= slots.count(), "there are no slots [" + std::to_string(first) + ", " +
                                                         std::to_string(end) + ") of " +
                                                         std::to_string(slots.count()));
@@ -129,10 +133,32 @@ void Service::serve(const Call& call) {
     refused_.clear();
     return send(call, {.status = Status::kWrongEpoch}, 1);
   }
-  if (is_read(header)) {
-    return read(call, *table);
+  Call known = call;
+  if ((header.flags & (wire::kKeep | wire::kDigest)) != 0 && !recall(known)) {
+    return;
   }
-  serve_write(call, *table);
+  if (is_read(header)) {
+    return read(known, *table);
+  }
+  serve_write(known, *table);
+}
+
+bool Service::recall(Call& call) {
+  const Header& header = call.header;
+  if ((header.flags & wire::kDigest) == 0) {
+    if (header.worker != wire::kNobody) {
+      lists_.keep(digest(call.hashes, job_), call.hashes);
+    }
+    return true;
+  }
+  const auto list = lists_.find(Digest::read(decoded_.digest), header.count);
+  ++(list ? metrics_.lists_found : metrics_.lists_missed);
+  if (!list) {
+    send(call, Status::kNoList);
+    return false;
+  }
+  call.hashes = *list;  // stays where it is: one message is served at a time
+  return true;
 }
 
 void Service::serve_write(const Call& call, Table& table) {
@@ -214,7 +240,7 @@ void Service::send(const Call& call, Header header, std::size_t frames, Lease fi
   header.magic = wire::kMagic;
   header.version = wire::kVersion;
   // The caller's own bits go back to it.
-  header.flags = static_cast<std::uint16_t>((call.header.flags & 0xff00U) | wire::kReply);
+  header.flags = static_cast<std::uint16_t>((call.header.flags & 0xff00U) | header.flags | wire::kReply);
   header.op = call.header.op <= wire::kLastOp ? call.header.op : wire::Op::kNone;
   header.table = call.header.table;
   header.worker = call.header.worker;
@@ -242,7 +268,7 @@ void Service::send_text(const Call& call, Status status, std::string_view text) 
     return send(call, status);
   }
   Lease block = call.out.block(text.size());
-  std::memcpy(block.data(), text.data(), text.size());
+  std::ranges::copy(std::as_bytes(std::span(text)), block.bytes().begin());
   send(call, {.status = status, .count = static_cast<std::uint32_t>(text.size())}, 1, std::move(block));
 }
 
@@ -281,6 +307,8 @@ ServiceMetrics Service::metrics() const {
   now.parked = parked_.size();
   now.parked_bytes = parked_.bytes();
   now.pending_bytes = pending_.bytes();
+  now.lists = lists_.size();
+  now.list_bytes = lists_.bytes();
   now.applied = applied_;
   now.floor = clocks_.floor();
   const auto& workers = clocks_.workers();

@@ -50,10 +50,12 @@
 #include "base/threads.h"
 #include "net/clocks.h"
 #include "net/histogram.h"
+#include "net/lists.h"
 #include "net/outbox.h"
 #include "net/parked.h"
 #include "net/pending.h"
 #include "net/seen.h"
+#include "net/values.h"
 #include "net/wire.h"
 #include "route/key_batch.h"
 #include "store/functions.h"
@@ -69,6 +71,7 @@ struct ServiceLimits {
   std::size_t pending_bytes = std::size_t{1} << 30U;
   std::size_t reply_bytes = std::size_t{1} << 30U;
   std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has a bound of its own
+  std::size_t list_bytes = std::size_t{64} << 20U;        // key lists that may come again
 };
 
 struct ServiceMetrics {
@@ -88,6 +91,12 @@ struct ServiceMetrics {
   std::size_t pending_peak = 0;
   std::uint32_t applied = 0;
   std::uint32_t floor = 0;
+  std::size_t lists = 0;  // kept by their digests
+  std::size_t list_bytes = 0;
+  std::uint64_t lists_found = 0;  // requests whose digest stood for a list
+  std::uint64_t lists_missed = 0;
+  std::uint64_t weight_bytes_saved = 0;  // of replies to pulls, in 16 bits or without zeros
+  Loss narrowed;                         // weights that pulls asked for in 16 bits
   std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;  // (rank, clock) of those admitted
   Histogram pull_staleness;  // clocks between a pull and the slowest worker when it was answered
   Histogram push_staleness;  // others' pushes to the table since the pusher's last pull of it
@@ -158,6 +167,8 @@ class Service {
   void serve(const Call& call);
   void serve_write(const Call& call, Table& table);
   bool check_worker(const Call& call);
+  // Keeps the list that a message brought, or finds the one that it names: false where there is none, which was told.
+  bool recall(Call& call);
   Table* find(std::uint32_t id) noexcept;
   // Notes the slots of hashes that are not here; the part that is.
   std::span<const std::uint64_t> own(std::span<const std::uint64_t> hashes, std::size_t& first);
@@ -202,6 +213,7 @@ class Service {
   std::size_t reply_bytes(const Call& call, const Table& table) const noexcept;
   void answer(const Call& call, Table& table);
   void answer_pull(const Call& call, Table& table);
+  void send_weights(const Call& call, Lease values, std::size_t dim);
   void answer_contains(const Call& call, Table& table);
   void answer_state(const Call& call, Table& table);
   void answer_slot(const Call& call, Table& table);
@@ -240,6 +252,7 @@ class Service {
   Blocks blocks_;  // of what is kept and parked, and of replies that control calls set free
   Pending pending_;
   Parked parked_;
+  Lists lists_;
   Outbox released_{blocks_};
 
   // Worked in, one request at a time.

@@ -121,8 +121,48 @@ void Service::answer_pull(const Call& call, Table& table) {
   const std::size_t dim = table.shard->rows().dim();
   Lease values = call.out.block(n * dim * sizeof(float));
   table.shard->pull(cut(call.hashes), values.as<float>());
-  send(call, {.dtype = wire::Dtype::kFloat32, .dim = static_cast<std::uint16_t>(dim), .count = count_of(n)},
-       1, std::move(values));
+  send_weights(call, std::move(values), dim);
+}
+
+// As the request wants them: in 16 bits, without their zeros.
+void Service::send_weights(const Call& call, Lease values, std::size_t dim) {
+  Header header{.dtype = wire::Dtype::kFloat32,
+                .dim = static_cast<std::uint16_t>(dim),
+                .count = count_of(call.hashes.size())};
+  const std::size_t size = call.hashes.size() * dim;
+  const std::size_t plain = values.size();
+  if (call.header.dtype != wire::Dtype::kFloat32) {
+    header.dtype = call.header.dtype;
+    const Dtype dtype = header.dtype == wire::Dtype::kFloat16 ? Dtype::kFloat16 : Dtype::kBfloat16;
+    const std::uint64_t who = (std::uint64_t{call.header.worker} << 32U) | call.header.incarnation;
+    Lease halves = call.out.block(size * sizeof(std::uint16_t));
+    narrow(values.as<float>(), call.hashes, dim, dtype, who, call.header.sequence, halves.as<std::uint16_t>(),
+           metrics_.narrowed);
+    values = std::move(halves);
+  }
+  const auto packed = [&]<class Word>(std::span<const Word> words) {
+    const std::size_t kept = count_nonzero(words) * sizeof(Word);
+    if (map_bytes(size) + kept >= values.size()) {
+      return false;
+    }
+    Lease map = call.out.block(map_bytes(size));
+    Lease some = call.out.block(kept);
+    pack(words, map.bytes(), some.as<Word>());
+    metrics_.weight_bytes_saved += plain - map.size() - some.size();
+    header.flags = wire::kPacked;
+    send(call, header, 2, std::move(map), std::move(some));
+    return true;
+  };
+  if ((call.header.flags & wire::kPacked) != 0) {
+    const bool sent = header.dtype == wire::Dtype::kFloat32
+                          ? packed(std::span<const float>(values.as<float>()))
+                          : packed(std::span<const std::uint16_t>(values.as<std::uint16_t>()));
+    if (sent) {
+      return;
+    }
+  }
+  metrics_.weight_bytes_saved += plain - values.size();
+  send(call, header, 1, std::move(values));
 }
 
 void Service::answer_contains(const Call& call, Table& table) {

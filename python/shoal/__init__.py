@@ -13,7 +13,7 @@ Examples
 2
 """
 
-from shoal.cluster import connect
+from shoal.cluster import connect, launch
 from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
     Batch,
@@ -58,6 +58,7 @@ from shoal.optim import (
     Zeros,
 )
 from shoal.reports import report
+from shoal.rpc.filters import Filters
 from shoal.store import LocalStore, Store, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
 
@@ -82,6 +83,7 @@ __all__ = [
     "FactorizationMachine",
     "FeatureNames",
     "Fenced",
+    "Filters",
     "GroupFTRL",
     "Handle",
     "KeyBatch",
@@ -107,6 +109,7 @@ __all__ = [
     "Zeros",
     "connect",
     "hash_strings",
+    "launch",
     "local",
     "mix",
     "read_arrow",

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,8 +34,22 @@ from shoal.errors import ShoalError
 from shoal.functions import Function
 from shoal.handle import Pending
 from shoal.rpc.channel import Channel, UnderWay
+from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
-from shoal.rpc.messages import AskMap, AskTable, Barrier, Event, Joined, MapIs, Passed, ServerGone, TableForm, TableIs
+from shoal.rpc.messages import (
+    AskMap,
+    AskTable,
+    Barrier,
+    Event,
+    Joined,
+    MapIs,
+    PartIs,
+    Passed,
+    ServerGone,
+    TableForm,
+    TableIs,
+    TakePart,
+)
 from shoal.rpc.requests import Requests, Worker
 from shoal.store import Store, check_same
 from shoal.table import Rows, TableSpec
@@ -43,6 +58,7 @@ __all__ = ["ClusterStore", "RemoteShard", "connect"]
 
 Op = _core.Op
 
+_PAUSE = 0.1  # seconds until it is asked again whether a part has come free
 _LEAVING = 2.0  # seconds to say goodbye in
 _SLOWEST_LOAD = 1e5  # rows a second: whoever is slower has failed
 _SECTION_BYTES = 16 << 20  # of rows that are loaded in one message
@@ -57,6 +73,7 @@ def connect(
     timeout: float = 60.0,
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
+    filters: Filters | Mapping[str, Filters] | None = None,
     on_close: Callable[[], None] | None = None,
 ) -> ClusterStore:
     """Join a cluster as a worker; see :func:`shoal.cluster.connect`.
@@ -71,6 +88,7 @@ def connect(
         timeout=timeout,
         threads=threads,
         curve=curve,
+        filters=filters,
         on_close=on_close,
     )
 
@@ -88,8 +106,13 @@ class ClusterStore(Store):
         timeout: float,
         threads: int | None,
         curve: str | os.PathLike[str] | None,
+        filters: Filters | Mapping[str, Filters] | None,
         on_close: Callable[[], None] | None,
     ) -> None:
+        self._filters = dict(filters) if isinstance(filters, Mapping) else filters
+        self._filtered: dict[str, Filter] = {}
+        for table in self._filters if isinstance(self._filters, dict) else [""]:
+            choose(self._filters, table)  # what is no description is refused at once
         with contextlib.ExitStack() as undo:  # what is to be done when the store is closed, last to first
             if on_close is not None:
                 undo.callback(on_close)
@@ -114,6 +137,7 @@ class ClusterStore(Store):
         secure, secure_link = _security(curve)
         self._consistency = consistency
         self._timeout = float(timeout)
+        self._passes = 0  # calls of `parts`
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(_end_context, context, os.getpid())
@@ -180,6 +204,11 @@ class ClusterStore(Store):
         self._check_usable()
         return self.channel.metrics()
 
+    def filter_metrics(self) -> dict[str, dict[str, float]]:
+        """Count, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
+        self._check_usable()
+        return {table: filter.metrics() for table, filter in self._filtered.items()}
+
     # ---- clocks ------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -199,6 +228,39 @@ class ClusterStore(Store):
     def _meet(self, name: str, timeout: float) -> None:
         self._link.call(Barrier(name), Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
 
+    # ---- parts of the data -------------------------------------------------------------------------------------------
+
+    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        with self._locked():
+            number, self._passes = self._passes, self._passes + 1
+        return self._take_those_of(number, count, digest, reissue)
+
+    def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+        finished = -1
+        while True:
+            self._check_usable()
+            self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
+            self.channel.raise_unheard()
+            take = TakePart(number, count, digest, finished, reissue)
+            found = self._link.call(take, PartIs, timeout=self._timeout, doing="taking a part of the data")
+            finished = -1
+            if found.part is not None:
+                yield found.part
+                finished = found.part
+            elif found.over:
+                return
+            else:
+                self._tick_along()
+
+    def _tick_along(self) -> None:
+        """Do nothing for one clock of the others."""
+        if self._consistency.mode == "asp" or not self._tables:
+            time.sleep(_PAUSE)
+            return
+        table = next(iter(self._tables.values()))
+        table.pull(np.zeros(1, np.uint64))  # is answered when the others are where this worker is
+        self.tick()
+
     # ---- tables ------------------------------------------------------------------------------------------------------
 
     def _find(self, spec: TableSpec) -> int:
@@ -210,7 +272,12 @@ class ClusterStore(Store):
         return found.id
 
     def _make_shard(self, spec: TableSpec) -> RemoteShard:
-        return RemoteShard(self.channel, self._find(spec), spec)
+        number = self._find(spec)
+        filters = choose(self._filters, spec.name)
+        if filters is not None and spec.name not in self._filtered:
+            joined = self._joined
+            self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
+        return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name))
 
     def _undisturbed(self, save: Callable[[], None]) -> None:
         with self._gate.shut():  # pushes of this process's other threads wait
@@ -293,7 +360,7 @@ class _Pushed(UnderWay):
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
         """Fill ``rows`` as they are behind this push."""
-        return _Behind(self, lambda: _pull(self._channel, self.call.table, batch, rows))
+        return _Behind(self, lambda: _pull(self._channel, self.call.table, batch, rows, self.call.filter))
 
 
 class _Behind:
@@ -315,10 +382,9 @@ class _Behind:
         self._begun.wait(timeout)
 
 
-def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows) -> UnderWay:
-    return channel.begin(
-        Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=rows.shape[1] if rows.ndim > 1 else 1
-    )
+def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> UnderWay:
+    dim = rows.shape[1] if rows.ndim > 1 else 1
+    return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=dim, filter=filter)
 
 
 class RemoteShard:
@@ -328,18 +394,19 @@ class RemoteShard:
     `pull` and `push`.
     """
 
-    def __init__(self, channel: Channel, table: int, spec: TableSpec) -> None:
+    def __init__(self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None) -> None:
         self._channel = channel
         self._table = table
+        self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
         workers = _core.Workers(1)
-        pattern = spec.shard(2, workers)
+        self._pattern = pattern = spec.shard(2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
         self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> UnderWay:
         """Fill ``rows``."""
-        return _pull(self._channel, self._table, batch, rows)
+        return _pull(self._channel, self._table, batch, rows, self._filter)
 
     def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
@@ -348,7 +415,13 @@ class RemoteShard:
 
     def _write(self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
-            op, self._table, hashes=batch.hashes, begins=batch.begins, values=values, dim=values.shape[1]
+            op,
+            self._table,
+            hashes=batch.hashes,
+            begins=batch.begins,
+            values=values,
+            dim=values.shape[1],
+            filter=self._filter,
         )
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
@@ -393,6 +466,7 @@ class RemoteShard:
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows, in slot order; one that changes rows does so exactly once."""
+        self._pattern.reduce(function, parameters)  # it refuses what the servers would refuse
         answers = self._channel.begin(
             Op.REDUCE,
             self._table,

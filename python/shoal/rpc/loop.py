@@ -1,7 +1,7 @@
 """Data loops: endpoints of a server that serve without Python.
 
-Python makes the context, chooses the address and holds the keys; from there on a C++ thread on the same libzmq takes the
-requests, and no Python thread can hold it up.
+Python makes the context, chooses the address and holds the keys; from there on a C++ thread on the same libzmq takes
+the requests, and no Python thread can hold it up.
 
 Threads: see csrc/net/loop.h.
 """

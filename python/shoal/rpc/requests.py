@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -45,6 +45,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
+from shoal.rpc.filters import Filter, Sent
 from shoal.rpc.map import ClusterMap, Endpoint
 
 __all__ = ["Call", "Policy", "Requests", "Worker"]
@@ -57,8 +58,10 @@ Hashes: TypeAlias = npt.NDArray[np.uint64]
 Frames: TypeAlias = list[Any]  # of what lends its bytes: bytes, arrays, memoryviews, zmq.Frames
 
 WINDOW = 64
+_MOST_LISTS = 4096  # of an endpoint's whose digests are remembered here
 _READS = 2**63  # their first sequence
 _HEADER = 64
+_DOUBTS = 4  # a request that is told to be bad may have been damaged on its way: it is sent again as often
 
 _KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE})
 _ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS})
@@ -128,6 +131,7 @@ class _Part:
     key: tuple[str, int, int] = ("", 0, 0)
     serial: int = 0  # in the order of submission
     message: Frames | None = None  # made when it is first sent
+    sent_as: Sent | None = None  # where it went through a filter
     bytes: int = 0  # of request and answer
     charged: bool = False
     last: Status = Status.OK  # of the last reply that did not settle it
@@ -135,6 +139,7 @@ class _Part:
     due: float = math.nan
     tries: int = 0
     pauses: int = 0
+    doubts: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +161,7 @@ class _Peer:
     server: int
     queue: deque[_Part] = field(default_factory=deque)
     reads: Counter[int] = field(default_factory=Counter)  # by clock: parts that are not answered
+    lists: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # digests of key lists that it was given
     bytes: int = 0  # on the wire
     asked: float = math.nan  # first
     heard: float = math.nan  # last
@@ -206,6 +212,7 @@ class Call:
     aux: int = 0
     count: int = 0
     payload: Frames = field(default_factory=list)
+    filter: Filter | None = None
     _parts: dict[_Part, None] = field(default_factory=dict)  # queued or sent, not answered
     _refused: int = 0  # runs of slots that wait for a map
     _numbers: dict[str, int] = field(default_factory=dict)  # address -> number of its next part
@@ -240,7 +247,7 @@ class Requests:
         To be sent, in order. What cannot be sent may be dropped: it is taken for lost, and comes again.
     counts : Counter
         sent, resent, answers, strays (of nobody, or late), garbled, parked, refused (slots), early, overloaded,
-        not_admitted.
+        not_admitted, bad_request.
     """
 
     def __init__(self, worker: Worker, map: ClusterMap, policy: Policy | None = None) -> None:
@@ -282,6 +289,7 @@ class Requests:
         count: int = 0,
         dtype: int | None = None,
         write: bool | None = None,
+        filter: Filter | None = None,
         on_done: Callable[[Call], None] | None = None,
     ) -> Call:
         """Begin a call.
@@ -306,6 +314,8 @@ class Requests:
             Of load begin, load rows, load end and reduce, with `count` and `dtype`: the same to every endpoint asked.
         write : bool, optional
             Whether it must happen exactly once, where the op alone does not tell (reduce).
+        filter : Filter, optional
+            Through which a pull or a push goes.
         on_done : callable, optional
             Called with the call when it is settled, from whatever method settles it (also from this one).
 
@@ -321,6 +331,7 @@ class Requests:
         """
         call = Call(op, table, clock, now, deadline)
         call.on_done = on_done
+        call.filter = filter if op in (Op.PULL, Op.PUSH) else None
         call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
         call.dim, call.aux, call.count, call.payload = dim, aux, count, list(payload)
         if op in _KEYED:
@@ -365,7 +376,8 @@ class Requests:
         Returns
         -------
         Call
-            Settled when every endpoint has taken it. Nothing needs to wait for that.
+            Settled when every endpoint has taken it. Nothing needs to wait for that: if it fails, all that is
+            submitted afterwards fails with its error.
         """
         call = Call(Op.TICK, 0, clock, now, deadline)
         call.on_done = on_done
@@ -436,7 +448,17 @@ class Requests:
             return [np.array([self._mark(push) for push in self._listed(part)], np.uint64), call.tables]
         if call.hashes is None:
             return call.payload
-        frames: Frames = [call.hashes[part.begin : part.end]]
+        hashes = call.hashes[part.begin : part.end]
+        if call.filter is not None:
+            known = self._peer(part).lists
+            if part.sent_as is not None:  # made before: another list stands in front
+                return part.sent_as.frames
+            if call.values is None:
+                part.sent_as = call.filter.pull(hashes, known)
+            else:
+                part.sent_as = call.filter.push(hashes, call.values[part.begin : part.end], part.sequence, known)
+            return part.sent_as.frames
+        frames: Frames = [hashes]
         if call.values is not None:
             frames.append(call.values[part.begin : part.end])
         return frames
@@ -536,10 +558,14 @@ class Requests:
                 count, aux = len(payload[0]), len(payload[1])
             elif call.hashes is None:
                 count = call.count
+            sent_as = part.sent_as or Sent(payload, call.dtype)
             header = _core.encode_header(
                 op=call.op,
                 payload=payload,
-                dtype=call.dtype,
+                dtype=sent_as.dtype,
+                packed=sent_as.packed,
+                keep=sent_as.keep,
+                digest=bool(sent_as.digest) and not sent_as.keep,
                 dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
                 table=call.table,
                 worker=self.worker.rank,
@@ -607,6 +633,8 @@ class Requests:
         peer.heard = now
         self._discharge(part)
         status = part.last = Status(reply.status)
+        if part.sent_as is not None and status in (Status.OK, Status.PARKED):
+            self._list_is_known(part, peer)
         if status == Status.OK:
             self.counts["answers"] += 1
             self._answer(part, reply, now)
@@ -616,15 +644,18 @@ class Requests:
             part.pauses += 1
             part.tries = 0
             self._again(part, now + min(wait, self.policy.longest))
-        elif status in _NOT_NOW:
+        elif status in _NOT_NOW or (status == Status.BAD_REQUEST and part.doubts < _DOUBTS):
             self.counts[status.name.lower()] += 1
             self._again(part, now + self._pause(part.pauses))
             part.pauses += 1
+            part.doubts += status == Status.BAD_REQUEST
             part.tries = 0
             if status == Status.EARLY:
                 self._hurry(part, now)
         elif status == Status.WRONG_EPOCH:
             self._refuse(part, reply, now)
+        elif status == Status.NO_LIST and part.sent_as is not None:
+            self._send_list(part, peer, now)
         elif status == Status.STALE:
             self.close(
                 Fenced(
@@ -636,6 +667,30 @@ class Requests:
         else:
             self._settle(part.call, now, self._refusal(part, reply))
         self._pump(peer, now)
+
+    @staticmethod
+    def _list_is_known(part: _Part, peer: _Peer) -> None:
+        """Note that an endpoint has taken a key list."""
+        assert part.sent_as is not None
+        if part.sent_as.digest:
+            peer.lists[part.sent_as.digest] = None
+            peer.lists.move_to_end(part.sent_as.digest)
+            if len(peer.lists) > _MOST_LISTS:
+                peer.lists.popitem(last=False)
+
+    def _send_list(self, part: _Part, peer: _Peer, now: float) -> None:
+        """Send a part with its key list, which was taken to be known."""
+        assert part.sent_as is not None
+        assert part.call.filter is not None
+        assert part.call.hashes is not None
+        if not part.sent_as.keep:
+            hashes = part.call.hashes[part.begin : part.end]
+            part.call.filter.lost(hashes)
+            peer.lists.pop(part.sent_as.digest, None)
+            part.sent_as.frames[0] = hashes
+            part.sent_as.keep = True
+            part.message = None
+        self._send(part, now)
 
     def _answer(self, part: _Part, reply: Any, now: float) -> None:
         call = part.call
@@ -670,6 +725,8 @@ class Requests:
                 raise ValueError(f"{values.dtype}[{values.size}] where {target.dtype}[{target.size}] was asked for")
             target[...] = values.reshape(target.shape)
             call.result = call.out
+            if call.filter is not None:
+                call.filter.pulled(target.nbytes, reply.payload_bytes)
         elif call.op == Op.ERASE:
             call._total += reply.aux
             call.result = call._total
@@ -880,6 +937,8 @@ class Requests:
         call.payload, call._order = [], {}
         if call.sequence:
             del self._open[call.sequence]
+        if call.op == Op.TICK and error is not None:
+            self.close(error, now)  # a clock that cannot end: nothing after it would be seen, nor could others go on
         self._pump_all(now)
         if call.on_done is not None:
             call.on_done(call)
@@ -910,6 +969,7 @@ class Requests:
             Status.OVERLOADED: ("has no room for it", "raise the server's limits, or timeout"),
             Status.NOT_ADMITTED: ("does not know this worker yet", "is the scheduler running, and connected to it?"),
             Status.EARLY: ("misses pushes of this clock", "their own errors say more"),
+            Status.BAD_REQUEST: ("refused it as damaged", "something between here and there changes bytes"),
         }[part.last]
         if part.message is None:
             why, remedy = f"has {peer.bytes} bytes to take before", "raise timeout, or push less at once"

@@ -1,0 +1,204 @@
+"""What may be done to send fewer bytes, and what it costs.
+
+Idea. A filter stands between a call and its frames. Some are exact: the servers see the same bits. The others are
+unbiased: what arrives is right on average, each error is added up, and none depends on how a call was cut or how often
+it was sent.
+
+    gradients  --threshold--> small rows: zeros, or larger --gradients--> 16 bits --zeros--> packed
+    hashes     --key_caching--> 16 bytes, where the server has the list
+    weights    by the server: --weights--> 16 bits --zeros--> packed
+
+The chances of a push are a function of (seed, worker, sequence of the call, hash): a part that is cut anew after a
+change of the map carries the same values.
+
+Threads: a description is frozen; a :class:`Filter` belongs to its owner of requests, and is used under the same lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+
+__all__ = ["Filter", "Filters", "Sent", "choose"]
+
+Dtype = _core.WireDtype
+
+_DTYPES = {"float32": Dtype.FLOAT32, "float16": Dtype.FLOAT16, "bfloat16": Dtype.BFLOAT16}
+_FEWEST = 16  # keys that are worth a digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What may be done to the traffic of a table; by default nothing.
+
+    Parameters
+    ----------
+    key_caching : bool
+        Exact. A list of keys that the server still has is sent as a digest of 16 bytes: the push behind a pull of the
+        same batch, the same batch in a later pass.
+    zeros : bool
+        Exact. Gradients and weights that are zero are sent as one bit each, where that is less.
+    gradients : str
+        ``"float32"``; unbiased: ``"bfloat16"`` or ``"float16"``, rounded at random to one of the two nearest such that
+        the mean is right.
+    weights : str
+        Of pulls, likewise.
+    threshold : float
+        Unbiased. A row whose largest absolute gradient m is below it is sent with probability m / threshold, enlarged
+        by threshold / m, and as zeros otherwise; with `zeros`, those cost a bit each. 0: all rows are sent.
+    seed : int
+        Of the chances, 0 to 2**64 - 1.
+
+    Raises
+    ------
+    ValueError
+        A dtype, a threshold or a seed that is none.
+
+    Examples
+    --------
+    >>> Filters(key_caching=True, zeros=True).exact
+    True
+    >>> Filters(gradients="bfloat16").exact
+    False
+    """
+
+    key_caching: bool = False
+    zeros: bool = False
+    gradients: str = "float32"
+    weights: str = "float32"
+    threshold: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("gradients", "weights"):
+            if getattr(self, name) not in _DTYPES:
+                raise ValueError(f"{name} are sent as {', '.join(_DTYPES)}, got {getattr(self, name)!r}")
+        if not (math.isfinite(self.threshold) and self.threshold >= 0):
+            raise ValueError(f"threshold must be a finite number >= 0, got {self.threshold!r}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be 0 to 2**64 - 1, got {self.seed!r}")
+
+    @property
+    def exact(self) -> bool:
+        """Whether results have the same bits as without filters."""
+        return self.gradients == self.weights == "float32" and self.threshold == 0
+
+
+def choose(filters: Filters | Mapping[str, Filters] | None, table: str) -> Filters | None:
+    """Return the filters of one table, by its name if they differ from table to table; None for none."""
+    found = filters.get(table) if isinstance(filters, Mapping) else filters
+    if found is not None and not isinstance(found, Filters):
+        raise TypeError(f"filters are a shoal.Filters, or one for each table's name, got {found!r}")
+    return found
+
+
+@dataclass(slots=True)
+class Sent:
+    """The frames of a part, and what its header says of them."""
+
+    frames: list[Any]
+    dtype: int
+    packed: bool = False
+    keep: bool = False
+    digest: bytes = b""  # of the list; sent in its place unless `keep`
+
+
+class Filter:
+    """The filters of one table at work, for one worker.
+
+    Parameters
+    ----------
+    filters : Filters
+    rank, incarnation, job : int
+        The worker's.
+
+    Attributes
+    ----------
+    counts : Counter
+        pushes, pulls (messages); key_bytes_saved, gradient_bytes_saved, weight_bytes_saved; lists_sent, lists_named (by
+        digest), lists_lost (the server had none: sent after all); rows_dropped, rows_raised by `threshold`.
+    gradient_error : float
+        Sum of (sent - given)^2 over all gradients.
+    largest_error : float
+        Of a gradient, by rounding to 16 bits.
+    """
+
+    def __init__(self, filters: Filters, rank: int, incarnation: int, job: int) -> None:
+        self.filters = filters
+        self.counts: Counter[str] = Counter()
+        self.gradient_error = 0.0
+        self.largest_error = 0.0
+        self._seed = filters.seed ^ (rank << 32 | incarnation)
+        self._job = job
+
+    def metrics(self) -> dict[str, float]:
+        """Return all counts, by name."""
+        return {**self.counts, "gradient_error": self.gradient_error, "largest_error": self.largest_error}
+
+    def pull(self, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> Sent:
+        """Make the frames of a pull; ``known`` are the digests that its server has lists for."""
+        sent = Sent([hashes], _DTYPES[self.filters.weights], packed=self.filters.zeros)
+        self._name(sent, hashes, known)
+        self.counts["pulls"] += 1
+        return sent
+
+    def push(
+        self,
+        hashes: npt.NDArray[np.uint64],
+        grads: npt.NDArray[np.float32],
+        sequence: int,
+        known: Mapping[bytes, None],
+    ) -> Sent:
+        """Make the frames of a push: ``grads`` is float32[n, dim]."""
+        filters, counts = self.filters, self.counts
+        sent = Sent([], Dtype.FLOAT32)
+        values: npt.NDArray[Any] = grads
+        if filters.threshold:
+            values, dropped, raised, squared = _core.filter_significant(
+                values, hashes, filters.threshold, self._seed, sequence
+            )
+            counts["rows_dropped"] += dropped
+            counts["rows_raised"] += raised
+            self.gradient_error += squared
+        if filters.gradients != "float32":
+            sent.dtype = _DTYPES[filters.gradients]
+            values, squared, largest = _core.narrow(values, hashes, sent.dtype, self._seed, sequence)
+            self.gradient_error += squared
+            self.largest_error = max(self.largest_error, largest)
+        packed = _core.pack(values) if filters.zeros else None
+        frames = [values] if packed is None else list(packed)
+        sent.packed = packed is not None
+        sent.frames = [hashes, *frames]
+        counts["pushes"] += 1
+        counts["gradient_bytes_saved"] += grads.nbytes - sum(frame.nbytes for frame in frames)
+        self._name(sent, hashes, known)
+        return sent
+
+    def _name(self, sent: Sent, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> None:
+        if not self.filters.key_caching or len(hashes) < _FEWEST:
+            return
+        sent.digest = _core.digest(hashes, self._job)
+        sent.keep = sent.digest not in known
+        if sent.keep:
+            self.counts["lists_sent"] += 1
+        else:
+            self.counts["lists_named"] += 1
+            self.counts["key_bytes_saved"] += hashes.nbytes - len(sent.digest)
+            sent.frames[0] = sent.digest
+
+    def lost(self, hashes: npt.NDArray[np.uint64]) -> None:
+        """Count a list that was named and had to be sent after all."""
+        self.counts["lists_lost"] += 1
+        self.counts["key_bytes_saved"] -= hashes.nbytes
+
+    def pulled(self, plain: int, came: int) -> None:
+        """Count an answer to a pull, of ``came`` bytes instead of ``plain``."""
+        self.counts["weight_bytes_saved"] += plain - came
