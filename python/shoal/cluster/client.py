@@ -49,6 +49,7 @@ from shoal.rpc.messages import (
     TableForm,
     TableIs,
     TakePart,
+    WorkerGone,
 )
 from shoal.rpc.requests import Requests, Worker
 from shoal.store import Store, check_same
@@ -135,6 +136,8 @@ class ClusterStore(Store):
         if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
         secure, secure_link = _security(curve)
+        self._taking_parts = 0
+        self._lost_workers: frozenset[int] = frozenset()
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `parts`
@@ -199,6 +202,16 @@ class ClusterStore(Store):
         assert self._channel is not None
         return self._channel
 
+    @property
+    def taking_parts(self) -> bool:
+        """Whether this worker is in a loop over :meth:`shoal.Store.parts`."""
+        return self._taking_parts > 0
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """Ranks of workers that were taken for dead since this one connected."""
+        return self._lost_workers
+
     def metrics(self) -> dict[str, int]:
         """Count messages and bytes of this worker since it connected."""
         self._check_usable()
@@ -236,6 +249,13 @@ class ClusterStore(Store):
         return self._take_those_of(number, count, digest, reissue)
 
     def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+        self._taking_parts += 1
+        try:
+            yield from self._parts_of(number, count, digest, reissue)
+        finally:
+            self._taking_parts -= 1
+
+    def _parts_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         finished = -1
         while True:
             self._check_usable()
@@ -330,6 +350,8 @@ class ClusterStore(Store):
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:
             self._channel.lose(event.rank, event.text)
+        elif isinstance(event, WorkerGone):
+            self._lost_workers = self._lost_workers | {event.rank}
 
     def _on_fault(self, error: ShoalError) -> None:
         if self._channel is not None:
@@ -396,7 +418,7 @@ class RemoteShard:
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None) -> None:
         self._channel = channel
-        self._table = table
+        self.number = table  # by which the servers know the table
         self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
         workers = _core.Workers(1)
@@ -406,7 +428,7 @@ class RemoteShard:
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> UnderWay:
         """Fill ``rows``."""
-        return _pull(self._channel, self._table, batch, rows, self._filter)
+        return _pull(self._channel, self.number, batch, rows, self._filter)
 
     def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
@@ -416,7 +438,7 @@ class RemoteShard:
     def _write(self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
             op,
-            self._table,
+            self.number,
             hashes=batch.hashes,
             begins=batch.begins,
             values=values,
@@ -432,12 +454,12 @@ class RemoteShard:
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows: how many there were."""
-        return int(self._channel.begin(Op.ERASE, self._table, hashes=batch.hashes, begins=batch.begins).result())
+        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.begins).result())
 
     def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
         """Tell which rows there are."""
         there = np.zeros(len(batch), np.uint8)
-        self._channel.begin(Op.CONTAINS, self._table, hashes=batch.hashes, begins=batch.begins, out=there).wait()
+        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.begins, out=there).wait()
         return there
 
     def columns(self) -> list[str]:
@@ -449,19 +471,19 @@ class RemoteShard:
         width = list(self._columns.values())[column]
         values = np.empty((len(batch), width), np.float32)
         self._channel.begin(
-            Op.STATE, self._table, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
+            Op.STATE, self.number, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
         ).wait()
         return values
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
         return cast(
-            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self._table, slot=slot).result()
+            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self.number, slot=slot).result()
         )
 
     def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
         """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
-        rows, section = self._channel.begin(Op.SECTION, self._table, slot=slot).result()
+        rows, section = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
         return int(rows), section
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
@@ -469,7 +491,7 @@ class RemoteShard:
         self._pattern.reduce(function, parameters)  # it refuses what the servers would refuse
         answers = self._channel.begin(
             Op.REDUCE,
-            self._table,
+            self.number,
             aux=function,
             payload=[parameters],
             count=len(parameters),
@@ -489,7 +511,7 @@ class RemoteShard:
         """Nothing was stopped."""
 
     def _figures(self) -> list[npt.NDArray[np.uint64]]:
-        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self._table).result())
+        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self.number).result())
 
     @property
     def step(self) -> int:
@@ -529,7 +551,7 @@ class _Loading:
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int) -> None:
         self._channel = channel
-        self._table = table
+        self.number = table  # by which the servers know the table
         self._spec = spec
         self._slots = slots
         self._sent: list[UnderWay] = []
@@ -563,7 +585,7 @@ class _Loading:
         self._sent.append(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
 
     def _begin(self, op: int, payload: list[Any], **what: Any) -> UnderWay:
-        return self._channel.begin(op, self._table, payload=payload, **what)
+        return self._channel.begin(op, self.number, payload=payload, **what)
 
     def finish(self) -> None:
         """Put the rows in place."""
