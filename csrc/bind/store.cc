@@ -10,6 +10,7 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "route/summed_batch.h"
 #include "store/functions.h"
 #include "store/shard.h"
 
