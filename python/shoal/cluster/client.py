@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,20 @@ from shoal.handle import Pending
 from shoal.rpc.channel import Channel, UnderWay
 from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
-from shoal.rpc.messages import AskMap, AskTable, Barrier, Event, Joined, MapIs, Passed, ServerGone, TableForm, TableIs
+from shoal.rpc.messages import (
+    AskMap,
+    AskTable,
+    Barrier,
+    Event,
+    Joined,
+    MapIs,
+    PartIs,
+    Passed,
+    ServerGone,
+    TableForm,
+    TableIs,
+    TakePart,
+)
 from shoal.rpc.requests import Requests, Worker
 from shoal.store import Store, check_same
 from shoal.table import Rows, TableSpec
@@ -44,6 +58,7 @@ __all__ = ["ClusterStore", "RemoteShard", "connect"]
 
 Op = _core.Op
 
+_PAUSE = 0.1  # seconds until it is asked again whether a part has come free
 _LEAVING = 2.0  # seconds to say goodbye in
 _SLOWEST_LOAD = 1e5  # rows a second: whoever is slower has failed
 _SECTION_BYTES = 16 << 20  # of rows that are loaded in one message
@@ -122,6 +137,7 @@ class ClusterStore(Store):
         secure, secure_link = _security(curve)
         self._consistency = consistency
         self._timeout = float(timeout)
+        self._passes = 0  # calls of `parts`
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(_end_context, context, os.getpid())
@@ -211,6 +227,39 @@ class ClusterStore(Store):
 
     def _meet(self, name: str, timeout: float) -> None:
         self._link.call(Barrier(name), Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+
+    # ---- parts of the data -------------------------------------------------------------------------------------------
+
+    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        with self._locked():
+            number, self._passes = self._passes, self._passes + 1
+        return self._take_those_of(number, count, digest, reissue)
+
+    def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+        finished = -1
+        while True:
+            self._check_usable()
+            self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
+            self.channel.raise_unheard()
+            take = TakePart(number, count, digest, finished, reissue)
+            found = self._link.call(take, PartIs, timeout=self._timeout, doing="taking a part of the data")
+            finished = -1
+            if found.part is not None:
+                yield found.part
+                finished = found.part
+            elif found.over:
+                return
+            else:
+                self._tick_along()
+
+    def _tick_along(self) -> None:
+        """Do nothing for one clock of the others."""
+        if self._consistency.mode == "asp" or not self._tables:
+            time.sleep(_PAUSE)
+            return
+        table = next(iter(self._tables.values()))
+        table.pull(np.zeros(1, np.uint64))  # is answered when the others are where this worker is
+        self.tick()
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 

@@ -396,7 +396,7 @@ class Model(ABC):
         )
         gradients = self._backward(batch, keys, rows, slopes, known)
         for table, gradient in zip(self._tables, gradients, strict=True):
-            table.push_unique(keys, gradient).wait()
+            table.push_unique(keys, gradient, copy=False).wait()
         self._record.examples += len(batch)
         return loss
 
