@@ -33,6 +33,7 @@ from figures import check
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import numpy as np
+
 from shoal import _core
 from shoal.rpc.requests import Policy
 from sim.cluster import SUM, Client, Cluster

@@ -99,6 +99,38 @@ def test_one_seed_is_one_run():
     ]
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_assigned_rows_are_there_and_erased_rows_are_counted_once(service):
+    def program(client):
+        rng = random.Random(f"{client.cluster.network.random.random()}")
+        mine = range(100 * client.rank, 100 * client.rank + 40)
+        there = set()
+        for _ in range(8):
+            some = rng.sample(mine, 15)
+            if rng.random() < 0.5:
+                yield client.assign(some, np.full((len(some), 6), client.rank, np.float32))
+                there |= set(some)
+            else:
+                call = client.erase(some)
+                yield call
+                assert call.get() == len(there & set(some))
+                there -= set(some)
+            call = client.contains(mine)
+            yield call
+            assert call.get().sum() == len(there)
+            checked.append(client.rank)
+
+    for seed in range(6):
+        checked = []
+        cluster = Cluster(seed, SERVICES[service], mode="asp", workers=3, endpoints=3, weather=ROUGH)
+        cluster.start([program] * 3)
+        if service == "model":
+            for time in (0.01, 0.03, 0.06):
+                cluster.network.at(time, cluster.move, 1, 2, time == 0.03)
+        assert not cluster.run().stuck
+        assert len(checked) == 24
+
+
 # --- the bits of BSP ---
 
 ADAGRAD = {
