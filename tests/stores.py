@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,3 +41,9 @@ def joined(address: str, workers: int, **how: Any) -> Iterator[list[shoal.Store]
         for store in stores:
             stack.enter_context(store)
         yield stores
+
+
+def together(address: str, workers: int, work: Callable[[shoal.Store], Any], **how: Any) -> list[Any]:
+    """Let all workers of a job do the same, each in a thread: what they return, by rank."""
+    with joined(address, workers, **how) as stores, ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, stores))

@@ -396,17 +396,17 @@ class RemoteShard:
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None) -> None:
         self._channel = channel
-        self._table = table
+        self.number = table  # by which the servers know the table
         self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
         workers = _core.Workers(1)
-        pattern = spec.shard(2, workers)
+        self._pattern = pattern = spec.shard(2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
         self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> UnderWay:
         """Fill ``rows``."""
-        return _pull(self._channel, self._table, batch, rows, self._filter)
+        return _pull(self._channel, self.number, batch, rows, self._filter)
 
     def push(self, batch: _core.KeyBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
@@ -416,7 +416,7 @@ class RemoteShard:
     def _write(self, op: int, batch: _core.KeyBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
             op,
-            self._table,
+            self.number,
             hashes=batch.hashes,
             begins=batch.begins,
             values=values,
@@ -432,12 +432,12 @@ class RemoteShard:
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows: how many there were."""
-        return int(self._channel.begin(Op.ERASE, self._table, hashes=batch.hashes, begins=batch.begins).result())
+        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.begins).result())
 
     def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
         """Tell which rows there are."""
         there = np.zeros(len(batch), np.uint8)
-        self._channel.begin(Op.CONTAINS, self._table, hashes=batch.hashes, begins=batch.begins, out=there).wait()
+        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.begins, out=there).wait()
         return there
 
     def columns(self) -> list[str]:
@@ -449,26 +449,27 @@ class RemoteShard:
         width = list(self._columns.values())[column]
         values = np.empty((len(batch), width), np.float32)
         self._channel.begin(
-            Op.STATE, self._table, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
+            Op.STATE, self.number, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
         ).wait()
         return values
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
         return cast(
-            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self._table, slot=slot).result()
+            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self.number, slot=slot).result()
         )
 
     def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
         """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
-        rows, section = self._channel.begin(Op.SECTION, self._table, slot=slot).result()
+        rows, section = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
         return int(rows), section
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows, in slot order; one that changes rows does so exactly once."""
+        self._pattern.reduce(function, parameters)  # it refuses what the servers would refuse
         answers = self._channel.begin(
             Op.REDUCE,
-            self._table,
+            self.number,
             aux=function,
             payload=[parameters],
             count=len(parameters),
@@ -488,7 +489,7 @@ class RemoteShard:
         """Nothing was stopped."""
 
     def _figures(self) -> list[npt.NDArray[np.uint64]]:
-        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self._table).result())
+        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self.number).result())
 
     @property
     def step(self) -> int:
@@ -528,7 +529,7 @@ class _Loading:
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int) -> None:
         self._channel = channel
-        self._table = table
+        self.number = table  # by which the servers know the table
         self._spec = spec
         self._slots = slots
         self._sent: list[UnderWay] = []
@@ -562,7 +563,7 @@ class _Loading:
         self._sent.append(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
 
     def _begin(self, op: int, payload: list[Any], **what: Any) -> UnderWay:
-        return self._channel.begin(op, self._table, payload=payload, **what)
+        return self._channel.begin(op, self.number, payload=payload, **what)
 
     def finish(self) -> None:
         """Put the rows in place."""
