@@ -142,15 +142,19 @@ ADAGRAD = {
     "init_parameter": 0.1,
     "init_seed": 5,
 }
-BIT_KEYS, BIT_CLOCKS, BIT_WORKERS = 30, 4, 3
+BIT_KEYS, BIT_CLOCKS, BIT_WORKERS = 12, 4, 3
 
 
 def pushes_of(rank, clock):
-    """What a worker pushes in a clock: nothing, or up to three lists that share keys."""
+    """What a worker pushes in a clock: nothing, or up to three lists that share keys.
+
+    2^60 + 1 - 2^60 is 0 in float64, and 1 in another order: so a sum in a wrong order shows.
+    """
     rng = random.Random(f"{rank} {clock}")
     for _ in range(rng.randint(0, 3)):
         keys = sorted(rng.sample(range(BIT_KEYS), rng.randint(1, 12)))
-        yield keys, np.array([[rng.gauss(0, 10.0 ** rng.randint(-6, 3)) for _ in range(3)] for _ in keys], np.float32)
+        grads = [[rng.choice([-1, 1]) * 2.0 ** rng.choice([-1, 0, 60]) for _ in range(3)] for _ in keys]
+        yield keys, np.array(grads, np.float32)
 
 
 def one_process(spec, mean):
@@ -183,22 +187,50 @@ def worker(client):
     yield client.pull(list(range(BIT_KEYS)))
 
 
+def bsp(service, endpoints, seed, mean):
+    cluster = Cluster(
+        seed,
+        service,
+        mode="bsp",
+        mean=mean,
+        workers=BIT_WORKERS,
+        endpoints=endpoints,
+        weather=ROUGH,
+        tables={1: ADAGRAD},
+    )
+    cluster.start([worker] * BIT_WORKERS)
+    cluster.run()
+    return cluster
+
+
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("service", SERVICES)
 def test_bsp_has_the_same_bits_on_any_number_of_servers(service, mean):
     expected, steps = one_process(ADAGRAD, mean)
     for endpoints in (1, 2, 4):
         for seed in range(3):
-            cluster = Cluster(
-                seed, SERVICES[service], mode="bsp", mean=mean, workers=BIT_WORKERS, endpoints=endpoints, weather=ROUGH,
-                tables={1: ADAGRAD},
-            )  # fmt: skip
-            cluster.start([worker] * BIT_WORKERS)
-            history = cluster.run()
-            assert not history.stuck
+            cluster = bsp(SERVICES[service], endpoints, seed, mean)
+            assert not cluster.history.stuck
             assert cluster.rows(list(range(BIT_KEYS))).tobytes() == expected.tobytes()
-            assert all(pull.rows.tobytes() == expected.tobytes() for pull in history.pulls)
+            assert all(pull.rows.tobytes() == expected.tobytes() for pull in cluster.history.pulls)
             assert {one.shard(1).step for one in cluster.services.values()} == {steps}
+
+
+class MergesBackwards(model.Service):
+    def merge(self, table, pushes, workers):
+        super().merge(table, pushes[::-1], workers)
+
+
+class MergesAsTheyCame(model.Service):
+    def merge(self, table, pushes, workers):
+        super().merge(table, [push for push in self.pending if push in pushes], workers)
+
+
+@pytest.mark.parametrize("planted", [MergesBackwards, MergesAsTheyCame])
+def test_a_merge_in_another_order_has_other_bits(planted):
+    expected, _ = one_process(ADAGRAD, mean=False)
+    rows = [bsp(planted, 2, seed, mean=False).rows(list(range(BIT_KEYS))) for seed in range(10)]
+    assert any(one.tobytes() != expected.tobytes() for one in rows)
 
 
 if __name__ == "__main__":
