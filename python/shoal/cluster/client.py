@@ -37,10 +37,12 @@ from shoal.rpc.channel import Channel, UnderWay
 from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.messages import (
+    AskFigures,
     AskMap,
     AskTable,
     Barrier,
     Event,
+    FiguresAre,
     Joined,
     MapIs,
     PartIs,
@@ -49,6 +51,7 @@ from shoal.rpc.messages import (
     TableForm,
     TableIs,
     TakePart,
+    WorkerGone,
 )
 from shoal.rpc.requests import Requests, Worker
 from shoal.store import Store, check_same
@@ -135,6 +138,8 @@ class ClusterStore(Store):
         if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
         secure, secure_link = _security(curve)
+        self._taking_parts = 0
+        self._lost_workers: frozenset[int] = frozenset()
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `parts`
@@ -199,6 +204,16 @@ class ClusterStore(Store):
         assert self._channel is not None
         return self._channel
 
+    @property
+    def taking_parts(self) -> bool:
+        """Whether this worker is in a loop over :meth:`shoal.Store.parts`."""
+        return self._taking_parts > 0
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """Ranks of workers that were taken for dead since this one connected."""
+        return self._lost_workers
+
     def metrics(self) -> dict[str, int]:
         """Count messages and bytes of this worker since it connected."""
         self._check_usable()
@@ -208,6 +223,27 @@ class ClusterStore(Store):
         """Count, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
         self._check_usable()
         return {table: filter.metrics() for table, filter in self._filtered.items()}
+
+    def server_metrics(self) -> list[dict[str, Any]]:
+        """Ask the servers what they have counted.
+
+        Returns
+        -------
+        list of dict
+            One for each endpoint, in the order of their slots: ``server``, ``address``, and its figures, among them the
+            staleness that was seen: ``pull_staleness``, clocks between a pull and the slowest worker when it was
+            answered, and ``push_staleness``, pushes of others between a worker's pull and its push, each as a histogram
+            ``{least of the bucket: how many}``.
+
+        Notes
+        -----
+        Blocks for a round trip by way of the scheduler. Safe from any thread.
+        """
+        self._check_usable()
+        told = self._link.call(
+            AskFigures(), FiguresAre, timeout=self._timeout, doing="asking the servers what they have counted"
+        )
+        return [{"server": one.server, "address": one.address, **one.figures} for one in told.endpoints]
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
 
@@ -236,6 +272,13 @@ class ClusterStore(Store):
         return self._take_those_of(number, count, digest, reissue)
 
     def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+        self._taking_parts += 1
+        try:
+            yield from self._parts_of(number, count, digest, reissue)
+        finally:
+            self._taking_parts -= 1
+
+    def _parts_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         finished = -1
         while True:
             self._check_usable()
@@ -330,6 +373,8 @@ class ClusterStore(Store):
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:
             self._channel.lose(event.rank, event.text)
+        elif isinstance(event, WorkerGone):
+            self._lost_workers = self._lost_workers | {event.rank}
 
     def _on_fault(self, error: ShoalError) -> None:
         if self._channel is not None:
