@@ -18,9 +18,11 @@ TIMEOUT = 60.0  # of what is expected to happen at once; a machine may be busy
 
 
 @contextlib.contextmanager
-def scheduler(servers: int, *, heartbeat: float = 0.5, **settings: object) -> Iterator[Scheduler]:
+def scheduler(
+    servers: int, *, heartbeat: float = 0.5, bind: str = "tcp://127.0.0.1:*", **settings: object
+) -> Iterator[Scheduler]:
     """Run a scheduler in a thread."""
-    with Scheduler("tcp://127.0.0.1:*", servers=servers, heartbeat=heartbeat, **settings) as made:
+    with Scheduler(bind, servers=servers, heartbeat=heartbeat, **settings) as made:
         thread = threading.Thread(target=made.run)
         thread.start()
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import shoal
 from cluster_fakes import TIMEOUT
@@ -24,3 +26,24 @@ def opened(kind: str, *, slots: int = 1024) -> Iterator[shoal.Store]:
             shoal.connect(made.address, consistency=shoal.ASP(), threads=2, timeout=TIMEOUT) as store,
         ):
             yield store
+
+
+@contextlib.contextmanager
+def joined(address: str, workers: int, **how: Any) -> Iterator[list[shoal.Store]]:
+    """Connect all workers of a job, each with the store that a process of its own would have."""
+    how = {"timeout": TIMEOUT, "threads": 1} | how
+
+    def connect(rank: int) -> shoal.Store:
+        return shoal.connect(address, workers=workers, rank=rank, **how)
+
+    with ThreadPoolExecutor(workers) as pool, contextlib.ExitStack() as stack:
+        stores = list(pool.map(connect, range(workers)))
+        for store in stores:
+            stack.enter_context(store)
+        yield stores
+
+
+def together(address: str, workers: int, work: Callable[[shoal.Store], Any], **how: Any) -> list[Any]:
+    """Let all workers of a job do the same, each in a thread: what they return, by rank."""
+    with joined(address, workers, **how) as stores, ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, stores))

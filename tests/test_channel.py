@@ -1,4 +1,4 @@
-"""The channel: who drives the sockets, what happens when nobody waits, when a peer is silent, when somebody interrupts."""
+"""The channel: who drives the sockets, what happens when nobody waits, a peer is silent, somebody interrupts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 import shoal
-from cluster_standin import PlainService
+from cluster_standin import described
 from forks import in_child
 from shoal import _core
 from shoal._core import Op, Status
@@ -37,18 +37,10 @@ class Peer:
     """A data loop in a thread; `script(number, asked)` says what becomes of each message: its answers, or None."""
 
     def __init__(self, first, end, script=None):
-        self.service = PlainService(SLOTS, first, end)
-        self.service.add_table(
-            0,
-            dim=SPEC.dim,
-            dtype="float32",
-            optimizer="SGD",
-            params=SPEC.optimizer.params(),
-            init="Zeros",
-            init_parameter=0.0,
-            init_seed=0,
-            seed=0,
-        )
+        self.service = _core.Service(SLOTS, first, end)
+        self.service.start_job(ME.job, "asp")
+        self.service.admit(ME.rank, ME.incarnation, 0)
+        self.service.add_table(0, **described(SPEC))
         self.script = script
         self.asked = []
         self.error = None
@@ -85,7 +77,7 @@ class Peer:
 
     @property
     def rows(self):
-        return len(self.service.shards[0])
+        return len(self.service.shard(0))
 
 
 def answer(asked, status, **more):
@@ -326,6 +318,7 @@ def test_a_parked_pull_is_answered_later():
 
 def test_refused_slots_go_to_who_has_them_by_a_newer_map():
     old, new = Peer(0, 16), Peer(8, 16)
+    new.service.set_map(2, 8, 16)
     moved = set(range(8, 16))
 
     def script(number, asked):
@@ -350,7 +343,7 @@ def test_refused_slots_go_to_who_has_them_by_a_newer_map():
         assert old.rows + new.rows == 1000
         assert new.rows > 300
         channel.set_map(ClusterMap(3, (Endpoint(0, 16, new.address, 1),)))  # the old one is gone
-        new.service.first = 0
+        new.service.set_map(3, 0, 16)
         pull(channel, range(1000))
         assert len(new.asked) == 4
 

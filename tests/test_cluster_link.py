@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import zmq
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
+from shoal.cluster.address import complete, split, try_out
 from shoal.cluster.link import Link
+from shoal.cluster.scheduler import Scheduler
+from shoal.errors import ClosedError, DeadlineExceeded, NotConnected, ProtocolError, ServerLost
 from shoal.rpc.messages import AddTable, AskTable, Barrier, Dismiss, Passed, StartJob, TableForm, TableIs
 
 
@@ -48,7 +53,131 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
 
 def test_who_misses_others_at_the_deadline_is_told_which_ones():
     with scheduler(2) as cluster, FakeServer(cluster.address), Link(cluster.address, "worker") as link:
-        with pytest.raises(shoal.errors.DeadlineExceeded, match="1 of 2 servers have joined"):
+        with pytest.raises(DeadlineExceeded, match="1 of 2 servers have joined"):
             link.join(timeout=1.5, consistency=shoal.BSP())
         with FakeServer(cluster.address) as other:
             assert other.joined.wait(TIMEOUT)
+
+
+def until(what):
+    deadline = time.monotonic() + TIMEOUT
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_scheduler_that_was_started_anew_does_not_know_those_of_the_former_one():
+    with scheduler(1) as cluster, FakeServer(cluster.address):
+        address = cluster.address
+        link = Link(address, "worker")
+        link.hello(timeout=TIMEOUT)
+        cluster._membership.stop = lambda now: []  # it dies: nobody is told
+    with link, scheduler(1, bind=address), pytest.raises(NotConnected, match="it was started anew"):
+        until(lambda: link.check())
+
+
+def test_a_stopped_scheduler_tells_everybody():
+    events, faults = [], []
+    with (
+        scheduler(1) as cluster,
+        Link(cluster.address, "worker", on_event=events.append, on_fault=faults.append) as link,
+    ):
+        link.hello(timeout=TIMEOUT)
+        cluster.stop()
+        until(lambda: link.fault)
+        assert link.stopped
+        assert [type(event).__name__ for event in events] == ["SchedulerStopped"]
+        assert faults == [link.fault]
+        with pytest.raises(NotConnected, match="was told to end"):
+            link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+
+
+def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
+    with (
+        scheduler(1, heartbeat=0.1) as cluster,
+        FakeServer(cluster.address) as server,
+        Link(cluster.address, "worker") as one,
+        Link(cluster.address, "worker") as two,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        joins = [pool.submit(link.join, timeout=TIMEOUT, workers=2, consistency=shoal.ASP()) for link in (one, two)]
+        assert sorted(join.result().rank for join in joins) == [0, 1]
+        waiting = pool.submit(one.call, Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+        server.die()
+        with pytest.raises(ServerLost, match=r"server 0 at tcp://127\.0\.0\.1:\d+ .* is lost .* silent for"):
+            waiting.result()
+        with pytest.raises(ServerLost):
+            two.leave(timeout=TIMEOUT)
+
+
+def test_a_server_that_a_worker_cannot_reach_is_named_with_the_remedy():
+    with (
+        scheduler(1) as cluster,
+        FakeServer(cluster.address) as server,
+        Link(cluster.address, "worker") as link,
+    ):
+        assert server.joined.wait(TIMEOUT)
+        server._socket.close(0)
+        until(lambda: try_out(server._addresses[0], 1.0) is not None)
+        with pytest.raises(NotConnected, match=r"server 0 cannot be reached from here .* --advertise HOST"):
+            link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        until(lambda: not cluster.membership.workers)  # it left
+
+
+def test_what_is_no_control_message_gets_no_answer_and_harms_nobody():
+    with scheduler(1) as cluster, zmq.Context() as context, context.socket(zmq.DEALER) as stray:
+        stray.setsockopt(zmq.LINGER, 0)
+        stray.connect(cluster.address)
+        for frames in ([b""], [b"GET / HTTP/1.1"], [b"SHOALCTL\1\0", b"\xff"], [b"SHOALCTL\1\0"], [b"x"] * 9):
+            stray.send_multipart(frames)
+        stray.send_multipart([b"SHOALCTL\x09\0", b"hello"])
+        assert stray.poll(TIMEOUT * 1000)
+        answers = [stray.recv_multipart()]
+        while stray.poll(100):
+            answers.append(stray.recv_multipart())
+        assert b"version 9 meet version 1" in answers[-1][2]
+        with FakeServer(cluster.address) as server:
+            assert server.joined.wait(TIMEOUT)
+
+
+def test_a_peer_of_another_version_is_told_so():
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with Link(f"tcp://127.0.0.1:{port}", "worker") as link, ThreadPoolExecutor(1) as pool:
+            hello = pool.submit(link.hello, timeout=TIMEOUT)
+            assert router.poll(TIMEOUT * 1000)
+            router.send_multipart([router.recv_multipart()[0], b"SHOALCTL\x09\0", b"", b"version 1 meets version 9"])
+            with pytest.raises(ProtocolError, match="version 1 meets version 9"):
+                hello.result()
+        router.close(0)
+
+
+def test_a_closed_link_says_so_and_ends_the_calls_that_are_under_way():
+    with scheduler(1) as cluster, ThreadPoolExecutor(1) as pool:
+        link = Link(cluster.address, "worker")
+        join = pool.submit(link.join, timeout=TIMEOUT, consistency=shoal.BSP())
+        until(lambda: link._welcome is not None)
+        link.close()
+        with pytest.raises(ClosedError, match="was closed"):
+            join.result()
+        link.close()
+
+
+def test_an_address_that_is_taken_is_said_to_be_so():
+    with scheduler(1) as cluster, pytest.raises(OSError, match=f"cannot listen at {cluster.address}"):
+        Scheduler(cluster.address, servers=1)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:5570", "tcp://h", "tcp://h:x", "tcp://h:70000", "tcp://:1", "tcp://h:0"]
+)
+def test_what_cannot_be_connected_to_is_no_address(address):
+    with pytest.raises(ValueError, match=r"address|port|cannot be connected to"):
+        split(address)
+
+
+def test_addresses_of_version_6_and_names_are_completed():
+    assert split("tcp://[::1]:5570") == ("::1", 5570)
+    assert split("tcp://*:*", wildcard=True) == ("*", 0)
+    assert complete("tcp://*:7", "fe80::1") == "tcp://[fe80::1]:7"
+    assert complete("tcp://node-3.example:7", "10.0.0.1") == "tcp://node-3.example:7"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shoal
 from service_peer import SGD, Reply, Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status
@@ -437,6 +438,16 @@ def test_a_hold_stops_clocks_where_somebody_can_join() -> None:
     assert service.metrics()["applied"] == 4
 
 
+def test_nobody_joins_at_a_clock_that_was_applied() -> None:
+    service = served("bsp")
+    deliver(service, Worker().tick(0))
+    with pytest.raises(ValueError, match="rank 1 cannot join at clock 0: the clocks before 1 are applied"):
+        service.admit(1, 1, 0)
+    service.admit(0, 1, 0)  # is in already
+    service.admit(1, 1, 1)
+    assert service.metrics()["clocks"] == {0: 1, 1: 1}
+
+
 def test_a_hold_stops_ssp_reads_as_well() -> None:
     service = served("ssp", workers=1, staleness=1)
     a = Worker()
@@ -607,3 +618,83 @@ def test_a_function_that_changes_rows_does_so_once_and_answers_the_same_again() 
     service.set_map(1, 0, 4)
     assert one(deliver(service, a.reduce(1, sequence=1 << 63))).status == Status.WRONG_EPOCH
     assert len(one(deliver(service, a.reduce(1, sequence=1 << 63, epoch=1))).values) == 4
+
+
+# --- the same bits as one process --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [
+        (shoal.SGD(lr=0.1), "bfloat16"),
+        (shoal.Momentum(lr=0.1), "float32"),
+        (shoal.Adagrad(lr=0.1), "float16"),
+        (shoal.RowWiseAdagrad(lr=0.1), "float32"),
+        (shoal.Adam(lr=0.1), "bfloat16"),
+        (shoal.FTRL(l1=0.5), "float32"),
+        (shoal.GroupFTRL(l1=0.5), "float32"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else type(case).__name__,
+)
+def test_bsp_on_two_endpoints_has_the_bits_of_one_shard(
+    optimizer: shoal.optim.Optimizer, dtype: str, rng: np.random.Generator
+) -> None:
+    dim, workers, clocks = 3, 3, 4
+    spec = {
+        "dim": dim,
+        "dtype": dtype,
+        "optimizer": type(optimizer).__name__,
+        "params": optimizer.params(),
+        "init": "Uniform",
+        "init_parameter": 0.5,
+        "init_seed": 3,
+        "seed": 4,
+    }
+    crew = _core.Workers(1)
+    local = _core.Shard(slots=SLOTS, workers=crew, **spec)
+    halves = [_core.Service(SLOTS, 0, 5), _core.Service(SLOTS, 5, SLOTS)]
+    for service in halves:
+        service.add_table(0, **spec)
+        service.start_job(1, "bsp")
+        for rank in range(workers):
+            service.admit(rank, 1, 0)
+    for clock in range(clocks):
+        lists = []
+        for _ in range(workers):
+            batch = _core.KeyBatch(rng.integers(0, 300, 200, np.uint64), SLOTS, crew)
+            grads = (rng.standard_normal((len(batch), dim)) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
+            lists.append((batch.hashes, grads))
+        hashes, summed = _core.merge(lists, dim, crew)
+        local.push(_core.KeyBatch(_core.unmix(hashes), SLOTS, crew), summed)
+        for rank in rng.permutation(workers).tolist():
+            worker, (keys, grads) = Worker(rank), lists[rank]
+            cut = int(np.searchsorted(keys, np.uint64(5 << 60)))
+            for service, part in zip(halves, (slice(0, cut), slice(cut, None)), strict=True):
+                deliver(service, worker.push(keys[part], grads[part], sequence=clock + 1, clock=clock))
+                last = part_named(int(keys[part][-1]) >> 60, clock + 1)
+                deliver(service, worker.tick(clock, [last]))
+    for slot in range(SLOTS):
+        here = halves[0 if slot < 5 else 1].shard(0)
+        assert here.section(slot)[0] == local.section(slot)[0]
+        assert here.section(slot)[1].tobytes() == local.section(slot)[1].tobytes()
+    assert [service.shard(0).step for service in halves] == [local.step] * 2 == [clocks] * 2
+
+
+def test_bsp_with_one_worker_and_one_push_a_clock_is_the_local_store(rng: np.random.Generator) -> None:
+    spec = SGD | {"optimizer": "Adam", "params": shoal.Adam(lr=0.1).params(), "dtype": "float16", "seed": 9}
+    crew = _core.Workers(1)
+    local = _core.Shard(dim=2, slots=SLOTS, workers=crew, **spec)
+    service = _core.Service(SLOTS, 0, SLOTS)
+    service.add_table(0, dim=2, **spec)
+    service.start_job(1, "bsp", mean=True)
+    service.admit(0, 1, 0)
+    for clock in range(5):
+        batch = _core.KeyBatch(rng.integers(0, 99, 50, np.uint64), SLOTS, crew)
+        grads = rng.standard_normal((len(batch), 2)).astype(np.float32)
+        local.push(batch, grads)
+        deliver(service, Worker().push(batch.hashes, grads, sequence=clock + 1, clock=clock))
+        deliver(service, Worker().tick(clock))
+        rows = np.empty((len(batch), 2), np.float32)
+        local.pull(batch, rows)
+        pulled = one(deliver(service, Worker().pull(batch.hashes, clock=clock + 1))).values
+        assert pulled.tobytes() == rows.tobytes()

@@ -48,7 +48,10 @@ class TableMachine(RuleBasedStateMachine):
     @initialize(threads=st.sampled_from([1, 2]), slots=st.sampled_from([2, 4, 64]))
     def open(self, threads, slots):
         self.store = shoal.local(threads=threads, slots=slots)
-        self.table = self.store.table("t", **self.description)
+        self.make("t")
+
+    def make(self, name):
+        self.table = self.store.table(name, **self.description)
         initial = dict(zip(map(int, POOL), self.table.pull(POOL), strict=True))
         self.oracle = DictTable(self.dim, rule_of(self.description["optimizer"]), initial.__getitem__)
 
@@ -56,6 +59,9 @@ class TableMachine(RuleBasedStateMachine):
         """Small integers, zero rows among them, from one drawn seed: what matters is which keys meet."""
         rng = np.random.default_rng(data.draw(seeds))
         return (rng.integers(-4, 5, (n, self.dim)) * rng.integers(0, 4, (n, 1)).clip(0, 1)).astype(np.float32)
+
+    def verify(self):
+        return self.table.shard.verify()
 
     def same(self, got, expected):
         np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)
@@ -65,6 +71,7 @@ class TableMachine(RuleBasedStateMachine):
         grads = self.rows(data, len(keys))
         self.table.push(keys, grads).wait()
         self.oracle.push(keys, grads)
+        self.store.tick()
 
     @rule(keys=batches, data=st.data(), bad=st.sampled_from([np.nan, np.inf, -np.inf]))
     def push_what_is_not_finite(self, keys, data, bad):
@@ -73,6 +80,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table.push(keys, grads).wait()
         with np.errstate(invalid="ignore"):
             self.oracle.push(keys, grads)
+        self.store.tick()
 
     @rule(keys=batches, data=st.data())
     def push_unique(self, keys, data):
@@ -80,6 +88,7 @@ class TableMachine(RuleBasedStateMachine):
         grads = self.rows(data, len(batch))
         self.table.push_unique(batch, grads).wait()
         self.oracle.push(keys_of(batch.hashes), grads)
+        self.store.tick()
 
     @rule(keys=batches)
     def pull(self, keys):
@@ -136,7 +145,7 @@ class TableMachine(RuleBasedStateMachine):
     def both_are_the_same(self):
         if not hasattr(self, "oracle"):
             return
-        assert self.table.shard.verify() == ""
+        assert self.verify() == ""
         assert len(self.table) == len(self.oracle) == self.table.stats().rows
         assert self.table.step == self.oracle.step
         assert self.table.stats().nonfinite_rows == self.oracle.nonfinite_rows

@@ -1,7 +1,6 @@
 #include "net/service.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -269,7 +268,7 @@ void Service::send_text(const Call& call, Status status, std::string_view text) 
     return send(call, status);
   }
   Lease block = call.out.block(text.size());
-  std::memcpy(block.data(), text.data(), text.size());
+  std::ranges::copy(std::as_bytes(std::span(text)), block.bytes().begin());
   send(call, {.status = status, .count = static_cast<std::uint32_t>(text.size())}, 1, std::move(block));
 }
 

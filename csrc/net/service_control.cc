@@ -103,7 +103,11 @@ void Service::forget_worker(std::uint32_t rank) {
 void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
   control([&] {
     const auto& workers = clocks_.workers();
-    if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation < incarnation) {
+    const bool known = rank < workers.size() && workers[rank].incarnation >= incarnation;
+    SHOAL_CHECK(known || mode_ != Mode::kBsp || clock >= applied_,
+                "rank " + std::to_string(rank) + " cannot join at clock " + std::to_string(clock) +
+                    ": the clocks before " + std::to_string(applied_) + " are applied; hold() first");
+    if (!known && rank < workers.size() && workers[rank].admitted) {
       forget_worker(rank);
     }
     if (clocks_.admit(rank, incarnation, clock) && rank < seen_.size()) {

@@ -1,7 +1,6 @@
 // What changes rows, and ticks.
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <string>
@@ -193,8 +192,9 @@ bool Service::keep(const Call& call, const Part& part) {
                      .sequence = header.sequence,
                      .count = hashes.size(),
                      .block = blocks_.take(bytes)};
-  std::memcpy(kept.block.data(), hashes.data(), hashes.size_bytes());
-  std::memcpy(kept.block.data() + hashes.size_bytes(), part.values.data(), part.values.size_bytes());
+  std::ranges::copy(hashes, kept.block.as<std::uint64_t>().begin());
+  std::ranges::copy(part.values,
+                    kept.block.as<float>().begin() + static_cast<std::ptrdiff_t>(2 * hashes.size()));
   pending_.keep(header.clock, header.table, std::move(kept));
   metrics_.pending_peak = std::max(metrics_.pending_peak, pending_.bytes());
   return true;

@@ -13,7 +13,7 @@ Examples
 2
 """
 
-from shoal.cluster import connect
+from shoal.cluster import connect, launch
 from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
     Batch,
@@ -109,6 +109,7 @@ __all__ = [
     "Zeros",
     "connect",
     "hash_strings",
+    "launch",
     "local",
     "mix",
     "read_arrow",

@@ -5,6 +5,7 @@ kind runs on the other: ``tick`` ends a clock, ``barrier`` waits for the other w
 where there are none.
 """
 
+import hashlib
 import math
 import os
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Protocol, Self, TypeVar
 
 from shoal import _core, checkpoint
 from shoal.consistency import ASP, Consistency
@@ -28,6 +29,19 @@ __all__ = ["LocalStore", "Store", "local"]
 _ZEROS = Zeros()
 _FTRL = FTRL()
 _SGD = SGD()
+
+Data = TypeVar("Data")
+Data_co = TypeVar("Data_co", covariant=True)
+
+
+class Cuttable(Protocol[Data_co]):
+    """Data in files that can be cut: a :class:`shoal.Reader`."""
+
+    def cut(self, part_bytes: int) -> Sequence[Data_co]:
+        """Cut the files into parts."""
+
+    def position(self) -> dict[str, Any]:
+        """Tell the files, with their sizes."""
 
 
 def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
@@ -125,6 +139,55 @@ class Store(ABC):
         DeadlineExceeded
             Some worker did not come in time: the message says how many did.
         """
+
+    def parts(self, reader: Cuttable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
+        """Share the data out among the workers of the job: yields one part after another for this worker to train on.
+
+        Parameters
+        ----------
+        reader : Reader
+            The same on every worker: the same files, of the same sizes, in the same order.
+        part_bytes : int
+            About how long a part is; see :meth:`shoal.Reader.cut`.
+        reissue : float
+            Where more than 0: a part that takes more than this many times the mean is given to a second worker too,
+            once, when no other is left. Its examples may then be trained on twice.
+
+        Returns
+        -------
+        iterator of Reader
+            The parts. One counts as trained on when the next one is asked for.
+
+        Raises
+        ------
+        ValueError
+            The workers do not cut the same data alike.
+
+        Notes
+        -----
+        While no worker dies, and without ``reissue``, every part is yielded to exactly one worker. The part of a worker
+        that dies is given to another from its beginning, so some of its examples are trained on twice. The k-th call is
+        the k-th pass for every worker; it ends when all parts of the pass were trained on. Until then a worker that
+        finds none left ticks along with the others, so that they need not wait for it. A worker has one part at a
+        time. Blocks for a round trip to the scheduler between parts.
+
+        Examples
+        --------
+        ::
+
+            with shoal.connect("tcp://scheduler:5570", consistency=shoal.SSP(staleness=4)) as store:
+                model = shoal.LogisticRegression(store=store)
+                for part in store.parts(train):
+                    model.fit(part)
+        """
+        parts = reader.cut(part_bytes)
+        files = [(os.path.basename(name), size) for name, size in reader.position()["files"]]
+        digest = hashlib.sha256(repr((files, part_bytes)).encode()).hexdigest()
+        return (parts[number] for number in self._take_parts(len(parts), digest, reissue))
+
+    @abstractmethod
+    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        """Yield the numbers of the parts that this worker is to train on."""
 
     @abstractmethod
     def _make_shard(self, spec: TableSpec) -> Shard:
@@ -418,6 +481,11 @@ class LocalStore(Store):
     def barrier(self, timeout: float | None = None) -> None:
         """Return: there are no other workers."""
         self._check_usable()
+
+    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        for number in range(count):
+            self._check_usable()
+            yield number
 
     def _make_shard(self, spec: TableSpec) -> _core.Shard:
         return spec.shard(self._slots, self._workers)

@@ -553,7 +553,7 @@ class Table:
         rows = as_out(out, (len(batch), self.dim), self.name)
         return Handle(self.shard.pull(batch.native, rows), lambda: rows).wait()
 
-    def push_unique(self, batch: KeyBatch, grads: Rows) -> Handle[None]:
+    def push_unique(self, batch: KeyBatch, grads: Rows, *, copy: bool = True) -> Handle[None]:
         """Apply one optimizer step to a batch's unique keys.
 
         Parameters
@@ -562,12 +562,17 @@ class Table:
             From this store's ``key_batch``.
         grads : float32[m, dim], at dim 1 also float32[m]
             Summed per unique key, in hash order.
+        copy : bool
+            False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker the
+            copy that it sends, perhaps again. A local store has done with it when this returns.
 
         Returns
         -------
         Handle
         """
         given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
+        if copy and not isinstance(self.shard, _core.Shard):
+            given = given.copy()
         return self._push(batch, given)
 
     def assign(self, keys: Keys, rows: Rows) -> None:

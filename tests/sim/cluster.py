@@ -8,23 +8,29 @@ after the other, with delays.
 from collections.abc import Callable
 
 import numpy as np
+
 from shoal import _core
 from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
 from shoal.rpc.requests import Policy, Requests, Worker
-
 from sim.history import History
 from sim.network import CALM, Network, Weather
 
 Op = _core.Op
 THREAD = _core.Workers(1)
 JOB = 77
-PATIENCE = 500.0  # seconds of simulated time; only a defect takes as long
+PATIENCE = 20.0  # seconds of simulated time; only a defect takes as long
 POLICY = Policy(resend_after=0.03, parked_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
 
 SUM = {
-    "dim": 1, "dtype": "float32", "optimizer": "SGD", "params": {"lr": 0.125, "weight_decay": 0.0}, "init": "Zeros", "init_parameter": 0.0,
-    "init_seed": 0, "seed": 0,
-}  # fmt: skip
+    "dim": 1,
+    "dtype": "float32",
+    "optimizer": "SGD",
+    "params": {"lr": 0.125, "weight_decay": 0.0},
+    "init": "Zeros",
+    "init_parameter": 0.0,
+    "init_seed": 0,
+    "seed": 0,
+}
 
 
 class Client:
@@ -67,7 +73,7 @@ class Client:
         out = np.full((len(keys), dim), np.nan, np.float32)
 
         def done(call):
-            if call.error is None:
+            if call.error is None and call.result is not None:
                 rows = np.empty_like(out)
                 batch.expand(call.result, dim, rows, THREAD)
                 self.cluster.history.answered(record, rows)
@@ -269,7 +275,7 @@ class Cluster:
         def hold(service):
             held.append(service.hold())
             if len(held) == len(self.services):
-                admit(max(held))
+                self.network.after(self.random.uniform(0.0, 0.03), admit, max(held))
 
         def admit(clock):
             self.incarnations[rank] += 1
@@ -324,7 +330,7 @@ class Cluster:
         self.history.errors = [client.error for client in self.clients if client.alive and client.error is not None]
         for client in self.clients + self.zombies:
             client.alive = False
-        self.network.run(lambda: False, self.network.now + 60.0)  # ghosts, too
+        self.network.run(lambda: False, self.network.now + PATIENCE)  # ghosts, too
         return self.history
 
     def rows(self, keys, table=1):

@@ -92,7 +92,7 @@ class Service:
         return out
 
     def metrics(self):
-        return {"parked": len(self.parked), "pending": len(self.pending), **self.counts}
+        return {**self.counts, "parked": len(self.parked), "pending": len(self.pending)}
 
     # --- rules ---
 
@@ -145,6 +145,9 @@ class Service:
 
     def has_seen_mark(self, member, mark):
         slot, sequence = (mark >> 48) - 1, mark & (1 << 48) - 1
+        return self.has_seen(member, slot, sequence)
+
+    def is_done(self, member, slot, sequence):
         return self.has_seen(member, slot, sequence)
 
     # --- messages ---
@@ -215,7 +218,7 @@ class Service:
         slots = self.slots_of(message.hashes)
         refused = self.refused(slots)
         mine = [i for i, slot in enumerate(slots) if self.first <= slot < self.end]
-        places = [i for i in mine if not self.has_seen(member, slots[i], message.sequence)]
+        places = [i for i in mine if not self.is_done(member, slots[i], message.sequence)]
         self.counts["duplicates"] += bool(mine) and not places
         if places:
             take(np.array(places))
@@ -240,7 +243,9 @@ class Service:
 
     def assign(self, peer, message):
         rows = message.values.reshape(message.count, -1)
-        self.write(peer, message, lambda at: self.tables[message.table].assign(self.batch(message.hashes[at]), rows[at]))
+        self.write(
+            peer, message, lambda at: self.tables[message.table].assign(self.batch(message.hashes[at]), rows[at])
+        )
 
     def erase(self, peer, message):
         member = self.members[message.worker]
@@ -268,7 +273,9 @@ class Service:
             self.reply(peer, message, Status.WRONG_EPOCH, [none])
         elif message.clock < member.clock:
             self.reply(peer, message)
-        elif message.clock > member.clock or not all(self.has_seen_mark(member, mark) for mark in message.numbers.tolist()):
+        elif message.clock > member.clock or not all(
+            self.has_seen_mark(member, mark) for mark in message.numbers.tolist()
+        ):
             self.reply(peer, message, Status.EARLY)
         else:
             member.clock += 1
@@ -297,7 +304,9 @@ class Service:
             moves = (first <= slots) & (slots < end)
             for where, pick in ((other.pending, moves), (kept, ~moves)):
                 if pick.any():
-                    where.append(Push(push.clock, push.table, push.rank, push.sequence, push.hashes[pick], push.grads[pick]))
+                    where.append(
+                        Push(push.clock, push.table, push.rank, push.sequence, push.hashes[pick], push.grads[pick])
+                    )
         self.pending = kept
         self.set_map(epoch, self.first if first > self.first else end, first if first > self.first else self.end)
         other.set_map(epoch, min(other.first, first), max(other.end, end))

@@ -64,7 +64,7 @@ class Network:
         return b"%s/%d" % (link.encode(), self._connections.get(link, 0))
 
     def send(self, link, frames, deliver, *, back):
-        """Carry a message. ``deliver(peer, frames)`` is called for each copy that arrives on the connection it left by."""
+        """Carry a message: ``deliver(peer, frames)`` for each copy that arrives on the connection it left by."""
         weather, chance = self.weather, self.random.random
         if weather.reconnects and chance() < weather.reconnects:
             self._connections[link] = self._connections.get(link, 0) + 1

@@ -4,7 +4,6 @@ import random
 from dataclasses import dataclass
 
 from shoal.rpc.requests import Requests
-
 from sim import model
 from sim.cluster import Cluster
 from sim.history import CHECKERS, amounts

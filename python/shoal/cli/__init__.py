@@ -1,4 +1,4 @@
-"""The command ``shoal``: train, predict, evaluate, report, inspect, audit, demo, keygen.
+"""The command ``shoal``: training, looking at what came of it, and the roles of a cluster.
 
 Every command is a function of parsed arguments that returns what it has to say: text for people, one JSON object for
 machines (``--json``). Results go to standard output; bars, notes and errors to standard error.
@@ -12,8 +12,7 @@ Expected errors are one line, never a traceback. Heavy imports wait for a comman
 
     answers.py     what commands say, and the printing
     arguments.py   what their parsers share
-    train.py, predict.py, report.py, inspect.py, audit.py, demo.py,
-    keygen.py
+    train.py, predict.py, report.py, inspect.py, audit.py, demo.py, cluster.py, keygen.py
                    the commands: add(commands), and a function for each
 """
 
@@ -25,7 +24,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shoal.cli import audit, demo, inspect, keygen, predict, report, train
+from shoal.cli import audit, cluster, demo, inspect, keygen, predict, report, train
 from shoal.cli.answers import FAILED, INTERRUPTED, WRONG_INPUT, Answer, complain, one_line, tell
 from shoal.cli.arguments import command
 
@@ -81,6 +80,6 @@ def parser() -> argparse.ArgumentParser:
     whole = command(None, "shoal", "A sparse parameter server: train, use and look at models.", EXAMPLES)
     whole.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, predict, report, inspect, audit, demo, keygen):
+    for module in (train, predict, report, inspect, audit, demo, cluster, keygen):
         module.add(commands)
     return whole

@@ -5,6 +5,10 @@
     scheduler.py    its process
     link.py         every other process's connection to it
     client.py       a worker's store
+    server.py       a server's process
+    parts.py        which parts of the data are whose
+    environment.py  a process's place among those that a launcher has started
+    processes.py    starting all of them on one machine
 
 The modules are imported when they are used: ``import shoal`` needs neither them nor ZeroMQ.
 """
@@ -21,13 +25,13 @@ if TYPE_CHECKING:
     from shoal.cluster.client import ClusterStore
     from shoal.rpc.filters import Filters
 
-__all__ = ["connect"]
+__all__ = ["connect", "launch"]
 
 _BSP = BSP()
 
 
 def connect(
-    address: str,
+    address: str | None = None,
     *,
     consistency: Consistency = _BSP,
     workers: int | None = None,
@@ -44,15 +48,16 @@ def connect(
 
     Parameters
     ----------
-    address : str
-        The scheduler's, ``tcp://host:port``.
+    address : str, optional
+        The scheduler's, ``tcp://host:port``; default: what ``shoal launch`` or the environment says.
     consistency : Consistency
         What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``; the
         same for all workers.
     workers : int, optional
-        How many workers the job has; default: what the scheduler was told. The same for all.
+        How many workers the job has, the same for all; default: what the environment says (``docs/cluster.md``), or
+        what the scheduler was told.
     rank : int, optional
-        The place of this one, from 0; default: any that is free.
+        The place of this one, from 0; default: what the environment says, or any that is free.
     timeout : float
         Seconds in which every call of the store is done, or raises :class:`shoal.DeadlineExceeded`; this one too.
     threads : int, optional
@@ -81,7 +86,15 @@ def connect(
     Blocks. The store is safe from any thread; a forked child connects anew.
     """
     from shoal.cluster import client
+    from shoal.cluster.environment import find_scheduler, find_worker
 
+    address = address or find_scheduler(os.environ)
+    if address is None:
+        raise ValueError("where is the scheduler? Pass its address, tcp://HOST:PORT, or start this with shoal launch")
+    place = find_worker(os.environ)
+    if place is not None and workers in (None, place.size):
+        workers = place.size
+        rank = place.rank if rank is None else rank
     return client.connect(
         address,
         consistency=consistency,
@@ -91,4 +104,57 @@ def connect(
         threads=threads,
         curve=curve,
         filters=filters,
+    )
+
+
+def launch(
+    servers: int = 1,
+    *,
+    consistency: Consistency = _BSP,
+    threads: int | None = None,
+    server_threads: int = 1,
+    slots: int = 1024,
+    timeout: float = 60.0,
+) -> ClusterStore:
+    """Start a cluster on this machine, with this process as its one worker.
+
+    Parameters
+    ----------
+    servers : int
+        How many server processes.
+    consistency : Consistency
+    threads : int, optional
+        Threads that sort and sum this worker's batches; default: the cores that this process may use.
+    server_threads : int
+        Threads of each server.
+    slots : int
+        Into how many parts the hash space is cut: a power of two from 2 to 16384.
+    timeout : float
+        Seconds for all processes to be there, and the deadline of the store's calls.
+
+    Returns
+    -------
+    ClusterStore
+        A context manager: the processes end with it. They end too when this process does, however it ends.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import shoal
+    >>> with shoal.launch(servers=2) as store:
+    ...     table = store.table("user", dim=2, optimizer=shoal.SGD(lr=1.0))
+    ...     table.push(np.array([7], np.uint64), np.ones((1, 2), np.float32)).wait()
+    ...     store.tick()
+    ...     table.pull(np.array([7], np.uint64)).tolist()
+    [[-1.0, -1.0]]
+    """
+    from shoal.cluster.processes import launch as start
+
+    return start(
+        servers,
+        consistency=consistency,
+        threads=threads,
+        server_threads=server_threads,
+        slots=slots,
+        timeout=timeout,
     )

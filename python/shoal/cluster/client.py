@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,20 @@ from shoal.handle import Pending
 from shoal.rpc.channel import Channel, UnderWay
 from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
-from shoal.rpc.messages import AskMap, AskTable, Barrier, Event, Joined, MapIs, Passed, ServerGone, TableForm, TableIs
+from shoal.rpc.messages import (
+    AskMap,
+    AskTable,
+    Barrier,
+    Event,
+    Joined,
+    MapIs,
+    PartIs,
+    Passed,
+    ServerGone,
+    TableForm,
+    TableIs,
+    TakePart,
+)
 from shoal.rpc.requests import Requests, Worker
 from shoal.store import Store, check_same
 from shoal.table import Rows, TableSpec
@@ -44,6 +58,7 @@ __all__ = ["ClusterStore", "RemoteShard", "connect"]
 
 Op = _core.Op
 
+_PAUSE = 0.1  # seconds until it is asked again whether a part has come free
 _LEAVING = 2.0  # seconds to say goodbye in
 _SLOWEST_LOAD = 1e5  # rows a second: whoever is slower has failed
 _SECTION_BYTES = 16 << 20  # of rows that are loaded in one message
@@ -122,6 +137,7 @@ class ClusterStore(Store):
         secure, secure_link = _security(curve)
         self._consistency = consistency
         self._timeout = float(timeout)
+        self._passes = 0  # calls of `parts`
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(_end_context, context, os.getpid())
@@ -211,6 +227,39 @@ class ClusterStore(Store):
 
     def _meet(self, name: str, timeout: float) -> None:
         self._link.call(Barrier(name), Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+
+    # ---- parts of the data -------------------------------------------------------------------------------------------
+
+    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        with self._locked():
+            number, self._passes = self._passes, self._passes + 1
+        return self._take_those_of(number, count, digest, reissue)
+
+    def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+        finished = -1
+        while True:
+            self._check_usable()
+            self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
+            self.channel.raise_unheard()
+            take = TakePart(number, count, digest, finished, reissue)
+            found = self._link.call(take, PartIs, timeout=self._timeout, doing="taking a part of the data")
+            finished = -1
+            if found.part is not None:
+                yield found.part
+                finished = found.part
+            elif found.over:
+                return
+            else:
+                self._tick_along()
+
+    def _tick_along(self) -> None:
+        """Do nothing for one clock of the others."""
+        if self._consistency.mode == "asp" or not self._tables:
+            time.sleep(_PAUSE)
+            return
+        table = next(iter(self._tables.values()))
+        table.pull(np.zeros(1, np.uint64))  # is answered when the others are where this worker is
+        self.tick()
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 
@@ -347,17 +396,17 @@ class RemoteShard:
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None) -> None:
         self._channel = channel
-        self._table = table
+        self.number = table  # by which the servers know the table
         self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
         workers = _core.Workers(1)
-        pattern = spec.shard(2, workers)
+        self._pattern = pattern = spec.shard(2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
         self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> UnderWay:
         """Fill ``rows``."""
-        return _pull(self._channel, self._table, batch, rows, self._filter)
+        return _pull(self._channel, self.number, batch, rows, self._filter)
 
     def push(self, batch: _core.KeyBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
@@ -367,7 +416,7 @@ class RemoteShard:
     def _write(self, op: int, batch: _core.KeyBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
             op,
-            self._table,
+            self.number,
             hashes=batch.hashes,
             begins=batch.begins,
             values=values,
@@ -383,12 +432,12 @@ class RemoteShard:
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows: how many there were."""
-        return int(self._channel.begin(Op.ERASE, self._table, hashes=batch.hashes, begins=batch.begins).result())
+        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.begins).result())
 
     def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
         """Tell which rows there are."""
         there = np.zeros(len(batch), np.uint8)
-        self._channel.begin(Op.CONTAINS, self._table, hashes=batch.hashes, begins=batch.begins, out=there).wait()
+        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.begins, out=there).wait()
         return there
 
     def columns(self) -> list[str]:
@@ -400,26 +449,27 @@ class RemoteShard:
         width = list(self._columns.values())[column]
         values = np.empty((len(batch), width), np.float32)
         self._channel.begin(
-            Op.STATE, self._table, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
+            Op.STATE, self.number, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
         ).wait()
         return values
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
         return cast(
-            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self._table, slot=slot).result()
+            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self.number, slot=slot).result()
         )
 
     def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
         """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
-        rows, section = self._channel.begin(Op.SECTION, self._table, slot=slot).result()
+        rows, section = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
         return int(rows), section
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows, in slot order; one that changes rows does so exactly once."""
+        self._pattern.reduce(function, parameters)  # it refuses what the servers would refuse
         answers = self._channel.begin(
             Op.REDUCE,
-            self._table,
+            self.number,
             aux=function,
             payload=[parameters],
             count=len(parameters),
@@ -439,7 +489,7 @@ class RemoteShard:
         """Nothing was stopped."""
 
     def _figures(self) -> list[npt.NDArray[np.uint64]]:
-        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self._table).result())
+        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self.number).result())
 
     @property
     def step(self) -> int:
@@ -479,7 +529,7 @@ class _Loading:
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int) -> None:
         self._channel = channel
-        self._table = table
+        self.number = table  # by which the servers know the table
         self._spec = spec
         self._slots = slots
         self._sent: list[UnderWay] = []
@@ -513,7 +563,7 @@ class _Loading:
         self._sent.append(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
 
     def _begin(self, op: int, payload: list[Any], **what: Any) -> UnderWay:
-        return self._channel.begin(op, self._table, payload=payload, **what)
+        return self._channel.begin(op, self.number, payload=payload, **what)
 
     def finish(self) -> None:
         """Put the rows in place."""

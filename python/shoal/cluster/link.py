@@ -66,6 +66,7 @@ from shoal.rpc.messages import (
     Message,
     News,
     Order,
+    PartIs,
     Passed,
     Refused,
     Reply,
@@ -75,6 +76,7 @@ from shoal.rpc.messages import (
     ServerGone,
     TableIs,
     TablesAre,
+    TakePart,
     Waiting,
     Welcome,
     decode,
@@ -97,6 +99,7 @@ _REPLIES: dict[type[AskBody], type[ReplyBody]] = {
     AskTable: TableIs,
     AskTables: TablesAre,
     Barrier: Passed,
+    TakePart: PartIs,
     Leave: Left,
 }
 

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from shoal.cluster.address import complete, split
+from shoal.cluster.parts import Parts
 from shoal.rpc.map import ClusterMap, cut_evenly
 from shoal.rpc.messages import (
     AddTable,
@@ -60,6 +61,7 @@ from shoal.rpc.messages import (
     News,
     Order,
     OrderBody,
+    PartIs,
     Passed,
     Refused,
     Reply,
@@ -70,6 +72,7 @@ from shoal.rpc.messages import (
     StartJob,
     TableIs,
     TablesAre,
+    TakePart,
     Waiting,
     Welcome,
     WorkerGone,
@@ -80,6 +83,7 @@ __all__ = ["DEAD_AFTER", "Membership", "Probe"]
 DEAD_AFTER = 5  # heartbeats missed
 _REPLIES = 64  # kept per peer, to be repeated
 _FORMER = 4096  # senders that are remembered after they are gone
+_MOST_PARTS = 1 << 24
 _RESEND = 1.0  # seconds until an order is sent again
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
@@ -138,6 +142,12 @@ class _Launcher(_Peer):
 
 
 @dataclass(slots=True, eq=False)
+class _Pass:
+    parts: Parts
+    digest: str
+
+
+@dataclass(slots=True, eq=False)
 class _Job:
     number: int
     rules: Rules
@@ -145,6 +155,7 @@ class _Job:
     members: dict[int, _Worker]
     dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
     barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
+    passes: dict[int, _Pass] = field(default_factory=dict)
 
 
 class Membership:
@@ -201,6 +212,7 @@ class Membership:
         self._tables: dict[str, TableIs] = {}
         self._launchers_done = 0
         self._failed = ""
+        self._status = 0
         self._wanted_tables: dict[str, list[tuple[_Peer, int]]] = {}
         self._incarnations: dict[int, int] = {}
         self._job: _Job | None = None
@@ -318,6 +330,11 @@ class Membership:
         return self._failed
 
     @property
+    def status(self) -> int:
+        """What that program ended with; 1 for one that was lost."""
+        return self._status
+
+    @property
     def heartbeat(self) -> float:
         """Seconds between signs of life."""
         return self._heartbeat
@@ -400,6 +417,8 @@ class Membership:
             self._ask_table(peer, number, body)
         elif isinstance(body, Barrier):
             self._barrier(peer, number, body.name)
+        elif isinstance(body, TakePart):
+            self._reply(peer, number, self._take_part(peer, body))
 
     def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
         peer.parked.pop(number, None)
@@ -697,7 +716,8 @@ class Membership:
             self._reply(peer, number, Left())
             self._forget(peer, Left())
             self._launchers_done += status == 0
-            self._failed = self._failed or (f"{peer.about} ended with status {status}" if status else "")
+            if status:
+                self._fail(f"{peer.about} ended with status {status}", status)
         elif isinstance(peer, _Worker) and not self._broken and self._is_member(peer):
             peer.parked = {number: "the servers to let it go"}
             self._take_out(peer)
@@ -705,6 +725,10 @@ class Membership:
         else:
             self._reply(peer, number, Left())
             self._remove(peer, "it left", Left())
+
+    def _fail(self, text: str, status: int) -> None:
+        if not self._failed:
+            self._failed, self._status = text, status
 
     def _is_member(self, worker: _Worker) -> bool:
         return self._job is not None and self._job.members.get(worker.rank) is worker
@@ -714,6 +738,8 @@ class Membership:
         del self._job.members[worker.rank]
         for came in self._job.barriers.values():
             came.pop(worker.rank, None)
+        for one in self._job.passes.values():
+            one.parts.release(worker.sender)
         self._check_barriers()
 
     def _let_go(self, worker: _Worker, number: int) -> Operation:
@@ -737,7 +763,7 @@ class Membership:
             if self._servers.get(peer.rank) is peer:
                 self._lose_server(peer, why)
         elif isinstance(peer, _Launcher):
-            self._failed = self._failed or f"{peer.about} is lost, {why}"
+            self._fail(f"{peer.about} is lost, {why}", 1)
         elif isinstance(peer, _Worker):
             if peer in self._in_line:
                 self._in_line.remove(peer)
@@ -807,6 +833,30 @@ class Membership:
                     worker = self._job.members.get(rank)
                     if worker is not None and number in worker.parked:
                         self._reply(worker, number, Passed())
+
+    # --- parts of the data ------------------------------------------------------------------------------------
+
+    def _take_part(self, worker: _Worker, take: TakePart) -> ReplyBody:
+        job = self._job
+        if job is None or not self._is_member(worker):
+            return Refused("protocol", f"{worker} left the job and asks for data")
+        if take.pass_number not in job.passes:
+            if not 0 <= take.count < _MOST_PARTS:
+                return Refused("input", f"a pass of {take.count} parts: cut the data into larger ones")
+            job.passes[take.pass_number] = _Pass(Parts(take.count), take.digest)
+        one = job.passes[take.pass_number]
+        if (take.count, take.digest) != (one.parts.count, one.digest):
+            text = (
+                f"{worker} cuts the data of pass {take.pass_number} into other parts than the worker that began it: "
+                "let all workers read the same files, of the same sizes, with the same part_bytes"
+            )
+            return Refused("input", text)
+        if take.finished >= 0:
+            one.parts.finish(worker.sender, take.finished, self._now)
+        for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's
+            other.parts.release(worker.sender)
+        part = None if one.parts.over else one.parts.take(worker.sender, self._now, reissue=take.reissue)
+        return PartIs(part, one.parts.over)
 
     # --- what goes out ----------------------------------------------------------------------------------------
 

@@ -214,6 +214,51 @@ class Reader(ABC):
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to cut it")
         return self._with(settings)
 
+    def cut(self, part_bytes: int) -> list[Reader]:
+        """Cut the files into parts that can be read apart, and together hold each example once.
+
+        Parameters
+        ----------
+        part_bytes : int
+            About how long a part is. What has to be read from its beginning, a compressed file or Parquet, is one part,
+            however long.
+
+        Returns
+        -------
+        list of Reader
+            In the order of the files, and of their bytes.
+
+        Raises
+        ------
+        ValueError
+            The size is below 1; this is a shard, goes on from a position, or reads a stream.
+
+        Examples
+        --------
+        >>> [part.path for part in read_libsvm(["a.txt", "b.txt"]).cut(1 << 26)]  # doctest: +SKIP
+        ['a.txt', 'b.txt']
+        """
+        if operator.index(part_bytes) < 1:
+            raise ValueError(f"part_bytes is {part_bytes}: pass 1 or more")
+        if self._settings.shards > 1 or self.resumed:
+            raise ValueError(f"{self!r} is a shard, or goes on from a position: cut the whole")
+        parts = []
+        for number in self._settings.order or range(len(self._files)):
+            file = self._files[number]
+            if not file.seekable:
+                raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to cut it")
+            size = file.size() if self._can_begin_anywhere(file) else None
+            count = max(1, -(-(size or 0) // part_bytes))
+            for rank in range(count):
+                part = self._with(replace(self._settings, rank=rank, shards=count, order=None))
+                part._files = (file,)
+                parts.append(part)
+        return parts
+
+    def _can_begin_anywhere(self, file: File) -> bool:
+        """Whether a part of a file costs no more than its own bytes."""
+        return False
+
     def _with(self, settings: Settings) -> Reader:
         reader = copy.copy(self)
         reader._settings = settings

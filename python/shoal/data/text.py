@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal.data.files import Wheres, files_of
+from shoal.data.files import File, Wheres, files_of
 from shoal.data.fill import Source, fill
 from shoal.data.names import FeatureNames
 from shoal.data.pieces import Parts
 from shoal.data.reader import OnError, Reader, Settings
 from shoal.data.rows import Format
 from shoal.data.source import Lines
+from shoal.data.unpack import HEAD_BYTES, kind_of
 
 
 class TextReader(Reader):
@@ -56,6 +57,10 @@ class TextReader(Reader):
         skip = settings.on_error == "skip"
         form = replace(self._form, names=settings.names)
         return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.threads)
+
+    def _can_begin_anywhere(self, file: File) -> bool:
+        with file.open() as opened:
+            return kind_of(opened.read(HEAD_BYTES) or b"") is None
 
     def _sources(self) -> Iterator[Source]:
         begin = self._settings.begin

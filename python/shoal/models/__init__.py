@@ -9,6 +9,7 @@ What is where:
     grid.py         many settings of logistic regression in one pass
     training.py     the one training loop, for one or several models: passes, validation, early stopping
     plan.py         the settings of a fit: epochs, shuffling, sampling, early stopping
+    team.py         the workers of a cluster that fit a model together
     feed.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
     history.py      learning curve and passes
     files.py        model directories

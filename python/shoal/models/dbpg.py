@@ -51,9 +51,10 @@ from shoal.data import Batch
 from shoal.data.pieces import joined
 from shoal.handle import Handle
 from shoal.models.model import BIAS_KEY
+from shoal.models.team import Team
 from shoal.models.training import Student, begin_fit, check_iterable, measure
 from shoal.models.watch import interrupts_at_boundaries
-from shoal.optim import SGD, Proximal
+from shoal.optim import Proximal
 from shoal.table import KeyBatch, Rows, mix
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class _Run:
                 f"connect with consistency=shoal.BSP()"
             )
         self._store, self._table, self._solver = store, model.table, solver
+        self._team = Team(store, model.table.name)
         self._examples = _Examples(model, whole, solver)
         self._waiting: deque[tuple[_Block, npt.NDArray[np.int64], Handle[Rows] | None]] = deque()
         self._violation = 0.0
@@ -270,7 +272,7 @@ class _Run:
             self._iterate(block, everything=everything)
             look_up()
         self._see(0)
-        return self._of_all_workers(self._violation)
+        return float(self._team.gather(self._violation).sum())
 
     def _see(self, left: int) -> None:
         """Take in the oldest updates, until no more than `left` are under way."""
@@ -307,17 +309,6 @@ class _Run:
         if len(chosen):
             handle = self._table.pull_async(block.keys[chosen])
         self._waiting.append((block, chosen, handle))
-
-    def _of_all_workers(self, number: float) -> float:
-        """Add up a number of each worker; all get the same sum."""
-        if self._store.num_workers == 1:
-            return number
-        sums = self._store.table(f"{self._table.name}-sums", optimizer=SGD(lr=1.0))
-        key = np.zeros(1, np.uint64)
-        before = sums.pull(key)
-        sums.push(key, np.array([-number], np.float32))
-        self._store.tick()
-        return float((sums.pull(key) - before)[0, 0])
 
 
 def fit(

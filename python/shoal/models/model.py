@@ -270,7 +270,7 @@ class Model(ABC):
     # ---- learning ----------------------------------------------------------------------------------------------------
 
     def partial_fit(self, batch: Batch) -> float:
-        """Predict a batch, then learn from it: one optimizer step per unique key.
+        """Predict a batch, then learn from it: one optimizer step per unique key. Ends a clock of the store.
 
         Parameters
         ----------
@@ -285,6 +285,7 @@ class Model(ABC):
         feed.check_batch(batch)
         seen = Accumulator(bits=1)  # asked for the loss alone
         self.learn(batch, self.sort(batch), seen)
+        self._store.tick()
         return seen.logloss
 
     def fit(
@@ -303,6 +304,10 @@ class Model(ABC):
         progress: bool | float = True,
     ) -> Self:
         """Learn from all batches of a reader. A model that has learned before learns on.
+
+        On a cluster every worker calls it with its share of the data, as in ``reader.shard(store.rank,
+        store.num_workers)``, and returns when all have ended; each batch is a clock. ``valid`` is measured by every
+        worker that has it, and metrics and history are those of the worker's own share.
 
         Parameters
         ----------
@@ -367,7 +372,7 @@ class Model(ABC):
         return self
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
-        """Predict, count into ``seen``, push.
+        """Predict, count into ``seen``, push; the store's clock is the caller's to end.
 
         Parameters
         ----------
@@ -396,7 +401,7 @@ class Model(ABC):
         )
         gradients = self._backward(batch, keys, rows, slopes, known)
         for table, gradient in zip(self._tables, gradients, strict=True):
-            table.push_unique(keys, gradient).wait()
+            table.push_unique(keys, gradient, copy=False)  # a failure is told by the tick
         self._record.examples += len(batch)
         return loss
 
@@ -615,7 +620,8 @@ class Model(ABC):
 
         Notes
         -----
-        Needs room for the old and the new weights. One writer at a time.
+        Needs room for the old and the new weights. One writer at a time: on a cluster one worker calls it, between two
+        ticks, as in ``if store.rank == 0``.
         """
         described = files.ModelFile(
             model=self.kind,

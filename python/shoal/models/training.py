@@ -10,6 +10,9 @@ Early stopping. A model whose validation has not become better for ``patience`` 
 weights of its best pass. They wait in a checkpoint in a temporary directory (``TMPDIR``): as many bytes as the rows
 take, written after each pass that is better than all before it, but for the last, read once.
 
+On a cluster every batch is a clock of the store. Each worker learns from its share and measures what it is given; a
+pass ends for all together (team.py).
+
 Invariants
     I1  All models have learned from the same batches whenever the loop is left, by an error of the reader or the first
         Ctrl-C too. A second Ctrl-C, or an error while a model learns, may leave one batch that some have learned from.
@@ -42,6 +45,7 @@ from shoal.metrics import Accumulator, Curves, Metrics, measure_with_curves
 from shoal.models import feed
 from shoal.models.history import Fit, Pass
 from shoal.models.plan import Plan
+from shoal.models.team import Team
 from shoal.models.watch import interrupts_at_boundaries, watch
 from shoal.table import KeyBatch
 
@@ -65,7 +69,15 @@ def train(
         check_iterable(valid, "valid", passes=plan.epochs)
     elif plan.patience is not None:
         raise ValueError("patience needs something to measure after each pass: pass valid=")
+    first = models[0]
+    team = Team(first.store, first.table.name)
+    if plan.patience is not None and not team.alone:
+        raise ValueError(
+            f"patience keeps the best weights in a file of this process, and the store has {first.store.num_workers} "
+            f"workers: leave it out, or let one worker learn"
+        )
     begin_fit(models, reader, valid, plan)
+    team.begin()
     with ExitStack() as stack:
         students = [Student(model, plan, stack) for model in models]
         for epoch in range(plan.epochs):
@@ -76,6 +88,7 @@ def train(
             source = plan.source(reader, epoch)
             known = min(student.model.examples for student in learning)
             _one_pass(learning, plan.batches(source, epoch, known), source, title, progress)
+            team.end_pass()
             if valid is not None:
                 measured = measure([student.model for student in learning], valid)
                 for student, (metrics, curves) in zip(learning, measured, strict=True):
@@ -235,6 +248,7 @@ def _one_pass(
             for batch, keys in ready:
                 for student in students:
                     student.learn(batch, keys)
+                first.store.tick()
                 bar.update()
                 if interrupted():
                     raise KeyboardInterrupt

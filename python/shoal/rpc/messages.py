@@ -58,6 +58,7 @@ __all__ = [
     "News",
     "Order",
     "OrderBody",
+    "PartIs",
     "Passed",
     "Refused",
     "Reply",
@@ -69,6 +70,7 @@ __all__ = [
     "TableForm",
     "TableIs",
     "TablesAre",
+    "TakePart",
     "Waiting",
     "Welcome",
     "WorkerGone",
@@ -238,6 +240,26 @@ class Passed(_Message, frozen=True, tag="passed"):
     """All workers of the job that are alive have come to the barrier."""
 
 
+class TakePart(_Message, frozen=True, tag="take-part"):
+    """A worker wants a part of the data, in its ``pass_number``-th pass, and has finished another, -1 for none.
+
+    All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for.
+    """
+
+    pass_number: int
+    count: int
+    digest: str
+    finished: int
+    reissue: float
+
+
+class PartIs(_Message, frozen=True, tag="part"):
+    """The part to train on, None if there is none: ever, if the pass is over, else at present."""
+
+    part: int | None
+    over: bool
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """A peer goes, on purpose. ``status`` is what a launcher's program ended with."""
 
@@ -320,8 +342,8 @@ class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
     """The scheduler was told to end, and the cluster ends with it."""
 
 
-AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | Leave
-ReplyBody: TypeAlias = Welcome | Joined | MapIs | TableIs | TablesAre | Passed | Left | Waiting | Refused
+AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | TakePart | Leave
+ReplyBody: TypeAlias = Welcome | Joined | MapIs | TableIs | TablesAre | Passed | PartIs | Left | Waiting | Refused
 OrderBody: TypeAlias = StartJob | Hold | Admit | Dismiss | AddTable
 Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 

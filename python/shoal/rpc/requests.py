@@ -61,6 +61,7 @@ WINDOW = 64
 _MOST_LISTS = 4096  # of an endpoint's whose digests are remembered here
 _READS = 2**63  # their first sequence
 _HEADER = 64
+_DOUBTS = 4  # a request that is told to be bad may have been damaged on its way: it is sent again as often
 
 _KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE})
 _ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS})
@@ -138,6 +139,7 @@ class _Part:
     due: float = math.nan
     tries: int = 0
     pauses: int = 0
+    doubts: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -245,7 +247,7 @@ class Requests:
         To be sent, in order. What cannot be sent may be dropped: it is taken for lost, and comes again.
     counts : Counter
         sent, resent, answers, strays (of nobody, or late), garbled, parked, refused (slots), early, overloaded,
-        not_admitted.
+        not_admitted, bad_request.
     """
 
     def __init__(self, worker: Worker, map: ClusterMap, policy: Policy | None = None) -> None:
@@ -374,7 +376,8 @@ class Requests:
         Returns
         -------
         Call
-            Settled when every endpoint has taken it. Nothing needs to wait for that.
+            Settled when every endpoint has taken it. Nothing needs to wait for that: if it fails, all that is
+            submitted afterwards fails with its error.
         """
         call = Call(Op.TICK, 0, clock, now, deadline)
         call.on_done = on_done
@@ -641,10 +644,11 @@ class Requests:
             part.pauses += 1
             part.tries = 0
             self._again(part, now + min(wait, self.policy.longest))
-        elif status in _NOT_NOW:
+        elif status in _NOT_NOW or (status == Status.BAD_REQUEST and part.doubts < _DOUBTS):
             self.counts[status.name.lower()] += 1
             self._again(part, now + self._pause(part.pauses))
             part.pauses += 1
+            part.doubts += status == Status.BAD_REQUEST
             part.tries = 0
             if status == Status.EARLY:
                 self._hurry(part, now)
@@ -933,6 +937,8 @@ class Requests:
         call.payload, call._order = [], {}
         if call.sequence:
             del self._open[call.sequence]
+        if call.op == Op.TICK and error is not None:
+            self.close(error, now)  # a clock that cannot end: nothing after it would be seen, nor could others go on
         self._pump_all(now)
         if call.on_done is not None:
             call.on_done(call)
@@ -963,6 +969,7 @@ class Requests:
             Status.OVERLOADED: ("has no room for it", "raise the server's limits, or timeout"),
             Status.NOT_ADMITTED: ("does not know this worker yet", "is the scheduler running, and connected to it?"),
             Status.EARLY: ("misses pushes of this clock", "their own errors say more"),
+            Status.BAD_REQUEST: ("refused it as damaged", "something between here and there changes bytes"),
         }[part.last]
         if part.message is None:
             why, remedy = f"has {peer.bytes} bytes to take before", "raise timeout, or push less at once"

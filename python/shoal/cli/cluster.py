@@ -1,0 +1,236 @@
+"""``shoal scheduler``, ``shoal server``, ``shoal launch``: the roles of a cluster, and all of them at once.
+
+Roles serve until they are told to end (SIGTERM, Ctrl-C) or the cluster ends; they then end with status 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.answers import FAILED, Answer, complain, say
+from shoal.cli.arguments import command
+
+if TYPE_CHECKING:
+    from shoal.rpc.curve import Keys
+
+SCHEDULER_EXAMPLES = """\
+examples:
+  $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --workers 16 --curve keys
+  $ shoal scheduler --bind tcp://127.0.0.1:* --servers 1        # any port: it says which
+
+Says where it listens, then what happens in the cluster. The whole cluster ends with it.
+"""
+
+SERVER_EXAMPLES = """\
+examples:
+  $ shoal server --connect tcp://10.0.0.1:5570 --threads 8 --curve keys
+  $ shoal server --connect tcp://10.0.0.1:5570 --bind tcp://0.0.0.0:5580 --advertise node7.example --curve keys
+
+Ports: one for each thread. The scheduler connects to each before the server is in.
+"""
+
+LAUNCH_EXAMPLES = """\
+examples:
+  $ shoal launch --servers 2 --workers 4 train.py --epochs 3    # all on this machine
+  $ mpirun -np 7 shoal launch --servers 2 train.py              # scheduler, 2 servers, 4 workers
+  $ srun -n 7 shoal launch --servers 2 train.py
+
+The program calls shoal.connect(), which finds its place in the environment. Ends with the status of the first process
+that fails, after its last output; with 0 when all workers have ended well.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    scheduler = command(commands, "scheduler", "Run the scheduler of a cluster.", SCHEDULER_EXAMPLES, run_scheduler)
+    scheduler.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen at; port * is any")
+    scheduler.add_argument("--servers", type=int, metavar="N", help="how many the cluster has")
+    scheduler.add_argument("--workers", type=int, metavar="N", help="how many a job has, where they do not say (1)")
+    scheduler.add_argument("--slots", type=int, default=1024, metavar="N", help="parts of the hash space (%(default)s)")
+    scheduler.add_argument(
+        "--heartbeat", type=float, default=2.0, metavar="S", help="seconds between signs of life (%(default)s)"
+    )
+    _common(scheduler)
+
+    server = command(commands, "server", "Run a server of a cluster.", SERVER_EXAMPLES, run_server)
+    server.add_argument("--connect", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
+    server.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen at (any port)")
+    server.add_argument("--advertise", metavar="HOST", help="this machine as the scheduler and the workers reach it")
+    server.add_argument("--threads", type=int, default=1, metavar="N", help="that serve, a port each (%(default)s)")
+    server.add_argument("--rank", type=int, metavar="N", help="its place among the servers (any that is free)")
+    server.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="seconds to wait for the others (%(default)s)"
+    )
+    server.add_argument(
+        "--grace", type=float, default=60.0, metavar="S", help="seconds to wait for a silent scheduler (%(default)s)"
+    )
+    _common(server)
+
+    launch = command(commands, "launch", "Run a program on a cluster of its own.", LAUNCH_EXAMPLES, run_launch)
+    launch.add_argument("--servers", type=int, default=1, metavar="N", help="default: %(default)s")
+    launch.add_argument("--workers", type=int, metavar="N", help="times that the program runs (1)")
+    launch.add_argument("--threads", type=int, default=1, metavar="N", help="of each server (%(default)s)")
+    launch.add_argument("--connect", metavar="ADDRESS", help="where the scheduler shall be, under mpirun and srun")
+    launch.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds for all to be there (%(default)s)"
+    )
+    launch.add_argument("--curve", metavar="DIR", help="keys of the cluster, under mpirun and srun")
+    launch.add_argument("program", metavar="PROGRAM", help="a .py file, or any program")
+    launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    launch.set_defaults(json=False, quiet=False)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--curve", metavar="DIR", help="keys of the cluster: let in only who has one of them")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, its parent, is gone")
+    parser.add_argument("--quiet", action="store_true", help="say nothing of what happens")
+    parser.set_defaults(json=False)
+
+
+def run_scheduler(arguments: argparse.Namespace) -> Answer:
+    """Be the scheduler."""
+    from shoal.cluster.environment import PORT, volcano
+    from shoal.cluster.scheduler import Scheduler
+
+    job = volcano(os.environ)
+    servers = arguments.servers if arguments.servers is not None else job.servers
+    workers = arguments.workers if arguments.workers is not None else job.workers
+    if servers is None:
+        raise ValueError("a scheduler needs to know how many servers there are: pass --servers N")
+    bind = arguments.bind or (f"tcp://*:{PORT}" if job.scheduler else None)
+    if bind is None:
+        raise ValueError(f"a scheduler needs an address: pass --bind tcp://HOST:{PORT}")
+    _log_to_stderr(arguments)
+    with Scheduler(
+        bind,
+        servers=servers,
+        workers=workers if workers is not None else 1,
+        slots=arguments.slots,
+        heartbeat=arguments.heartbeat,
+        keys=_keys(arguments.curve, "scheduler"),
+    ) as scheduler:
+        say(f"scheduler at {scheduler.address}, for {servers} servers")
+        with _told_to_end(scheduler.stop):
+            scheduler.run(_parent_lives(arguments))
+    return Answer("", {})
+
+
+def run_server(arguments: argparse.Namespace) -> Answer:
+    """Be a server."""
+    from shoal.cluster.environment import find_scheduler, volcano
+    from shoal.cluster.server import Server
+
+    address = arguments.connect or find_scheduler(os.environ)
+    if address is None:
+        raise ValueError("a server needs to know where the scheduler is: pass --connect tcp://HOST:PORT")
+    _log_to_stderr(arguments)
+    with (
+        _ended_by_signal(),
+        Server(
+            address,
+            bind=arguments.bind,
+            advertise=arguments.advertise,
+            threads=arguments.threads,
+            rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
+            timeout=arguments.timeout,
+            grace=arguments.grace,
+            keys=_keys(arguments.curve, "server"),
+        ) as server,
+    ):
+        for endpoint in server.endpoints:
+            slots = f"{endpoint.first_slot} to {endpoint.end_slot - 1}"
+            say(f"server {server.rank} has slots {slots}, at {endpoint.address}")
+        with _told_to_end(server.stop):
+            server.run(_parent_lives(arguments))
+    return Answer("", {})
+
+
+def run_launch(arguments: argparse.Namespace) -> Answer:
+    """Run a program on a cluster of its own."""
+    from shoal.cluster import processes
+    from shoal.cluster.environment import find_group
+
+    program = [arguments.program, *arguments.arguments]
+    group = find_group(os.environ)
+    with _ended_by_signal():
+        if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
+            if arguments.workers is not None and arguments.workers != group.size - arguments.servers - 1:
+                raise ValueError(
+                    f"{group.launcher} has started {group.size} processes, which leaves "
+                    f"{group.size - arguments.servers - 1} for workers: leave --workers out"
+                )
+            status, failed = processes.run_part(
+                group,
+                arguments.servers,
+                program,
+                say,
+                address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
+                threads=arguments.threads,
+                timeout=arguments.timeout,
+                keys=lambda role: _keys(arguments.curve, role),
+            )
+            if failed:
+                complain(failed)
+            return Answer("", {}, status)
+        workers = 1 if arguments.workers is None else arguments.workers
+        if workers < 1 or arguments.servers < 1:
+            raise ValueError(f"{arguments.servers} servers and {workers} workers: pass 1 or more of each")
+        with processes.running(
+            arguments.servers, workers=workers, threads=arguments.threads, timeout=arguments.timeout
+        ) as cluster:
+            first = processes.run_workers(cluster, program, workers, say)
+    if first is None:
+        return Answer("", {})
+    complain(f"{first.name} {first.how_it_ended()}")
+    return Answer("", {}, processes.status_of(first) or FAILED)
+
+
+def _keys(directory: str | None, role: str) -> Keys | None:
+    from shoal.rpc.curve import Keys
+
+    return None if directory is None else Keys.load(directory, role)
+
+
+def _log_to_stderr(arguments: argparse.Namespace) -> None:
+    level = logging.ERROR if arguments.quiet else logging.INFO
+    logging.basicConfig(format="shoal: %(message)s", level=level)
+
+
+def _parent_lives(arguments: argparse.Namespace) -> Callable[[], bool]:
+    return lambda: arguments.parent is None or os.getppid() == arguments.parent
+
+
+@contextlib.contextmanager
+def _told_to_end(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` on SIGTERM and on Ctrl-C."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """Unwind on SIGTERM, as on Ctrl-C, so that nothing that was started is left behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

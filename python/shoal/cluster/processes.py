@@ -1,0 +1,433 @@
+"""Launching: all processes of a cluster on one machine, and none of them left behind.
+
+    running      a scheduler and servers, for as long as a block of code runs
+    launch       the same, with a store that ends them when it is closed
+    run_workers  a program, several times, as the workers of such a cluster
+    run_part     one process's part in a group that mpirun or srun has started: scheduler, server or worker
+
+Every child leads a process group of its own, so that what it starts ends with it. Roles look every now and then whether
+the process that started them is still there; a worker's program is killed by the kernel when its starter is gone
+(Linux). What a child says is read by a thread for each, which keeps the last lines.
+
+Threads: objects of this module are used by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shoal.cluster.address import is_loopback, join_address, split
+from shoal.cluster.environment import PORT, Place
+from shoal.consistency import BSP, Consistency
+from shoal.errors import DeadlineExceeded, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.cluster.client import ClusterStore
+    from shoal.rpc.curve import Keys
+
+__all__ = ["Child", "Running", "launch", "run_part", "run_workers", "running", "status_of"]
+
+_LAST_LINES = 40
+_PATIENCE = 5.0  # seconds between asking a process to end and killing it
+_PAUSE = 0.2  # seconds between two looks at whether the cluster is still there
+_BSP = BSP()
+
+# Runs a program that the kernel kills when the thread that started it ends. An exec keeps the setting; a starter that
+# was gone before is noticed by its number.
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Child:
+    """A process that was started, and the last lines that it said.
+
+    Parameters
+    ----------
+    name : str
+    command : sequence of str
+    environment : mapping
+        What is added to this process's.
+    ended : queue
+        Gets this object when the process is gone.
+    say : callable, optional
+        Is given every line, from a thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        ended: queue.SimpleQueue[Child],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._ended = ended
+        self._say = say
+        self._heard = threading.Condition()
+        self._over = False
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            process_group=0,
+            text=True,
+            errors="replace",
+        )
+        self._thread = threading.Thread(target=self._listen, name=f"shoal-{name}", daemon=True)
+        self._thread.start()
+        self._waiter = threading.Thread(target=self._wait, name=f"shoal-{name}-end", daemon=True)
+        self._waiter.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._heard:
+                    self.last.append(line.rstrip("\n"))
+                    self._heard.notify_all()
+                if self._say is not None:
+                    self._say(line.rstrip("\n"))
+
+    def _wait(self) -> None:
+        self.process.wait()
+        # What it said is heard to the end, unless something that it left behind keeps the pipe open.
+        self._thread.join(1.0)
+        with self._heard:
+            self._over = True
+            self._heard.notify_all()
+        self._ended.put(self)
+
+    def said(self, pattern: str, timeout: float) -> str:
+        """Wait for a line; returns the first group of what matches.
+
+        Raises
+        ------
+        ShoalError
+            The process ended instead.
+        DeadlineExceeded
+            Neither happened in time.
+        """
+        deadline = time.monotonic() + timeout
+        with self._heard:
+            while True:
+                for line in self.last:
+                    found = re.search(pattern, line)
+                    if found is not None:
+                        return str(found[1])
+                if self._over:
+                    raise ShoalError(f"{self.name} {self.how_it_ended()}")
+                if not self._heard.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    raise DeadlineExceeded(f"{self.name} was not ready in {timeout:g} s; it said: {self._told()}")
+
+    def how_it_ended(self) -> str:
+        """Say with which status, or by which signal, and what it said last."""
+        status = self.process.returncode
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"{how}; it said last: {self._told()}"
+
+    def _told(self) -> str:
+        return "\n".join(["", *self.last]) if self.last else "nothing"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and to all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def end(self, deadline: float) -> None:
+        """Wait until a moment for the process to end, then kill it and what it has left behind."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self._waiter.join()
+        self._thread.join(1.0)
+
+
+def status_of(child: Child) -> int:
+    """Return the exit status to pass on: that of the process, as a shell tells it."""
+    code = child.process.returncode
+    return code if code >= 0 else 128 - code
+
+
+class Running:
+    """The processes of a cluster on this machine."""
+
+    def __init__(self) -> None:
+        self.ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self.scheduler: Child | None = None
+        self.servers: list[Child] = []
+        self.address = ""
+        self._stopped = False
+
+    def start(
+        self,
+        servers: int,
+        *,
+        workers: int = 1,
+        threads: int = 1,
+        slots: int = 1024,
+        heartbeat: float = 2.0,
+        timeout: float = 60.0,
+    ) -> None:
+        """Start the scheduler, then the servers, and wait until they have joined."""
+        deadline = time.monotonic() + timeout
+        counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
+        beats = ["--heartbeat", str(heartbeat)]
+        self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
+        self.address = self.scheduler.said(r"scheduler at (tcp://[^\s,]+)", timeout)
+        for rank in range(servers):
+            command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads)]
+            self.servers.append(self._role(f"server {rank}", command))
+        for child in self.servers:
+            child.said(r"(server \d+ has slots)", deadline - time.monotonic())
+
+    def _role(self, name: str, arguments: Sequence[str]) -> Child:
+        command = [sys.executable, "-m", "shoal", *arguments, "--parent", str(os.getpid())]
+        return Child(name, command, {}, self.ended)
+
+    def stop(self) -> None:
+        """End all processes; returns when they are gone."""
+        if self._stopped:
+            return
+        self._stopped = True
+        children = [*([self.scheduler] if self.scheduler else []), *self.servers]
+        for child in children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _PATIENCE
+        for child in children:
+            child.end(deadline)
+
+
+@contextlib.contextmanager
+def running(
+    servers: int,
+    *,
+    workers: int = 1,
+    threads: int = 1,
+    slots: int = 1024,
+    heartbeat: float = 2.0,
+    timeout: float = 60.0,
+) -> Iterator[Running]:
+    """Run a scheduler and servers on this machine for the length of a ``with`` block.
+
+    Parameters
+    ----------
+    servers : int
+    workers : int
+        How many a job has, where they do not say.
+    threads : int
+        Endpoints of each server.
+    slots : int
+    heartbeat : float
+        Seconds.
+    timeout : float
+        Seconds for all to be there.
+
+    Yields
+    ------
+    Running
+        ``address`` is the scheduler's.
+    """
+    cluster = Running()
+    try:
+        cluster.start(servers, workers=workers, threads=threads, slots=slots, heartbeat=heartbeat, timeout=timeout)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def launch(
+    servers: int = 1,
+    *,
+    consistency: Consistency = _BSP,
+    threads: int | None = None,
+    server_threads: int = 1,
+    slots: int = 1024,
+    timeout: float = 60.0,
+) -> ClusterStore:
+    """Start a cluster of one worker, this process; see :func:`shoal.launch`."""
+    from shoal.cluster import client
+
+    cluster = Running()
+    try:
+        cluster.start(servers, threads=server_threads, slots=slots, timeout=timeout)
+    except BaseException:
+        cluster.stop()
+        raise
+    return client.connect(
+        cluster.address,
+        consistency=consistency,
+        workers=1,
+        rank=0,
+        timeout=timeout,
+        threads=threads,
+        on_close=cluster.stop,
+    )
+
+
+def program(command: Sequence[str]) -> list[str]:
+    """Make the command line of a program: a ``.py`` file is run by this Python."""
+    return [sys.executable, *command] if command[0].endswith(".py") else list(command)
+
+
+def _start_worker(
+    command: Sequence[str],
+    address: str,
+    rank: int,
+    workers: int,
+    ended: queue.SimpleQueue[Child],
+    say: Callable[[str], None],
+) -> Child:
+    place = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
+    with_parent = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid())]
+    prefix = f"[{rank}] " if workers > 1 else ""
+    return Child(f"worker {rank}", [*with_parent, *program(command)], place, ended, lambda line: say(prefix + line))
+
+
+def run_workers(cluster: Running, command: Sequence[str], workers: int, say: Callable[[str], None]) -> Child | None:
+    """Run a program as all workers of a cluster.
+
+    Parameters
+    ----------
+    cluster : Running
+    command : sequence of str
+        The program and its arguments.
+    workers : int
+    say : callable
+        Is given every line that a worker says, from threads.
+
+    Returns
+    -------
+    Child or None
+        The first process that failed, a server or the scheduler among them; None when all workers ended well.
+    """
+    children: list[Child] = []
+    try:
+        while len(children) < workers:
+            children.append(_start_worker(command, cluster.address, len(children), workers, cluster.ended, say))
+        going = set(children)
+        while going:
+            child = cluster.ended.get()
+            if child not in going or child.process.returncode != 0:
+                return child
+            going.remove(child)
+        return None
+    finally:
+        for child in children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _PATIENCE
+        for child in children:
+            child.end(deadline)
+
+
+def run_part(
+    place: Place,
+    servers: int,
+    command: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    address: str | None = None,
+    threads: int = 1,
+    timeout: float = 60.0,
+    keys: Callable[[str], Keys | None] = lambda role: None,
+) -> tuple[int, str]:
+    """Be one process of a cluster that mpirun or srun has started: the same command everywhere.
+
+    Process 0 is the scheduler, those behind it are the servers, all others run the program as workers.
+
+    Parameters
+    ----------
+    place : Place
+        Which process this is.
+    servers : int
+    command : sequence of str
+        The program and its arguments.
+    say : callable
+        Is given every line that the program says.
+    address : str, optional
+        Of the scheduler; default: port 5570 of the machine of process 0, where the launcher says which that is.
+    threads : int
+        Endpoints of each server.
+    timeout : float
+        Seconds for all to be there.
+    keys : callable
+        Gives the keys of a role.
+
+    Returns
+    -------
+    (status, str)
+        What to end with, and what went wrong elsewhere; empty if nothing did.
+
+    Raises
+    ------
+    ValueError
+        The group is too small, or nobody knows where the scheduler is.
+    """
+    from shoal.cluster.link import Link
+    from shoal.cluster.scheduler import Scheduler
+    from shoal.cluster.server import Server
+
+    workers = place.size - servers - 1
+    if workers < 1:
+        raise ValueError(
+            f"{place.launcher} has started {place.size} processes: a scheduler, {servers} servers and a worker are "
+            f"{servers + 2} at least"
+        )
+    if address is None:
+        if place.host is None:
+            raise ValueError(
+                f"{place.launcher} does not say on which machine process 0 is: pass --connect tcp://HOST:{PORT}, "
+                "its name or address"
+            )
+        address = join_address(place.host, PORT)
+    if place.rank == 0:
+        host, port = split(address)
+        bind = join_address(host if is_loopback(host) else "*", port)
+        with Scheduler(bind, servers=servers, workers=workers, keys=keys("scheduler")) as scheduler:
+            members = scheduler.membership
+            scheduler.run(lambda: members.launchers_done < workers and not members.failed)
+            return members.status, members.failed
+    if place.rank <= servers:
+        with Server(address, rank=place.rank - 1, threads=threads, timeout=timeout, keys=keys("server")) as server:
+            server.run()
+        return 0, ""
+    rank = place.rank - servers - 1
+    about = f"worker {rank} (process {os.getpid()} on {socket.gethostname()})"
+    with Link(address, "launcher", about=about, keys=keys("worker")) as link:
+        link.hello(timeout=timeout)
+        ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        child = _start_worker(command, address, rank, workers, ended, say)
+        try:
+            while link.fault is None:
+                with contextlib.suppress(queue.Empty):
+                    ended.get(timeout=_PAUSE)
+                    break
+        finally:
+            child.signal(signal.SIGTERM)
+            child.end(time.monotonic() + _PATIENCE)
+        if link.fault is not None:
+            return 1, str(link.fault)
+        link.leave(timeout=timeout, status=status_of(child))
+    return status_of(child), ""

@@ -1,0 +1,189 @@
+"""A server's process: endpoints that serve rows, and a link that says what they are to know.
+
+Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing; this module makes them, tells
+the scheduler where they are, and hands the scheduler's orders to all of them. Python is in no request's way.
+
+It ends when it is told to, when the scheduler is, when the scheduler was silent for too long, or when the process that
+started it is gone: rows that nobody can reach any more hold no memory.
+
+Threads: `run` in one; `stop` from any, or from a signal handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import zmq
+
+from shoal import _core
+from shoal.cluster.address import is_loopback, join_address, split
+from shoal.cluster.link import GRACE, Link
+from shoal.errors import ShoalError
+from shoal.rpc.curve import Guard, Keys
+from shoal.rpc.loop import start_loop
+from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, Order, StartJob
+
+__all__ = ["Server"]
+
+_log = logging.getLogger("shoal.server")
+
+_PAUSE = 0.2  # seconds between two looks at whether it is to go on
+_LEAVING = 2.0  # seconds to say goodbye in
+
+
+class Server:
+    """A server. A context manager that closes itself.
+
+    Parameters
+    ----------
+    scheduler : str
+        Address of the scheduler.
+    bind : str, optional
+        Where to listen, ``tcp://host:port``; with several threads they take this port and those behind it, unless it
+        is 0 or ``*``, any that is free. Default: any port, of the loopback interface if the scheduler is on it, else
+        of all interfaces.
+    advertise : str, optional
+        Name or address of this machine as the scheduler and all workers reach it; default: where its connection to the
+        scheduler comes from.
+    threads : int
+        Endpoints, a thread each.
+    rank : int, optional
+        The place to take among the servers; default: the first that is free.
+    timeout : float
+        Seconds to wait for the scheduler and for the other servers.
+    grace : float
+        Seconds that a silent scheduler is waited for.
+    keys : Keys, optional
+        Speak only to those who have keys of this cluster.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        *,
+        bind: str | None = None,
+        advertise: str | None = None,
+        threads: int = 1,
+        rank: int | None = None,
+        timeout: float = 60.0,
+        grace: float = GRACE,
+        keys: Keys | None = None,
+    ) -> None:
+        if threads < 1:
+            raise ValueError(f"a server needs a thread at least, got threads={threads}")
+        default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
+        host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
+        self._stopping = False
+        self._services: list[_core.Service] = []
+        with contextlib.ExitStack() as undo:
+            context: zmq.Context[Any] = zmq.Context()
+            undo.callback(context.term)
+            if keys is not None:
+                undo.callback(Guard(context, keys).stop)
+            self._link = undo.enter_context(Link(scheduler, "server", grace=grace, context=context, keys=keys))
+            welcome = self._link.hello(timeout=timeout)
+            addresses = []
+            for k in range(threads):
+                service = _core.Service(welcome.slots, 0, 0)
+                loop = start_loop(
+                    service,
+                    context,
+                    join_address(host or "*", port + k if port else 0),
+                    keys=keys,
+                    heartbeat=welcome.heartbeat,
+                )
+                undo.callback(loop.stop)
+                self._services.append(service)
+                reached = advertise or ("" if host in ("", "*") else host)
+                addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
+            joined = self._link.join(timeout=timeout, rank=rank, addresses=tuple(addresses))
+            self.rank = joined.rank
+            self.endpoints = joined.map.of_server(joined.rank)
+            for service, endpoint in zip(self._services, self.endpoints, strict=True):
+                service.set_map(joined.map.epoch, endpoint.first_slot, endpoint.end_slot)
+            self._closing = undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stop(self) -> None:
+        """Let :meth:`run` end."""
+        self._stopping = True
+
+    def run(self, going: Callable[[], bool] = lambda: True) -> None:
+        """Execute orders until :meth:`stop` is called, ``going`` says no, or the scheduler ends.
+
+        Parameters
+        ----------
+        going : callable
+            Asked every now and then.
+
+        Raises
+        ------
+        NotConnected
+            The scheduler was silent for too long.
+        Fenced
+            The scheduler took this server for dead.
+        """
+        while not self._stopping and going():
+            order = self._link.next_order(_PAUSE)
+            if order is not None:
+                self._execute(order)
+            elif self._link.fault is not None:
+                if self._link.stopped:
+                    return
+                raise self._link.fault
+        with contextlib.suppress(ShoalError):
+            self._link.leave(timeout=_LEAVING)
+
+    def _execute(self, order: Order) -> None:
+        try:
+            result = max(self._tell(service, order) for service in self._services)
+        except Exception as error:  # whatever it was: the cluster cannot go on with a server that does not do its part
+            _log.exception("order %d failed: %s", order.number, order.body)
+            self._link.done(order, fault=f"{type(error).__name__}: {error}")
+        else:
+            self._link.done(order, result=result)
+
+    @staticmethod
+    def _tell(service: _core.Service, order: Order) -> int:
+        body = order.body
+        if isinstance(body, StartJob):
+            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean)
+            for rank, incarnation in enumerate(body.incarnations):
+                service.admit(rank, incarnation, 0)
+        elif isinstance(body, Hold):
+            return int(service.hold())
+        elif isinstance(body, Admit):
+            service.admit(body.rank, body.incarnation, body.clock)
+        elif isinstance(body, Dismiss):
+            service.dismiss(body.rank, body.incarnation)
+        elif isinstance(body, AddTable):
+            form = body.form
+            service.add_table(
+                body.id,
+                dim=form.dim,
+                dtype=form.dtype,
+                optimizer=form.optimizer,
+                params=form.params,
+                init=form.init,
+                init_parameter=form.init_parameter,
+                init_seed=form.init_seed,
+                seed=form.seed,
+            )
+        return 0
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Yield the figures of each endpoint."""
+        for service in self._services:
+            yield service.metrics()
+
+    def close(self) -> None:
+        """End without a word; :meth:`run` says goodbye."""
+        self._closing.close()

@@ -1,0 +1,94 @@
+"""The workers that train one model on a cluster, each on its share of the data.
+
+A worker's clock is a batch. Shares are not equally long, and under BSP and SSP whoever stops ticking holds the others
+up: so a worker that has come to the end of its share goes on ticking empty clocks until all have come to theirs.
+
+    worker 0    batch  batch  batch  batch  ended                       a row for each worker tells how many
+    worker 1    batch  batch  ended  empty  empty                       passes it has ended, by a push of the clock
+
+Under BSP all see the same rows at the same clock, and so leave the pass at the same one.
+
+Rows, in a table of the model's name and "-team"
+    rank              a number that this worker shows the others: its float32 and what that leaves
+    2^32 + rank       passes that this worker has ended in this fit
+
+Without other workers there is nothing to agree on: no table, no message.
+
+Threads: the one that fits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.consistency import ASP, BSP
+from shoal.optim import SGD
+from shoal.store import Store
+from shoal.table import Table
+
+__all__ = ["Team"]
+
+_ENDED = np.uint64(1 << 32)
+
+
+class Team:
+    """What the workers of a store agree on while they fit a model.
+
+    Parameters
+    ----------
+    store : Store
+    name : str
+        Of the model's table.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._alone = store.num_workers == 1
+        self._ranks = np.arange(store.num_workers, dtype=np.uint64)
+        self._passes = 0
+        if not self._alone:
+            self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other workers."""
+        return self._alone
+
+    def begin(self) -> None:
+        """Begin a fit, all workers together."""
+        if not self._alone:
+            self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
+            self._store.barrier()
+
+    def end_pass(self) -> None:
+        """Come to the end of this worker's share, and return when all have come to theirs."""
+        self._passes += 1
+        if self._alone:
+            return
+        if isinstance(self._store.consistency, ASP):
+            self._store.barrier()  # nobody waits for a clock
+            return
+        mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
+        self._table.push(self._mine + _ENDED, np.array([[-len(self._ranks) if mean else -1, 0]], np.float32))
+        self._store.tick()
+        while np.any(self._table.pull(self._ranks + _ENDED)[:, 0] < self._passes):
+            self._store.tick()
+
+    def gather(self, number: float) -> npt.NDArray[np.float64]:
+        """Show the others a number: all get those of all workers, by rank, with 48 bits of each.
+
+        A call of all workers, at the same clock. float64[workers]
+        """
+        if self._alone:
+            return np.array([number])
+        most = np.float32(number)
+        self._table.assign(self._mine, np.array([[most, number - float(most)]], np.float32))
+        self._store.barrier()
+        numbers: npt.NDArray[np.float64] = self._table.pull(self._ranks).astype(np.float64).sum(axis=1)
+        self._store.barrier()
+        return numbers
+
+    @property
+    def _mine(self) -> npt.NDArray[np.uint64]:
+        return self._ranks[self._store.rank : self._store.rank + 1]

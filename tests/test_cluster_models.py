@@ -1,0 +1,233 @@
+"""Models, dense tables and functions on a cluster: one worker has a local store's bits, several those of a merge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import shoal
+from cluster_standin import cluster
+from shoal import _core
+from shoal.models import BIAS_KEY
+from stores import together
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Some batches of a planted click log, of different lengths."""
+    random = np.random.default_rng(5)
+    planted = random.normal(size=400)
+    made = []
+    for n in (200, 133, 300, 1, 77, 250, 64):
+        columns = np.minimum(random.zipf(1.3, size=(n, 6)), 400) - 1
+        labels = (random.random(n) < 1 / (1 + np.exp(-planted[columns].sum(axis=1)))).astype(np.float32)
+        keys = (columns * 6 + np.arange(6)).astype(np.uint64).ravel()
+        values = random.normal(1, 0.1, size=len(keys)).astype(np.float32)
+        made.append(shoal.Batch(labels, np.arange(0, 6 * n + 1, 6), keys, values))
+    return made
+
+
+def rows_of(model):
+    keys = np.append(np.arange(2400, dtype=np.uint64), np.uint64(BIAS_KEY))
+    return [column.tobytes() for table in model.tables for column in table.state(keys).values()]
+
+
+MODELS = {
+    "lr": lambda store: shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store),
+    "fm": lambda store: shoal.FactorizationMachine(4, store=store),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("servers", "endpoints"), [(1, 1), (2, 2)])
+def test_one_worker_learns_what_a_local_store_learns_to_the_bit(kind, servers, endpoints, batches, tmp_path):
+    def learn(store):
+        with MODELS[kind](store) as model:
+            model.fit(batches, epochs=2, valid=batches[:2], progress=False)
+            losses = [done.metrics.logloss for done in model.history.passes]
+            return (
+                losses,
+                [done.valid for done in model.history.passes],
+                rows_of(model),
+                model.predict_proba(batches[0]),
+            )
+
+    with shoal.local() as store:
+        expected = learn(store)
+    with cluster(servers, endpoints) as made:
+        (found,) = together(made.address, 1, learn)
+    assert found[:3] == expected[:3]
+    assert found[3].tobytes() == expected[3].tobytes()
+
+
+def merged_in_rank_order(shares, optimizer, passes):
+    """One process that computes the workers' parts on the same weights, and merges them by rank into one step."""
+    with shoal.local(threads=1) as store:
+        model = shoal.LogisticRegression(optimizer, store)
+        for _ in range(passes):
+            for clock in range(max(map(len, shares))):
+                parts = []
+                for share in shares:
+                    if clock < len(share):
+                        batch = share[clock]
+                        keys = model.sort(batch)
+                        rows = model.table.pull_unique(keys)
+                        margins = model._forward(batch, keys, [rows])[0]
+                        slopes = _core.logistic_losses(margins, batch.labels, batch.weights, store.workers)[1]
+                        gradient = model._backward(batch, keys, [rows], slopes, None)[0]
+                        parts.append((keys.hashes, gradient.reshape(-1, 1)))
+                hashes, sums = _core.merge(parts, 1, store.workers)
+                model.table.push(_core.unmix(hashes), sums)
+        return rows_of(model)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_several_workers_learn_what_one_process_merges_in_rank_order(workers, batches):
+    shares = [batches[rank::workers] for rank in range(workers)]  # not equally long
+    optimizer = shoal.FTRL(alpha=0.1, l1=0.5)
+
+    def learn(store):
+        with shoal.LogisticRegression(optimizer, store) as model:
+            model.fit(shares[store.rank], epochs=2, warm_up=False, progress=False)
+            clock = store.clock
+            found = rows_of(model)
+            store.barrier()
+            return found, clock
+
+    with cluster(2, 1) as made:
+        found = together(made.address, workers, learn)
+    assert all(one == found[0] for one in found)
+    assert found[0][0] == merged_in_rank_order(shares, optimizer, 2)
+
+
+@pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP(), shoal.BSP(reduce="mean")], ids=str)
+def test_shares_of_different_lengths_end_under_every_consistency(consistency, batches):
+    shares = [batches * 3, batches[:2], []]
+
+    def learn(store):
+        with shoal.LogisticRegression(store=store) as model:
+            model.fit(shares[store.rank], epochs=2, progress=False)
+            store.barrier()
+            return model.examples, model.evaluate(batches).logloss
+
+    with cluster(2, 1) as made:
+        found = together(made.address, 3, learn, consistency=consistency)
+    assert [examples for examples, _ in found] == [2 * sum(map(len, share)) for share in shares]
+    assert all(logloss < 0.68 for _, logloss in found)
+
+
+def test_the_solver_has_the_bits_of_a_local_store_and_workers_go_to_the_same_optimum(batches):
+    solver = shoal.DBPG(l1=2.0, blocks=4, delay=2, tolerance=1e-2, passes=60)
+
+    def learn(share):
+        def work(store):
+            with shoal.LogisticRegression(store=store, solver=solver) as model:
+                model.fit(share(store))
+                store.barrier()
+                return model.solved, rows_of(model)
+
+        return work
+
+    with shoal.local() as store:
+        expected = learn(lambda store: batches)(store)
+    with cluster(2, 1) as made:
+        (alone,) = together(made.address, 1, learn(lambda store: batches))
+    assert alone == expected
+    with cluster(2, 1) as made:
+        found = together(made.address, 2, learn(lambda store: batches[store.rank :: 2]))
+    assert found[0][1] == found[1][1]
+    assert found[0][0].converged
+    assert found[1][0].converged
+    weights = [np.frombuffer(rows[0], np.float32).reshape(-1, 2)[:, 0] for rows in (expected[1], found[0][1])]
+    assert np.max(np.abs(weights[0] - weights[1])) < 0.05
+
+
+def test_functions_have_the_bits_of_a_local_store_on_any_number_of_servers():
+    random = np.random.default_rng(3)
+    keys = random.integers(2**64, size=3000, dtype=np.uint64)
+    rows = random.normal(size=(3000, 3)).astype(np.float32)
+
+    def work(store):
+        table = store.table("t", dim=3, optimizer=shoal.FTRL(l1=0.3))
+        table.assign(keys, rows)
+        answers = [table.sum().tobytes(), table.norm(), table.norm(1), table.norm(np.inf), table.count(above=1.0)]
+        answers += [part.tobytes() for part in table.topk(40)]
+        answers += [table.decay(0.5), table.shrink(0.2), table.pull(keys).tobytes(), table.sum().tobytes()]
+        with pytest.raises(ValueError, match="1, 2 or infinity"):
+            table.norm(3)
+        return answers
+
+    with shoal.local() as store:
+        expected = work(store)
+    for servers, endpoints in ((1, 1), (2, 2)):
+        with cluster(servers, endpoints) as made:
+            assert together(made.address, 1, work) == [expected]
+
+
+def test_dense_tables_of_workers_take_the_steps_of_sgd_on_the_whole():
+    shape, steps = (30, 70), 6
+    random = np.random.default_rng(4)
+    grads = random.normal(size=(steps, 2, *shape)).astype(np.float32)
+
+    def work(store):
+        table = store.dense("w", shape, shoal.SGD(lr=0.25), block=64)
+        table.assign(np.ones(shape, np.float32))
+        store.barrier()
+        seen = []
+        for step in range(steps):
+            seen.append(table.pull().tobytes())
+            table.push(grads[step, store.rank])
+            store.tick()
+        seen.append(table.pull_async().wait().tobytes())
+        store.barrier()
+        return seen
+
+    with cluster(2, 2) as made:
+        first, second = together(made.address, 2, work)
+    weights = np.ones(shape, np.float32)
+    expected = [weights.tobytes()]
+    for step in range(steps):
+        summed = (grads[step, 0].astype(np.float64) + grads[step, 1]).astype(np.float32)
+        weights = weights - np.float32(0.25) * summed
+        expected.append(weights.tobytes())
+    assert first == second == expected
+
+
+def test_a_model_is_saved_by_one_worker_and_loaded_by_all(batches, tmp_path):
+    def learn(store):
+        with shoal.LogisticRegression(store=store) as model:
+            model.fit(batches[store.rank :: 2], progress=False)
+            if store.rank == 0:
+                model.save(tmp_path / "m")
+            store.barrier()
+            return model.predict_proba(batches[0]).tobytes()
+
+    def load(store):
+        with shoal.LogisticRegression.load(tmp_path / "m", store=store) as model:
+            found = model.predict_proba(batches[0]).tobytes()
+            model.fit(batches[store.rank :: 2], progress=False)
+            store.barrier()
+            return found
+
+    with cluster(2, 1) as made:
+        saved = together(made.address, 2, learn)
+    with cluster(1, 2) as made:
+        assert together(made.address, 2, load) == saved
+    with shoal.LogisticRegression.load(tmp_path / "m") as model:
+        assert [model.predict_proba(batches[0]).tobytes()] * 2 == saved
+
+
+def test_what_several_workers_cannot_do_is_refused(batches):
+    def work(store):
+        with shoal.LogisticRegression(store=store) as model, pytest.raises(ValueError, match="2 workers"):
+            model.fit(batches, valid=batches, patience=1, epochs=3)
+        with (
+            shoal.LogisticRegression(store=store, table="s", solver="dbpg") as model,
+            pytest.raises(ValueError, match="BSP"),
+        ):
+            model.fit(batches)
+
+    with cluster(1, 1) as made:
+        together(made.address, 2, work, consistency=shoal.SSP(1))

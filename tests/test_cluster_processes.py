@@ -1,0 +1,436 @@
+"""Real processes: launched, killed, stopped and cut off. None is left behind, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import shoal
+from shoal.cluster import processes
+from shoal.cluster.link import Link
+from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ServerLost, ShoalError
+
+LONG = 60.0  # seconds for what happens at once on a quiet machine
+KEYS = np.arange(500, dtype=np.uint64)
+ONES = np.ones((500, 1), np.float32)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
+
+
+@contextlib.contextmanager
+def running(servers, **settings):
+    with processes.running(servers, heartbeat=0.2, timeout=LONG, **settings) as cluster:
+        pids = [child.process.pid for child in [cluster.scheduler, *cluster.servers]]
+        yield cluster
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def connect(cluster, *, consistency=None, timeout=LONG, **settings):
+    return shoal.connect(cluster.address, consistency=consistency or shoal.BSP(), timeout=timeout, **settings)
+
+
+def table_of(store):
+    return store.table("t", optimizer=shoal.SGD(lr=1.0))
+
+
+def until(what, seconds=LONG):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def script(text, *arguments, **settings):
+    """A Python process that runs a text; its lines can be read."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text), *arguments], stdout=subprocess.PIPE, text=True, **settings
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+VICTIM = """
+    import sys, numpy as np, shoal, time
+    store = shoal.connect(sys.argv[1], workers=2, rank=1)
+    table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+    table.push(np.arange(500, dtype=np.uint64), np.ones((500, 1), np.float32)).wait()
+    print("pushed", store.clock, flush=True)
+    while True:
+        time.sleep(0.05)
+        try:
+            table.pull(np.zeros(1, np.uint64))
+        except shoal.ShoalError as error:
+            print(type(error).__name__, flush=True)
+            sys.exit(7)
+"""
+
+
+# --- launch from Python ---------------------------------------------------------------------------------------------
+
+
+def test_a_launched_store_works_and_leaves_no_process_behind():
+    before = set(psutil.Process().children(recursive=True))
+    with shoal.launch(servers=2, server_threads=2, timeout=LONG) as store:
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len(started) == 3
+        table = table_of(store)
+        table.push(KEYS, ONES).wait()
+        store.tick()
+        assert table.pull(KEYS).sum() == -500.0
+        assert [endpoint.server for endpoint in store._ask_map().endpoints] == [0, 0, 1, 1]
+    assert not [process for process in started if process.is_running()]
+
+
+def test_roles_end_when_the_process_that_launched_them_is_killed():
+    with script(
+        """
+        import shoal, psutil, time
+        store = shoal.launch(servers=1)
+        print(*(child.pid for child in psutil.Process().children()), flush=True)
+        time.sleep(1000)
+        """
+    ) as process:
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 2
+        process.kill()
+        until(lambda: not any(alive(pid) for pid in pids))
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_server_that_cannot_start_is_named_with_its_last_words():
+    with pytest.raises(ShoalError, match=r"server 0 ended with status 2; it said last: \n.*needs a thread at least"):
+        shoal.launch(servers=1, server_threads=0, timeout=LONG)
+
+
+# --- shoal launch ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        textwrap.dedent("""
+            import os, signal, subprocess, sys, time
+            import numpy as np, shoal
+            what = sys.argv[1]
+            with shoal.connect() as store:
+                table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+                keys = np.arange(500, dtype=np.uint64)
+                for _ in range(3):
+                    table.push(keys, np.full((500, 1), 1.0 + store.rank, np.float32))
+                    store.tick()
+                print("rank", store.rank, "of", store.num_workers, "sum", table.pull(keys).sum(), flush=True)
+                store.barrier()
+                if what == "fail" and store.rank == 1:
+                    print("no luck", flush=True)
+                    sys.exit(3)
+                if what == "wait" or what == "fail":
+                    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+                    print("pid", child.pid, os.getpid(), flush=True)
+                    time.sleep(1000)
+        """)
+    )
+    return str(path)
+
+
+def shoal_launch(*arguments):
+    return [sys.executable, "-m", "shoal", "launch", *arguments]
+
+
+def test_launch_runs_a_program_on_all_workers_and_ends_well_when_they_do(program):
+    done = subprocess.run(
+        shoal_launch("--servers", "2", "--workers", "2", program, "end"), capture_output=True, text=True, timeout=LONG
+    )
+    assert done.returncode == 0, done
+    assert sorted(done.stdout.split("\n")[:2]) == [f"[{rank}] rank {rank} of 2 sum -4500.0" for rank in range(2)]
+    assert done.stderr == ""
+
+
+def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(program):
+    done = subprocess.run(shoal_launch("--workers", "2", program, "fail"), capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 3, done
+    assert "worker 1 ended with status 3; it said last:" in done.stderr
+    assert done.stderr.rstrip().endswith("no luck")
+    pids = [int(word) for line in done.stdout.splitlines() if "pid" in line for word in line.split()[2:]]
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_when_launch_itself_is_killed(program, number):
+    with subprocess.Popen(
+        shoal_launch("--workers", "2", program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launch:
+        workers = []
+        while len(workers) < 2:
+            line = launch.stdout.readline()
+            assert line, launch.stderr.read()
+            if "pid" in line:
+                workers.append(int(line.split()[3]))
+        family = psutil.Process(launch.pid).children()
+        assert len(family) == 4
+        launch.send_signal(number)
+        until(lambda: not any(alive(process.pid) for process in family))
+        assert not any(alive(pid) for pid in workers)
+        launch.communicate(timeout=LONG)
+        assert launch.returncode == (-9 if number == signal.SIGKILL else 143)
+
+
+def test_launch_names_the_server_that_was_killed(program):
+    with subprocess.Popen(
+        shoal_launch("--servers", "1", program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launch:
+        while "pid" not in launch.stdout.readline():
+            pass
+        server = next(child for child in psutil.Process(launch.pid).children() if "server" in child.cmdline())
+        server.kill()
+        errors = launch.communicate(timeout=LONG)[1]
+        assert launch.returncode == 137
+        assert "server 0 was killed by signal 9" in errors
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+@pytest.mark.parametrize(("what", "status"), [("end", 0), ("fail", 3)])
+def test_mpirun_starts_a_whole_cluster_by_one_command(program, what, status):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    done = subprocess.run(
+        ["mpirun", "--oversubscribe", "-np", "4", *shoal_launch("--connect", address, program, what)],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+    )
+    assert (done.returncode == 0) == (status == 0), done
+    assert sum("of 2 sum -4500.0" in line for line in done.stdout.splitlines()) == 2
+    assert ("ended with status 3" in done.stderr) == (status == 3)
+
+
+def test_mpirun_with_too_few_processes_is_told_how_many_it_takes(program):
+    place = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+    done = subprocess.run(
+        shoal_launch("--servers", "2", program), capture_output=True, text=True, timeout=LONG, env=os.environ | place
+    )
+    assert done.returncode == 2
+    assert "a scheduler, 2 servers and a worker are 4 at least" in done.stderr
+
+
+# --- workers that die -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with running(2, workers=2) as made:
+        yield made
+
+
+def test_a_killed_worker_is_dismissed_and_another_takes_its_place_at_the_clock_of_the_others(cluster):
+    with script(VICTIM, cluster.address) as victim, connect(cluster, workers=2, rank=0) as store:
+        assert victim.stdout.readline() == "pushed 0\n"
+        table = table_of(store)
+        begin = table.pull(KEYS).sum()
+        table.push(KEYS, ONES).wait()
+        store.tick()
+        victim.kill()
+        assert table.pull(KEYS).sum() == begin - 500.0  # the push of the dead one's clock, never ticked, is dropped
+        for _ in range(3):
+            store.tick()
+        again = threading.Thread(target=join_again, args=(cluster, found := {}))
+        again.start()
+        until(lambda: "clock" in found)
+        assert found["clock"] == 4
+        table.push(KEYS, ONES).wait()
+        store.tick()
+        assert table.pull(KEYS).sum() == begin - 1500.0
+        found["go"].set()
+        again.join()
+
+
+def join_again(cluster, found):
+    found["go"] = threading.Event()
+    with connect(cluster, workers=2, rank=1) as store:
+        table_of(store).push(KEYS, ONES).wait()
+        clock = store.clock
+        store.tick()
+        found["clock"] = clock
+        found["go"].wait(LONG)
+
+
+def test_a_worker_that_was_stopped_too_long_is_fenced_when_it_goes_on(cluster):
+    with script(VICTIM, cluster.address) as victim, connect(cluster, workers=2, rank=0) as store:
+        assert victim.stdout.readline() == "pushed 0\n"
+        victim.send_signal(signal.SIGSTOP)
+        store.tick()
+        table_of(store).pull(KEYS)  # waits until the other is dismissed
+        victim.send_signal(signal.SIGCONT)
+        assert victim.stdout.readline() == "Fenced\n"
+        assert victim.wait(LONG) == 7
+
+
+class Wire:
+    """A connection to an address that can be cut without either side being told."""
+
+    def __init__(self, address):
+        host, port = address.removeprefix("tcp://").split(":")
+        self._target = (host, int(port))
+        self._cut = threading.Event()
+        self._sockets = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if not self._cut.is_set():
+                    target.sendall(data)
+
+    def cut(self):
+        self._cut.set()
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for opened in self._sockets:
+            opened.close()
+
+
+def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_whole_again(cluster):
+    wire = Wire(cluster.address)
+    with connect_both(cluster, wire) as (store, cut_off):
+        wire.cut()
+        store.tick()
+        table_of(store).pull(KEYS)
+        with pytest.raises(NotConnected, match="has been silent for"):
+            cut_off.barrier(timeout=2.0)
+        wire._cut.clear()
+        with pytest.raises(Fenced, match="was taken for dead"):
+            until(lambda: cut_off._link.check(), 20)
+    wire.close()
+
+
+@contextlib.contextmanager
+def connect_both(cluster, wire):
+    found = []
+    other = threading.Thread(target=lambda: found.append(shoal.connect(wire.address, workers=2, rank=1, timeout=LONG)))
+    other.start()
+    with connect(cluster, workers=2, rank=0) as store:
+        other.join()
+        try:
+            yield store, found[0]
+        finally:
+            with contextlib.suppress(ShoalError):
+                found[0].close()
+
+
+def test_a_barrier_that_the_other_does_not_come_to_ends_at_the_deadline(cluster):
+    with connect(cluster, workers=1) as store:
+        store.barrier()
+    wire = Wire(cluster.address)
+    with connect_both(cluster, wire) as (store, _), pytest.raises(DeadlineExceeded, match="the others at barrier"):
+        store.barrier(timeout=0.3)
+    wire.close()
+
+
+# --- servers and schedulers that die --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_a_lost_server_is_named_within_the_deadline(number):
+    with running(2) as cluster, connect(cluster, timeout=20.0) as store:
+        table = table_of(store)
+        table.push(KEYS, ONES).wait()
+        cluster.servers[1].process.send_signal(number)
+        with pytest.raises(ServerLost, match=r"server 1 at tcp://127.0.0.1:\d+ .* is lost with its rows"):
+            until(lambda: table.pull(KEYS) is None, 20)
+        with pytest.raises(ServerLost, match="server 1 at"):
+            connect(cluster, timeout=LONG)
+        cluster.servers[1].process.send_signal(signal.SIGCONT)
+
+
+def test_a_dead_scheduler_ends_the_servers_after_their_grace_and_calls_that_need_it_fail():
+    command = [sys.executable, "-m", "shoal"]
+    with subprocess.Popen(
+        [*command, "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "0.2", "--quiet"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as scheduler:
+        where = scheduler.stdout.readline().split()[2].rstrip(",")
+        with (
+            subprocess.Popen(
+                [*command, "server", "--connect", where, "--grace", "1", "--quiet"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as server,
+            shoal.connect(where, timeout=3.0) as store,
+        ):
+            scheduler.kill()
+            with pytest.raises(NotConnected, match="silent for"):
+                table_of(store)
+            errors = server.communicate(timeout=LONG)[1]
+            assert server.returncode == 1
+            assert "has been silent for" in errors
+
+
+def test_a_wrong_advertised_address_is_reported_at_join_with_the_remedy():
+    with subprocess.Popen(
+        [sys.executable, "-m", "shoal", "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as scheduler:
+        where = scheduler.stdout.readline().split()[2].rstrip(",")
+        wrong = ["--connect", where, "--bind", "tcp://127.0.0.1:*", "--advertise", "127.9.9.9"]
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal", "server", *wrong], capture_output=True, text=True, timeout=LONG
+        )
+        assert done.returncode == 2
+        assert "cannot be reached at tcp://127.9.9.9:" in done.stderr
+        assert "(connection refused): pass --advertise HOST" in done.stderr
+        scheduler.terminate()
+        assert "pass --advertise HOST" in scheduler.communicate(timeout=LONG)[1]
+        assert scheduler.returncode == 0
+
+
+def test_an_address_where_nobody_listens_is_said_to_be_so():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        with (
+            Link(f"tcp://127.0.0.1:{port}", "worker") as link,
+            pytest.raises(NotConnected, match="no scheduler answers"),
+        ):
+            link.hello(timeout=0.3)

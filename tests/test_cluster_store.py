@@ -1,0 +1,498 @@
+"""A cluster's store: what its workers see of each other, what it saves and loads, how it fails and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import shoal
+from cluster_fakes import TIMEOUT
+from cluster_standin import cluster
+from forks import in_child
+from shoal import _core
+from stores import joined
+
+KEYS = np.array([7, 3, 0, 2**64 - 1, 5], np.uint64)
+ONES = np.ones(5, np.float32)
+SGD = {"optimizer": shoal.SGD(lr=1.0)}
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def made():
+    with cluster(2, 2, slots=16) as one:
+        yield one
+
+
+def everywhere(stores, work):
+    """Do the same in all workers at once, as processes of their own would."""
+    with ThreadPoolExecutor(len(stores)) as pool:
+        return [one.result(TIMEOUT) for one in [pool.submit(work, store) for store in stores]]
+
+
+def read(table):
+    """All of a table, bit for bit: keys, weights, state, step."""
+    pieces = list(table.items())
+    keys = np.concatenate([keys for keys, _ in pieces]) if pieces else np.empty(0, np.uint64)
+    return [keys, table.pull(keys), *table.state(keys).values(), np.array(table.step)]
+
+
+def same(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ---- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_under_bsp_a_push_is_seen_when_all_workers_have_ended_its_clock(made):
+    with joined(made.address, 2, consistency=shoal.BSP()) as stores:
+        assert [(store.rank, store.num_workers, store.clock) for store in stores] == [(0, 2, 0), (1, 2, 0)]
+        one, two = everywhere(stores, lambda store: store.table("t", **SGD))
+        one.push(KEYS, ONES).wait()
+        assert not one.pull(KEYS).any()  # nothing of its own clock, its own push neither
+        stores[0].tick()
+        ahead = one.pull_async(KEYS)
+        assert not two.pull(KEYS).any()
+        with pytest.raises(shoal.DeadlineExceeded, match="goes on"):
+            ahead.wait(0.05)
+        two.push(KEYS[:2], ONES[:2])
+        stores[1].tick()
+        assert ahead.wait().ravel().tolist() == [-2, -2, -1, -1, -1]
+        assert two.pull(KEYS).ravel().tolist() == [-2, -2, -1, -1, -1]
+        assert one.step == two.step == 1
+        assert [store.clock for store in stores] == [1, 1]
+
+
+def test_reads_that_are_no_pulls_see_what_a_pull_sees(made):
+    with joined(made.address, 2, consistency=shoal.BSP()) as stores:
+        one, two = everywhere(stores, lambda store: store.table("t", **SGD))
+        one.push(KEYS, ONES)
+        stores[0].tick()
+        calls = {
+            "len": lambda table: len(table),
+            "step": lambda table: table.step,
+            "rows": lambda table: table.stats().rows,
+            "contains": lambda table: table.contains(KEYS).tolist(),
+            "state": lambda table: table.state(KEYS)["w"].ravel().tolist(),
+            "items": lambda table: sum(len(keys) for keys, _ in table.items()),
+            "sum": lambda table: table.sum().tolist(),
+        }
+        assert [call(two) for call in calls.values()] == [0, 0, 0, [False] * 5, [0] * 5, 0, [0]]
+        with ThreadPoolExecutor(len(calls)) as pool:
+            waiting = [pool.submit(call, one) for call in calls.values()]
+            with pytest.raises(TimeoutError):
+                waiting[0].result(0.05)
+            assert not any(call.done() for call in waiting)
+            stores[1].tick()
+            got = [call.result(TIMEOUT) for call in waiting]
+        assert got == [5, 1, 5, [True] * 5, [-1] * 5, 5, [-5]]
+
+
+def test_under_ssp_a_pull_waits_for_a_worker_that_is_too_far_behind(made):
+    with joined(made.address, 2, consistency=shoal.SSP(2)) as stores:
+        one, two = everywhere(stores, lambda store: store.table("t", **SGD))
+        for clock in range(3):
+            one.push(KEYS, ONES).wait()
+            assert np.all(one.pull(KEYS) == -clock - 1)
+            stores[0].tick()
+        ahead = one.pull_async(KEYS)
+        with pytest.raises(shoal.DeadlineExceeded):
+            ahead.wait(0.05)
+        assert np.all(two.pull(KEYS) == -3)
+        stores[1].tick()
+        assert np.all(ahead.wait() == -3)
+
+
+def test_under_asp_nobody_waits(made):
+    with joined(made.address, 2, consistency=shoal.ASP()) as stores:
+        one, two = everywhere(stores, lambda store: store.table("t", **SGD))
+        for clock in range(20):
+            one.push(KEYS, ONES).wait()
+            assert np.all(one.pull(KEYS) == -clock - 1)
+            stores[0].tick()
+        assert np.all(two.pull(KEYS) == -20)
+
+
+def test_the_mean_divides_by_the_workers(made):
+    with joined(made.address, 4, consistency=shoal.BSP(reduce="mean")) as stores:
+
+        def work(store):
+            table = store.table("t", **SGD)
+            if store.rank < 3:
+                table.push(KEYS, np.full(5, 4.0 * (store.rank + 1), np.float32))
+            store.tick()
+            return table.pull(KEYS).ravel().tolist()
+
+        assert everywhere(stores, work) == [[-6.0] * 5] * 4
+
+
+def gradient(rows, rank, clock):
+    """Something that depends on every bit of what was read."""
+    return np.sin(rows * 3 + rank + np.float32(0.1) * clock).astype(np.float32)
+
+
+def batch_of(rank, clock):
+    return np.random.default_rng([rank, clock]).integers(0, 300, 200).astype(np.uint64)
+
+
+def by_one_process(workers, clocks, spec):
+    """Do the workers' parts one after the other, merge in their order, make one step."""
+    pool = _core.Workers(1)
+    with shoal.local(threads=1, slots=16) as store:
+        table = store.table("t", **spec)
+        for clock in range(clocks):
+            lists = []
+            for rank in range(workers):
+                batch = store.key_batch(batch_of(rank, clock))
+                lists.append((batch.hashes, gradient(table.pull_unique(batch), rank, clock)))
+            hashes, grads = _core.merge(lists, table.dim, pool)
+            table.push_unique(store.key_batch(shoal.unmix(hashes)), grads)
+        return read(table)
+
+
+@pytest.mark.parametrize(("servers", "endpoints"), [(1, 1), (2, 1), (1, 4)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"dim": 1, "optimizer": shoal.FTRL(l1=0.1)},
+        {"dim": 3, "optimizer": shoal.Adam(), "init": shoal.Uniform(0.1, seed=4)},
+        {"dim": 2, "optimizer": shoal.Adagrad(lr=0.1), "dtype": "bfloat16", "seed": 9},
+    ],
+    ids=["ftrl", "adam", "adagrad in bfloat16"],
+)
+def test_bsp_has_the_bits_of_one_process(servers, endpoints, spec):
+    with cluster(servers, endpoints, slots=16) as made, joined(made.address, 3) as stores:
+
+        def work(store):
+            table = store.table("t", **spec)
+            for clock in range(4):
+                batch = store.key_batch(batch_of(store.rank, clock))
+                table.push_unique(batch, gradient(table.pull_unique(batch), store.rank, clock))
+                store.tick()
+            return read(table)
+
+        for bits in everywhere(stores, work):
+            same(bits, by_one_process(3, 4, spec))
+
+
+def test_arrays_may_change_after_a_push_returned(made):
+    with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
+        table = store.table("t", dim=64, **SGD)
+        keys = np.arange(20_000, dtype=np.uint64)
+        batch = store.key_batch(keys)
+        grads = np.ones((20_000, 64), np.float32)
+        for push in (lambda: table.push(keys, grads), lambda: table.push_unique(batch, grads)):
+            grads[:] = 1
+            pushed = push()
+            grads[:] = 77
+            pushed.wait()
+        assert np.all(table.pull(keys) == -2)
+
+
+def test_a_barrier_waits_for_all_workers_and_says_how_many_came(made):
+    with joined(made.address, 2, consistency=shoal.ASP()) as stores:
+        with pytest.raises(shoal.DeadlineExceeded, match="barrier"):
+            stores[0].barrier(timeout=0.1)
+        order = []
+
+        def work(store):
+            for _ in range(3):
+                order.append("before")
+                store.barrier()
+                order.append("behind")
+                store.barrier()
+
+        everywhere(stores, work)
+        assert order == (["before"] * 2 + ["behind"] * 2) * 3
+
+
+def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made):
+    with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
+        table = store.table("t", **SGD)
+        store.channel.lose(0, "told so")
+        table.push(KEYS, ONES)
+        with pytest.raises(shoal.ServerLost, match=r"push of table.*and 1 calls more"):
+            store.tick()
+        table.push(KEYS, ONES)
+        with pytest.raises(shoal.ServerLost, match="told so"):
+            store.close()
+
+
+# ---- tables and jobs -------------------------------------------------------------------------------------------------
+
+
+def test_workers_find_each_others_tables_and_must_mean_the_same(made):
+    with joined(made.address, 2) as stores:
+        stores[0].table("t", dim=3, **SGD)
+        assert stores[1].table("t", dim=3, **SGD).dim == 3
+        with pytest.raises(ValueError, match="dim 3 instead of 4"):
+            stores[1].table("t", dim=4, **SGD)
+        stores[0].table("u", dim=1, **SGD)
+        with pytest.raises(ValueError, match="'u' is there with dim 1 instead of 2"):
+            stores[1].table("u", dim=2, **SGD)
+        assert set(stores[1].tables) == {"t"}
+
+
+def test_tables_outlive_a_job_and_clocks_do_not(made):
+    with joined(made.address, 1) as (store,):
+        store.table("t", **SGD).push(KEYS, ONES)
+        store.tick()
+        assert store.clock == 1
+    with joined(made.address, 2, consistency=shoal.ASP()) as stores:
+        assert [store.clock for store in stores] == [0, 0]
+        for table in everywhere(stores, lambda store: store.table("t", **SGD)):
+            assert np.all(table.pull(KEYS) == -1)
+
+
+def test_nobody_there_and_somebody_missing_are_told_apart(made):
+    with pytest.raises(shoal.DeadlineExceeded, match="1 of 2 workers"):
+        shoal.connect(made.address, workers=2, timeout=0.3)
+    with pytest.raises(shoal.NotConnected, match="no scheduler answers"):
+        shoal.connect("tcp://127.0.0.1:9", timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ({"consistency": "bsp"}, TypeError, "BSP"),
+        ({"timeout": 0}, ValueError, "timeout"),
+        ({"timeout": "1"}, ValueError, "timeout"),
+        ({"threads": 0}, ValueError, "threads"),
+        ({"workers": 0}, ValueError, "workers"),
+        ({"rank": 3, "workers": 2}, ValueError, "rank"),
+    ],
+    ids=str,
+)
+def test_what_connect_cannot_use_is_refused(made, how, kind, words):
+    with pytest.raises(kind, match=words):
+        shoal.connect(made.address, **{"timeout": TIMEOUT, **how})
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def train(store, spec, clocks=4):
+    table = store.table("t", **spec)
+    for clock in range(clocks):
+        batch = store.key_batch(batch_of(0, clock))
+        table.push_unique(batch, gradient(table.pull_unique(batch), 0, clock))
+        store.tick()
+    return table
+
+
+ADAM = {"dim": 3, "optimizer": shoal.Adam(), "init": shoal.Uniform(0.1, seed=4)}
+
+
+@pytest.mark.parametrize("slots", [4, 16, 256])
+def test_a_checkpoint_goes_from_one_process_to_a_cluster_and_back(made, slots, tmp_path):
+    with shoal.local(slots=slots) as store:
+        table = train(store, ADAM)
+        store.table("empty")
+        expected = read(table)
+        store.save(tmp_path / "one")
+    with joined(made.address, 1) as (store,):
+        store.load(tmp_path / "one")
+        assert set(store.tables) == {"t", "empty"}
+        assert len(store.tables["empty"]) == 0
+        same(read(store.tables["t"]), expected)
+        store.save(tmp_path / "two")
+        store.tables["t"].push(KEYS, np.ones((5, 3), np.float32))
+        store.tick()
+        store.load(tmp_path / "one")
+        same(read(store.tables["t"]), expected)
+    with shoal.local() as store:
+        store.load(tmp_path / "two")
+        same(read(store.tables["t"]), expected)
+        # Both go on alike.
+        here = read(train(store, ADAM, clocks=2))
+    with joined(made.address, 1) as (store,):
+        same(read(train(store, ADAM, clocks=2)), here)
+
+
+def test_a_section_that_is_too_long_for_a_message_is_cut(made, tmp_path, monkeypatch):
+    from shoal.cluster import client
+
+    monkeypatch.setattr(client, "_SECTION_BYTES", 1000)
+    with shoal.local(slots=2) as store:
+        expected = read(train(store, ADAM))
+        store.save(tmp_path)
+    with joined(made.address, 1) as (store,):
+        store.load(tmp_path)
+        same(read(store.tables["t"]), expected)
+
+
+def test_all_workers_load_and_one_saves(made, tmp_path):
+    with shoal.local() as store:
+        expected = read(train(store, ADAM))
+        store.save(tmp_path / "one")
+    with joined(made.address, 3) as stores:
+
+        def work(store):
+            store.load(tmp_path / "one")
+            if store.rank == 1:
+                store.save(tmp_path / "two")
+            return read(train(store, ADAM, clocks=0))
+
+        for bits in everywhere(stores, work):
+            same(bits, expected)
+    assert (tmp_path / "two" / "manifest.json").exists()
+
+
+def test_a_load_that_fails_fails_in_every_worker_and_changes_nothing(made, tmp_path):
+    with shoal.local() as store:
+        train(store, ADAM)
+        store.save(tmp_path)
+    (slots,) = tmp_path.glob("*.slots")
+    damaged = bytearray(slots.read_bytes())
+    damaged[-5] ^= 1
+    slots.write_bytes(damaged)
+    with joined(made.address, 2) as stores:
+
+        def work(store):
+            with pytest.raises(shoal.ShoalError) as caught:
+                store.load(tmp_path)
+            return type(caught.value).__name__, len(store.table("t", **ADAM))
+
+        assert everywhere(stores, work) == [("CorruptionError", 0), ("ShoalError", 0)]
+        assert everywhere(stores, lambda store: store.table("t", **ADAM).pull(KEYS).shape) == [(5, 3)] * 2
+
+
+def test_a_model_trains_saves_and_loads(made, tmp_path):
+    path = tmp_path / "data.libsvm"
+    rng = np.random.default_rng(1)
+    lines = []
+    for _ in range(2000):
+        keys = rng.integers(0, 50, 5)
+        lines.append(f"{int(keys.min() < 5)} " + " ".join(f"{key}:1" for key in sorted(set(keys.tolist()))))
+    path.write_text("\n".join(lines) + "\n")
+    optimizer = shoal.FTRL(alpha=0.3, l1=0.01)
+
+    def bits(store):
+        with shoal.LogisticRegression(optimizer=optimizer, store=store) as model:
+            model.fit(shoal.read_libsvm(path, batch_size=100), progress=False)
+            model.save(tmp_path / type(store).__name__)
+            return read(model.table)
+
+    with shoal.local() as store:
+        expected = bits(store)
+    with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
+        same(bits(store), expected)
+    with cluster(1, 3) as other, joined(other.address, 1) as (store,):
+        model = shoal.LogisticRegression.load(tmp_path / "ClusterStore", store=store)
+        same(read(model.table), expected)
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_gone_is_told_by_every_call_and_at_once(made):
+    with cluster(2, 1, heartbeat=0.1) as made, contextlib.ExitStack() as stack:
+        (store,) = stack.enter_context(joined(made.address, 1, consistency=shoal.ASP()))
+        table = store.table("t", **SGD)
+        keys = np.arange(1000, dtype=np.uint64)
+        table.push(keys, np.ones(1000, np.float32)).wait()
+        made.servers[1].close()
+        calls = (
+            lambda: table.pull(keys),
+            lambda: table.push(keys, np.ones(1000, np.float32)).wait(),
+            lambda: len(table),
+            lambda: store.save("nowhere"),
+        )
+        for call in calls:
+            with pytest.raises(shoal.ServerLost, match="server 1"):
+                call()
+
+
+def test_the_scheduler_that_is_gone_is_told_when_something_is_asked_of_it(made):
+    with joined(made.address, 1, consistency=shoal.ASP(), timeout=0.5) as (store,):
+        table = store.table("t", **SGD)
+        made.scheduler.stop()
+        for call in (lambda: store.table("another"), store.barrier, store.tick, lambda: table.pull(KEYS)):
+            with pytest.raises((shoal.NotConnected, shoal.DeadlineExceeded)):
+                call()
+
+
+FORKED = {
+    "pull": lambda store, table, folder: table.pull(KEYS),
+    "pull_async": lambda store, table, folder: table.pull_async(KEYS).wait(),
+    "push": lambda store, table, folder: table.push(KEYS, ONES),
+    "push_pull": lambda store, table, folder: table.push_pull(KEYS, ONES),
+    "assign": lambda store, table, folder: table.assign(KEYS, ONES),
+    "erase": lambda store, table, folder: table.erase(KEYS),
+    "contains": lambda store, table, folder: table.contains(KEYS),
+    "state": lambda store, table, folder: table.state(KEYS),
+    "items": lambda store, table, folder: list(table.items()),
+    "len": lambda store, table, folder: len(table),
+    "stats": lambda store, table, folder: table.stats(),
+    "step": lambda store, table, folder: table.step,
+    "sum": lambda store, table, folder: table.sum(),
+    "tick": lambda store, table, folder: store.tick(),
+    "barrier": lambda store, table, folder: store.barrier(),
+    "metrics": lambda store, table, folder: store.metrics(),
+    "table": lambda store, table, folder: store.table("t", **SGD),
+    "a new table": lambda store, table, folder: store.table("new"),
+    "save": lambda store, table, folder: store.save(folder / "child"),
+    "load": lambda store, table, folder: store.load(folder / "parent"),
+}
+
+
+def test_the_parents_store_says_in_a_forked_child_whose_it_is(made, tmp_path):
+    with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
+        table = store.table("t", **SGD)
+        table.push(KEYS, ONES).wait()
+        store.save(tmp_path / "parent")
+
+        def work():
+            for name, call in FORKED.items():
+                print(name)
+                with pytest.raises(shoal.WrongProcess, match="fork"):
+                    call(store, table, tmp_path)
+            store.close()
+            gc.collect()
+            return "fine"
+
+        assert in_child(work) == "fine"
+        assert np.all(table.pull(KEYS) == -1)
+        store.barrier()
+
+
+def test_a_forked_child_is_a_worker_of_its_own_if_it_connects(made):
+    def work():
+        with shoal.connect(made.address, workers=2, rank=1, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
+            store.table("t", **SGD).push(KEYS, ONES).wait()
+            store.barrier()
+        return "pushed"
+
+    with ThreadPoolExecutor(1) as pool:
+        child = pool.submit(in_child, work)
+        with shoal.connect(made.address, workers=2, rank=0, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
+            table = store.table("t", **SGD)
+            store.barrier()
+            assert np.all(table.pull(KEYS) == -1)
+        assert child.result(TIMEOUT) == "pushed"
+
+
+SCRIPT = """
+import sys
+import numpy as np, shoal
+assert "zmq" not in sys.modules, "import shoal needs no ZeroMQ"
+store = shoal.connect(sys.argv[1], consistency=shoal.ASP(), timeout=60)
+table = store.table("t")
+table.push(np.arange(1000, dtype=np.uint64), np.ones(1000, np.float32))
+print("ends")
+"""
+
+
+def test_a_process_that_forgets_its_store_ends_quietly(made):
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, made.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")

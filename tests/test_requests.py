@@ -1,0 +1,530 @@
+"""A worker's requests by hand: what leaves, what an answer does, what happens in silence."""
+
+import numpy as np
+import pytest
+
+from shoal import _core
+from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
+from shoal.rpc.map import cut_evenly
+from shoal.rpc.requests import WINDOW, Policy, Requests, Worker
+
+Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
+THREAD = _core.Workers(1)
+SLOTS = 16
+A, B = "tcp://a:1", "tcp://b:1"
+MAP = cut_evenly(1, SLOTS, [(A, 0), (B, 1)])
+
+
+class Asked:
+    """A message on its way out, read as a server would."""
+
+    def __init__(self, address, frames):
+        self.address, self.frames = address, [bytes(frame) for frame in frames]
+        self.message = _core.decode(self.frames, replies=False)
+
+    def answer(self, status=Status.OK, payload=(), **fields):
+        m = self.message
+        fields = {"epoch": 1, "job": m.job, "incarnation": m.incarnation, **fields}
+        header = _core.encode_header(
+            op=m.op, status=status, reply=True, payload=payload, table=m.table, worker=m.worker, sequence=m.sequence,
+            clock=m.clock, part=m.part, **fields,
+        )  # fmt: skip
+        return [header, *payload]
+
+    def rows(self, value):
+        values = np.full((self.message.count, self.message.dim), value, np.float32)
+        return self.answer(payload=[values], count=len(values), dim=self.message.dim, dtype=Dtype.FLOAT32)
+
+    def slots(self):
+        return sorted({hash * SLOTS >> 64 for hash in self.message.hashes.tolist()})
+
+
+def requests(**policy):
+    return Requests(Worker(3, 2, 77), MAP, Policy(**policy))
+
+
+def batch(n, first=0):
+    return _core.KeyBatch(np.arange(first, first + n, dtype=np.uint64), SLOTS, THREAD)
+
+
+def taken(r):
+    asked = [Asked(address, frames) for address, frames in r.outgoing]
+    r.outgoing.clear()
+    return asked
+
+
+def pull(r, n=40, clock=0, now=0.0, deadline=60.0, **fields):
+    b = batch(n)
+    out = np.full((len(b), 2), np.nan, np.float32)
+    return r.submit(Op.PULL, 1, clock, now, deadline, hashes=b.hashes, begins=b.begins, out=out, dim=2, **fields)
+
+
+def push(r, n=40, clock=0, now=0.0, deadline=60.0, dim=2, **fields):
+    b = batch(n)
+    values = np.arange(len(b) * dim, dtype=np.float32).reshape(len(b), dim)
+    return r.submit(
+        Op.PUSH, 1, clock, now, deadline, hashes=b.hashes, begins=b.begins, values=values, dim=dim, **fields
+    )
+
+
+def test_each_endpoint_is_asked_for_its_slots_and_the_rows_come_together():
+    r = requests()
+    settled = []
+    call = pull(r, on_done=settled.append)
+    first, second = taken(r)
+    assert (first.address, second.address) == (A, B)
+    assert max(first.slots()) < 8 <= min(second.slots())
+    assert first.message.count + second.message.count == 40
+    assert (first.message.worker, first.message.incarnation, first.message.job) == (3, 2, 77)
+    r.receive(B, second.rows(2), 0.1)
+    assert not call.done
+    r.receive(A, first.rows(1), 0.2)
+    assert call.done
+    assert settled == [call]
+    assert call.get().sum() == 2 * (first.message.count + 2 * second.message.count)
+    assert r.next_time() is None
+
+
+def test_an_endpoint_without_keys_is_not_asked():
+    r = requests()
+    b = batch(1)
+    call = r.submit(Op.ERASE, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins)
+    (asked,) = taken(r)
+    r.receive(asked.address, asked.answer(aux=1), 0.1)
+    assert call.get() == 1
+
+
+def test_nothing_to_ask_is_settled_at_once():
+    r = requests()
+    assert pull(r, 0).get().shape == (0, 2)
+    b = batch(0)
+    assert r.submit(Op.ERASE, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins).get() == 0
+    assert push(r, 0).done
+    assert not r.outgoing
+
+
+def test_silence_sends_the_same_bytes_again_later_and_later():
+    r = requests(resend_after=1.0, backoff=2.0, longest=3.0)
+    push(r)
+    first = taken(r)
+    times = []
+    for _ in range(8):
+        times.append(r.next_time())
+        r.on_time(times[-1])
+    again = taken(r)
+    assert [a.frames for a in again[:2]] == [a.frames for a in first]
+    gaps = np.diff([0.0, *times[::2]])
+    assert np.allclose(gaps, [1, 2, 3, 3], atol=0.01)
+    assert r.counts["resent"] == 8
+
+
+def test_an_answer_that_comes_twice_or_to_nobody_changes_nothing():
+    r = requests()
+    call = pull(r)
+    asked = taken(r)
+    for _ in range(2):
+        r.receive(asked[0].address, asked[0].rows(1), 0.1)
+    assert not call.done
+    r.receive(B, asked[0].rows(9), 0.1)  # the right answer from the wrong address
+    r.receive(
+        asked[1].address, asked[1].answer(payload=[np.zeros((1, 2), np.float32)], count=1, dim=2, dtype=1, job=5), 0.1
+    )
+    assert not call.done
+    r.receive(asked[1].address, asked[1].rows(1), 0.2)
+    result = call.get()
+    r.receive(asked[1].address, asked[1].rows(5), 0.3)
+    assert (result == 1).all()
+    assert r.counts["strays"] == 4
+
+
+@pytest.mark.parametrize("damage", [[], [b""], [b"x" * 64], [b"x" * 63, b""]])
+def test_garbage_is_counted_and_forgotten(damage):
+    r = requests()
+    pull(r)
+    r.receive(A, damage, 0.1)
+    assert r.counts["garbled"] == 1
+
+
+def test_any_flipped_bit_of_an_answer_is_garbage():
+    r = requests()
+    call = pull(r)
+    asked = taken(r)
+    frames = asked[0].rows(1)
+    for which in range(2):
+        for byte in range(0, len(bytes(frames[which])), 7):
+            damaged = [bytearray(bytes(frame)) for frame in frames]
+            damaged[which][byte] ^= 16
+            r.receive(A, damaged, 0.1)
+    assert r.counts["garbled"] + r.counts["strays"] > 10
+    assert not call.done
+    assert r.next_time() < 1.1
+
+
+def test_rows_of_another_shape_are_a_protocol_error():
+    r = requests()
+    call = pull(r)
+    asked = taken(r)[0]
+    wrong = np.zeros((asked.message.count, 3), np.float32)
+    r.receive(A, asked.answer(payload=[wrong], count=len(wrong), dim=3, dtype=1), 0.1)
+    with pytest.raises(ProtocolError, match=r"server 0 at tcp://a:1 answered the pull of table 1 .* was asked for"):
+        call.get()
+
+
+def test_a_parked_pull_is_asked_again_after_a_while_only():
+    r = requests(resend_after=1.0, parked_after=5.0)
+    pull(r)
+    for asked in taken(r):
+        r.receive(asked.address, asked.answer(Status.PARKED), 0.5)
+    assert r.next_time() == pytest.approx(5.5)
+    r.on_time(5.5)
+    assert len(taken(r)) == 2
+
+
+@pytest.mark.parametrize("status", [Status.OVERLOADED, Status.NOT_ADMITTED, Status.EARLY])
+def test_not_now_is_asked_again_after_growing_pauses(status):
+    r = requests(pause=0.1, longest_pause=0.4)
+    call = push(r, 1)
+    gaps, now = [], 0.0
+    for _ in range(5):
+        (asked,) = taken(r)
+        r.receive(asked.address, asked.answer(status), now)
+        gaps.append(r.next_time() - now)
+        now = r.next_time()
+        r.on_time(now)
+    assert np.allclose(gaps, [0.1, 0.2, 0.4, 0.4, 0.4])
+    (asked,) = taken(r)
+    r.receive(asked.address, asked.answer(), now)
+    assert call.done
+    assert call.error is None
+
+
+def test_all_parts_of_a_write_have_its_sequence_and_reads_one_each():
+    r = requests()
+    first, second = push(r), push(r)
+    pull(r)
+    sequences = [asked.message.sequence for asked in taken(r)]
+    assert sequences[:4] == [1, 1, 2, 2]
+    assert (first.sequence, second.sequence) == (1, 2)
+    assert len(set(sequences[4:])) == 2
+    assert min(sequences[4:]) >= 2**63
+
+
+def test_the_65th_write_waits_for_the_first():
+    r = requests()
+    calls = [push(r, 1) for _ in range(WINDOW + 6)]
+    asked = taken(r)
+    assert len(asked) == WINDOW
+    r.receive(asked[1].address, asked[1].answer(), 0.1)
+    assert not r.outgoing  # the first is still open
+    r.receive(asked[0].address, asked[0].answer(), 0.1)
+    assert len(taken(r)) == 2  # 65 and 66
+    assert sum(call.done for call in calls) == 2
+
+
+def test_a_write_that_was_given_up_opens_the_window():
+    r = requests(resend_after=100.0)
+    push(r, 1, deadline=1.0)
+    for _ in range(WINDOW):
+        push(r, 1)
+    assert len(taken(r)) == WINDOW
+    r.on_time(1.0)
+    assert len(taken(r)) == 1
+
+
+def test_bytes_on_the_wire_are_bounded_for_each_endpoint():
+    r = requests(credit=3000)
+    calls = [push(r, 40) for _ in range(10)]
+    asked = taken(r)
+    assert 2 <= len(asked) < 14
+    done = 0
+    while asked:
+        one = asked.pop(0)
+        r.receive(one.address, one.answer(), 0.1)
+        asked += taken(r)
+        done += 1
+    assert done == 20
+    assert all(call.done for call in calls)
+
+
+def test_one_part_may_be_larger_than_the_credit():
+    r = requests(credit=10)
+    push(r)
+    assert len(taken(r)) == 2
+
+
+def test_a_parked_pull_is_not_on_the_wire():
+    r = requests(credit=500)
+    pull(r)
+    waiting = pull(r)
+    for asked in taken(r):
+        r.receive(asked.address, asked.answer(Status.PARKED), 0.1)
+    assert len(taken(r)) == 2
+    assert not waiting.done
+
+
+def test_large_calls_are_cut_between_slots():
+    r = requests(message_bytes=200)
+    call = push(r, 100)
+    asked = taken(r)
+    assert len(asked) > 8
+    names = [(one.address, one.message.sequence, one.message.part) for one in asked]
+    assert len(set(names)) == len(names)
+    assert {name[1] for name in names} == {1}
+    slots = [slot for one in asked for slot in one.slots()]
+    assert len(slots) == len(set(slots))
+    rows = np.concatenate([one.message.values for one in asked])
+    assert rows.tolist() == np.arange(200).tolist()
+    for one in reversed(asked):
+        assert not call.done
+        r.receive(one.address, one.answer(), 0.1)
+    assert call.done
+
+
+def test_a_tick_follows_the_pushes_and_names_those_without_an_answer():
+    r = requests()
+    push(r, 40, clock=4)
+    push(r, 40, clock=4)
+    for asked in taken(r)[:2]:
+        r.receive(asked.address, asked.answer(), 0.1)
+    r.tick(4, [7, 1, 7], 0.2, 9.0)
+    ticks = taken(r)
+    assert [(t.address, t.message.op, t.message.clock) for t in ticks] == [(A, Op.TICK, 4), (B, Op.TICK, 4)]
+    assert ticks[0].message.tables.tolist() == [1, 7]
+    for tick, last in zip(ticks, (7, 15), strict=True):
+        ((slot, sequence),) = [divmod(number, 2**48) for number in tick.message.numbers.tolist()]
+        assert sequence == 2
+        assert 0 < slot <= last + 1
+
+
+def test_a_tick_waits_for_the_reads_of_its_clock_at_each_endpoint():
+    r = requests()
+    pull(r, clock=1)
+    reads = taken(r)
+    r.tick(1, [1], 0.0, 9.0)
+    pull(r, clock=2)
+    assert not r.outgoing
+    r.receive(A, reads[0].rows(0), 0.1)
+    assert [(asked.address, asked.message.op) for asked in taken(r)] == [(A, Op.TICK), (A, Op.PULL)]
+
+
+def test_a_tick_that_fails_ends_everything():
+    r = requests()
+    tick = r.tick(0, [1], 0.0, 5.0)
+    waiting = pull(r, clock=1)
+    r.on_time(5.0)
+    for call in (tick, waiting, push(r, clock=1)):
+        with pytest.raises(DeadlineExceeded, match=r"the tick at clock 0 was not done within 5\.0 s"):
+            call.get()
+
+
+def test_early_sends_at_once_what_was_lost():
+    r = requests()
+    push(r, 40, now=0.0)
+    lost = taken(r)
+    r.tick(0, [1], 0.1, 9.0)
+    tick = taken(r)[0]
+    r.receive(A, tick.answer(Status.EARLY), 0.2)
+    (again,) = taken(r)
+    assert again.frames == lost[0].frames
+
+
+def test_only_the_refused_slots_of_a_push_go_elsewhere():
+    r = requests()
+    call = push(r)
+    a, b = taken(r)
+    moved = np.array([slot for slot in a.slots() if slot >= 6], np.uint16)
+    r.receive(A, a.answer(Status.WRONG_EPOCH, [moved], count=len(moved), epoch=2), 0.1)
+    assert r.wants_map
+    assert not r.outgoing
+    r.set_map(cut_evenly(1, SLOTS, [(A, 0), (B, 1)]), 0.2)  # not newer: try again, later
+    assert not r.wants_map
+    assert not r.outgoing
+    newer = type(MAP)(2, (MAP.endpoints[0].__class__(0, 6, A, 0), MAP.endpoints[1].__class__(6, 16, B, 1)))
+    r.set_map(newer, 0.3)
+    (again,) = taken(r)
+    assert again.address == B
+    assert again.slots() == moved.tolist()
+    assert (again.message.sequence, again.message.part) == (1, 1)  # the same call, another part than the one at B
+    assert again.message.epoch == 2
+    r.receive(B, b.answer(), 0.4)
+    assert not call.done
+    r.receive(B, again.answer(), 0.4)
+    assert call.done
+    assert call.error is None
+
+
+def test_a_refused_pull_is_asked_as_a_whole():
+    r = requests()
+    call = pull(r)
+    a, b = taken(r)
+    r.receive(B, b.rows(1), 0.1)
+    r.receive(A, a.answer(Status.WRONG_EPOCH, [np.array([3], np.uint16)], count=1, epoch=3), 0.1)
+    moved = cut_evenly(3, SLOTS, [("tcp://c:1", 2), (A, 0), (B, 1)])
+    r.set_map(moved, 0.2)
+    asked = taken(r)
+    assert [one.address for one in asked] == ["tcp://c:1", A]
+    for one in asked:
+        r.receive(one.address, one.rows(1), 0.3)
+    assert (call.get() == 1).all()
+
+
+def test_an_endpoint_with_an_older_map_is_asked_again_without_a_new_map():
+    r = requests(pause=0.1)
+    r.set_map(cut_evenly(5, SLOTS, [(A, 0), (B, 1)]), 0.0)
+    call = push(r)
+    a, b = taken(r)
+    r.receive(B, b.answer(), 0.1)
+    refused = np.array(a.slots(), np.uint16)
+    r.receive(A, a.answer(Status.WRONG_EPOCH, [refused], count=len(refused), epoch=4), 0.1)
+    assert not r.wants_map
+    r.on_time(r.next_time())
+    (again,) = taken(r)
+    assert (again.address, again.slots()) == (A, a.slots())
+    r.receive(A, again.answer(epoch=5), 0.3)
+    assert call.done
+
+
+def test_a_newer_map_moves_what_was_under_way_to_endpoints_that_have_gone():
+    r = requests()
+    calls = [push(r), pull(r)]
+    tick = r.tick(0, [1], 0.0, 9.0)
+    taken(r)
+    r.set_map(cut_evenly(2, SLOTS, [(A, 0), ("tcp://c:1", 1)]), 0.1)
+    moved = taken(r)
+    assert {asked.address for asked in moved} == {"tcp://c:1"}
+    assert [asked.message.op for asked in moved] == [Op.PUSH, Op.PULL]
+    assert not any(call.done for call in [*calls, tick])
+
+
+def test_a_map_of_other_slots_is_refused():
+    with pytest.raises(ValueError, match="has 8 slots, the store has 16"):
+        requests().set_map(cut_evenly(2, 8, [(A, 0)]), 0.0)
+
+
+def test_the_deadline_names_the_peer_the_operation_and_the_silence():
+    r = requests()
+    call = pull(r, clock=3, deadline=10.0)
+    asked = taken(r)
+    r.receive(B, asked[1].rows(0), 4.0)
+    r.on_time(10.0)
+    with pytest.raises(
+        DeadlineExceeded,
+        match=r"pull of table 1 at clock 3 was not done within 10.0 s: server 0 at tcp://a:1 did not answer "
+        r"\(never heard of in the 10.0 s since it was first asked\)",
+    ):
+        call.get()
+    again = pull(r, now=10.0, deadline=12.0)
+    for one in taken(r)[-2:]:
+        r.receive(one.address, one.answer(Status.PARKED), 10.5)
+    r.on_time(12.0)
+    with pytest.raises(DeadlineExceeded, match=r"waits for a slower worker \(last heard of 1.5 s ago\); look for one"):
+        again.get()
+
+
+def test_slots_without_an_owner_end_at_the_deadline_too():
+    r = requests()
+    call = push(r, deadline=5.0)
+    for asked in taken(r):
+        slots = np.array(asked.slots(), np.uint16)
+        r.receive(asked.address, asked.answer(Status.WRONG_EPOCH, [slots], count=len(slots), epoch=9), 0.1)
+    r.on_time(5.0)
+    with pytest.raises(DeadlineExceeded, match="no map newer than epoch 1 came; is the scheduler running"):
+        call.get()
+    assert not r.wants_map
+
+
+def test_a_lost_server_fails_its_calls_and_no_others():
+    r = requests()
+    both = pull(r)
+    one = push(r, 1)
+    r.lose(1, "silent for 10.2 s", 20.0)
+    with pytest.raises(ServerLost, match=r"server 1 at tcp://b:1 is lost \(silent for 10.2 s; never heard of"):
+        both.get()
+    survivors = [call for call in (one, push(r, 1, now=20.0)) if not call.done]
+    owner = batch(1).begins[8]  # 1 where the one key is with server 0
+    assert len(survivors) == (2 if owner else 0)
+    with pytest.raises(ServerLost):
+        pull(r, now=21.0).get()
+
+
+def test_a_stale_worker_is_fenced_and_everything_ends():
+    r = requests()
+    calls = [push(r), pull(r)]
+    asked = taken(r)[0]
+    r.receive(A, asked.answer(Status.STALE), 0.1)
+    for call in [*calls, pull(r)]:
+        with pytest.raises(Fenced, match=r"worker 3 \(incarnation 2\) was declared dead"):
+            call.get()
+    assert not r.outgoing
+    assert r.next_time() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "match"),
+    [
+        (Status.WRONG_JOB, None, NotConnected, "serves another job"),
+        (Status.NO_TABLE, None, ProtocolError, "no such table"),
+        (Status.VERSION, None, ProtocolError, "another version"),
+        (
+            Status.BAD_REQUEST,
+            b"dim is 3, got 2",
+            ProtocolError,
+            "refused the push of table 1 at clock 0: dim is 3, got 2",
+        ),
+        (Status.INTERNAL, b"no memory", ShoalError, "no memory"),
+    ],
+)
+def test_refusals_for_good_become_typed_errors(status, text, kind, match):
+    r = requests()
+    call = push(r)
+    asked = taken(r)[0]
+    for now in (0.1, 0.2, 0.3, 0.35, 0.37):  # a bad request may have been damaged on its way: it is sent again
+        r.receive(A, asked.answer(status, [text] if text else [], count=len(text or b"")), now)
+    with pytest.raises(kind, match=match):
+        call.get()
+    r.receive(B, asked.answer(), 0.4)
+    assert r.next_time() is None
+
+
+def test_what_is_asked_of_every_endpoint_answers_in_slot_order():
+    r = requests()
+    call = r.submit(Op.STATS, 1, 0, 0.0, 9.0)
+    for asked in reversed(taken(r)):
+        number = np.array([ord(asked.address[6])] * 11, np.uint64)
+        r.receive(asked.address, asked.answer(payload=[number], count=11), 0.1)
+    assert [numbers[0] for numbers in call.get()] == [ord("a"), ord("b")]
+
+
+def test_one_slot_is_asked_of_its_owner():
+    r = requests()
+    call = r.submit(Op.SECTION, 1, 0, 0.0, 9.0, slot=9)
+    (asked,) = taken(r)
+    assert (asked.address, asked.message.aux) == (B, 9)
+    section = np.arange(64, dtype=np.uint8)
+    r.receive(B, asked.answer(payload=[section], count=5, dtype=Dtype.UINT8, aux=9), 0.1)
+    rows, values = call.get()
+    assert (rows, values.tolist()) == (5, section.tolist())
+
+
+def test_timers_do_not_pile_up():
+    r = requests()
+    for k in range(2000):
+        call = pull(r, 3, now=float(k), deadline=k + 1e6)
+        for asked in taken(r):
+            r.receive(asked.address, asked.rows(0), k + 0.1)
+        assert call.done
+        r.next_time()
+    assert len(r._times) < 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"op": Op.PULL}, "needs hashes, and begins of 16 slots"),
+        ({"op": Op.SLOT}, "needs a slot"),
+        ({"op": Op.PULL, "hashes": batch(3).hashes, "begins": batch(3).begins}, "a pull needs out"),
+    ],
+)
+def test_bad_calls_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        requests().submit(arguments.pop("op"), 1, 0, 0.0, 9.0, **arguments)

@@ -1,0 +1,183 @@
+"""Thousands of messages, lost, doubled, late and damaged: what consistency.md promises holds on every schedule.
+
+    python -m pytest tests/test_simulated.py
+    python tests/test_simulated.py 1000          more seeds; prints the schedules that break a promise
+
+A schedule is a seed and a plan: the same ones give the same run.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+
+from shoal import _core
+from shoal.errors import Fenced
+from sim import model
+from sim.cluster import SUM, THREAD, Cluster
+from sim.network import Weather
+from sim.planted import PLANTED
+from sim.schedules import CALM, ROUGH, Plan, run, violations
+
+MODES = {"bsp": ("bsp", 0), "ssp(0)": ("ssp", 0), "ssp(1)": ("ssp", 1), "ssp(3)": ("ssp", 3), "asp": ("asp", 0)}
+SERVICES = {"native": _core.Service, "model": model.Service}
+TCP = Weather(ordered=True, loss=0.0, reconnects=0.02)
+
+PLANS = {
+    "calm": {"weather": CALM},
+    "connections that break": {"weather": TCP},
+    "rough": {"weather": ROUGH, "endpoints": 3},
+    "deaths": {"weather": ROUGH, "deaths": 2},
+    "zombies": {"weather": ROUGH, "deaths": 2, "zombies": True},
+    "many workers": {"weather": ROUGH, "workers": 6, "endpoints": 4, "clocks": 3, "deaths": 1},
+}
+MOVES = {
+    "moving slots": {"weather": ROUGH, "moves": 4, "endpoints": 3},
+    "moving slots and deaths": {"weather": ROUGH, "moves": 4, "endpoints": 3, "deaths": 1},
+}
+
+
+def plan_of(mode, fields):
+    name, staleness = MODES[mode]
+    return Plan(mode=name, staleness=staleness, **fields)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_schedule_keeps_every_promise(service, plan, mode):
+    for seed in range(12 if service == "native" else 3):
+        cluster = run(seed, plan_of(mode, PLANS[plan]), SERVICES[service])
+        assert violations(cluster) == [], f"seed {seed}"
+        assert all(one.metrics()["parked"] == 0 for one in cluster.services.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("plan", MOVES)
+def test_slots_that_move_keep_every_promise(plan, mode):
+    moved = 0
+    for seed in range(6):
+        cluster = run(seed, plan_of(mode, MOVES[plan]), model.Service)
+        assert violations(cluster) == [], f"seed {seed}"
+        moved += cluster.map.epoch - 1
+    assert moved > 6
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name):
+    service, requests, plan, checkers = PLANTED[name]
+    for seed in range(40):
+        if checkers & {checker for checker, _ in violations(run(seed, plan, service, requests))}:
+            return
+    pytest.fail(f"none of {sorted(checkers)} saw it in 40 schedules")
+
+
+def test_every_checker_finds_a_bug_that_it_names_alone():
+    named = [next(iter(checkers)) for *_, checkers in PLANTED.values() if len(checkers) == 1]
+    assert set(named) == {"bounds", "read my writes", "versions", "torn rows", "exactly once", "progress"}
+
+
+def test_a_zombie_is_fenced():
+    fenced = 0
+    for seed in range(10):
+        cluster = run(seed, Plan(weather=ROUGH, deaths=1, zombies=True, clocks=8), _core.Service)
+        fenced += sum(isinstance(zombie.error, Fenced) for zombie in cluster.zombies)
+    assert fenced > 0
+
+
+def test_one_seed_is_one_run():
+    plan = Plan(mode="ssp", staleness=1, weather=ROUGH, deaths=1)
+    first, again = run(5, plan), run(5, plan)
+    assert first.network.delivered == again.network.delivered
+    assert [pull.rows.tolist() for pull in first.history.pulls if pull.rows is not None] == [
+        pull.rows.tolist() for pull in again.history.pulls if pull.rows is not None
+    ]
+
+
+# --- the bits of BSP ---
+
+ADAGRAD = {
+    **SUM,
+    "dim": 3,
+    "optimizer": "Adagrad",
+    "params": {"lr": 0.05, "eps": 1e-8, "n0": 0.1, "weight_decay": 0.0},
+    "init": "Uniform",
+    "init_parameter": 0.1,
+    "init_seed": 5,
+}
+BIT_KEYS, BIT_CLOCKS, BIT_WORKERS = 30, 4, 3
+
+
+def pushes_of(rank, clock):
+    """What a worker pushes in a clock: nothing, or up to three lists that share keys."""
+    rng = random.Random(f"{rank} {clock}")
+    for _ in range(rng.randint(0, 3)):
+        keys = sorted(rng.sample(range(BIT_KEYS), rng.randint(1, 12)))
+        yield keys, np.array([[rng.gauss(0, 10.0 ** rng.randint(-6, 3)) for _ in range(3)] for _ in keys], np.float32)
+
+
+def one_process(spec, mean):
+    """The same steps, one after the other, in the order of the ranks."""
+    shard = _core.Shard(slots=16, workers=THREAD, **spec)
+    for clock in range(BIT_CLOCKS):
+        sums = {}
+        pushed = [(keys, grads) for rank in range(BIT_WORKERS) for keys, grads in pushes_of(rank, clock)]
+        for keys, grads in pushed:
+            for key, row in zip(keys, grads.astype(np.float64), strict=True):
+                sums[key] = sums[key] + row if key in sums else row
+        if pushed:
+            batch = _core.KeyBatch(np.array(list(sums), np.uint64), 16, THREAD)
+            grads = np.array(list(sums.values())) / (BIT_WORKERS if mean else 1)
+            shard.push(batch, batch.sum(np.ascontiguousarray(grads.astype(np.float32)), 3, THREAD))
+    batch = _core.KeyBatch(np.arange(BIT_KEYS, dtype=np.uint64), 16, THREAD)
+    rows = np.empty((BIT_KEYS, 3), np.float32)
+    shard.pull(batch, rows)
+    out = np.empty_like(rows)
+    batch.expand(rows, 3, out, THREAD)
+    return out, shard.step
+
+
+def worker(client):
+    while client.clock < BIT_CLOCKS:
+        later = [client.push(keys, grads) for keys, grads in pushes_of(client.rank, client.clock)]
+        client.tick()
+        if client.cluster.random.random() < 0.5:
+            yield later
+    yield client.pull(list(range(BIT_KEYS)))
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("service", SERVICES)
+def test_bsp_has_the_same_bits_on_any_number_of_servers(service, mean):
+    expected, steps = one_process(ADAGRAD, mean)
+    for endpoints in (1, 2, 4):
+        for seed in range(3):
+            cluster = Cluster(
+                seed, SERVICES[service], mode="bsp", mean=mean, workers=BIT_WORKERS, endpoints=endpoints, weather=ROUGH,
+                tables={1: ADAGRAD},
+            )  # fmt: skip
+            cluster.start([worker] * BIT_WORKERS)
+            history = cluster.run()
+            assert not history.stuck
+            assert cluster.rows(list(range(BIT_KEYS))).tobytes() == expected.tobytes()
+            assert all(pull.rows.tobytes() == expected.tobytes() for pull in history.pulls)
+            assert {one.shard(1).step for one in cluster.services.values()} == {steps}
+
+
+if __name__ == "__main__":
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    runs = broken = 0
+    for seed in range(seeds):
+        for mode in MODES:
+            for name, fields in {**PLANS, **MOVES}.items():
+                for service in SERVICES if name in PLANS else ["model"]:
+                    bad = violations(run(seed, plan_of(mode, fields), SERVICES[service]))
+                    runs, broken = runs + 1, broken + bool(bad)
+                    if bad:
+                        print(f"seed {seed}, {mode}, {name}, {service}: {bad[0]}")
+    print(f"{runs} schedules, {broken} broken")
