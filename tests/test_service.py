@@ -488,11 +488,22 @@ def test_pushes_ahead_take_half_of_the_room_and_those_of_the_next_clock_never_wa
         assert one(deliver(service, message)).status == Status.OK
     full = one(deliver(service, slow.push(keys, [1] * 1000, sequence=9)))
     assert full.status == Status.BAD_REQUEST
-    assert "the pushes of clock 0 hold 110048 bytes here, and the limit is 100000" in full.text
+    assert "the pushes of clock 0 hold 110304 bytes here, and the limit is 100000" in full.text
     assert "push less in a clock" in full.text
     deliver(service, slow.tick(0, list(range(1, 9))))
     assert weights(service, keys[:1]) == [-8]
     assert one(deliver(service, fast.push(keys, [1] * 1000, sequence=5, clock=1))).status == Status.OK
+
+
+def test_ticks_ahead_are_bounded_as_pushes_are() -> None:
+    service = served("bsp", workers=2, pending_bytes=100_000)
+    got = [one(deliver(service, Worker(0).tick(clock, [], []))).status for clock in range(300)]
+    assert got.index(Status.OVERLOADED) == 197  # 256 bytes each
+    assert set(got[197:]) == {Status.OVERLOADED, Status.EARLY}
+    for clock in range(197):
+        deliver(service, Worker(1).tick(clock, [], []))
+    assert service.metrics()["pending_bytes"] == 0
+    assert one(deliver(service, Worker(0).tick(197, [], []))).status == Status.OK
 
 
 def test_a_reply_that_would_be_too_large_is_refused_before_it_is_made() -> None:

@@ -13,21 +13,27 @@ std::size_t bytes_of(const Pending::Kept& push) noexcept { return push.block.siz
 
 }  // namespace
 
+Pending::Turn& Pending::turn(std::uint32_t clock) {
+  const auto [where, fresh] = turns_.try_emplace(clock);
+  bytes_ += fresh ? kOverhead : 0;
+  return where->second;
+}
+
 void Pending::keep(std::uint32_t clock, std::uint32_t table, Kept&& push) {
-  Turn& turn = turns_[clock];
+  Turn& its = turn(clock);
   const std::size_t bytes = bytes_of(push);
-  turn.kept[table].push_back(std::move(push));
-  add(turn, bytes);
+  its.kept[table].push_back(std::move(push));
+  add(its, bytes);
 }
 
 void Pending::tick(std::uint32_t clock, std::span<const std::uint32_t> tables) {
-  Turn& turn = turns_[clock];
+  Turn& its = turn(clock);
   for (const std::uint32_t table : tables) {
-    if (turn.tables.insert(table).second) {
-      add(turn, kOverhead);
+    if (its.tables.insert(table).second) {
+      add(its, kOverhead);
     }
   }
-  ++turn.ticked;
+  ++its.ticked;
 }
 
 std::size_t Pending::drop(std::uint32_t rank, std::uint32_t clock) {
@@ -41,7 +47,9 @@ std::size_t Pending::drop(std::uint32_t rank, std::uint32_t clock) {
       });
     }
     std::erase_if(turn.kept, [](const auto& kept) { return kept.second.empty(); });
-    where = turn.ticked == 0 && turn.kept.empty() ? turns_.erase(where) : std::next(where);
+    const bool nothing = turn.ticked == 0 && turn.kept.empty();
+    bytes_ -= nothing ? turn.bytes : 0;
+    where = nothing ? turns_.erase(where) : std::next(where);
   }
   return dropped;
 }

@@ -10,7 +10,8 @@
 // Parts of one call that came in several messages hold different slots, so their order among themselves changes nothing.
 //
 // Invariants
-//   I1  bytes() is the sum of the turns' bytes: what they keep, with kOverhead for each push and each table named.
+//   I1  bytes() is the sum of the turns' bytes: what they keep, with kOverhead for each of them, each push
+//       and each table named.
 //
 // Threads: none of its own; one owner.
 
@@ -30,7 +31,7 @@ namespace shoal {
 
 class Pending {
  public:
-  static constexpr std::size_t kOverhead = 256;  // of one push, beside its numbers
+  static constexpr std::size_t kOverhead = 256;  // of a turn; of one push, beside its numbers
 
   // One push: the hashes and then the gradients in one block.
   struct Kept {
@@ -50,7 +51,7 @@ class Pending {
     std::size_t ticked = 0;          // workers
     std::set<std::uint32_t> tables;  // those that get a step
     std::map<std::uint32_t, std::vector<Kept>> kept;
-    std::size_t bytes = 0;
+    std::size_t bytes = kOverhead;
     // Of the table that comes first, where memory ran out halfway: its rows that are stepped.
     std::size_t stepped = 0;
   };
@@ -82,6 +83,7 @@ class Pending {
   }
 
  private:
+  Turn& turn(std::uint32_t clock);
   void add(Turn& turn, std::size_t bytes) noexcept {
     turn.bytes += bytes;
     bytes_ += bytes;

@@ -78,6 +78,9 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
     return send(call, Status::kEarly);
   }
   if (mode_ == Mode::kBsp) {
+    if (clock > applied_ && pending_.bytes() - pending_.bytes(applied_) > limits_.pending_bytes / 2) {
+      return send(call, Status::kOverloaded);
+    }
     pending_.tick(clock, tables);
   }
   clocks_.tick(header.worker);

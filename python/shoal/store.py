@@ -103,6 +103,16 @@ class Store(ABC):
         """How many workers the job has."""
 
     @property
+    def taking_parts(self) -> bool:
+        """Whether this worker is in a loop over :meth:`parts`, where no two workers need do as much."""
+        return False
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """Ranks of workers that were taken for dead since this one connected."""
+        return frozenset()
+
+    @property
     @abstractmethod
     def consistency(self) -> Consistency:
         """What a pull may see of other workers' pushes."""

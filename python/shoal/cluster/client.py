@@ -49,6 +49,7 @@ from shoal.rpc.messages import (
     TableForm,
     TableIs,
     TakePart,
+    WorkerGone,
 )
 from shoal.rpc.requests import Requests, Worker
 from shoal.store import Store, check_same
@@ -135,6 +136,8 @@ class ClusterStore(Store):
         if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
         secure, secure_link = _security(curve)
+        self._taking_parts = 0
+        self._lost_workers: frozenset[int] = frozenset()
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `parts`
@@ -199,6 +202,16 @@ class ClusterStore(Store):
         assert self._channel is not None
         return self._channel
 
+    @property
+    def taking_parts(self) -> bool:
+        """Whether this worker is in a loop over :meth:`shoal.Store.parts`."""
+        return self._taking_parts > 0
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """Ranks of workers that were taken for dead since this one connected."""
+        return self._lost_workers
+
     def metrics(self) -> dict[str, int]:
         """Count messages and bytes of this worker since it connected."""
         self._check_usable()
@@ -236,6 +249,13 @@ class ClusterStore(Store):
         return self._take_those_of(number, count, digest, reissue)
 
     def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+        self._taking_parts += 1
+        try:
+            yield from self._parts_of(number, count, digest, reissue)
+        finally:
+            self._taking_parts -= 1
+
+    def _parts_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         finished = -1
         while True:
             self._check_usable()
@@ -330,6 +350,8 @@ class ClusterStore(Store):
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:
             self._channel.lose(event.rank, event.text)
+        elif isinstance(event, WorkerGone):
+            self._lost_workers = self._lost_workers | {event.rank}
 
     def _on_fault(self, error: ShoalError) -> None:
         if self._channel is not None:
