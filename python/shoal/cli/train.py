@@ -53,8 +53,9 @@ examples:
   with the progressive loss at the powers of two, as Vowpal Wabbit prints it, in place of the bar:
   $ shoal train lr --train train.libsvm --format libsvm --progress 2.0 --model told
 
-  on a cluster, as one of its workers, all of which are started with the same command:
-  $ shoal train lr --cluster tcp://10.0.0.1:5570 --workers 8 --train "logs/*.tsv" --format criteo --model ctr
+  on a cluster, here one of this machine (on others: --cluster tcp://HOST:PORT --workers N, N times):
+  $ shoal launch --servers 2 --workers 2 \\
+      shoal train lr --cluster --train day_0.tsv --format criteo --model shared
 
   in place of the model that is there, leaving out malformed lines, for a script:
   $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
@@ -205,7 +206,11 @@ def clustered(parser: argparse.ArgumentParser) -> None:
         "on a cluster", "Each worker runs this command, and learns its share of the files."
     )
     group.add_argument(
-        "--cluster", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler, whose servers hold the tables"
+        "--cluster",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="tcp://HOST:PORT of the scheduler, whose servers hold the tables (default: as the environment says)",
     )
     group.add_argument(
         "--consistency",
@@ -230,7 +235,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
     from shoal.consistency import BSP
 
     return connect(
-        arguments.cluster,
+        arguments.cluster or None,
         consistency=arguments.consistency or BSP(),
         workers=arguments.workers,
         threads=arguments.threads,

@@ -37,10 +37,12 @@ from shoal.rpc.channel import Channel, UnderWay
 from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.messages import (
+    AskFigures,
     AskMap,
     AskTable,
     Barrier,
     Event,
+    FiguresAre,
     Joined,
     MapIs,
     PartIs,
@@ -221,6 +223,27 @@ class ClusterStore(Store):
         """Count, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
         self._check_usable()
         return {table: filter.metrics() for table, filter in self._filtered.items()}
+
+    def server_metrics(self) -> list[dict[str, Any]]:
+        """Ask the servers what they have counted.
+
+        Returns
+        -------
+        list of dict
+            One for each endpoint, in the order of their slots: ``server``, ``address``, and its figures, among them the
+            staleness that was seen: ``pull_staleness``, clocks between a pull and the slowest worker when it was
+            answered, and ``push_staleness``, pushes of others between a worker's pull and its push, each as a histogram
+            ``{least of the bucket: how many}``.
+
+        Notes
+        -----
+        Blocks for a round trip by way of the scheduler. Safe from any thread.
+        """
+        self._check_usable()
+        told = self._link.call(
+            AskFigures(), FiguresAre, timeout=self._timeout, doing="asking the servers what they have counted"
+        )
+        return [{"server": one.server, "address": one.address, **one.figures} for one in told.endpoints]
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
 
@@ -430,12 +453,12 @@ class RemoteShard:
         """Fill ``rows``."""
         return _pull(self._channel, self.number, batch, rows, self._filter)
 
-    def push(self, batch: _core.KeyBatch, grads: Rows, /) -> _Pushed:
+    def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
         begun = self._write(Op.PUSH, batch, grads)
         return _Pushed(self._channel, begun.call)
 
-    def _write(self, op: int, batch: _core.KeyBatch, values: Rows) -> UnderWay:
+    def _write(self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
             op,
             self.number,

@@ -29,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import zmq
 
@@ -49,10 +49,6 @@ from shoal.rpc.curve import Keys
 from shoal.rpc.messages import (
     Ask,
     AskBody,
-    AskMap,
-    AskTable,
-    AskTables,
-    Barrier,
     Done,
     Event,
     Fault,
@@ -62,21 +58,15 @@ from shoal.rpc.messages import (
     Joined,
     Leave,
     Left,
-    MapIs,
     Message,
     News,
     Order,
-    PartIs,
-    Passed,
     Refused,
     Reply,
     ReplyBody,
     Rules,
     SchedulerStopped,
     ServerGone,
-    TableIs,
-    TablesAre,
-    TakePart,
     Waiting,
     Welcome,
     decode,
@@ -87,21 +77,10 @@ __all__ = ["GRACE", "Link"]
 
 GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
 _RESEND = 1.0  # seconds until a request is sent again
-_RECONNECT = 0.05  # seconds until a request is sent that found no connection
+_WAITING = 64  # messages that wait for a connection
 _PROBE = 5.0  # seconds for an endpoint to answer a connection
 
 Body = TypeVar("Body", bound=ReplyBody)
-
-_REPLIES: dict[type[AskBody], type[ReplyBody]] = {
-    Hello: Welcome,
-    Join: Joined,
-    AskMap: MapIs,
-    AskTable: TableIs,
-    AskTables: TablesAre,
-    Barrier: Passed,
-    TakePart: PartIs,
-    Leave: Left,
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -342,6 +321,8 @@ class Link:
         self.check()
         call = _Call(body)
         with self._lock:
+            if self._fault is not None:
+                raise self._fault
             self._number += 1
             number = self._number
             self._calls[number] = call
@@ -405,10 +386,10 @@ class Link:
         except queue.Empty:
             return None
 
-    def done(self, order: Order, *, result: int = 0, fault: str = "") -> None:
+    def done(self, order: Order, *, result: int = 0, fault: str = "", figures: tuple[dict[str, Any], ...] = ()) -> None:
         """Say what came of an order."""
         with self._lock:
-            self._done = Done(self._sender, order.number, result, fault)
+            self._done = Done(self._sender, order.number, result, fault, figures)
             self._outgoing.append(self._done)
         self._wake()
 
@@ -435,8 +416,9 @@ class Link:
     def _run(self) -> None:
         dealer = self._context.socket(zmq.DEALER)
         try:
-            # What cannot be sent at once is not queued: it would be old when it arrives, and is sent again anyway.
-            dealer.setsockopt(zmq.IMMEDIATE, 1)
+            # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then
+            # what has come just before a connection ends, such as the scheduler's last words, would be lost.
+            dealer.setsockopt(zmq.SNDHWM, _WAITING)
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.setsockopt(zmq.RECONNECT_IVL, 100)
             dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -489,21 +471,18 @@ class Link:
             self._heard += missed
         self._looked = now
         with self._lock:
-            outgoing: list[tuple[_Call | None, Message]] = [(None, message) for message in self._outgoing]
+            outgoing = list(self._outgoing)
             self._outgoing.clear()
             for number, call in self._calls.items():
                 if call.resend_at <= now and not call.answered.is_set():
                     call.resend_at = now + _RESEND
-                    outgoing.append((call, Ask(self._sender, number, call.body)))
+                    outgoing.append(Ask(self._sender, number, call.body))
         if self._welcome is not None and self._beat_at <= now:
             self._beat_at = now + interval
-            outgoing.append((None, Heartbeat(self._sender, self._seen)))
-        for asking, message in outgoing:
-            try:
+            outgoing.append(Heartbeat(self._sender, self._seen))
+        for message in outgoing:
+            with contextlib.suppress(zmq.Again):
                 dealer.send_multipart(encode(message), zmq.DONTWAIT)
-            except zmq.Again:  # not connected yet
-                if asking is not None:
-                    asking.resend_at = now + _RECONNECT
         if self._heard and now - self._heard > self._grace:
             self._fail(
                 NotConnected(

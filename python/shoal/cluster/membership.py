@@ -42,13 +42,16 @@ from shoal.rpc.messages import (
     Admit,
     Ask,
     AskBody,
+    AskFigures,
     AskMap,
     AskTable,
     AskTables,
     Barrier,
     Dismiss,
     Done,
+    EndpointFigures,
     Event,
+    FiguresAre,
     Heartbeat,
     Hello,
     Hold,
@@ -73,6 +76,7 @@ from shoal.rpc.messages import (
     TableIs,
     TablesAre,
     TakePart,
+    TellFigures,
     Waiting,
     Welcome,
     WorkerGone,
@@ -87,7 +91,7 @@ _MOST_PARTS = 1 << 24
 _RESEND = 1.0  # seconds until an order is sent again
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
-Operation: TypeAlias = Generator[OrderBody, list[int], None]
+Operation: TypeAlias = Generator[OrderBody, list[Done], None]
 
 
 class Probe(NamedTuple):
@@ -221,7 +225,7 @@ class Membership:
         self._in_line: list[_Worker] = []  # workers that wait for the job to end, or for a rank
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
-        self._results: dict[int, int] = {}
+        self._results: dict[int, Done] = {}
         self._out: Outgoing = []
 
     # --- what goes in -----------------------------------------------------------------------------------------
@@ -417,6 +421,9 @@ class Membership:
             self._ask_table(peer, number, body)
         elif isinstance(body, Barrier):
             self._barrier(peer, number, body.name)
+        elif isinstance(body, AskFigures):
+            self._park(peer, number, "the servers to tell what they have counted")
+            self._begin(self._gather_figures(peer, number))
         elif isinstance(body, TakePart):
             self._reply(peer, number, self._take_part(peer, body))
 
@@ -554,7 +561,7 @@ class Membership:
         if done.fault:
             self._remove(server, f"it could not do what all servers have to do: {done.fault}")
             return
-        self._results[server.rank] = done.result
+        self._results[server.rank] = done
         if len(self._results) == len(self._servers) and self._operation is not None:
             results = [self._results[rank] for rank in sorted(self._results)]
             self._step(lambda operation: operation.send(results))
@@ -678,7 +685,7 @@ class Membership:
             self._let_in(job, worker, 0)
 
     def _admit(self, job: _Job, rank: int, worker: _Worker) -> Operation:
-        clock = max((yield Hold()))
+        clock = max(done.result for done in (yield Hold()))
         worker.incarnation = self._raise_incarnation(rank)
         yield Admit(rank, worker.incarnation, clock)
         self._admitting = None
@@ -833,6 +840,15 @@ class Membership:
                     worker = self._job.members.get(rank)
                     if worker is not None and number in worker.parked:
                         self._reply(worker, number, Passed())
+
+    def _gather_figures(self, worker: _Worker, number: int) -> Operation:
+        told = yield TellFigures()
+        assert self._map is not None
+        if worker.sender in self._peers:
+            figures = (one for done in told for one in done.figures)
+            pairs = zip(self._map.endpoints, figures, strict=False)
+            endpoints = tuple(EndpointFigures(where.server, where.address, one) for where, one in pairs)
+            self._reply(worker, number, FiguresAre(endpoints))
 
     # --- parts of the data ------------------------------------------------------------------------------------
 
