@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from shoal import _core, checkpoint
 from shoal.consistency import ASP, Consistency
@@ -225,6 +225,9 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(failed=error is not None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store is not passed to another process: make or connect one there")
 
     def _check_open(self) -> None:
         if not self._open:
