@@ -453,12 +453,12 @@ class RemoteShard:
         """Fill ``rows``."""
         return _pull(self._channel, self.number, batch, rows, self._filter)
 
-    def push(self, batch: _core.KeyBatch, grads: Rows, /) -> _Pushed:
+    def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
         begun = self._write(Op.PUSH, batch, grads)
         return _Pushed(self._channel, begun.call)
 
-    def _write(self, op: int, batch: _core.KeyBatch, values: Rows) -> UnderWay:
+    def _write(self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
             op,
             self.number,
