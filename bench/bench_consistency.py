@@ -196,8 +196,10 @@ def panel(
         label = f"{k * step:.0%}" if unit == "%" else f"{k * step:g}"
         out.append(f'<text class="soft small" x="{x0 - 8}" y="{y(k * step) + 4:.1f}" text-anchor="end">{label}</text>')
     out.append(f'<path class="axis" d="M{x0} {y0} H{x1}"/>')
-    for workers in sizes:
+    for i, workers in enumerate(sizes):
         out.append(f'<path class="axis" d="M{x(workers):.1f} {y0} v4"/>')
+        if i + 1 < len(sizes) and x(sizes[i + 1]) - x(workers) < 30:
+            continue  # no room for its number
         out.append(f'<text class="soft small" x="{x(workers):.1f}" y="{y0 + 18}" text-anchor="middle">{workers}</text>')
     out.append(f'<text class="soft small" x="{(x0 + x1) / 2}" y="{y0 + 38}" text-anchor="middle">workers</text>')
     ends = sorted((y(line[-1][1]), mode) for mode, line in figures.items())
