@@ -5,6 +5,7 @@ One store of each kind serves all tests here, each of which has a table of its o
 
 from __future__ import annotations
 
+import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -242,6 +243,12 @@ def test_a_forked_child_is_told_whose_store_it_is(store, filled):
 
     assert in_child(work) == "told"
     assert len(filled) == 4
+
+
+def test_neither_a_store_nor_a_table_is_passed_to_another_process(store, table):
+    for one in (store, table):
+        with pytest.raises(TypeError, match="is not passed to another process"):
+            pickle.dumps(one)
 
 
 CLOSED = {

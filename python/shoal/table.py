@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -357,6 +357,12 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"table {self.name!r} is not passed to another process: make or connect a store there, and ask it for the "
+            "table"
+        )
 
     @property
     def spec(self) -> TableSpec:

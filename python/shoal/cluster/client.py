@@ -28,9 +28,9 @@ import numpy.typing as npt
 import zmq
 
 from shoal import _core, checkpoint
-from shoal.cluster.link import Link
+from shoal.cluster.link import Asked, Link
 from shoal.consistency import BSP, Consistency
-from shoal.errors import ShoalError
+from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.functions import Function
 from shoal.handle import Pending
 from shoal.rpc.channel import Channel, UnderWay
@@ -53,7 +53,7 @@ from shoal.rpc.messages import (
     TakePart,
     WorkerGone,
 )
-from shoal.rpc.requests import Requests, Worker
+from shoal.rpc.requests import Call, Requests, Worker
 from shoal.store import Store, check_same
 from shoal.table import Rows, TableSpec
 
@@ -143,6 +143,7 @@ class ClusterStore(Store):
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `parts`
+        self._meetings: dict[str, Asked] = {}  # barriers that this worker has come to, and not passed
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(_end_context, context, os.getpid())
@@ -262,7 +263,17 @@ class ClusterStore(Store):
         self._meet("barrier", seconds)
 
     def _meet(self, name: str, timeout: float) -> None:
-        self._link.call(Barrier(name), Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+        """Wait for all workers. One that gave up waiting has come all the same: it goes on where it was."""
+        asked = self._meetings.pop(name, None) or self._link.ask(Barrier(name))
+        try:
+            self._link.answer(asked, Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+        except DeadlineExceeded:
+            self._meetings[name] = asked
+            raise
+        except BaseException:
+            self._link.forget(asked)
+            raise
+        self._link.forget(asked)
 
     # ---- parts of the data -------------------------------------------------------------------------------------------
 
@@ -284,16 +295,18 @@ class ClusterStore(Store):
             self._check_usable()
             self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
             self.channel.raise_unheard()
-            take = TakePart(number, count, digest, finished, reissue)
+            take = TakePart(number, count, digest, finished, reissue, self.clock)
             found = self._link.call(take, PartIs, timeout=self._timeout, doing="taking a part of the data")
             finished = -1
             if found.part is not None:
                 yield found.part
                 finished = found.part
-            elif found.over:
-                return
-            else:
+            elif found.end is None:
                 self._tick_along()
+            else:
+                while self.clock < found.end:
+                    self.tick()
+                return
 
     def _tick_along(self) -> None:
         """Do nothing for one clock of the others."""
@@ -320,7 +333,7 @@ class ClusterStore(Store):
         if filters is not None and spec.name not in self._filtered:
             joined = self._joined
             self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
-        return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name))
+        return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name), is_bulk=self._consistency.is_bulk)
 
     def _undisturbed(self, save: Callable[[], None]) -> None:
         with self._gate.shut():  # pushes of this process's other threads wait
@@ -401,30 +414,50 @@ def _security(
 class _Pushed(UnderWay):
     """A push under way."""
 
-    __slots__ = ()
+    __slots__ = ("_is_bulk", "_mark")
+
+    def __init__(self, channel: Channel, call: Call, mark: int | None, *, is_bulk: bool) -> None:
+        super().__init__(channel, call)
+        self._mark = mark  # how often anything was sent again before this push was sent; None: it may change on its way
+        self._is_bulk = is_bulk  # no pull of this clock sees it
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
         """Fill ``rows`` as they are behind this push."""
-        return _Behind(self, lambda: _pull(self._channel, self.call.table, batch, rows, self.call.filter))
+        if self._is_bulk:
+            return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
+        return _Behind(self, self._mark, lambda: _pull(self.channel, self.call.table, batch, rows, self.call.filter))
 
 
 class _Behind:
-    """Something that is begun when something else is done."""
+    """A pull that sees what a push did.
 
-    def __init__(self, first: Pending, begin: Callable[[], Pending]) -> None:
-        self._first = first
-        self._begin = begin
-        self._begun: Pending | None = None
+    It is sent right behind the push. If nothing was sent again since, each endpoint took the two in that order; else
+    the pull is made anew.
+    """
+
+    def __init__(self, push: _Pushed, mark: int | None, pull: Callable[[], UnderWay]) -> None:
+        self._push = push
+        self._mark = mark
+        self._pull = pull
+        self._pulled = None if mark is None else pull()
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no other pull is to follow this one."""
+        return self._mark is None or self._mark == self._push.channel.repetitions
 
     @property
     def done(self) -> bool:
-        return self._begun is not None and self._begun.done
+        return self._push.done and self._pulled is not None and self._pulled.done and self._is_last
 
     def wait(self, timeout: float | None = None) -> None:
-        self._first.wait(timeout)
-        if self._begun is None:
-            self._begun = self._begin()
-        self._begun.wait(timeout)
+        self._push.wait(timeout)
+        if self._pulled is not None:
+            self._pulled.wait(timeout)
+        if self._pulled is None or not self._is_last:
+            self._mark = None
+            self._pulled = self._pull()
+            self._pulled.wait(timeout)
 
 
 def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> UnderWay:
@@ -439,8 +472,11 @@ class RemoteShard:
     `pull` and `push`.
     """
 
-    def __init__(self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None) -> None:
+    def __init__(
+        self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None, *, is_bulk: bool = False
+    ) -> None:
         self._channel = channel
+        self._is_bulk = is_bulk
         self.number = table  # by which the servers know the table
         self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
@@ -455,8 +491,9 @@ class RemoteShard:
 
     def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
+        mark = self._channel.repetitions if self._filter is None else None
         begun = self._write(Op.PUSH, batch, grads)
-        return _Pushed(self._channel, begun.call)
+        return _Pushed(self._channel, begun.call, mark, is_bulk=self._is_bulk)
 
     def _write(self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows) -> UnderWay:
         return self._channel.begin(

@@ -84,8 +84,11 @@ Body = TypeVar("Body", bound=ReplyBody)
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Asked:
+    """A request and, in time, its reply."""
+
     body: AskBody
+    number: int = 0
     resend_at: float = 0.0
     waits_for: str = ""
     reply: ReplyBody | None = None
@@ -139,7 +142,7 @@ class Link:
         self._own_context = context is None
         self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._lock = threading.Lock()  # guards _calls, _number, _outgoing, _fault, _open
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Asked] = {}
         self._number = 0
         self._outgoing: deque[Message] = deque()
         self._fault: ShoalError | None = None
@@ -318,23 +321,35 @@ class Link:
         ValueError
             It refuses what was asked for.
         """
+        asked = self.ask(body)
+        try:
+            return self.answer(asked, kind, timeout=timeout, doing=doing)
+        finally:
+            self.forget(asked)
+
+    def ask(self, body: AskBody) -> Asked:
+        """Send a request, whose reply :meth:`answer` waits for, in several goes if need be, until :meth:`forget`."""
         self.check()
-        call = _Call(body)
+        asked = Asked(body)
         with self._lock:
             if self._fault is not None:
                 raise self._fault
             self._number += 1
-            number = self._number
-            self._calls[number] = call
+            asked.number = self._number
+            self._calls[asked.number] = asked
         self._wake()
-        try:
-            answered = call.answered.wait(max(0.0, timeout))
-        finally:
-            with self._lock:
-                self._calls.pop(number, None)
-        if not answered:
-            raise self._too_late(call, timeout, doing)
-        reply = call.reply
+        return asked
+
+    def forget(self, asked: Asked) -> None:
+        """Wait for a reply no more."""
+        with self._lock:
+            self._calls.pop(asked.number, None)
+
+    def answer(self, asked: Asked, kind: type[Body], *, timeout: float, doing: str) -> Body:
+        """Wait for the reply to a request; parameters and errors are those of :meth:`call`."""
+        if not asked.answered.wait(max(0.0, timeout)):
+            raise self._too_late(asked, timeout, doing)
+        reply = asked.reply
         if reply is None:
             self.check()
             raise NotConnected(f"{doing}: the connection to the scheduler at {self._address} was closed")
@@ -344,7 +359,7 @@ class Link:
             raise ProtocolError(f"{doing}: the scheduler at {self._address} answers with {type(reply).__name__}")
         return reply
 
-    def _too_late(self, call: _Call, timeout: float, doing: str) -> ShoalError:
+    def _too_late(self, call: Asked, timeout: float, doing: str) -> ShoalError:
         if not self._heard:
             return NotConnected(
                 f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running, with --bind there, "
