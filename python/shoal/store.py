@@ -177,9 +177,9 @@ class Store(ABC):
         -----
         While no worker dies, and without ``reissue``, every part is yielded to exactly one worker. The part of a worker
         that dies is given to another from its beginning, so some of its examples are trained on twice. The k-th call is
-        the k-th pass for every worker; it ends when all parts of the pass were trained on. Until then a worker that
-        finds none left ticks along with the others, so that they need not wait for it. A worker has one part at a
-        time. Blocks for a round trip to the scheduler between parts.
+        the k-th pass for every worker; it ends when all parts of the pass were trained on, for all workers at the same
+        clock. Until then a worker that finds none left ticks along with the others, so that they need not wait for it.
+        A worker has one part at a time. Blocks for a round trip to the scheduler between parts.
 
         Examples
         --------

@@ -295,16 +295,18 @@ class ClusterStore(Store):
             self._check_usable()
             self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
             self.channel.raise_unheard()
-            take = TakePart(number, count, digest, finished, reissue)
+            take = TakePart(number, count, digest, finished, reissue, self.clock)
             found = self._link.call(take, PartIs, timeout=self._timeout, doing="taking a part of the data")
             finished = -1
             if found.part is not None:
                 yield found.part
                 finished = found.part
-            elif found.over:
-                return
-            else:
+            elif found.end is None:
                 self._tick_along()
+            else:
+                while self.clock < found.end:
+                    self.tick()
+                return
 
     def _tick_along(self) -> None:
         """Do nothing for one clock of the others."""

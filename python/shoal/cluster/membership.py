@@ -29,7 +29,7 @@ Threads: one.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -149,6 +149,8 @@ class _Launcher(_Peer):
 class _Pass:
     parts: Parts
     digest: str
+    clocks: dict[int, int] = field(default_factory=dict)  # of the workers that have come to its end, by rank
+    end: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -160,6 +162,7 @@ class _Job:
     dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
     barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
     passes: dict[int, _Pass] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
 
 
 class Membership:
@@ -747,6 +750,8 @@ class Membership:
             came.pop(worker.rank, None)
         for one in self._job.passes.values():
             one.parts.release(worker.sender)
+            one.clocks.pop(worker.rank, None)
+        self._job.reached.pop(worker.rank, None)
         self._check_barriers()
 
     def _let_go(self, worker: _Worker, number: int) -> Operation:
@@ -867,12 +872,18 @@ class Membership:
                 "let all workers read the same files, of the same sizes, with the same part_bytes"
             )
             return Refused("input", text)
+        job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
         if take.finished >= 0:
             one.parts.finish(worker.sender, take.finished, self._now)
         for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's
             other.parts.release(worker.sender)
-        part = None if one.parts.over else one.parts.take(worker.sender, self._now, reissue=take.reissue)
-        return PartIs(part, one.parts.over)
+        if not one.parts.over:
+            return PartIs(one.parts.take(worker.sender, self._now, reissue=take.reissue), None)
+        one.clocks[worker.rank] = take.clock
+        if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
+            # Whoever said its clock has ticked once since, at most.
+            one.end = max(one.clocks.values()) + (len(job.members) > 1)
+        return PartIs(None, take.clock if job.rules.mode == "asp" else one.end)
 
     # --- what goes out ----------------------------------------------------------------------------------------
 

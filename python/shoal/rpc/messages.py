@@ -247,7 +247,7 @@ class Passed(_Message, frozen=True, tag="passed"):
 class TakePart(_Message, frozen=True, tag="take-part"):
     """A worker wants a part of the data, in its ``pass_number``-th pass, and has finished another, -1 for none.
 
-    All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for.
+    All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for. ``clock`` is the worker's.
     """
 
     pass_number: int
@@ -255,13 +255,14 @@ class TakePart(_Message, frozen=True, tag="take-part"):
     digest: str
     finished: int
     reissue: float
+    clock: int
 
 
 class PartIs(_Message, frozen=True, tag="part"):
-    """The part to train on, None if there is none: ever, if the pass is over, else at present."""
+    """The part to train on, None if there is none at present; or the clock at which the pass is over for all."""
 
     part: int | None
-    over: bool
+    end: int | None
 
 
 class AskFigures(_Message, frozen=True, tag="ask-figures"):
