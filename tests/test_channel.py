@@ -19,6 +19,7 @@ from cluster_standin import described
 from forks import in_child
 from shoal import _core
 from shoal._core import Op, Status
+from shoal.cluster.client import RemoteShard
 from shoal.rpc import channel as channels
 from shoal.rpc.channel import Channel
 from shoal.rpc.map import ClusterMap, Endpoint
@@ -207,6 +208,20 @@ def test_a_wait_of_its_own_ends_and_the_call_goes_on():
         free.set()
         begun.wait()
         assert peer.rows == 10
+
+
+def test_draining_waits_for_what_was_asked_before_and_for_nothing_that_came_later():
+    free = threading.Event()
+    peer = Peer(0, 16, lambda number, asked: [] if asked.op == Op.STATS and not free.is_set() else None)
+    with connected(peer) as channel, ThreadPoolExecutor(1) as pool:
+        push(channel, range(10))
+        draining = pool.submit(channel.drain)
+        never = channel.begin(Op.STATS, 0)
+        draining.result(TIMEOUT)
+        assert not never.done
+        free.set()
+        channel.drain()
+        assert never.done
 
 
 def test_the_deadline_of_a_call_names_who_was_silent_and_is_told_once_where_nobody_waited():
@@ -412,3 +427,20 @@ def test_a_forked_child_is_told_whose_channel_it_is_even_in_the_midst_of_calls()
             for thread in threads:
                 thread.join(TIMEOUT)
         assert pull(channel, range(50)).max() < 0  # the parent goes on
+
+
+@pytest.mark.parametrize("lost", [(), (1,), (2,), (1, 2), (1, 2, 3)], ids=str)
+def test_a_pull_behind_a_push_sees_it_whatever_is_lost(lost):
+    """The pull may arrive first: then it is made again."""
+    peer = Peer(0, 16, lambda number, asked: [] if number in lost else None)
+    with connected(peer) as channel:
+        shard = RemoteShard(channel, 0, SPEC)
+        for times in range(1, 4):
+            batch = batch_of(range(10))
+            rows = np.empty((10, 2), np.float32)
+            behind = shard.push(batch, np.ones((10, 2), np.float32)).pull(batch, rows)
+            behind.wait()
+            assert behind.done
+            assert np.all(rows == -times)
+        if not lost:
+            assert len(peer.asked) == 6

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import shoal
+from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
-from shoal import _core
+from shoal import _core, cli, demo
 from shoal.models import BIAS_KEY
 from stores import together
 
@@ -27,6 +34,17 @@ def batches():
         values = random.normal(1, 0.1, size=len(keys)).astype(np.float32)
         made.append(shoal.Batch(labels, np.arange(0, 6 * n + 1, 6), keys, values))
     return made
+
+
+def together_until_each_is_done(address, workers, work):
+    """Let each worker leave as soon as it is done."""
+
+    def one(rank):
+        with shoal.connect(address, workers=workers, rank=rank, threads=1, timeout=TIMEOUT) as store:
+            return work(store)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(one, range(workers)))
 
 
 def rows_of(model):
@@ -231,3 +249,100 @@ def test_what_several_workers_cannot_do_is_refused(batches):
 
     with cluster(1, 1) as made:
         together(made.address, 2, work, consistency=shoal.SSP(1))
+
+
+def test_nobody_waits_for_a_worker_that_has_stopped(batches):
+    class Stop(Exception):
+        pass
+
+    def broken():
+        yield batches[1]
+        raise Stop
+
+    def learn(store):
+        with shoal.LogisticRegression(store=store) as model:
+            if store.rank == 1:
+                with pytest.raises(Stop):
+                    model.fit(broken(), progress=False)
+            else:
+                model.fit(batches, epochs=2, progress=False)
+            return model.examples
+
+    with cluster(1, 1) as made:
+        found = together_until_each_is_done(made.address, 3, learn)
+    assert found == [2 * sum(map(len, batches)), len(batches[1]), 2 * sum(map(len, batches))]
+
+
+def test_nobody_waits_for_a_worker_that_was_lost(batches):
+    def learn(store):
+        with shoal.LogisticRegression(store=store) as model:
+            if store.rank == 1:
+                store.barrier()
+                store._link.close()  # not a word more
+                return 0
+            store.barrier()
+            model.fit(batches[store.rank :: 3], progress=False)
+            return model.examples
+
+    with cluster(1, 1, heartbeat=0.1) as made:
+        found = together_until_each_is_done(made.address, 3, learn)
+    assert found[0] > 0
+
+
+def test_parts_of_the_data_are_learned_without_agreement_between_workers(tmp_path):
+    planted = demo.PlantedModel(seed=1)
+    demo.write_log(tmp_path / "log.tsv", planted, 3000, 0)
+    reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
+
+    def learn(store):
+        with shoal.LogisticRegression(store=store) as model:
+            for part in store.parts(reader, part_bytes=50_000):
+                model.fit(part, progress=False)
+            return model.examples
+
+    with cluster(2, 1) as made:
+        assert sum(together_until_each_is_done(made.address, 2, learn)) == 3000
+
+
+def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
+    planted = demo.PlantedModel(seed=1)
+    demo.write_log(tmp_path / "log.tsv", planted, 2000, 0)
+    demo.write_log(tmp_path / "test.tsv", planted, 500, 1 << 40)
+    command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--train", "log.tsv", "--format", "criteo"]
+    command += ["--valid", "test.tsv", "--model", "m", "--workers", "2", "--batch-size", "100", "--json", "--quiet"]
+    with cluster(2, 1) as made:
+        workers = [
+            subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        told = [json.loads(worker.communicate(timeout=100)[0]) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert sorted(one["worker"] for one in told) == [0, 1]
+    assert sum(one["examples"] for one in told) == 2000
+    (first,) = [one for one in told if one["worker"] == 0]
+    assert first["passes"][0]["valid"]["examples"] == 500
+    with shoal.LogisticRegression.load(tmp_path / "m") as model:
+        assert len(model.table) == first["rows"]
+        metrics = model.evaluate(shoal.read_criteo(tmp_path / "test.tsv"))
+        assert metrics.logloss == pytest.approx(first["passes"][0]["valid"]["logloss"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--consistency", "asp"], "--consistency is for a cluster"),
+        (["--workers", "2"], "--workers is for a cluster"),
+        (["--cluster", "tcp://127.0.0.1:1", "--consistency", "ssp"], "none of bsp, ssp:N"),
+        (["--cluster", "tcp://127.0.0.1:1", "--grid", "l1=0,1"], "leave out --cluster"),
+    ],
+)
+def test_the_command_says_what_does_not_fit(arguments, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("log").write_text("1 1:1\n")
+    command = ["train", "lr", "--train", "log", "--format", "libsvm", "--model", "m", *arguments]
+    try:
+        status = cli.main(command)
+    except SystemExit as end:  # what argparse refuses
+        status = end.code
+    assert status == 2
+    assert told in capsys.readouterr().err

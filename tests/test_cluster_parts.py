@@ -32,19 +32,23 @@ def data(tmp_path_factory):
     return [folder / "a.txt", folder / "b.txt"]
 
 
-def train(cluster, data, name, consistency, *, rank=None, passes=1, part_bytes=400):
+def train(cluster, data, name, consistency, *, rank=None, passes=1, clocks=None):
     """Push a gradient of 1 for each example; returns how many parts there were."""
     reader = shoal.read_libsvm(data, batch_size=7)
     parts = 0
     with shoal.connect(cluster.address, consistency=consistency, workers=2, rank=rank, timeout=LONG) as store:
         table = store.table(name, optimizer=shoal.SGD(lr=1.0))
         for _ in range(passes):
-            for part in store.parts(reader, part_bytes=part_bytes):
+            for part in store.parts(reader, part_bytes=400):
                 parts += 1
                 for batch in part:
                     table.pull(batch.keys)
                     table.push(batch.keys, np.ones((len(batch.keys), 1), np.float32))
                     store.tick()
+        if isinstance(consistency, shoal.BSP):  # all came out at one clock, and see the same
+            store.barrier()
+            assert (table.pull(np.arange(EXAMPLES, dtype=np.uint64)) < -0.5).all()
+            clocks.append(store.clock)
     return parts
 
 
@@ -57,11 +61,13 @@ def weights(cluster, name):
 @pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.SSP(2), shoal.ASP()], ids=str)
 def test_while_nobody_dies_every_example_is_trained_on_exactly_once_a_pass(cluster, data, consistency):
     name = f"all {consistency}"
+    clocks = []
     with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(train, cluster, data, name, consistency, passes=2) for _ in range(2)]
+        both = [pool.submit(train, cluster, data, name, consistency, passes=2, clocks=clocks) for _ in range(2)]
         counts = [one.result() for one in both]
     assert sum(counts) == 2 * sum(-(-path.stat().st_size // 400) for path in data)
     assert min(counts) > 0
+    assert len(set(clocks)) <= 1
     assert weights(cluster, name).tolist() == [-2.0] * EXAMPLES
 
 
@@ -90,7 +96,7 @@ def test_the_part_of_a_worker_that_dies_goes_to_another_so_that_no_example_is_le
         ) as victim,
         ThreadPoolExecutor(1) as pool,
     ):
-        survivor = pool.submit(train, cluster, data, "dies", shoal.BSP(), rank=0)
+        survivor = pool.submit(train, cluster, data, "dies", shoal.BSP(), rank=0, clocks=[])
         try:
             once_more = [int(word) for word in victim.stdout.readline().split()]
         finally:

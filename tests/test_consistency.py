@@ -22,6 +22,11 @@ def test_they_say_in_plain_values_what_a_server_does():
     assert plain == [("bsp", 0, False), ("bsp", 0, True), ("ssp", 7, False), ("asp", 0, False)]
 
 
+def test_a_staleness_of_nothing_is_bulk_synchronous():
+    choices = (shoal.BSP(), shoal.BSP(reduce="mean"), shoal.SSP(0), shoal.SSP(1), shoal.ASP())
+    assert [one.is_bulk for one in choices] == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize("bad", [-1, 2**31, 1.5, "4", None])
 def test_a_staleness_that_is_none_is_refused(bad):
     with pytest.raises(ValueError, match="staleness from 0 to 2147483647"):

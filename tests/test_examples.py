@@ -150,3 +150,41 @@ def test_the_gradients_of_the_small_cnn_are_those_of_its_losses():
             example["backward"](weights | {name: weight + h * direction}, images, labels)[0] for h in (1e-6, -1e-6)
         ]
         assert np.sum(gradients[name] * direction) == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-5)
+
+
+def launched(script, *arguments, servers, workers):
+    """Run a script as the workers of a cluster of its own: its lines, without the ranks before them, in order."""
+    command = ["launch", "--servers", servers, "--workers", workers, ROOT / "examples" / script, *arguments]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "shoal", *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.timeout(200)
+def test_logistic_regression_on_a_cluster_has_the_bits_of_a_local_store():
+    planted = demo.PlantedModel(seed=1)
+    demo.write_log(Path("train.tsv"), planted, 20_000, 0)
+    out = run("cluster_lr.py", "--model", "ctr")
+    with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)) as local:
+        train = shoal.read_criteo("train.tsv", batch_size=512)
+        local.fit(train, progress=False)
+        assert f"worker 0 of 1: {local.history.passes[-1].metrics}" in out
+        with shoal.LogisticRegression.load("ctr") as found:
+            assert found.predict_proba(train).tobytes() == local.predict_proba(train).tobytes()
+            assert len(found.table) == len(local.table)
+
+
+@pytest.mark.timeout(200)
+def test_the_small_cnn_of_two_workers_has_the_losses_of_plain_sgd():
+    lines = launched("digits_cnn.py", "--epochs", 2, servers=1, workers=2)
+    losses = np.array([float(line.rsplit(maxsplit=1)[1]) for line in lines]).reshape(2, 2)  # workers, epochs
+    expected = plain_sgd(digits(), 2)
+    sizes = np.array([64 * 14 + 3, 64 * 14 + 2])  # 28 batches of 64, the last of 5
+    assert sizes.sum() == 1797
+    np.testing.assert_allclose(sizes @ losses / sizes.sum(), expected, rtol=2e-5)

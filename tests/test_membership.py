@@ -18,6 +18,7 @@ from shoal.rpc.messages import (
     AddTable,
     Admit,
     Ask,
+    AskFigures,
     AskMap,
     AskTable,
     Barrier,
@@ -33,6 +34,7 @@ from shoal.rpc.messages import (
     MapIs,
     News,
     Order,
+    PartIs,
     Passed,
     Refused,
     Reply,
@@ -41,6 +43,8 @@ from shoal.rpc.messages import (
     StartJob,
     TableForm,
     TableIs,
+    TakePart,
+    TellFigures,
     Waiting,
     WorkerGone,
     decode,
@@ -116,9 +120,10 @@ class Process:
             self.admitted[order.body.rank] = order.body.incarnation
         elif isinstance(order.body, Dismiss):
             assert self.admitted.pop(order.body.rank) == order.body.incarnation
-        self.done = Done(
-            self.sender, order.number, self.world.clock - self.join.rank if isinstance(order.body, Hold) else 0
-        )
+        clock = self.world.clock - self.join.rank if isinstance(order.body, Hold) else 0
+        told = isinstance(order.body, TellFigures)
+        figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
+        self.done = Done(self.sender, order.number, clock, "", figures)
 
     def replied(self, reply: Reply) -> None:
         if isinstance(reply.body, Refused) and reply.body.kind in ("fenced", "not-connected"):
@@ -406,6 +411,63 @@ def test_one_who_goes_while_it_is_let_in_is_dismissed_and_its_rank_is_free_again
     third = world.start_worker()
     world.go(2.0)
     assert (third.place.rank, third.place.incarnation) == (1, 3)
+
+
+def test_a_pass_over_the_data_ends_for_all_at_one_clock_once_all_have_come_to_its_end():
+    world, (one, two) = together(workers=2)
+
+    def take(worker, clock, finished=-1, *, number=0, count=2, digest="d"):
+        asked = worker.ask(TakePart(number, count, digest, finished, 0.0, clock))
+        world.go(1.0)
+        return worker.replies[asked]
+
+    assert take(one, 5) == PartIs(0, None)
+    assert take(two, 5) == PartIs(1, None)
+    assert take(one, 9, 0) == PartIs(None, None)  # the other part may come back
+    assert take(two, 7, 1) == PartIs(None, None)  # all is done, but one may not know
+    assert take(one, 10) == PartIs(None, 11)  # 10 may have become 11 since
+    assert take(two, 8) == PartIs(None, 11)
+    assert take(one, 11, number=1, count=0) == PartIs(None, None)
+    two.alive = False
+    world.go(7.0)
+    assert take(one, 12, number=1, count=0) == PartIs(None, 12)
+    assert "other parts than the worker that began it" in take(one, 12, number=1, count=3).text
+    assert "other parts than the worker that began it" in take(one, 12, number=0, digest="e").text
+    assert "cut the data into larger ones" in take(one, 12, number=2, count=2**24).text
+    two = world.start_worker(1)
+    world.go(2.0)
+    assert take(two, 0) == PartIs(None, 11)  # that pass is over
+    assert take(two, 0, number=2) == PartIs(0, None)
+    two.alive = False
+    world.go(7.0)
+    assert take(one, 12, number=2) == PartIs(0, None)
+
+
+def test_a_worker_that_asks_for_another_part_gives_back_the_one_that_it_did_not_finish():
+    world, (one, two) = together(workers=2)
+    first = one.ask(TakePart(0, 1, "d", -1, 0.0, 0))
+    world.go(1.0)
+    assert one.replies[first] == PartIs(0, None)
+    one.ask(TakePart(1, 5, "d", -1, 0.0, 0))
+    world.go(1.0)
+    again = two.ask(TakePart(0, 1, "d", -1, 0.0, 0))
+    world.go(1.0)
+    assert two.replies[again] == PartIs(0, None)
+    done = two.ask(TakePart(0, 1, "d", 0, 0.0, 3))
+    world.go(1.0)
+    assert two.replies[done] == PartIs(None, 4)  # the other went on to the next pass
+
+
+def test_what_the_servers_have_counted_is_told_endpoint_by_endpoint():
+    world, (one,) = together(servers=2)
+    asked = one.ask(AskFigures())
+    world.go(2.0)
+    told = [(endpoint.server, endpoint.address, endpoint.figures) for endpoint in one.replies[asked].endpoints]
+    assert told == [
+        (0, "tcp://10.0.0.9:5000", {"loop": 0}),
+        (1, "tcp://10.0.0.9:5010", {"loop": 0}),
+        (1, "tcp://10.0.0.9:5011", {"loop": 1}),
+    ]
 
 
 def test_who_comes_after_a_job_is_complete_waits_for_the_next_one_which_starts_at_clock_0():

@@ -99,6 +99,38 @@ def test_one_seed_is_one_run():
     ]
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_assigned_rows_are_there_and_erased_rows_are_counted_once(service):
+    def program(client):
+        rng = random.Random(f"{client.cluster.network.random.random()}")
+        mine = range(100 * client.rank, 100 * client.rank + 40)
+        there = set()
+        for _ in range(8):
+            some = rng.sample(mine, 15)
+            if rng.random() < 0.5:
+                yield client.assign(some, np.full((len(some), 6), client.rank, np.float32))
+                there |= set(some)
+            else:
+                call = client.erase(some)
+                yield call
+                assert call.get() == len(there & set(some))
+                there -= set(some)
+            call = client.contains(mine)
+            yield call
+            assert call.get().sum() == len(there)
+            checked.append(client.rank)
+
+    for seed in range(6):
+        checked = []
+        cluster = Cluster(seed, SERVICES[service], mode="asp", workers=3, endpoints=3, weather=ROUGH)
+        cluster.start([program] * 3)
+        if service == "model":
+            for time in (0.01, 0.03, 0.06):
+                cluster.network.at(time, cluster.move, 1, 2, time == 0.03)
+        assert not cluster.run().stuck
+        assert len(checked) == 24
+
+
 # --- the bits of BSP ---
 
 ADAGRAD = {
@@ -110,15 +142,19 @@ ADAGRAD = {
     "init_parameter": 0.1,
     "init_seed": 5,
 }
-BIT_KEYS, BIT_CLOCKS, BIT_WORKERS = 30, 4, 3
+BIT_KEYS, BIT_CLOCKS, BIT_WORKERS = 12, 4, 3
 
 
 def pushes_of(rank, clock):
-    """What a worker pushes in a clock: nothing, or up to three lists that share keys."""
+    """What a worker pushes in a clock: nothing, or up to three lists that share keys.
+
+    2^60 + 1 - 2^60 is 0 in float64, and 1 in another order: so a sum in a wrong order shows.
+    """
     rng = random.Random(f"{rank} {clock}")
     for _ in range(rng.randint(0, 3)):
         keys = sorted(rng.sample(range(BIT_KEYS), rng.randint(1, 12)))
-        yield keys, np.array([[rng.gauss(0, 10.0 ** rng.randint(-6, 3)) for _ in range(3)] for _ in keys], np.float32)
+        grads = [[rng.choice([-1, 1]) * 2.0 ** rng.choice([-1, 0, 60]) for _ in range(3)] for _ in keys]
+        yield keys, np.array(grads, np.float32)
 
 
 def one_process(spec, mean):
@@ -151,22 +187,50 @@ def worker(client):
     yield client.pull(list(range(BIT_KEYS)))
 
 
+def bsp(service, endpoints, seed, mean):
+    cluster = Cluster(
+        seed,
+        service,
+        mode="bsp",
+        mean=mean,
+        workers=BIT_WORKERS,
+        endpoints=endpoints,
+        weather=ROUGH,
+        tables={1: ADAGRAD},
+    )
+    cluster.start([worker] * BIT_WORKERS)
+    cluster.run()
+    return cluster
+
+
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("service", SERVICES)
 def test_bsp_has_the_same_bits_on_any_number_of_servers(service, mean):
     expected, steps = one_process(ADAGRAD, mean)
     for endpoints in (1, 2, 4):
         for seed in range(3):
-            cluster = Cluster(
-                seed, SERVICES[service], mode="bsp", mean=mean, workers=BIT_WORKERS, endpoints=endpoints, weather=ROUGH,
-                tables={1: ADAGRAD},
-            )  # fmt: skip
-            cluster.start([worker] * BIT_WORKERS)
-            history = cluster.run()
-            assert not history.stuck
+            cluster = bsp(SERVICES[service], endpoints, seed, mean)
+            assert not cluster.history.stuck
             assert cluster.rows(list(range(BIT_KEYS))).tobytes() == expected.tobytes()
-            assert all(pull.rows.tobytes() == expected.tobytes() for pull in history.pulls)
+            assert all(pull.rows.tobytes() == expected.tobytes() for pull in cluster.history.pulls)
             assert {one.shard(1).step for one in cluster.services.values()} == {steps}
+
+
+class MergesBackwards(model.Service):
+    def merge(self, table, pushes, workers):
+        super().merge(table, pushes[::-1], workers)
+
+
+class MergesAsTheyCame(model.Service):
+    def merge(self, table, pushes, workers):
+        super().merge(table, [push for push in self.pending if push in pushes], workers)
+
+
+@pytest.mark.parametrize("planted", [MergesBackwards, MergesAsTheyCame])
+def test_a_merge_in_another_order_has_other_bits(planted):
+    expected, _ = one_process(ADAGRAD, mean=False)
+    rows = [bsp(planted, 2, seed, mean=False).rows(list(range(BIT_KEYS))) for seed in range(10)]
+    assert any(one.tobytes() != expected.tobytes() for one in rows)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ PYTHON = {
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors optim table sealed checkpoint store data metrics models demo reports rpc cluster rpc cluster",
+    "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports rpc cluster",
     "__main__": "cli",
     "__init__": "errors consistency optim table dense store rpc cluster data metrics models reports",
 }

@@ -6,7 +6,7 @@
 // Fills the three with the same keys, then measures three kinds of work in every round:
 //
 //   given    keys as they come, in no order and with duplicates, a gradient each. The store does what Table.push of the
-//            Python package does, by the same classes: KeyBatch (sort, unique), sum of the gradients, Shard::push. The
+//            Python package does, by the same classes: SummedBatch (sort, unique, sum of the gradients), Shard::push. The
 //            maps make a step for every key given, as they come; with two threads each has a map of its own, and the
 //            keys are divided first.
 //   step     what a step of training asks for: the weight of every key given, in the order given, and then `given`. The
@@ -35,6 +35,7 @@
 #include "maps.h"
 #include "measure.h"
 #include "route/key_batch.h"
+#include "route/summed_batch.h"
 #include "store/shard.h"
 
 namespace shoal {
@@ -56,11 +57,8 @@ class Store {
                slots_, pool) {}
 
   void push_given(const Work& work) {
-    const KeyBatch batch(work.keys, slots_, pool_, scratch_);
-    sums_.resize(std::max(sums_.size(), batch.size()));
-    const auto grads = std::span(sums_).first(batch.size());
-    batch.sum(work.grads, 1, grads, pool_);
-    shard_.push({batch.hashes(), batch.begins()}, grads);
+    const SummedBatch batch(work.keys, work.grads, 1, slots_, pool_, scratch_);
+    shard_.push({batch.hashes(), batch.begins()}, batch.sums());
   }
 
   void step_given(const Work& work, std::span<float> out) {

@@ -11,6 +11,7 @@
 #include "bind/bind.h"
 #include "route/key_batch.h"
 #include "route/merge.h"
+#include "route/summed_batch.h"
 
 namespace shoal::bind {
 
@@ -22,6 +23,16 @@ std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size
   const py::gil_scoped_release nogil;
   return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
     return std::make_unique<KeyBatch>(given, Slots(slots), workers.pool, scratch, last);
+  });
+}
+
+std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const Array<float>& rows,
+                                         std::size_t dim, std::size_t slots, Workers& workers) {
+  const auto given = in(keys);
+  const auto from = in(rows);
+  const py::gil_scoped_release nogil;
+  return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+    return std::make_unique<SummedBatch>(given, from, dim, Slots(slots), workers.pool, scratch);
   });
 }
 
@@ -97,6 +108,20 @@ void add_route(py::module_& module) {
       .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
            py::arg("workers"))
       .def("verify", &KeyBatch::verify);
+  py::class_<SummedBatch>(module, "SummedBatch")
+      .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),
+           py::arg("slots"), py::arg("workers"))
+      .def("__len__", &SummedBatch::size)
+      .def_property_readonly(
+          "hashes",
+          [](const py::object& self) { return view(self.cast<const SummedBatch&>().hashes(), self); })
+      .def_property_readonly(
+          "begins",
+          [](const py::object& self) { return view(self.cast<const SummedBatch&>().begins(), self); })
+      .def_property_readonly("sums", [](const py::object& self) {
+        const auto& batch = self.cast<const SummedBatch&>();
+        return view(batch.sums(), self).reshape({batch.size(), batch.dim()});
+      });
   module.def("merge", &merge_lists, py::arg("lists"), py::arg("dim"), py::arg("workers"));
 }
 

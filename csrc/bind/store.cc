@@ -10,6 +10,7 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "route/summed_batch.h"
 #include "store/functions.h"
 #include "store/shard.h"
 
@@ -17,7 +18,10 @@ namespace shoal::bind {
 
 namespace {
 
-SlotSlices slices(const KeyBatch& batch) { return {batch.hashes(), batch.begins()}; }
+template <class Batch>
+SlotSlices slices(const Batch& batch) {
+  return {batch.hashes(), batch.begins()};
+}
 
 Dtype dtype_of(const std::string& name) {
   SHOAL_CHECK(name == "float32" || name == "float16" || name == "bfloat16",
@@ -40,7 +44,8 @@ void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
   shard.pull(slices(batch), to);
 }
 
-std::uint64_t push(Shard& shard, const KeyBatch& batch, const Array<float>& grads) {
+template <class Batch>
+std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads) {
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
   const py::gil_scoped_release nogil;
@@ -186,7 +191,8 @@ void add_store(py::module_& module) {
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
            py::arg("slots"), py::arg("workers"), py::keep_alive<1, 11>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
-      .def("push", &push, py::arg("batch"), py::arg("grads").noconvert())
+      .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert())
+      .def("push", &push<SummedBatch>, py::arg("batch"), py::arg("grads").noconvert())
       .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert())
       .def("erase", &erase, py::arg("batch"))
       .def("contains", &contains, py::arg("batch"))

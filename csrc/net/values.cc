@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "base/check.h"
@@ -15,38 +16,54 @@ namespace shoal {
 
 namespace {
 
-// Four sums hide the latency of one; which of them a value joins depends on its place alone.
-class LossSum {
- public:
-  void add(std::size_t place, float sent, float given) noexcept {
-    const double error = std::abs(static_cast<double>(sent) - static_cast<double>(given));
-    const double counted = std::isfinite(error) ? error : 0.0;
-    squared_[place % kLanes] += counted * counted;
-    largest_[place % kLanes] = std::max(largest_[place % kLanes], counted);
-  }
-  void join(Loss& loss) const noexcept {
-    loss.squared += (squared_[0] + squared_[1]) + (squared_[2] + squared_[3]);
-    loss.largest = std::max(loss.largest, *std::max_element(largest_.begin(), largest_.end()));
-  }
+// Rows are narrowed a chunk at a time: noise, halves, widened again and errors are plain loops over arrays, which become
+// vector code.
+constexpr std::size_t kChunk = 512;
 
- private:
-  static constexpr std::size_t kLanes = 4;
-  std::array<double, kLanes> squared_{};
-  std::array<double, kLanes> largest_{};
+// Eight sums hide the latency of one; which of them a value joins depends on its place alone.
+struct LossSum {
+  static constexpr std::size_t kLanes = 8;
+  std::array<double, kLanes> squared{};
+  std::array<double, kLanes> largest{};
+
+  void join(Loss& loss) const noexcept {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      loss.squared += squared[lane];
+      loss.largest = std::max(loss.largest, largest[lane]);
+    }
+  }
 };
 
-template <class Narrow, class Widen>
-void narrow_rows(std::span<const float> values, std::span<const std::uint64_t> hashes, std::size_t dim,
-                 std::uint64_t noise, std::span<std::uint16_t> out, LossSum& sum, const Narrow& to,
-                 const Widen& from) noexcept {
-  std::size_t place = 0;
-  for (const std::uint64_t hash : hashes) {
-    const std::uint32_t row = row_noise(noise, hash);
-    for (std::uint32_t element = 0; element < dim; ++element, ++place) {
-      const float value = values[place];
-      out[place] = to(value, bits_for(element_noise(row, element), 0, std::bit_cast<std::uint32_t>(value)));
-      sum.add(place, from(out[place]), value);
+SHOAL_INLINE void add_error(float sent, float given, double& squared, double& largest) noexcept {
+  const double error = std::abs(static_cast<double>(sent) - static_cast<double>(given));
+  const double counted = error <= std::numeric_limits<double>::max() ? error : 0.0;  // not infinite, no NaN
+  squared += counted * counted;
+  largest = counted > largest ? counted : largest;
+}
+
+SHOAL_CLONES void add_errors(const float* sent, const float* given, std::size_t size, LossSum& sum) noexcept {
+  std::size_t i = 0;
+  for (; i + LossSum::kLanes <= size; i += LossSum::kLanes) {
+    for (std::size_t lane = 0; lane < LossSum::kLanes; ++lane) {
+      add_error(sent[i + lane], given[i + lane], sum.squared[lane], sum.largest[lane]);
     }
+  }
+  for (std::size_t lane = 0; i < size; ++i, ++lane) {
+    add_error(sent[i], given[i], sum.squared[lane], sum.largest[lane]);
+  }
+}
+
+SHOAL_CLONES void to_bfloat16_all(const float* from, const std::uint32_t* noise, std::uint16_t* to,
+                                  std::size_t size) noexcept {
+  for (std::size_t i = 0; i < size; ++i) {
+    to[i] = to_bfloat16(from[i], bits_for(noise[i], 0, std::bit_cast<std::uint32_t>(from[i])));
+  }
+}
+
+SHOAL_CLONES void to_float16_all(const float* from, const std::uint32_t* noise, std::uint16_t* to,
+                                 std::size_t size) noexcept {
+  for (std::size_t i = 0; i < size; ++i) {
+    to[i] = to_float16(from[i], bits_for(noise[i], 0, std::bit_cast<std::uint32_t>(from[i])));
   }
 }
 
@@ -120,10 +137,29 @@ void narrow(std::span<const float> values, std::span<const std::uint64_t> hashes
                   std::to_string(hashes.size()) + " rows of " + std::to_string(dim));
   const std::uint64_t noise = step_noise(seed, message);
   LossSum sum;
-  if (dtype == Dtype::kBfloat16) {
-    narrow_rows(values, hashes, dim, noise, out, sum, to_bfloat16, from_bfloat16);
-  } else {
-    narrow_rows(values, hashes, dim, noise, out, sum, to_float16, from_float16);
+  std::array<std::uint32_t, kChunk> bits;
+  std::array<float, kChunk> wide;
+  std::size_t row = 0;
+  std::uint32_t element = 0;
+  std::uint32_t of_row = hashes.empty() ? 0 : row_noise(noise, hashes[0]);
+  for (std::size_t first = 0; first < values.size(); first += kChunk) {
+    const std::size_t size = std::min(kChunk, values.size() - first);
+    for (std::size_t i = 0; i < size; ++i) {
+      bits[i] = element_noise(of_row, element);
+      if (++element == dim) {
+        element = 0;
+        of_row = ++row < hashes.size() ? row_noise(noise, hashes[row]) : 0;
+      }
+    }
+    const float* const from = values.data() + first;
+    const auto to = out.subspan(first, size);
+    if (dtype == Dtype::kBfloat16) {
+      to_bfloat16_all(from, bits.data(), to.data(), size);
+    } else {
+      to_float16_all(from, bits.data(), to.data(), size);
+    }
+    widen(to, dtype, wide);
+    add_errors(wide.data(), from, size, sum);
   }
   loss.values += values.size();
   sum.join(loss);

@@ -1,163 +1,15 @@
-// How a batch is sorted, in passes that are linear whatever the keys are:
-//
-//   1 count    the hashes of each group; a group is a value of the top bits, about 3000 hashes
-//   2 scatter  hashes and their places into the groups
-//   3 sort     each group, in cache: radix sort by the next 16 bits, then an insertion sort of what remains, which is
-//              little, as hashes are uniform. Where it is not (keys chosen by an enemy), radix sort by all bits
-//   4 emit     a hash that differs from the one before is new
-//
-// Tried and slower: words of (32 bits of the hash, 32 bits of the position) sorted in place of the pairs, 0.9 of the
-// speed, for gathering hashes and places afterwards; separate arrays for the results, whose pages came back fresh every
-// time, 0.6 for a batch of different keys.
-//
-// Threads share the batch in 1 and 2 and the groups in 3 and 4. Every pass is stable: equal hashes stay in order of
-// occurrence, so nothing depends on the number of threads.
-
 #include "route/key_batch.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
-#include <utility>
 
 #include "base/check.h"
-#include "base/simd.h"
+#include "route/hash_order.h"
 #include "route/sum.h"
 
 namespace shoal {
 
-namespace {
-
-using Place = std::uint32_t;
-
-constexpr std::size_t kBlock = 512;    // hashes mixed at a time: 4 KiB
-constexpr std::size_t kLeast = 16384;  // keys worth a thread
-
-SHOAL_CLONES void mix_block(const std::uint64_t* keys, std::size_t n, std::uint64_t* hashes) noexcept {
-  for (std::size_t i = 0; i < n; ++i) {
-    hashes[i] = mix(keys[i]);
-  }
-}
-
-// Where hashes come from: keys to be mixed, or hashes as they are.
-class Source {
- public:
-  Source(std::span<const std::uint64_t> given, std::optional<std::uint64_t> last, bool mixed) noexcept
-      : given_(given), last_(last), mixed_(mixed) {}
-
-  std::size_t size() const noexcept { return given_.size() + (last_ ? 1 : 0); }
-
-  // Calls use(hash, place) for the places from `begin` to `end`.
-  template <class Use>
-  void each(std::size_t begin, std::size_t end, const Use& use) const noexcept {
-    std::uint64_t block[kBlock];
-    for (std::size_t at = begin; at < end; at += kBlock) {
-      const std::size_t n = std::min(kBlock, end - at);
-      const std::uint64_t* hashes = given_.data() + at;
-      if (!mixed_) {
-        const std::size_t keys = std::min(n, given_.size() - at);
-        mix_block(hashes, keys, block);
-        if (keys != n) {
-          block[keys] = mix(*last_);
-        }
-        hashes = block;
-      }
-      for (std::size_t i = 0; i < n; ++i) {
-        use(hashes[i], static_cast<Place>(at + i));
-      }
-    }
-  }
-
- private:
-  std::span<const std::uint64_t> given_;
-  std::optional<std::uint64_t> last_;
-  bool mixed_;
-};
-
-// The top bits that make groups of 2048 to 4095 hashes: sorting one stays in the second-level cache, and 1 million keys
-// make 256 groups. Groups of 512 to 1023 would fit the first level, but there the scatter into four times as many groups
-// misses the page tables' cache: 0.75 of the speed at 1 million keys. More than 2048 groups lose more than they gain.
-unsigned group_bits(std::size_t n) noexcept {
-  return std::min(static_cast<unsigned>(std::bit_width(n / 4096)), 11U);
-}
-
-// Hashes and where they stood, side by side.
-struct Pairs {
-  std::uint64_t* hashes;
-  Place* places;
-
-  void move(std::size_t from, const Pairs& to, std::size_t at) const noexcept {
-    to.hashes[at] = hashes[from];
-    to.places[at] = places[from];
-  }
-  Pairs operator+(std::size_t n) const noexcept { return {hashes + n, places + n}; }
-};
-
-// A stable radix sort by `digits` bytes from bit `shift` up, lowest first. An even number of digits and of passes: the
-// result is back in `pairs`.
-template <unsigned digits>
-void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned shift) noexcept {
-  static_assert(digits % 2 == 0);
-  constexpr std::size_t kValues = 256;
-  Place ends[digits][kValues] = {};
-  for (std::size_t i = 0; i < n; ++i) {
-    for (unsigned d = 0; d < digits; ++d) {
-      ++ends[d][(pairs.hashes[i] >> (shift + 8 * d)) % kValues];
-    }
-  }
-  for (unsigned d = 0; d < digits; ++d) {
-    const Pairs& from = d % 2 == 0 ? pairs : spare;
-    const Pairs& to = d % 2 == 0 ? spare : pairs;
-    Place* const next = ends[d];
-    Place sum = 0;
-    for (std::size_t v = 0; v < kValues; ++v) {
-      sum += std::exchange(next[v], sum);
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      from.move(i, to, next[(from.hashes[i] >> (shift + 8 * d)) % kValues]++);
-    }
-  }
-}
-
-// A stable insertion sort that gives up after `moves` moves: false, and all pairs are still there, equal ones in order.
-bool insertion_sort(const Pairs& pairs, std::size_t n, std::size_t moves) noexcept {
-  for (std::size_t i = 1; i < n; ++i) {
-    const std::uint64_t hash = pairs.hashes[i];
-    if (hash >= pairs.hashes[i - 1]) {
-      continue;
-    }
-    const Place place = pairs.places[i];
-    std::size_t j = i;
-    for (; j > 0 && pairs.hashes[j - 1] > hash; --j) {
-      pairs.move(j - 1, pairs, j);
-    }
-    pairs.hashes[j] = hash;
-    pairs.places[j] = place;
-    if (i - j > moves) {
-      return false;
-    }
-    moves -= i - j;
-  }
-  return true;
-}
-
-// Hashes that share their top `bits`: sorted, and how many differ.
-std::size_t sort_group(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned bits) noexcept {
-  constexpr std::size_t kFew = 48;
-  if (n > kFew) {
-    radix_sort<2>(pairs, spare, n, 48 - bits);
-  }
-  if (!insertion_sort(pairs, n, n > kFew ? 2 * n : kFew * kFew)) {
-    radix_sort<8>(pairs, spare, n, 0);
-  }
-  std::size_t differing = n == 0 ? 0 : 1;
-  for (std::size_t i = 1; i < n; ++i) {
-    differing += pairs.hashes[i] != pairs.hashes[i - 1] ? 1U : 0U;
-  }
-  return differing;
-}
-
-}  // namespace
+using hash_order::Place;
 
 KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch,
                    std::optional<std::uint64_t> last)
@@ -174,13 +26,9 @@ KeyBatch KeyBatch::of_hashes(std::span<const std::uint64_t> hashes, Slots slots,
 KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint64_t> last, bool mixed,
                    Slots slots, Pool& pool, KeyBatchScratch& scratch)
     : slots_(slots) {
-  const Source source(given, last, mixed);
+  const hash_order::Source source(given, last, mixed);
   const std::size_t n = source.size();
   SHOAL_CHECK(n <= kMostKeys, "a batch holds at most 2^32 - 1 keys, got " + std::to_string(n) + ": split it");
-  const unsigned bits = group_bits(n);
-  const std::size_t groups = std::size_t{1} << bits;
-  const auto group_of = [bits](std::uint64_t hash) { return bits == 0 ? 0 : hash >> (64U - bits); };
-  const auto first_slot = [&](std::size_t group) { return ((group << slots.bits()) + groups - 1) >> bits; };
 
   // One piece of memory for all results: given back and taken again, it is the same memory, and no page is fresh.
   given_ = n;
@@ -191,87 +39,13 @@ KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint
   inverse_ = order_ + n;
   firsts_ = inverse_ + n;
 
-  // 1 and 2. A piece's offset into a group follows the pieces before it: order of occurrence is kept.
-  const Pieces pieces{n, parts_for(n, kLeast, pool.threads())};
-  const std::span<std::size_t> cuts = scratch.cuts.claim(groups * (pieces.parts + 2) + 1);
-  std::size_t* const begins = cuts.data();           // groups + 1: where a group begins
-  std::size_t* const uniques = begins + groups + 1;  // groups: its differing hashes, later those before it
-  std::size_t* const offsets = uniques + groups;     // groups for each piece
-  pool.run(pieces.parts, [&](std::size_t p) {
-    std::size_t* const counts = offsets + p * groups;
-    std::fill_n(counts, groups, 0);
-    source.each(pieces.begin(p), pieces.begin(p + 1),
-                [&](std::uint64_t hash, Place) { ++counts[group_of(hash)]; });
-  });
-  std::size_t total = 0;
-  for (std::size_t g = 0; g < groups; ++g) {
-    begins[g] = total;
-    for (std::size_t p = 0; p < pieces.parts; ++p) {
-      total += std::exchange(offsets[p * groups + g], total);
-    }
-  }
-  begins[groups] = total;
-  // Alone, the uniques may be written over the hashes they come from; threads would meet.
-  const Pairs pairs{pieces.parts == 1 ? hashes_ : scratch.hashes.claim(n).data(), order_};
-  pool.run(pieces.parts, [&](std::size_t p) {
-    std::size_t* const next = offsets + p * groups;
-    source.each(pieces.begin(p), pieces.begin(p + 1), [&](std::uint64_t hash, Place place) {
-      const std::size_t to = next[group_of(hash)]++;
-      pairs.hashes[to] = hash;
-      pairs.places[to] = place;
-    });
-  });
-
-  const auto emit = [&](std::size_t g, std::size_t unique) {
-    std::size_t u = unique - 1;  // wraps where nothing is before: the first hash is new
-    std::uint64_t before = begins[g] == begins[g + 1] ? 0 : ~pairs.hashes[begins[g]];
-    for (std::size_t j = begins[g]; j < begins[g + 1]; ++j) {
-      u += pairs.hashes[j] != before ? 1U : 0U;
-      before = pairs.hashes[j];
-      hashes_[u] = before;
+  firsts_[0] = 0;
+  size_ = hash_order::sort(source, slots, pool, scratch, hashes_, begins_, order_, [this] {
+    return [this](std::size_t j, std::size_t u, bool /*fresh*/) {
       firsts_[u + 1] = static_cast<Place>(j + 1);
       inverse_[order_[j]] = static_cast<Place>(u);
-    }
-    // The slots whose least hash is in this group.
-    std::size_t slot = first_slot(g);
-    for (; unique != u + 1; ++unique) {
-      for (const std::size_t to = index_of(slots.of(hashes_[unique])); slot <= to; ++slot) {
-        begins_[slot] = unique;
-      }
-    }
-    std::fill(begins_ + slot, begins_ + std::max(slot, first_slot(g + 1)), unique);
-  };
-
-  // 3 and 4. More parts than threads: hot keys make some groups large.
-  const Pieces shares{groups, pieces.parts == 1 ? 1 : std::min(groups, 8 * pieces.parts)};
-  // A part's groups take turns in the room of the first: together no more than the batch, and always the same lines.
-  const Pairs spares{scratch.spare_hashes.claim(n).data(), scratch.spare_places.claim(n).data()};
-  const auto sort = [&](std::size_t g, std::size_t p) {
-    return sort_group(pairs + begins[g], spares + begins[shares.begin(p)], begins[g + 1] - begins[g], bits);
-  };
-  firsts_[0] = 0;
-  if (shares.parts == 1) {
-    for (std::size_t g = 0; g < groups; ++g) {
-      const std::size_t differing = sort(g, 0);
-      emit(g, size_);
-      size_ += differing;
-    }
-  } else {
-    pool.run(shares.parts, [&](std::size_t p) {
-      for (std::size_t g = shares.begin(p); g < shares.begin(p + 1); ++g) {
-        uniques[g] = sort(g, p);
-      }
-    });
-    for (std::size_t g = 0; g < groups; ++g) {
-      size_ += std::exchange(uniques[g], size_);
-    }
-    pool.run(shares.parts, [&](std::size_t p) {
-      for (std::size_t g = shares.begin(p); g < shares.begin(p + 1); ++g) {
-        emit(g, uniques[g]);
-      }
-    });
-  }
-  begins_[slots.count()] = size_;
+    };
+  });
   SHOAL_DCHECK(verify());
 }
 

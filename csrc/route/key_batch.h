@@ -36,19 +36,9 @@
 #include "base/buffer.h"
 #include "base/mix.h"
 #include "base/threads.h"
+#include "route/hash_order.h"
 
 namespace shoal {
-
-// Working memory for building batches, worth keeping: fresh pages would cost as much as a third of the sort. One build
-// at a time.
-class KeyBatchScratch {
- private:
-  friend class KeyBatch;
-  Buffer<std::uint64_t> hashes;        // n, where threads share the batch
-  Buffer<std::uint64_t> spare_hashes;  // n, of which the largest group of each part that sorts is used
-  Buffer<std::uint32_t> spare_places;
-  Buffer<std::size_t> cuts;  // counts and offsets of the groups
-};
 
 class KeyBatch {
  public:

@@ -54,8 +54,16 @@ SHOAL_CLONES void mark_finite(const float* x, std::size_t rows, std::size_t dim,
     }
     return;
   }
+  // Nearly always all are, and one flat loop sees that in a fraction of the time that row by row takes.
+  std::uint32_t all = 1;
+  for (std::size_t i = 0; i < rows * dim; ++i) {
+    all &= is_finite(x[i]);
+  }
+  if (all != 0) {
+    return;
+  }
   for (std::size_t r = 0; r < rows; ++r) {
-    std::uint32_t all = 1;
+    all = 1;
     for (std::size_t e = 0; e < dim; ++e) {
       all &= is_finite(x[r * dim + e]);
     }

@@ -31,6 +31,11 @@ class Consistency:
         return 0
 
     @property
+    def is_bulk(self) -> bool:
+        """Whether pushes are kept until all workers have ended their clock."""
+        return self.mode == "bsp" or (self.mode == "ssp" and self.waits == 0)
+
+    @property
     def mean(self) -> bool:
         """Whether the pushes of a clock are divided by the number of workers."""
         return False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from shoal import _core, checkpoint
 from shoal.consistency import ASP, Consistency
@@ -103,6 +103,16 @@ class Store(ABC):
         """How many workers the job has."""
 
     @property
+    def taking_parts(self) -> bool:
+        """Whether this worker is in a loop over :meth:`parts`, where no two workers need do as much."""
+        return False
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """Ranks of workers that were taken for dead since this one connected."""
+        return frozenset()
+
+    @property
     @abstractmethod
     def consistency(self) -> Consistency:
         """What a pull may see of other workers' pushes."""
@@ -167,9 +177,9 @@ class Store(ABC):
         -----
         While no worker dies, and without ``reissue``, every part is yielded to exactly one worker. The part of a worker
         that dies is given to another from its beginning, so some of its examples are trained on twice. The k-th call is
-        the k-th pass for every worker; it ends when all parts of the pass were trained on. Until then a worker that
-        finds none left ticks along with the others, so that they need not wait for it. A worker has one part at a
-        time. Blocks for a round trip to the scheduler between parts.
+        the k-th pass for every worker; it ends when all parts of the pass were trained on, for all workers at the same
+        clock. Until then a worker that finds none left ticks along with the others, so that they need not wait for it.
+        A worker has one part at a time. Blocks for a round trip to the scheduler between parts.
 
         Examples
         --------
@@ -215,6 +225,9 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(failed=error is not None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store is not passed to another process: make or connect one there")
 
     def _check_open(self) -> None:
         if not self._open:

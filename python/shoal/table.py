@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -199,7 +199,7 @@ class Shard(Protocol):
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending | None:
         """Fill ``rows``; None: they are filled."""
 
-    def push(self, batch: _core.KeyBatch, grads: Rows, /) -> Pushed | int:
+    def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> Pushed | int:
         """Apply one step; a number: it is applied. ``grads`` is not changed any more."""
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
@@ -358,6 +358,12 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"table {self.name!r} is not passed to another process: make or connect a store there, and ask it for the "
+            "table"
+        )
+
     @property
     def spec(self) -> TableSpec:
         """What the table is."""
@@ -491,11 +497,13 @@ class Table:
         push is seen once every worker has ended the clock with ``store.tick()``.
         """
         self._check_usable()
-        batch = self._batch(keys)
-        return self._push(batch, batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads")))
+        given = as_keys(keys)
+        rows = as_rows(grads, (len(given), self.dim), self.name, "grads")
+        batch = _core.SummedBatch(given, rows, self.dim, self._slots, self._workers)
+        return self._push(batch, batch.sums)
 
-    def _push(self, batch: KeyBatch, grads: Rows) -> Handle[None]:
-        begun: Pending | int = self._gate.change(lambda: self.shard.push(batch.native, grads))
+    def _push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows) -> Handle[None]:
+        begun: Pending | int = self._gate.change(lambda: self.shard.push(batch, grads))
         return Handle(None if isinstance(begun, int) else begun, _nothing)
 
     def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Handle[Rows]:
@@ -573,7 +581,7 @@ class Table:
         given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
         if copy and not isinstance(self.shard, _core.Shard):
             given = given.copy()
-        return self._push(batch, given)
+        return self._push(batch.native, given)
 
     def assign(self, keys: Keys, rows: Rows) -> None:
         """Set the weights of ``keys``, creating rows that are not there.

@@ -1,4 +1,4 @@
-// KeyBatch against std::map, which sorts, dedupes and keeps places in the obvious way.
+// KeyBatch and SummedBatch against std::map, which sorts, dedupes and keeps places in the obvious way.
 
 #include "route/key_batch.h"
 
@@ -13,6 +13,7 @@
 #include "base/mix.h"
 #include "base/threads.h"
 #include "check.h"
+#include "route/summed_batch.h"
 
 using namespace shoal;
 
@@ -70,6 +71,36 @@ void check_batch(const Keys& keys, std::size_t slot_count = 1024, bool mixed = f
     batch.counts(counted);
     CHECK(counted == counts);
   };
+  // Rows whose sums depend on the order in which they are added up.
+  const auto rows_of = [&](std::size_t dim) {
+    std::vector<float> rows(keys.size() * dim);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = static_cast<float>(i % 7 == 0 ? 1e16 : 1.0) * (i % 2 == 0 ? 1.0F : -0.1F);
+    }
+    return rows;
+  };
+  const auto check_sums = [&](std::size_t dim, const std::vector<float>& rows, const SummedBatch& batch) {
+    CHECK(batch.slots() == slots);
+    CHECK(same(batch.hashes(), hashes));
+    CHECK(same(batch.begins(), begins));
+    std::vector<float> sums;
+    for (const auto& [hash, at] : places) {
+      for (std::size_t d = 0; d < dim; ++d) {
+        auto sum = static_cast<double>(rows[at[0] * dim + d]);
+        for (std::size_t k = 1; k < at.size(); ++k) {
+          sum += static_cast<double>(rows[at[k] * dim + d]);
+        }
+        sums.push_back(static_cast<float>(sum));
+      }
+    }
+    CHECK(same(batch.sums(), sums));
+  };
+  for (const std::size_t dim : {1UL, 3UL}) {
+    const auto rows = rows_of(dim);
+    for (Pool* pool : mixed ? std::vector<Pool*>{} : pools()) {
+      check_sums(dim, rows, SummedBatch(keys, rows, dim, slots, *pool, scratch));
+    }
+  }
   for (Pool* pool : pools()) {
     check_batch(mixed ? KeyBatch::of_hashes(keys, slots, *pool, scratch)
                       : KeyBatch(keys, slots, *pool, scratch));

@@ -324,6 +324,28 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   check_refused(sent, "tables must ascend strictly: number 0 is 2, after it 2");
 }
 
+TEST(a_header_that_tells_of_another_length_or_checksum_is_refused_though_its_own_holds) {
+  Sent push = {{.op = Op::kPush, .dtype = Dtype::kFloat32, .dim = 1, .sequence = 77, .count = 1},
+               {bytes_of_all<std::uint64_t>({3}), bytes_of_all<float>({1})}};
+  const auto told = [&](std::size_t at, const std::string& part) {
+    std::vector<Bytes> frames = push.frames();
+    frames[0][at] ^= std::byte{1};
+    const std::uint32_t crc = crc32c(std::span(frames[0]).first(offsetof(Header, header_crc)));
+    std::memcpy(frames[0].data() + offsetof(Header, header_crc), &crc, sizeof crc);
+    Decoded got;
+    const Fault fault = decode_bytes(frames, got, {});
+    CHECK(fault.status == Status::kBadRequest);
+    CHECK(fault.message().find(part) != std::string_view::npos);
+  };
+  told(offsetof(Header, payload_bytes), "the header tells of 13 bytes, 12 came");
+  told(offsetof(Header, payload_crc), "the payload's crc32c is");
+  // A row too many, though all else is consistent.
+  push.header.count = 2;
+  check_refused(push, "the hashes of a push of 2 need 16 bytes, got 8");
+  push.header.count = 0;
+  check_refused(push, "the hashes of a push of 0 need 0 bytes, got 8");
+}
+
 TEST(a_map_cannot_make_values_out_of_nothing) {
   Sent sent = {
       {.op = Op::kPush, .dtype = Dtype::kFloat32, .flags = kPacked, .dim = 3, .sequence = 77, .count = 1},

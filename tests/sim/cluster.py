@@ -90,8 +90,14 @@ class Client:
         )  # fmt: skip
         return call
 
+    def assign(self, keys, rows, table=1):
+        return self._submit(Op.ASSIGN, table, keys, values=rows, dim=self.cluster.dims[table])[1]
+
     def erase(self, keys, table=1):
         return self._submit(Op.ERASE, table, keys)[1]
+
+    def contains(self, keys, table=1):
+        return self._submit(Op.CONTAINS, table, keys, out=np.empty(len(keys), np.uint8))[1]
 
     def tick(self):
         record = self.cluster.history.tick(self)

@@ -62,6 +62,7 @@ class History:
             self.mode = "bsp"
         self.events = 0
         self.lives = []
+        self.by_name = {}  # (rank, incarnation) -> life
         self.pulls, self.pushes = [], []
         self.stuck, self.errors = [], []
 
@@ -72,10 +73,11 @@ class History:
         return self.events
 
     def life(self, client):
-        return next(life for life in self.lives if (life.rank, life.incarnation) == (client.rank, client.incarnation))
+        return self.by_name[client.rank, client.incarnation]
 
     def joined(self, rank, incarnation, start):
-        self.lives.append(Life(rank, incarnation, start, self._next()))
+        life = self.by_name[rank, incarnation] = Life(rank, incarnation, start, self._next())
+        self.lives.append(life)
 
     def died(self, client):
         self.life(client).died = self._next()
@@ -89,7 +91,8 @@ class History:
         event.settled, event.rows = self._next(), rows
 
     def push(self, client, table, keys, grads):
-        amount = round(float(-grads[0, client.rank]) * RATE) if len(keys) else 0
+        counting = len(keys) and grads.shape[1] == 2 * self.workers
+        amount = round(float(-grads[0, client.rank]) * RATE) if counting else 0
         event = Event(self.life(client), client.clock, self._next(), None, None, table, tuple(keys), amount, grads)
         self.pushes.append(event)
         return event

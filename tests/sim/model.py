@@ -23,7 +23,7 @@ class Member:
     erased: dict = field(default_factory=dict)  # (slot, sequence) -> rows
 
 
-@dataclass
+@dataclass(eq=False)
 class Push:
     clock: int
     table: int

@@ -108,17 +108,19 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
     if bind is None:
         raise ValueError(f"a scheduler needs an address: pass --bind tcp://HOST:{PORT}")
     _log_to_stderr(arguments)
-    with Scheduler(
-        bind,
-        servers=servers,
-        workers=workers if workers is not None else 1,
-        slots=arguments.slots,
-        heartbeat=arguments.heartbeat,
-        keys=_keys(arguments.curve, "scheduler"),
-    ) as scheduler:
+    with (
+        Scheduler(
+            bind,
+            servers=servers,
+            workers=workers if workers is not None else 1,
+            slots=arguments.slots,
+            heartbeat=arguments.heartbeat,
+            keys=_keys(arguments.curve, "scheduler"),
+        ) as scheduler,
+        _told_to_end(scheduler.stop),
+    ):
         say(f"scheduler at {scheduler.address}, for {servers} servers")
-        with _told_to_end(scheduler.stop):
-            scheduler.run(_parent_lives(arguments))
+        scheduler.run(_parent_lives(arguments))
     return Answer("", {})
 
 
@@ -143,12 +145,12 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             grace=arguments.grace,
             keys=_keys(arguments.curve, "server"),
         ) as server,
+        _told_to_end(server.stop),
     ):
         for endpoint in server.endpoints:
             slots = f"{endpoint.first_slot} to {endpoint.end_slot - 1}"
             say(f"server {server.rank} has slots {slots}, at {endpoint.address}")
-        with _told_to_end(server.stop):
-            server.run(_parent_lives(arguments))
+        server.run(_parent_lives(arguments))
     return Answer("", {})
 
 

@@ -14,8 +14,10 @@ from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
 from shoal.cli.arguments import FORMATS, columns, command, machine, open_reader, reading, schema_of
 
 if TYPE_CHECKING:
+    from shoal.consistency import Consistency
     from shoal.data import Reader
     from shoal.models import GridResult, LogisticRegressionGrid, Model
+    from shoal.store import Store
 
 EXAMPLES = """\
 examples:
@@ -51,12 +53,17 @@ examples:
   with the progressive loss at the powers of two, as Vowpal Wabbit prints it, in place of the bar:
   $ shoal train lr --train train.libsvm --format libsvm --progress 2.0 --model told
 
+  on a cluster, here one of this machine (on others: --cluster tcp://HOST:PORT --workers N, N times):
+  $ shoal launch --servers 2 --workers 2 \\
+      shoal train lr --cluster --train day_0.tsv --format criteo --model shared
+
   in place of the model that is there, leaving out malformed lines, for a script:
   $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
 
 Ctrl-C saves what has been learned up to then, and ends with status 130. A model that is there is refused unless
 --overwrite is given, and is then replaced at the very end, by one rename; any other directory is never written to.
-A grid takes the memory of as many tables as it has settings.
+A grid takes the memory of as many tables as it has settings. On a cluster every worker learns its share of the
+examples; the first one measures --valid and saves.
 """
 
 FM_EXAMPLES = """\
@@ -95,6 +102,7 @@ def add(commands: Any) -> None:
     columns(lr)
     reading(lr)
     machine(lr)
+    clustered(lr)
     fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, train_fm)
     learning(fm)
     ftrl(fm)
@@ -102,6 +110,7 @@ def add(commands: Any) -> None:
     columns(fm)
     reading(fm)
     machine(fm)
+    clustered(fm)
 
 
 def learning(parser: argparse.ArgumentParser) -> None:
@@ -191,23 +200,67 @@ def factors(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def clustered(parser: argparse.ArgumentParser) -> None:
+    """Add what says where the tables live."""
+    group = parser.add_argument_group(
+        "on a cluster", "Each worker runs this command, and learns its share of the files."
+    )
+    group.add_argument(
+        "--cluster",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="tcp://HOST:PORT of the scheduler, whose servers hold the tables (default: as the environment says)",
+    )
+    group.add_argument(
+        "--consistency",
+        type=_consistency,
+        metavar="RULE",
+        help="bsp (default): workers make each step together; ssp:N: up to N batches apart; asp: as they come",
+    )
+    group.add_argument("--workers", type=int, metavar="N", help="how many there are (default: as the environment says)")
+    group.add_argument("--curve", metavar="DIR", help="keys of the cluster")
+
+
+def open_store(arguments: argparse.Namespace) -> Store:
+    """Open the store that holds the tables: of this process, or of a cluster."""
+    from shoal.store import local
+
+    if arguments.cluster is None:
+        given = [name for name in ("consistency", "workers", "curve") if getattr(arguments, name) is not None]
+        if given:
+            raise ValueError(f"--{given[0]} is for a cluster: pass --cluster tcp://HOST:PORT too")
+        return local(threads=arguments.threads, slots=arguments.slots)
+    from shoal.cluster import connect
+    from shoal.consistency import BSP
+
+    return connect(
+        arguments.cluster or None,
+        consistency=arguments.consistency or BSP(),
+        workers=arguments.workers,
+        threads=arguments.threads,
+        curve=arguments.curve,
+    )
+
+
 def train_lr(arguments: argparse.Namespace) -> Answer:
     """Train a logistic regression, or a grid of them."""
     from shoal.models import LogisticRegression, LogisticRegressionGrid
     from shoal.optim import FTRL
-    from shoal.store import local
 
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     if not arguments.grid:
         if arguments.save_all:
             raise ValueError("--save-all goes with --grid: one model is saved anyway")
         train, how = _data(arguments, [Path(arguments.model)])
-        with local(threads=arguments.threads, slots=arguments.slots) as store:
+        with open_store(arguments) as store:
             return fitted(arguments, LogisticRegression(optimizer, store, seed=arguments.seed), train, how)
     values = dict(arguments.grid)
     if len(values) < len(arguments.grid):
         raise ValueError("--grid names a setting twice: give all its values at once, as in alpha=0.05,0.1")
-    with local(threads=arguments.threads, slots=arguments.slots) as store:
+    if arguments.cluster is not None:
+        raise ValueError("--grid learns in one process: leave out --cluster, or train the best setting there")
+    with open_store(arguments) as store:
         grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed)
         return _fitted_grid(arguments, grid)
 
@@ -216,25 +269,34 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     """Train a factorisation machine."""
     from shoal.models import FactorizationMachine
     from shoal.optim import FTRL, Adagrad, Normal
-    from shoal.store import local
 
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     factors = Adagrad(lr=arguments.factors_lr, n0=arguments.factors_n0, weight_decay=arguments.factors_l2)
     init = Normal(arguments.init_std, seed=arguments.seed)
     train, how = _data(arguments, [Path(arguments.model)])
-    with local(threads=arguments.threads, slots=arguments.slots) as store:
+    with open_store(arguments) as store:
         model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, seed=arguments.seed)
         return fitted(arguments, model, train, how)
 
 
 def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
-    """Fit a model of any kind, save it, and tell how it went."""
+    """Fit a model of any kind, save it, and tell how it went. Of several workers the first measures and saves."""
+    rank, workers = model.store.rank, model.store.num_workers
+    if workers > 1:
+        train = train.shard(rank, workers)
+        how = how | {"valid": how["valid"] if rank == 0 else None}
     interrupted = False
     try:
         model.fit(train, **how)
     except KeyboardInterrupt:
         interrupted = True
     _check_learned(model.examples, train, interrupted)
+    if rank != 0:
+        return Answer(
+            "\n".join([*_passes(model), *_names(train), f"{'model':<12} saved by worker 0 of {workers}"]),
+            {"model": None, "worker": rank, "interrupted": interrupted, "names": _named(train), **_learned(model)},
+            INTERRUPTED if interrupted else DONE,
+        )
     if how["valid"] is not None and not interrupted:
         _calibrate(arguments, [model], how["valid"])
     target = model.save(arguments.model, overwrite=arguments.overwrite, names=train.names)
@@ -242,7 +304,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
         complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
     return Answer(
         "\n".join([*_passes(model), *_table(model), *_names(train), f"{'model':<12} {target}"]),
-        {"model": str(target), "interrupted": interrupted, "names": _named(train), **_facts(model)},
+        {"model": str(target), "worker": rank, "interrupted": interrupted, "names": _named(train), **_facts(model)},
         INTERRUPTED if interrupted else DONE,
     )
 
@@ -333,13 +395,18 @@ def _names(train: Reader) -> list[str]:
     return [f"{'names':<12} {len(train.names):,} features{full}"]
 
 
-def _facts(model: Model) -> dict[str, Any]:
-    stats = [table.stats() for table in model.tables]
+def _learned(model: Model) -> dict[str, Any]:
     return {
         "examples": model.examples,
         "fits": model.history.fits,
         "passes": model.history.passes,
         "best_pass": model.history.best_pass,
+    }
+
+
+def _facts(model: Model) -> dict[str, Any]:
+    stats = [table.stats() for table in model.tables]
+    return _learned(model) | {
         "rows": stats[0].rows,
         "bytes": sum(one.bytes for one in stats),
         "nonzero_weights": len(model.weights()[0]),
@@ -435,6 +502,18 @@ def _setting(text: str) -> tuple[str, list[float]]:
         return name, [float(value) for value in values.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no setting with numbers: write it as alpha=0.05,0.1") from None
+
+
+def _consistency(text: str) -> Consistency:
+    """Read bsp, ssp:4 or asp."""
+    from shoal.consistency import ASP, BSP, SSP
+
+    name, colon, staleness = text.partition(":")
+    if (name, colon) in (("bsp", ""), ("asp", "")):
+        return BSP() if name == "bsp" else ASP()
+    if (name, colon) == ("ssp", ":") and staleness.isascii() and staleness.isdigit():
+        return SSP(int(staleness))
+    raise argparse.ArgumentTypeError(f"{text!r} is none of bsp, ssp:N (such as ssp:4) and asp")
 
 
 def _step(text: str) -> int | float:

@@ -115,6 +115,7 @@ def launch(
     server_threads: int = 1,
     slots: int = 1024,
     timeout: float = 60.0,
+    filters: Filters | Mapping[str, Filters] | None = None,
 ) -> ClusterStore:
     """Start a cluster on this machine, with this process as its one worker.
 
@@ -131,6 +132,8 @@ def launch(
         Into how many parts the hash space is cut: a power of two from 2 to 16384.
     timeout : float
         Seconds for all processes to be there, and the deadline of the store's calls.
+    filters : Filters, or one for each table's name, optional
+        As in :func:`connect`: to try out what they cost.
 
     Returns
     -------
@@ -157,4 +160,5 @@ def launch(
         server_threads=server_threads,
         slots=slots,
         timeout=timeout,
+        filters=filters,
     )

@@ -28,19 +28,21 @@ import numpy.typing as npt
 import zmq
 
 from shoal import _core, checkpoint
-from shoal.cluster.link import Link
+from shoal.cluster.link import Asked, Link
 from shoal.consistency import BSP, Consistency
-from shoal.errors import ShoalError
+from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.functions import Function
 from shoal.handle import Pending
 from shoal.rpc.channel import Channel, UnderWay
 from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.messages import (
+    AskFigures,
     AskMap,
     AskTable,
     Barrier,
     Event,
+    FiguresAre,
     Joined,
     MapIs,
     PartIs,
@@ -49,8 +51,9 @@ from shoal.rpc.messages import (
     TableForm,
     TableIs,
     TakePart,
+    WorkerGone,
 )
-from shoal.rpc.requests import Requests, Worker
+from shoal.rpc.requests import Call, Requests, Worker
 from shoal.store import Store, check_same
 from shoal.table import Rows, TableSpec
 
@@ -135,9 +138,12 @@ class ClusterStore(Store):
         if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
         secure, secure_link = _security(curve)
+        self._taking_parts = 0
+        self._lost_workers: frozenset[int] = frozenset()
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `parts`
+        self._meetings: dict[str, Asked] = {}  # barriers that this worker has come to, and not passed
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(_end_context, context, os.getpid())
@@ -199,6 +205,16 @@ class ClusterStore(Store):
         assert self._channel is not None
         return self._channel
 
+    @property
+    def taking_parts(self) -> bool:
+        """Whether this worker is in a loop over :meth:`shoal.Store.parts`."""
+        return self._taking_parts > 0
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """Ranks of workers that were taken for dead since this one connected."""
+        return self._lost_workers
+
     def metrics(self) -> dict[str, int]:
         """Count messages and bytes of this worker since it connected."""
         self._check_usable()
@@ -208,6 +224,27 @@ class ClusterStore(Store):
         """Count, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
         self._check_usable()
         return {table: filter.metrics() for table, filter in self._filtered.items()}
+
+    def server_metrics(self) -> list[dict[str, Any]]:
+        """Ask the servers what they have counted.
+
+        Returns
+        -------
+        list of dict
+            One for each endpoint, in the order of their slots: ``server``, ``address``, and its figures, among them the
+            staleness that was seen: ``pull_staleness``, clocks between a pull and the slowest worker when it was
+            answered, and ``push_staleness``, pushes of others between a worker's pull and its push, each as a histogram
+            ``{least of the bucket: how many}``.
+
+        Notes
+        -----
+        Blocks for a round trip by way of the scheduler. Safe from any thread.
+        """
+        self._check_usable()
+        told = self._link.call(
+            AskFigures(), FiguresAre, timeout=self._timeout, doing="asking the servers what they have counted"
+        )
+        return [{"server": one.server, "address": one.address, **one.figures} for one in told.endpoints]
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
 
@@ -226,7 +263,17 @@ class ClusterStore(Store):
         self._meet("barrier", seconds)
 
     def _meet(self, name: str, timeout: float) -> None:
-        self._link.call(Barrier(name), Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+        """Wait for all workers. One that gave up waiting has come all the same: it goes on where it was."""
+        asked = self._meetings.pop(name, None) or self._link.ask(Barrier(name))
+        try:
+            self._link.answer(asked, Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+        except DeadlineExceeded:
+            self._meetings[name] = asked
+            raise
+        except BaseException:
+            self._link.forget(asked)
+            raise
+        self._link.forget(asked)
 
     # ---- parts of the data -------------------------------------------------------------------------------------------
 
@@ -236,21 +283,30 @@ class ClusterStore(Store):
         return self._take_those_of(number, count, digest, reissue)
 
     def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+        self._taking_parts += 1
+        try:
+            yield from self._parts_of(number, count, digest, reissue)
+        finally:
+            self._taking_parts -= 1
+
+    def _parts_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         finished = -1
         while True:
             self._check_usable()
             self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
             self.channel.raise_unheard()
-            take = TakePart(number, count, digest, finished, reissue)
+            take = TakePart(number, count, digest, finished, reissue, self.clock)
             found = self._link.call(take, PartIs, timeout=self._timeout, doing="taking a part of the data")
             finished = -1
             if found.part is not None:
                 yield found.part
                 finished = found.part
-            elif found.over:
-                return
-            else:
+            elif found.end is None:
                 self._tick_along()
+            else:
+                while self.clock < found.end:
+                    self.tick()
+                return
 
     def _tick_along(self) -> None:
         """Do nothing for one clock of the others."""
@@ -277,7 +333,7 @@ class ClusterStore(Store):
         if filters is not None and spec.name not in self._filtered:
             joined = self._joined
             self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
-        return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name))
+        return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name), is_bulk=self._consistency.is_bulk)
 
     def _undisturbed(self, save: Callable[[], None]) -> None:
         with self._gate.shut():  # pushes of this process's other threads wait
@@ -330,6 +386,8 @@ class ClusterStore(Store):
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:
             self._channel.lose(event.rank, event.text)
+        elif isinstance(event, WorkerGone):
+            self._lost_workers = self._lost_workers | {event.rank}
 
     def _on_fault(self, error: ShoalError) -> None:
         if self._channel is not None:
@@ -356,30 +414,50 @@ def _security(
 class _Pushed(UnderWay):
     """A push under way."""
 
-    __slots__ = ()
+    __slots__ = ("_is_bulk", "_mark")
+
+    def __init__(self, channel: Channel, call: Call, mark: int | None, *, is_bulk: bool) -> None:
+        super().__init__(channel, call)
+        self._mark = mark  # how often anything was sent again before this push was sent; None: it may change on its way
+        self._is_bulk = is_bulk  # no pull of this clock sees it
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
         """Fill ``rows`` as they are behind this push."""
-        return _Behind(self, lambda: _pull(self._channel, self.call.table, batch, rows, self.call.filter))
+        if self._is_bulk:
+            return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
+        return _Behind(self, self._mark, lambda: _pull(self.channel, self.call.table, batch, rows, self.call.filter))
 
 
 class _Behind:
-    """Something that is begun when something else is done."""
+    """A pull that sees what a push did.
 
-    def __init__(self, first: Pending, begin: Callable[[], Pending]) -> None:
-        self._first = first
-        self._begin = begin
-        self._begun: Pending | None = None
+    It is sent right behind the push. If nothing was sent again since, each endpoint took the two in that order; else
+    the pull is made anew.
+    """
+
+    def __init__(self, push: _Pushed, mark: int | None, pull: Callable[[], UnderWay]) -> None:
+        self._push = push
+        self._mark = mark
+        self._pull = pull
+        self._pulled = None if mark is None else pull()
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no other pull is to follow this one."""
+        return self._mark is None or self._mark == self._push.channel.repetitions
 
     @property
     def done(self) -> bool:
-        return self._begun is not None and self._begun.done
+        return self._push.done and self._pulled is not None and self._pulled.done and self._is_last
 
     def wait(self, timeout: float | None = None) -> None:
-        self._first.wait(timeout)
-        if self._begun is None:
-            self._begun = self._begin()
-        self._begun.wait(timeout)
+        self._push.wait(timeout)
+        if self._pulled is not None:
+            self._pulled.wait(timeout)
+        if self._pulled is None or not self._is_last:
+            self._mark = None
+            self._pulled = self._pull()
+            self._pulled.wait(timeout)
 
 
 def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> UnderWay:
@@ -394,8 +472,11 @@ class RemoteShard:
     `pull` and `push`.
     """
 
-    def __init__(self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None) -> None:
+    def __init__(
+        self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None, *, is_bulk: bool = False
+    ) -> None:
         self._channel = channel
+        self._is_bulk = is_bulk
         self.number = table  # by which the servers know the table
         self._filter = filter
         # An empty one of the engine's knows what is stored, and how wide it is.
@@ -408,12 +489,13 @@ class RemoteShard:
         """Fill ``rows``."""
         return _pull(self._channel, self.number, batch, rows, self._filter)
 
-    def push(self, batch: _core.KeyBatch, grads: Rows, /) -> _Pushed:
+    def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> _Pushed:
         """Apply one step."""
+        mark = self._channel.repetitions if self._filter is None else None
         begun = self._write(Op.PUSH, batch, grads)
-        return _Pushed(self._channel, begun.call)
+        return _Pushed(self._channel, begun.call, mark, is_bulk=self._is_bulk)
 
-    def _write(self, op: int, batch: _core.KeyBatch, values: Rows) -> UnderWay:
+    def _write(self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows) -> UnderWay:
         return self._channel.begin(
             op,
             self.number,

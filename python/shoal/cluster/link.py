@@ -29,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import zmq
 
@@ -49,10 +49,6 @@ from shoal.rpc.curve import Keys
 from shoal.rpc.messages import (
     Ask,
     AskBody,
-    AskMap,
-    AskTable,
-    AskTables,
-    Barrier,
     Done,
     Event,
     Fault,
@@ -62,21 +58,15 @@ from shoal.rpc.messages import (
     Joined,
     Leave,
     Left,
-    MapIs,
     Message,
     News,
     Order,
-    PartIs,
-    Passed,
     Refused,
     Reply,
     ReplyBody,
     Rules,
     SchedulerStopped,
     ServerGone,
-    TableIs,
-    TablesAre,
-    TakePart,
     Waiting,
     Welcome,
     decode,
@@ -87,26 +77,18 @@ __all__ = ["GRACE", "Link"]
 
 GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
 _RESEND = 1.0  # seconds until a request is sent again
-_RECONNECT = 0.05  # seconds until a request is sent that found no connection
+_WAITING = 64  # messages that wait for a connection
 _PROBE = 5.0  # seconds for an endpoint to answer a connection
 
 Body = TypeVar("Body", bound=ReplyBody)
 
-_REPLIES: dict[type[AskBody], type[ReplyBody]] = {
-    Hello: Welcome,
-    Join: Joined,
-    AskMap: MapIs,
-    AskTable: TableIs,
-    AskTables: TablesAre,
-    Barrier: Passed,
-    TakePart: PartIs,
-    Leave: Left,
-}
-
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Asked:
+    """A request and, in time, its reply."""
+
     body: AskBody
+    number: int = 0
     resend_at: float = 0.0
     waits_for: str = ""
     reply: ReplyBody | None = None
@@ -160,7 +142,7 @@ class Link:
         self._own_context = context is None
         self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._lock = threading.Lock()  # guards _calls, _number, _outgoing, _fault, _open
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Asked] = {}
         self._number = 0
         self._outgoing: deque[Message] = deque()
         self._fault: ShoalError | None = None
@@ -339,21 +321,35 @@ class Link:
         ValueError
             It refuses what was asked for.
         """
-        self.check()
-        call = _Call(body)
-        with self._lock:
-            self._number += 1
-            number = self._number
-            self._calls[number] = call
-        self._wake()
+        asked = self.ask(body)
         try:
-            answered = call.answered.wait(max(0.0, timeout))
+            return self.answer(asked, kind, timeout=timeout, doing=doing)
         finally:
-            with self._lock:
-                self._calls.pop(number, None)
-        if not answered:
-            raise self._too_late(call, timeout, doing)
-        reply = call.reply
+            self.forget(asked)
+
+    def ask(self, body: AskBody) -> Asked:
+        """Send a request, whose reply :meth:`answer` waits for, in several goes if need be, until :meth:`forget`."""
+        self.check()
+        asked = Asked(body)
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault
+            self._number += 1
+            asked.number = self._number
+            self._calls[asked.number] = asked
+        self._wake()
+        return asked
+
+    def forget(self, asked: Asked) -> None:
+        """Wait for a reply no more."""
+        with self._lock:
+            self._calls.pop(asked.number, None)
+
+    def answer(self, asked: Asked, kind: type[Body], *, timeout: float, doing: str) -> Body:
+        """Wait for the reply to a request; parameters and errors are those of :meth:`call`."""
+        if not asked.answered.wait(max(0.0, timeout)):
+            raise self._too_late(asked, timeout, doing)
+        reply = asked.reply
         if reply is None:
             self.check()
             raise NotConnected(f"{doing}: the connection to the scheduler at {self._address} was closed")
@@ -363,7 +359,7 @@ class Link:
             raise ProtocolError(f"{doing}: the scheduler at {self._address} answers with {type(reply).__name__}")
         return reply
 
-    def _too_late(self, call: _Call, timeout: float, doing: str) -> ShoalError:
+    def _too_late(self, call: Asked, timeout: float, doing: str) -> ShoalError:
         if not self._heard:
             return NotConnected(
                 f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running, with --bind there, "
@@ -405,10 +401,10 @@ class Link:
         except queue.Empty:
             return None
 
-    def done(self, order: Order, *, result: int = 0, fault: str = "") -> None:
+    def done(self, order: Order, *, result: int = 0, fault: str = "", figures: tuple[dict[str, Any], ...] = ()) -> None:
         """Say what came of an order."""
         with self._lock:
-            self._done = Done(self._sender, order.number, result, fault)
+            self._done = Done(self._sender, order.number, result, fault, figures)
             self._outgoing.append(self._done)
         self._wake()
 
@@ -435,8 +431,9 @@ class Link:
     def _run(self) -> None:
         dealer = self._context.socket(zmq.DEALER)
         try:
-            # What cannot be sent at once is not queued: it would be old when it arrives, and is sent again anyway.
-            dealer.setsockopt(zmq.IMMEDIATE, 1)
+            # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then
+            # what has come just before a connection ends, such as the scheduler's last words, would be lost.
+            dealer.setsockopt(zmq.SNDHWM, _WAITING)
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.setsockopt(zmq.RECONNECT_IVL, 100)
             dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -489,21 +486,18 @@ class Link:
             self._heard += missed
         self._looked = now
         with self._lock:
-            outgoing: list[tuple[_Call | None, Message]] = [(None, message) for message in self._outgoing]
+            outgoing = list(self._outgoing)
             self._outgoing.clear()
             for number, call in self._calls.items():
                 if call.resend_at <= now and not call.answered.is_set():
                     call.resend_at = now + _RESEND
-                    outgoing.append((call, Ask(self._sender, number, call.body)))
+                    outgoing.append(Ask(self._sender, number, call.body))
         if self._welcome is not None and self._beat_at <= now:
             self._beat_at = now + interval
-            outgoing.append((None, Heartbeat(self._sender, self._seen)))
-        for asking, message in outgoing:
-            try:
+            outgoing.append(Heartbeat(self._sender, self._seen))
+        for message in outgoing:
+            with contextlib.suppress(zmq.Again):
                 dealer.send_multipart(encode(message), zmq.DONTWAIT)
-            except zmq.Again:  # not connected yet
-                if asking is not None:
-                    asking.resend_at = now + _RECONNECT
         if self._heard and now - self._heard > self._grace:
             self._fail(
                 NotConnected(

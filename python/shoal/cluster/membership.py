@@ -29,7 +29,7 @@ Threads: one.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -42,13 +42,16 @@ from shoal.rpc.messages import (
     Admit,
     Ask,
     AskBody,
+    AskFigures,
     AskMap,
     AskTable,
     AskTables,
     Barrier,
     Dismiss,
     Done,
+    EndpointFigures,
     Event,
+    FiguresAre,
     Heartbeat,
     Hello,
     Hold,
@@ -73,6 +76,7 @@ from shoal.rpc.messages import (
     TableIs,
     TablesAre,
     TakePart,
+    TellFigures,
     Waiting,
     Welcome,
     WorkerGone,
@@ -87,7 +91,7 @@ _MOST_PARTS = 1 << 24
 _RESEND = 1.0  # seconds until an order is sent again
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
-Operation: TypeAlias = Generator[OrderBody, list[int], None]
+Operation: TypeAlias = Generator[OrderBody, list[Done], None]
 
 
 class Probe(NamedTuple):
@@ -145,6 +149,8 @@ class _Launcher(_Peer):
 class _Pass:
     parts: Parts
     digest: str
+    clocks: dict[int, int] = field(default_factory=dict)  # of the workers that have come to its end, by rank
+    end: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +162,7 @@ class _Job:
     dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
     barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
     passes: dict[int, _Pass] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
 
 
 class Membership:
@@ -221,7 +228,7 @@ class Membership:
         self._in_line: list[_Worker] = []  # workers that wait for the job to end, or for a rank
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
-        self._results: dict[int, int] = {}
+        self._results: dict[int, Done] = {}
         self._out: Outgoing = []
 
     # --- what goes in -----------------------------------------------------------------------------------------
@@ -417,6 +424,9 @@ class Membership:
             self._ask_table(peer, number, body)
         elif isinstance(body, Barrier):
             self._barrier(peer, number, body.name)
+        elif isinstance(body, AskFigures):
+            self._park(peer, number, "the servers to tell what they have counted")
+            self._begin(self._gather_figures(peer, number))
         elif isinstance(body, TakePart):
             self._reply(peer, number, self._take_part(peer, body))
 
@@ -554,7 +564,7 @@ class Membership:
         if done.fault:
             self._remove(server, f"it could not do what all servers have to do: {done.fault}")
             return
-        self._results[server.rank] = done.result
+        self._results[server.rank] = done
         if len(self._results) == len(self._servers) and self._operation is not None:
             results = [self._results[rank] for rank in sorted(self._results)]
             self._step(lambda operation: operation.send(results))
@@ -678,7 +688,7 @@ class Membership:
             self._let_in(job, worker, 0)
 
     def _admit(self, job: _Job, rank: int, worker: _Worker) -> Operation:
-        clock = max((yield Hold()))
+        clock = max(done.result for done in (yield Hold()))
         worker.incarnation = self._raise_incarnation(rank)
         yield Admit(rank, worker.incarnation, clock)
         self._admitting = None
@@ -740,6 +750,8 @@ class Membership:
             came.pop(worker.rank, None)
         for one in self._job.passes.values():
             one.parts.release(worker.sender)
+            one.clocks.pop(worker.rank, None)
+        self._job.reached.pop(worker.rank, None)
         self._check_barriers()
 
     def _let_go(self, worker: _Worker, number: int) -> Operation:
@@ -834,6 +846,15 @@ class Membership:
                     if worker is not None and number in worker.parked:
                         self._reply(worker, number, Passed())
 
+    def _gather_figures(self, worker: _Worker, number: int) -> Operation:
+        told = yield TellFigures()
+        assert self._map is not None
+        if worker.sender in self._peers:
+            figures = (one for done in told for one in done.figures)
+            pairs = zip(self._map.endpoints, figures, strict=False)
+            endpoints = tuple(EndpointFigures(where.server, where.address, one) for where, one in pairs)
+            self._reply(worker, number, FiguresAre(endpoints))
+
     # --- parts of the data ------------------------------------------------------------------------------------
 
     def _take_part(self, worker: _Worker, take: TakePart) -> ReplyBody:
@@ -851,12 +872,18 @@ class Membership:
                 "let all workers read the same files, of the same sizes, with the same part_bytes"
             )
             return Refused("input", text)
+        job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
         if take.finished >= 0:
             one.parts.finish(worker.sender, take.finished, self._now)
         for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's
             other.parts.release(worker.sender)
-        part = None if one.parts.over else one.parts.take(worker.sender, self._now, reissue=take.reissue)
-        return PartIs(part, one.parts.over)
+        if not one.parts.over:
+            return PartIs(one.parts.take(worker.sender, self._now, reissue=take.reissue), None)
+        one.clocks[worker.rank] = take.clock
+        if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
+            # Whoever said its clock has ticked once since, at most.
+            one.end = max(one.clocks.values()) + (len(job.members) > 1)
+        return PartIs(None, take.clock if job.rules.mode == "asp" else one.end)
 
     # --- what goes out ----------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from shoal.errors import DeadlineExceeded, ShoalError
 if TYPE_CHECKING:
     from shoal.cluster.client import ClusterStore
     from shoal.rpc.curve import Keys
+    from shoal.rpc.filters import Filters
 
 __all__ = ["Child", "Running", "launch", "run_part", "run_workers", "running", "status_of"]
 
@@ -266,6 +267,7 @@ def launch(
     server_threads: int = 1,
     slots: int = 1024,
     timeout: float = 60.0,
+    filters: Filters | Mapping[str, Filters] | None = None,
 ) -> ClusterStore:
     """Start a cluster of one worker, this process; see :func:`shoal.launch`."""
     from shoal.cluster import client
@@ -283,6 +285,7 @@ def launch(
         rank=0,
         timeout=timeout,
         threads=threads,
+        filters=filters,
         on_close=cluster.stop,
     )
 

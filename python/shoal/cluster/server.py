@@ -24,7 +24,7 @@ from shoal.cluster.link import GRACE, Link
 from shoal.errors import ShoalError
 from shoal.rpc.curve import Guard, Keys
 from shoal.rpc.loop import start_loop
-from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, Order, StartJob
+from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, Order, StartJob, TellFigures
 
 __all__ = ["Server"]
 
@@ -145,11 +145,12 @@ class Server:
     def _execute(self, order: Order) -> None:
         try:
             result = max(self._tell(service, order) for service in self._services)
+            figures = tuple(self.metrics()) if isinstance(order.body, TellFigures) else ()
         except Exception as error:  # whatever it was: the cluster cannot go on with a server that does not do its part
             _log.exception("order %d failed: %s", order.number, order.body)
             self._link.done(order, fault=f"{type(error).__name__}: {error}")
         else:
-            self._link.done(order, result=result)
+            self._link.done(order, result=result, figures=figures)
 
     @staticmethod
     def _tell(service: _core.Service, order: Order) -> int:

@@ -242,6 +242,10 @@ class _Run:
 
     def __init__(self, model: LogisticRegression, solver: DBPG, whole: Batch) -> None:
         store = model.store
+        if store.taking_parts and store.num_workers > 1:
+            raise ValueError(
+                'solver "dbpg" holds a worker\'s whole share: fit reader.shard(store.rank, store.num_workers)'
+            )
         if store.num_workers > 1 and store.consistency != BSP():
             raise ValueError(
                 f'solver "dbpg" adds up the workers\' gradients of an iteration, which {store.consistency} does not: '

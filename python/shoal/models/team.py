@@ -12,17 +12,23 @@ Rows, in a table of the model's name and "-team"
     rank              a number that this worker shows the others: its float32 and what that leaves
     2^32 + rank       passes that this worker has ended in this fit
 
-Without other workers there is nothing to agree on: no table, no message.
+Whoever stops before its end says so, and is waited for no more; nor are workers that died.
+
+Without other workers there is nothing to agree on: no table, no message. Nor is there in a loop over `Store.parts`,
+which sees to it that nobody waits.
 
 Threads: the one that fits.
 """
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import numpy.typing as npt
 
 from shoal.consistency import ASP, BSP
+from shoal.errors import ShoalError
 from shoal.optim import SGD
 from shoal.store import Store
 from shoal.table import Table
@@ -30,6 +36,7 @@ from shoal.table import Table
 __all__ = ["Team"]
 
 _ENDED = np.uint64(1 << 32)
+_NEVER = 1e9  # passes: of whoever will make no more
 
 
 class Team:
@@ -44,7 +51,7 @@ class Team:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
-        self._alone = store.num_workers == 1
+        self._alone = store.num_workers == 1 or store.taking_parts
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
         if not self._alone:
@@ -52,7 +59,7 @@ class Team:
 
     @property
     def alone(self) -> bool:
-        """Whether there are no other workers."""
+        """Whether there is nobody to agree with."""
         return self._alone
 
     def begin(self) -> None:
@@ -72,8 +79,17 @@ class Team:
         mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
         self._table.push(self._mine + _ENDED, np.array([[-len(self._ranks) if mean else -1, 0]], np.float32))
         self._store.tick()
-        while np.any(self._table.pull(self._ranks + _ENDED)[:, 0] < self._passes):
+        while True:
+            behind = self._ranks[self._table.pull(self._ranks + _ENDED)[:, 0] < self._passes]
+            if set(behind.tolist()) <= self._store.lost_workers:
+                return
             self._store.tick()
+
+    def give_up(self) -> None:
+        """Tell the others, if they can be told, not to wait for this worker in this fit."""
+        if not self._alone:
+            with contextlib.suppress(ShoalError):
+                self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))
 
     def gather(self, number: float) -> npt.NDArray[np.float64]:
         """Show the others a number: all get those of all workers, by rank, with 48 bits of each.

@@ -71,13 +71,29 @@ def train(
         raise ValueError("patience needs something to measure after each pass: pass valid=")
     first = models[0]
     team = Team(first.store, first.table.name)
-    if plan.patience is not None and not team.alone:
+    if plan.patience is not None and first.store.num_workers > 1:
         raise ValueError(
             f"patience keeps the best weights in a file of this process, and the store has {first.store.num_workers} "
             f"workers: leave it out, or let one worker learn"
         )
     begin_fit(models, reader, valid, plan)
     team.begin()
+    try:
+        _passes(models, reader, valid, plan, team, progress=progress)
+    except BaseException:
+        team.give_up()
+        raise
+
+
+def _passes(
+    models: Sequence[Model],
+    reader: Iterable[Batch],
+    valid: Iterable[Batch] | None,
+    plan: Plan,
+    team: Team,
+    *,
+    progress: bool | float,
+) -> None:
     with ExitStack() as stack:
         students = [Student(model, plan, stack) for model in models]
         for epoch in range(plan.epochs):

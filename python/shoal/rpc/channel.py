@@ -56,10 +56,10 @@ _TOLD = frozenset({_core.Op.PUSH, _core.Op.TICK})  # the calls that nobody may w
 class UnderWay:
     """A call under way: :class:`shoal.handle.Pending`."""
 
-    __slots__ = ("_channel", "call")
+    __slots__ = ("call", "channel")
 
     def __init__(self, channel: Channel, call: Call) -> None:
-        self._channel = channel
+        self.channel = channel
         self.call = call
 
     @property
@@ -75,7 +75,7 @@ class UnderWay:
         DeadlineExceeded
             It is not settled after ``timeout`` seconds and goes on; or it was given up at its own deadline.
         """
-        self._channel.wait(self.call, timeout)
+        self.channel.wait(self.call, timeout)
 
     def result(self) -> Any:
         """Wait, and return what came of it."""
@@ -124,7 +124,8 @@ class Channel:
         self._moved = threading.Condition(self._lock)  # a call was settled, or the turn given back
         self._turn_taken = False
         self._waiting = 0  # threads that want the turn
-        self._under_way = 0  # calls
+        self._begun = 0  # calls
+        self._under_way: dict[int, None] = {}  # the numbers of those that are not settled, ascending
         self._held = 0  # bytes that they hold
         self._pushed: set[int] = set()  # tables, in this clock
         self._unheard: dict[Call, ShoalError] = {}  # of calls that nobody waited for
@@ -210,12 +211,14 @@ class Channel:
     def _begin(self, submit: Callable[[Requests, float, Callable[[Call], None]], Call], size: int) -> UnderWay:
         with self._lock:
             self.check()
-            self._drive(lambda: self._held <= _MOST_HELD and self._under_way <= _MOST_CALLS, None)
-            self._under_way += 1
+            self._drive(lambda: self._held <= _MOST_HELD and len(self._under_way) <= _MOST_CALLS, None)
+            self._begun += 1
+            number = self._begun
+            self._under_way[number] = None
             self._held += size
 
             def settled(call: Call) -> None:
-                self._under_way -= 1
+                del self._under_way[number]
                 self._held -= size
                 if call.error is not None and call.op in _TOLD:
                     self._unheard[call] = call.error
@@ -225,7 +228,7 @@ class Channel:
             try:
                 call = submit(self._requests, time.monotonic(), settled)
             except BaseException:
-                self._under_way -= 1
+                del self._under_way[number]
                 self._held -= size
                 raise
             self._hurry()
@@ -253,7 +256,7 @@ class Channel:
             raise _anew(call.error)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Return when all that was asked for is settled, well or not.
+        """Return when all that was asked for before is settled, well or not.
 
         Raises
         ------
@@ -263,8 +266,10 @@ class Channel:
         self.check()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            if not self._drive(lambda: self._under_way == 0, deadline):
-                raise DeadlineExceeded(f"{self._under_way} calls are not done after {timeout:g} s; they go on")
+            last = self._begun
+            if not self._drive(lambda: next(iter(self._under_way), last + 1) > last, deadline):
+                count = sum(number <= last for number in self._under_way)
+                raise DeadlineExceeded(f"{count} calls are not done after {timeout:g} s; they go on")
 
     def raise_unheard(self) -> None:
         """Raise the error of a push or tick that failed and that nobody waited for; once."""
@@ -276,11 +281,22 @@ class Channel:
                 more = f" (and {len(errors) - 1} calls more)" if len(errors) > 1 else ""
                 raise type(errors[0])(f"{errors[0]}{more}") from errors[0]
 
+    @property
+    def repetitions(self) -> int:
+        """How often anything was sent again, or elsewhere."""
+        counts = self._requests.counts
+        return counts["resent"] + counts["refused"]
+
     def metrics(self) -> dict[str, int]:
         """Count messages and bytes since it was opened."""
         self.check()
         with self._lock:
-            return {**self._requests.counts, **self._traffic, "under_way": self._under_way, "bytes_held": self._held}
+            return {
+                **self._requests.counts,
+                **self._traffic,
+                "under_way": len(self._under_way),
+                "bytes_held": self._held,
+            }
 
     # ---- what others tell it -----------------------------------------------------------------------------------------
 
@@ -425,6 +441,7 @@ class Channel:
             opened.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
             opened.setsockopt(zmq.HEARTBEAT_IVL, 2000)
             opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
+            opened.setsockopt(zmq.IPV6, "[" in address)
             if self._secure is not None:
                 self._secure(opened)
             opened.connect(address)

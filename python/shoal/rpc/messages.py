@@ -23,7 +23,7 @@ Threads: messages are immutable.
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -38,14 +38,17 @@ __all__ = [
     "Admit",
     "Ask",
     "AskBody",
+    "AskFigures",
     "AskMap",
     "AskTable",
     "AskTables",
     "Barrier",
     "Dismiss",
     "Done",
+    "EndpointFigures",
     "Event",
     "Fault",
+    "FiguresAre",
     "Heartbeat",
     "Hello",
     "Hold",
@@ -71,6 +74,7 @@ __all__ = [
     "TableIs",
     "TablesAre",
     "TakePart",
+    "TellFigures",
     "Waiting",
     "Welcome",
     "WorkerGone",
@@ -243,7 +247,7 @@ class Passed(_Message, frozen=True, tag="passed"):
 class TakePart(_Message, frozen=True, tag="take-part"):
     """A worker wants a part of the data, in its ``pass_number``-th pass, and has finished another, -1 for none.
 
-    All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for.
+    All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for. ``clock`` is the worker's.
     """
 
     pass_number: int
@@ -251,13 +255,32 @@ class TakePart(_Message, frozen=True, tag="take-part"):
     digest: str
     finished: int
     reissue: float
+    clock: int
 
 
 class PartIs(_Message, frozen=True, tag="part"):
-    """The part to train on, None if there is none: ever, if the pass is over, else at present."""
+    """The part to train on, None if there is none at present; or the clock at which the pass is over for all."""
 
     part: int | None
-    over: bool
+    end: int | None
+
+
+class AskFigures(_Message, frozen=True, tag="ask-figures"):
+    """What have the servers counted?"""  # noqa: D400
+
+
+class EndpointFigures(_Message, frozen=True):
+    """What an endpoint has counted."""
+
+    server: int
+    address: str
+    figures: dict[str, Any]
+
+
+class FiguresAre(_Message, frozen=True, tag="figures"):
+    """What all endpoints have counted, in the order of their slots."""
+
+    endpoints: tuple[EndpointFigures, ...]
 
 
 class Leave(_Message, frozen=True, tag="leave"):
@@ -320,6 +343,10 @@ class AddTable(_Message, frozen=True, tag="add-table"):
     form: TableForm
 
 
+class TellFigures(_Message, frozen=True, tag="tell-figures"):
+    """Say what your endpoints have counted."""
+
+
 # --- what happened ------------------------------------------------------------------------------------------------
 
 
@@ -342,9 +369,11 @@ class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
     """The scheduler was told to end, and the cluster ends with it."""
 
 
-AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | TakePart | Leave
-ReplyBody: TypeAlias = Welcome | Joined | MapIs | TableIs | TablesAre | Passed | PartIs | Left | Waiting | Refused
-OrderBody: TypeAlias = StartJob | Hold | Admit | Dismiss | AddTable
+AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | TakePart | AskFigures | Leave
+ReplyBody: TypeAlias = (
+    Welcome | Joined | MapIs | TableIs | TablesAre | Passed | PartIs | FiguresAre | Left | Waiting | Refused
+)
+OrderBody: TypeAlias = StartJob | Hold | Admit | Dismiss | AddTable | TellFigures
 Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 
 
@@ -374,12 +403,13 @@ class Order(_Message, frozen=True, tag="order"):
 
 
 class Done(_Message, frozen=True, tag="done"):
-    """An order is executed: what came of it, or a fault, a text."""
+    """An order is executed: what came of it, or a fault, a text. ``figures`` are those of each endpoint."""
 
     sender: bytes
     number: int
     result: int = 0
     fault: str = ""
+    figures: tuple[dict[str, Any], ...] = ()
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):

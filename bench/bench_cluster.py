@@ -1,0 +1,358 @@
+"""A cluster on loopback: one server process, one worker process, beside raw pyzmq and the local store.
+
+    python bench/bench_cluster.py [--rows 1000000] [--rounds 5] [--batches 1000 10000 100000]
+
+Batches are sorted, unique keys of rows that are there; dim 1 has FTRL, dim 16 Adagrad; ASP. In turns, within one run:
+
+    local   the store in this process: table and kernel alone, one thread
+    raw     pyzmq moves the same bytes, header frame included: a Python loop that looks at nothing sends back what it has
+    shoal   a worker's calls, a data loop and a table: checksums, exactly-once windows, optimizer steps
+
+One request at a time, and four under way. Rates are millions of keys a second, median (least-most); latency is that of a
+call in microseconds; CPU is the server process's, in nanoseconds a key. Then the same pulls while a Python thread of the
+server computes without a pause. Every measurement checks its result.
+"""
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import psutil
+import zmq
+
+import shoal
+from figures import check, spread
+from shoal import _core
+from shoal.cluster.client import RemoteShard
+from shoal.rpc.channel import Channel
+from shoal.rpc.loop import start_loop
+from shoal.rpc.map import Endpoint, cut_evenly
+from shoal.rpc.requests import Requests, Worker
+from shoal.table import TableSpec
+
+SLOTS = 1024
+JOB = 1
+TABLES = {
+    dim: TableSpec(name=f"dim {dim}", dim=dim, optimizer=optimizer, init=shoal.Zeros(), dtype="float32", seed=0)
+    for dim, optimizer in {1: shoal.FTRL(l1=1.0), 16: shoal.Adagrad(lr=0.05)}.items()
+}
+
+
+# ---- the server's process --------------------------------------------------------------------------------------------
+
+
+def serve(threads: int, busy: bool) -> None:
+    """Serve a table of each dim by some data loops, and raw messages; end with the standard input."""
+    context = zmq.Context()
+    where = cut_evenly(1, SLOTS, [("tcp://127.0.0.1:0", 0)] * threads)
+    loops = [start_loop(service_of(each), context, each.address) for each in where.endpoints]
+    router = context.socket(zmq.ROUTER)
+    router.bind("tcp://127.0.0.1:0")
+    threading.Thread(target=echo, args=(router,), daemon=True).start()
+    if busy:
+        threading.Thread(target=compute, daemon=True).start()
+    print(router.getsockopt_string(zmq.LAST_ENDPOINT), *(loop.address for loop in loops), flush=True)
+    sys.stdin.read()
+
+
+def service_of(endpoint: Endpoint) -> _core.Service:
+    """Make what answers for an endpoint's slots."""
+    service = _core.Service(SLOTS, endpoint.first_slot, endpoint.end_slot)
+    service.set_map(1, endpoint.first_slot, endpoint.end_slot)
+    service.start_job(JOB, "asp")
+    service.admit(0, 1, 0)
+    for dim, spec in TABLES.items():
+        service.add_table(
+            dim,
+            dim=dim,
+            dtype=spec.dtype,
+            optimizer=type(spec.optimizer).__name__,
+            params=spec.optimizer.params(),
+            init=type(spec.init).__name__,
+            init_parameter=spec.init.parameter,
+            init_seed=spec.init.init_seed,
+            seed=spec.seed,
+        )
+    return service
+
+
+def echo(router: zmq.Socket) -> None:
+    """Answer each message with a header and as many bytes as its first 8 ask for."""
+    replies: dict[int, bytearray] = {}
+    while True:
+        peer, header, *_ = router.recv_multipart(copy=False)
+        size = int.from_bytes(header.buffer[:8], "little")
+        if size not in replies:
+            replies[size] = bytearray(size)
+        frames = [peer, bytes(64)] + ([replies[size]] if size else [])
+        router.send_multipart(frames, copy=False)
+
+
+def compute() -> None:
+    """Hold the interpreter's lock for as long as it lets one."""
+    x = 0
+    while True:
+        x += 1
+
+
+@contextlib.contextmanager
+def server(threads: int, busy: bool = False) -> Iterator[tuple[psutil.Process, str, list[str]]]:
+    """Start the server's process: (process, address of the raw socket, addresses of the data loops)."""
+    program = [sys.executable, __file__, "--serve", "--threads", str(threads), *(["--busy"] if busy else [])]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            raw, *loops = process.stdout.readline().split()
+            yield psutil.Process(process.pid), raw, loops
+        finally:
+            process.stdin.close()
+
+
+# ---- who asks --------------------------------------------------------------------------------------------------------
+
+
+class Shoal:
+    """A worker's tables, without the scheduler: the map is told."""
+
+    def __init__(self, loops: list[str]) -> None:
+        where = cut_evenly(1, SLOTS, [(address, 0) for address in loops])
+        self.channel = Channel(Requests(Worker(0, 1, JOB), where))
+        self.shards = {dim: RemoteShard(self.channel, dim, spec) for dim, spec in TABLES.items()}
+
+    def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
+        """Begin a pull: what waits for it."""
+        return self.shards[rows.shape[1]].pull(batch, rows).wait
+
+    def push(self, batch: _core.KeyBatch, grads: np.ndarray) -> Callable[[], None]:
+        """Begin a push."""
+        return self.shards[grads.shape[1]].push(batch, grads).wait
+
+
+class Raw:
+    """The same bytes by pyzmq alone."""
+
+    def __init__(self, address: str) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(address)
+
+    def _ask(self, frames: list, size: int) -> None:
+        header = size.to_bytes(8, "little") + bytes(56)
+        self.socket.send_multipart([header, *frames], copy=False)
+
+    def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
+        """Send the hashes; the reply's values are copied to where the rows belong."""
+        self._ask([batch.hashes], rows.nbytes)
+
+        def wait() -> None:
+            _, values = self.socket.recv_multipart(copy=False)
+            memoryview(rows).cast("B")[:] = values.buffer
+
+        return wait
+
+    def push(self, batch: _core.KeyBatch, grads: np.ndarray) -> Callable[[], None]:
+        """Send hashes and gradients."""
+        self._ask([batch.hashes, grads], 0)
+        return lambda: check(len(self.socket.recv_multipart(copy=False)) == 1, "an odd reply")
+
+
+class Local:
+    """The store in this process."""
+
+    def __init__(self) -> None:
+        self.workers = _core.Workers(1)
+        self.shards = {dim: spec.shard(SLOTS, self.workers) for dim, spec in TABLES.items()}
+
+    def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
+        """Pull at once."""
+        self.shards[rows.shape[1]].pull(batch, rows)
+        return lambda: None
+
+    def push(self, batch: _core.KeyBatch, grads: np.ndarray) -> Callable[[], None]:
+        """Push at once."""
+        self.shards[grads.shape[1]].push(batch, grads)
+        return lambda: None
+
+
+@dataclass
+class Figures:
+    """What the rounds of one line gave."""
+
+    rates: list[float] = field(default_factory=list)  # keys a second
+    latencies: list[float] = field(default_factory=list)  # seconds
+    cpu: list[float] = field(default_factory=list)  # of the server, seconds a key
+
+    def rate(self) -> float:
+        """The median."""
+        return statistics.median(self.rates)
+
+    def latency(self, percent: float) -> float:
+        """Microseconds."""
+        return float(np.percentile(self.latencies, percent)) * 1e6
+
+
+def measure(begin: Callable, batches: list, arrays: list, depth: int, seconds: float, of: psutil.Process) -> tuple:
+    """Ask for some time with ``depth`` requests under way: keys, seconds, latencies, the server's CPU seconds."""
+    under_way: deque = deque()
+    latencies: list[float] = []
+    keys = 0
+
+    def finish() -> None:
+        start, wait = under_way.popleft()
+        wait()
+        latencies.append(time.perf_counter() - start)
+
+    cpu_start = sum(of.cpu_times()[:2])
+    start = time.perf_counter()
+    at = 0
+    while time.perf_counter() - start < seconds:
+        while len(under_way) < depth:
+            k = at % len(batches)
+            under_way.append((time.perf_counter(), begin(batches[k], arrays[at % len(arrays)])))
+            keys += len(batches[k])
+            at += 1
+        finish()
+    while under_way:
+        finish()
+    spent = time.perf_counter() - start
+    return keys, spent, latencies, sum(of.cpu_times()[:2]) - cpu_start
+
+
+class Bench:
+    """Batches, tables that hold them, and rounds in turns."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.local = Local()
+        random = np.random.default_rng(4)
+        self.keys = random.permutation(options.rows).astype(np.uint64)
+        self.random = random
+
+    def batches(self, n: int) -> list[_core.KeyBatch]:
+        """Some batches of n keys that are there."""
+        count = max(4, min(64, 400_000 // n))
+        return [
+            _core.KeyBatch(self.random.choice(self.keys, n, replace=False), SLOTS, self.local.workers)
+            for _ in range(count)
+        ]
+
+    def fill(self, system: "Shoal | Local") -> None:
+        """Create the rows."""
+        for dim in TABLES:
+            for start in range(0, len(self.keys), 100_000):
+                some = _core.KeyBatch(self.keys[start : start + 100_000], SLOTS, self.local.workers)
+                system.push(some, np.full((len(some), dim), 0.3, np.float32))()
+
+    def check(self, system: Shoal) -> None:
+        """Both stores have had the same pushes: they must hold the same bits."""
+        for dim in TABLES:
+            for batch in self.batches(50_000)[:2]:
+                far, near = (np.full((50_000, dim), np.nan, np.float32) for _ in range(2))
+                system.pull(batch, far)()
+                self.local.pull(batch, near)()
+                check(np.array_equal(far, near), f"the server's rows of dim {dim} are not the local store's")
+
+    def run(self, names: list[str], what: list[tuple], process: psutil.Process, raw_at: str, loops: list[str]) -> dict:
+        """Measure each of ``what``: (op, dim, keys, depth) for each system, in turns."""
+        served, raw = Shoal(loops), Raw(raw_at)
+        systems = {"local": self.local, "raw": raw, "shoal": served}
+        try:
+            self.fill(served)
+            if "local" in names:
+                self.fill(self.local)
+                self.check(served)
+            figures: dict = {}
+            for op, dim, n, depth in what:
+                batches = self.batches(n)
+                arrays = [np.full((n, dim), 0.01, np.float32) for _ in range(depth + 1)]
+                for turn in range(self.options.rounds + 1):
+                    for name in names:
+                        if name == "local" and depth > 1:
+                            continue
+                        begin = getattr(systems[name], op)
+                        seconds = 0.05 if turn == 0 else self.options.seconds
+                        keys, spent, latencies, cpu = measure(begin, batches, arrays, depth, seconds, process)
+                        if turn > 0:
+                            line = figures.setdefault((op, dim, n, depth, name), Figures())
+                            line.rates.append(keys / spent)
+                            line.latencies += latencies
+                            line.cpu.append(cpu / keys)
+            return figures
+        finally:
+            served.channel.close()
+            raw.socket.close(0)
+            raw.context.term()
+
+
+def bytes_of(op: str, dim: int) -> int:
+    """Bytes a key, both ways."""
+    return 8 + 4 * dim
+
+
+def main() -> None:
+    """Measure and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.4)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1000, 10_000, 100_000])
+    parser.add_argument("--dims", nargs="+", type=int, default=[1, 16], choices=sorted(TABLES))
+    parser.add_argument("--depths", nargs="+", type=int, default=[1, 4])
+    parser.add_argument("--threads", type=int, default=2, help="data loops of the server")
+    parser.add_argument("--no-busy", action="store_true")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--busy", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        return serve(options.threads, options.busy)
+
+    bench = Bench(options)
+    what = [
+        (op, dim, n, depth)
+        for dim in options.dims
+        for n in options.batches
+        for op in ("pull", "push")
+        for depth in options.depths
+    ]
+    with server(options.threads) as (process, raw_at, loops):
+        figures = bench.run(["local", "raw", "shoal"], what, process, raw_at, loops)
+    print("| op, dim, keys | under way | local | raw pyzmq | shoal | GB/s | shoal / raw | p50, p99 raw | p50, p99 shoal |"
+          " CPU raw, shoal |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for op, dim, n, depth in what:
+        local, raw, ours = (figures.get((op, dim, n, depth, name)) for name in ("local", "raw", "shoal"))
+        print(
+            f"| {op}, {dim}, {n:,} | {depth} | {spread([x / 1e6 for x in local.rates], 1) if local else ''} "
+            f"| {spread([x / 1e6 for x in raw.rates], 1)} | {spread([x / 1e6 for x in ours.rates], 1)} "
+            f"| {ours.rate() * bytes_of(op, dim) / 1e9:.2f} | {ours.rate() / raw.rate():.2f} "
+            f"| {raw.latency(50):,.0f}, {raw.latency(99):,.0f} | {ours.latency(50):,.0f}, {ours.latency(99):,.0f} "
+            f"| {statistics.median(raw.cpu) * 1e9:.1f}, {statistics.median(ours.cpu) * 1e9:.1f} |",
+            flush=True,
+        )
+    if options.no_busy:
+        return None
+    what = [("pull", 1, n, 1) for n in options.batches]
+    print("\n| pull, dim 1, keys | busy Python thread in the server | raw: calls/s, p50, p99 | shoal: calls/s, p50, p99 |")
+    print("|---|---|---|---|")
+    for busy in (False, True):
+        with server(options.threads, busy) as (process, raw_at, loops):
+            figures = bench.run(["raw", "shoal"], what, process, raw_at, loops)
+        for op, dim, n, depth in what:
+            lines = [figures[op, dim, n, depth, name] for name in ("raw", "shoal")]
+            cells = [f"{x.rate() / n:,.0f}, {x.latency(50):,.0f}, {x.latency(99):,.0f}" for x in lines]
+            print(f"| {n:,} | {'yes' if busy else 'no'} | {' | '.join(cells)} |", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()
