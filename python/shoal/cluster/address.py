@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-__all__ = ["check_bind", "complete", "is_loopback", "join_address", "split", "try_all", "try_out"]
+__all__ = ["bindable", "check_bind", "complete", "is_loopback", "join_address", "split", "try_all", "try_out"]
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]*):(?P<port>\d+|\*)")
 _ANYWHERE = {"", "*", "0.0.0.0", "::"}
@@ -68,6 +68,22 @@ def complete(address: str, host: str) -> str:
     """
     given, port = split(address, wildcard=True)
     return join_address(host if given in _ANYWHERE else given, port)
+
+
+def bindable(host: str) -> str:
+    """Return the host as a socket can be bound to it: a number, or ``*`` for all interfaces.
+
+    Raises
+    ------
+    ValueError
+        It is a name that is not known here.
+    """
+    if host in _ANYWHERE:
+        return host if host == "::" else "*"
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror:
+        raise ValueError(f"the name {host!r} is not known here: bind a number of this machine, or *") from None
 
 
 def is_loopback(host: str) -> bool:

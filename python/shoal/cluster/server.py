@@ -19,7 +19,7 @@ from typing import Any, Self
 import zmq
 
 from shoal import _core
-from shoal.cluster.address import check_bind, is_loopback, join_address, split
+from shoal.cluster.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.link import GRACE, Link
 from shoal.errors import ShoalError
 from shoal.rpc.curve import Guard, Keys
@@ -95,7 +95,7 @@ class Server:
                 loop = start_loop(
                     service,
                     context,
-                    join_address(host or "*", port + k if port else 0),
+                    join_address(bindable(host), port + k if port else 0),
                     keys=keys,
                     heartbeat=welcome.heartbeat,
                 )
