@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal import _core
+from shoal.rpc.filters import Filter, Filters
 from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
 from shoal.rpc.requests import Policy, Requests, Worker
 from sim.history import History
@@ -49,6 +50,7 @@ class Client:
         self.timer = None
         self.asked_for_map = False
         self.on_end = None
+        self.filter = Filter(cluster.filters, rank, incarnation, cluster.job) if cluster.filters else None
 
     # --- what a program may do ---
 
@@ -60,7 +62,15 @@ class Client:
             arguments["values"] = batch.sum(np.ascontiguousarray(values, np.float32), arguments["dim"], THREAD)
         deadline = arguments.pop("deadline")
         return batch, self.requests.submit(
-            op, table, self.clock, self.now, deadline, hashes=batch.hashes, begins=batch.begins, **arguments
+            op,
+            table,
+            self.clock,
+            self.now,
+            deadline,
+            hashes=batch.hashes,
+            begins=batch.begins,
+            filter=self.filter,
+            **arguments,
         )
 
     @property
@@ -195,12 +205,14 @@ class Cluster:
         policy: Policy = POLICY,
         make_requests: Callable = Requests,
         tables: dict[int, dict] | None = None,
+        filters: Filters | None = None,
     ):
         self.network = Network(seed, weather)
         self.random = self.network.random
         self.slots, self.workers, self.mode, self.staleness = slots, workers, mode, staleness
         self.policy, self.make_requests = policy, make_requests
         self.job = 77
+        self.filters = filters
         self.history = History(mode, staleness, workers)
         self.tables = tables or {1: {**SUM, "dim": 2 * workers}}
         self.dims = {table: spec["dim"] for table, spec in self.tables.items()}

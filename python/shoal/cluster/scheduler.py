@@ -20,7 +20,7 @@ from typing import Self
 
 import zmq
 
-from shoal.cluster.address import bindable, join_address, split, try_all
+from shoal.cluster.address import bindable, check_bind, join_address, split, try_all
 from shoal.cluster.membership import Membership, Outgoing, Probe
 from shoal.rpc.curve import Guard, Keys
 from shoal.rpc.messages import Fault, decode, encode
@@ -45,6 +45,8 @@ class Scheduler:
         See :class:`shoal.cluster.membership.Membership`.
     keys : Keys, optional
         Let in only those whose keys are in its directory.
+    insecure : bool
+        Listen without keys also where other machines reach it: `ValueError` otherwise.
 
     Examples
     --------
@@ -62,8 +64,10 @@ class Scheduler:
         slots: int = 1024,
         heartbeat: float = 2.0,
         keys: Keys | None = None,
+        insecure: bool = False,
     ) -> None:
         host, port = split(bind, wildcard=True)
+        check_bind(bind, secured=keys is not None, insecure=insecure)
         bound_host = bindable(host)
         self._membership = Membership(
             servers=servers,
