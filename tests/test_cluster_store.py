@@ -230,6 +230,21 @@ def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made
             store.close()
 
 
+def test_pushes_of_a_clock_that_was_not_ended_are_dropped_with_a_warning(made, caplog):
+    with joined(made.address, 1) as (store,):
+        table = store.table("t", **SGD)
+        table.push(KEYS, ONES)
+        store.tick()
+        table.push(KEYS, ONES)
+        assert not caplog.records
+    assert "pushed in clock 1 is dropped" in caplog.text
+    assert "call tick()" in caplog.text
+    caplog.clear()
+    with joined(made.address, 1) as (store,):
+        assert np.all(store.table("t", **SGD).pull(KEYS) == -1)
+    assert not caplog.records
+
+
 # ---- tables and jobs -------------------------------------------------------------------------------------------------
 
 
