@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 
 @contextlib.contextmanager
 def running(servers, **settings):
-    with processes.running(servers, heartbeat=0.2, timeout=LONG, **settings) as cluster:
+    with processes.running(servers, heartbeat=0.3, timeout=LONG, **settings) as cluster:
         pids = [child.process.pid for child in [cluster.scheduler, *cluster.servers]]
         yield cluster
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
@@ -414,7 +414,7 @@ def test_a_lost_server_is_named_within_the_deadline(number, servers):
 def test_a_dead_scheduler_ends_the_servers_after_their_grace_and_calls_that_need_it_fail():
     command = [sys.executable, "-m", "shoal"]
     with subprocess.Popen(
-        [*command, "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "0.2", "--quiet"],
+        [*command, "scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "0.3", "--quiet"],
         stdout=subprocess.PIPE,
         text=True,
     ) as scheduler:
