@@ -182,22 +182,38 @@ def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.parametrize(
+    ("text", "status", "told"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by signal 11"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by signal 9"),
+        (None, 127, "train.txt cannot be run: No such file or directory"),
+    ],
+)
+def test_launch_tells_how_a_program_ended_that_did_not_exit(tmp_path, text, status, told):
+    path = tmp_path / ("train.txt" if text is None else "train.py")
+    if text is not None:
+        path.write_text(text)
+    done = subprocess.run(shoal_launch(str(path)), capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == status, done
+    assert told in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_launch_itself_is_killed(program, number):
     with subprocess.Popen(
         shoal_launch("--workers", "2", program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as launch:
-        workers = []
-        while len(workers) < 2:
+        workers = []  # and what they have started
+        while len(workers) < 4:
             line = launch.stdout.readline()
             assert line, launch.stderr.read()
             if "pid" in line:
-                workers.append(int(line.split()[3]))
+                workers += [int(word) for word in line.split()[2:]]
         family = psutil.Process(launch.pid).children()
         assert len(family) == 4
         launch.send_signal(number)
-        until(lambda: not any(alive(process.pid) for process in family))
-        assert not any(alive(pid) for pid in workers)
+        until(lambda: not any(alive(pid) for pid in [*workers, *(process.pid for process in family)]))
         launch.communicate(timeout=LONG)
         assert launch.returncode == (-9 if number == signal.SIGKILL else 143)
 
