@@ -335,6 +335,27 @@ def test_a_tick_that_fails_ends_everything():
             call.get()
 
 
+def test_a_tick_that_waits_for_a_read_is_not_late():
+    r = requests()
+    slow = pull(r, clock=1, deadline=10.0)
+    for asked in taken(r):
+        r.receive(asked.address, asked.answer(Status.PARKED), 0.1)
+    tick = r.tick(1, [1], 0.0, 10.0)
+    for _ in range(100):
+        time = r.next_time()
+        if slow.done or time is None:
+            break
+        r.on_time(time)
+        r.outgoing.clear()
+    assert isinstance(slow.error, DeadlineExceeded)
+    assert not tick.done
+    r.on_time(r.next_time())
+    assert push(r, 1, clock=2, now=11.0).error is None
+    for asked in taken(r):
+        r.receive(asked.address, asked.answer(), 11.0)
+    assert tick.error is None
+
+
 def test_early_sends_at_once_what_was_lost():
     r = requests()
     push(r, 40, now=0.0)

@@ -377,6 +377,7 @@ class Requests:
         tables : sequence of int
             Tables that this worker pushed to in this clock.
         now, deadline : float
+            The time that it has begins when it is sent, behind the reads of its clock.
 
         Returns
         -------
@@ -593,6 +594,8 @@ class Requests:
                 job=self.worker.job,
                 part=part.number,
             )
+            if call.op == Op.TICK and not part.pauses:
+                self._restart(call, now)
             part.message = [header, *payload]
             self._parts[part.key] = part
             self.counts["sent"] += 1
@@ -916,10 +919,21 @@ class Requests:
         while self._times and self._times[0][0] <= now:
             time, _, what = heappop(self._times)
             if isinstance(what, Call):
-                if not what.done:
+                if what.done:
+                    continue
+                if what.op == Op.TICK and any(part.message is None and not part.pauses for part in what._parts):
+                    self._restart(what, now)
+                if what.deadline > now:
+                    self._later(what.deadline, what)
+                else:
                     self._settle(what, now, self._too_late(what, now))
             elif what.due == time:
                 self._send(what, now)
+
+    @staticmethod
+    def _restart(tick: Call, now: float) -> None:
+        """Begin a tick's time anew: as long as it waits for others, they have deadlines of their own."""
+        tick.started, tick.deadline = now, now + tick.deadline - tick.started
 
     def next_time(self) -> float | None:
         """Return when :meth:`on_time` next has something to do; None where nothing is under way."""
