@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import shoal
+from cluster_fakes import Wire
 from shoal.cluster import processes
 from shoal.cluster.link import Link
 from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ServerLost, ShoalError
@@ -320,43 +321,6 @@ def test_a_worker_that_was_stopped_too_long_is_fenced_when_it_goes_on(cluster):
         assert victim.wait(LONG) == 7
 
 
-class Wire:
-    """A connection to an address that can be cut without either side being told."""
-
-    def __init__(self, address):
-        host, port = address.removeprefix("tcp://").split(":")
-        self._target = (host, int(port))
-        self._cut = threading.Event()
-        self._sockets = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                near = self._listener.accept()[0]
-                far = socket.create_connection(self._target)
-                self._sockets += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
-
-    def _carry(self, source, target):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if not self._cut.is_set():
-                    target.sendall(data)
-
-    def cut(self):
-        self._cut.set()
-
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for opened in self._sockets:
-            opened.close()
-
-
 def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_whole_again(cluster):
     wire = Wire(cluster.address)
     with connect_both(cluster, wire) as (store, cut_off):
@@ -365,7 +329,7 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
         table_of(store).pull(KEYS)
         with pytest.raises(NotConnected, match="has been silent for"):
             cut_off.barrier(timeout=2.0)
-        wire._cut.clear()
+        wire.mend()
         with pytest.raises(Fenced, match="was taken for dead"):
             until(lambda: cut_off._link.check(), 20)
     wire.close()
