@@ -171,13 +171,13 @@ fuzz-corpus: $(STAMPS)/fuzz
 
 # What reads a peer's bytes is C++ alone: libFuzzer without Python.
 FUZZ_NATIVE := $(CURDIR)/$(FUZZ)/native
-fuzz_wire_seeds = tests/fuzz/wire/$(if $(filter wire,$*),corpus,service)
+fuzz_seeds_of = tests/fuzz/$*/corpus
 
-$(FUZZ)/fuzz_%: $(NATIVE) tests/fuzz/wire/fuzz_%.cc tests/cpp/wire_input.h tests/cpp/service_input.h
+$(FUZZ)/fuzz_wire $(FUZZ)/fuzz_service: $(FUZZ)/fuzz_%: $(NATIVE) $(wildcard tests/fuzz/*/*.cc) tests/cpp/wire_input.h tests/cpp/service_input.h
 	$(say) 'building the fuzzer of the $* ($@)'
 	@mkdir -p $(FUZZ_NATIVE)
 	@printf '%s\n' $(filter-out %/zmq.cc %/loop.cc,$(wildcard csrc/base/*.cc csrc/route/*.cc csrc/optim/*.cc csrc/table/*.cc csrc/store/*.cc csrc/net/*.cc)) \
-	    tests/fuzz/wire/fuzz_$*.cc | xargs -P $(JOBS) -I{} sh -c '$(FUZZ_CXX) -std=c++20 -g -O1 -ffp-contract=off -DSHOAL_CHECKED -DSHOAL_SANITIZED \
+	    tests/fuzz/$*/fuzz_$*.cc | xargs -P $(JOBS) -I{} sh -c '$(FUZZ_CXX) -std=c++20 -g -O1 -ffp-contract=off -DSHOAL_CHECKED -DSHOAL_SANITIZED \
 	    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/cpp -c {} -o $(FUZZ_NATIVE)/$$(basename {} .cc).o'
 	@$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $$(ls $(FUZZ_NATIVE)/*.o | grep -v -e /fuzz_) $(FUZZ_NATIVE)/fuzz_$*.o -pthread -o $@
 
@@ -185,12 +185,12 @@ fuzz-wire fuzz-service: fuzz-%: $(FUZZ)/fuzz_%
 	$(say) 'fuzzing the $* for $(SECONDS) s'
 	@mkdir -p $(FUZZ)/found $(FUZZ)/corpus/$*
 	@$(FUZZ)/fuzz_$* -max_total_time=$(SECONDS) -max_len=1000 -len_control=20 -artifact_prefix=$(FUZZ)/found/$*- \
-	    $(FUZZ)/corpus/$* $(fuzz_wire_seeds)
+	    $(FUZZ)/corpus/$* $(fuzz_seeds_of)
 
 fuzz-wire-corpus fuzz-service-corpus: fuzz-%-corpus: $(FUZZ)/fuzz_%
 	@rm -rf $(FUZZ)/least && mkdir -p $(FUZZ)/least $(FUZZ)/corpus/$*
-	@$(FUZZ)/fuzz_$* -set_cover_merge=1 -use_counters=$(if $(filter wire,$*),1,0) -max_len=1000 $(FUZZ)/least $(fuzz_wire_seeds) $(FUZZ)/corpus/$*
-	@rm -rf $(fuzz_wire_seeds) && mv $(FUZZ)/least $(fuzz_wire_seeds)
+	@$(FUZZ)/fuzz_$* -set_cover_merge=1 -use_counters=$(if $(filter wire,$*),1,0) -max_len=1000 $(FUZZ)/least $(fuzz_seeds_of) $(FUZZ)/corpus/$*
+	@rm -rf $(fuzz_seeds_of) && mv $(FUZZ)/least $(fuzz_seeds_of)
 
 # ---- the rest ----
 

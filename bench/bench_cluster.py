@@ -5,12 +5,12 @@
 Batches are sorted, unique keys of rows that are there; dim 1 has FTRL, dim 16 Adagrad; ASP. In turns, within one run:
 
     local   the store in this process: table and kernel alone, one thread
-    raw     pyzmq moves the same bytes, header frame included: a Python loop that looks at nothing sends back what it has
+    raw     pyzmq moves the same bytes, header frame included: a Python loop that looks at none sends back what it has
     shoal   a worker's calls, a data loop and a table: checksums, exactly-once windows, optimizer steps
 
-One request at a time, and four under way. Rates are millions of keys a second, median (least-most); latency is that of a
-call in microseconds; CPU is the server process's, in nanoseconds a key. Then the same pulls while a Python thread of the
-server computes without a pause. Every measurement checks its result.
+One request at a time, and four under way. Rates are millions of keys a second, median (least-most); latency is that
+of a call in microseconds; CPU time is in nanoseconds a key, of the worker's and of the server's process. Then the same
+pulls while a Python thread of the server computes without a pause. Every measurement checks its result.
 """
 
 import argparse
@@ -190,19 +190,24 @@ class Figures:
 
     rates: list[float] = field(default_factory=list)  # keys a second
     latencies: list[float] = field(default_factory=list)  # seconds
-    cpu: list[float] = field(default_factory=list)  # of the server, seconds a key
+    worker_cpu: list[float] = field(default_factory=list)  # seconds a key
+    server_cpu: list[float] = field(default_factory=list)
 
     def rate(self) -> float:
-        """The median."""
+        """Return the median."""
         return statistics.median(self.rates)
 
     def latency(self, percent: float) -> float:
-        """Microseconds."""
+        """Return a percentile in microseconds."""
         return float(np.percentile(self.latencies, percent)) * 1e6
+
+    def cpu(self) -> str:
+        """Tell nanoseconds a key: worker + server."""
+        return " + ".join(f"{statistics.median(each) * 1e9:.1f}" for each in (self.worker_cpu, self.server_cpu))
 
 
 def measure(begin: Callable, batches: list, arrays: list, depth: int, seconds: float, of: psutil.Process) -> tuple:
-    """Ask for some time with ``depth`` requests under way: keys, seconds, latencies, the server's CPU seconds."""
+    """Ask for some time with ``depth`` requests under way: keys, seconds, latencies, CPU seconds here and there."""
     under_way: deque = deque()
     latencies: list[float] = []
     keys = 0
@@ -212,7 +217,7 @@ def measure(begin: Callable, batches: list, arrays: list, depth: int, seconds: f
         wait()
         latencies.append(time.perf_counter() - start)
 
-    cpu_start = sum(of.cpu_times()[:2])
+    here, there = time.process_time(), sum(of.cpu_times()[:2])
     start = time.perf_counter()
     at = 0
     while time.perf_counter() - start < seconds:
@@ -225,7 +230,7 @@ def measure(begin: Callable, batches: list, arrays: list, depth: int, seconds: f
     while under_way:
         finish()
     spent = time.perf_counter() - start
-    return keys, spent, latencies, sum(of.cpu_times()[:2]) - cpu_start
+    return keys, spent, latencies, time.process_time() - here, sum(of.cpu_times()[:2]) - there
 
 
 class Bench:
@@ -239,7 +244,7 @@ class Bench:
         self.random = random
 
     def batches(self, n: int) -> list[_core.KeyBatch]:
-        """Some batches of n keys that are there."""
+        """Make some batches of n keys that are there."""
         count = max(4, min(64, 400_000 // n))
         return [
             _core.KeyBatch(self.random.choice(self.keys, n, replace=False), SLOTS, self.local.workers)
@@ -281,22 +286,18 @@ class Bench:
                             continue
                         begin = getattr(systems[name], op)
                         seconds = 0.05 if turn == 0 else self.options.seconds
-                        keys, spent, latencies, cpu = measure(begin, batches, arrays, depth, seconds, process)
+                        keys, spent, latencies, here, there = measure(begin, batches, arrays, depth, seconds, process)
                         if turn > 0:
                             line = figures.setdefault((op, dim, n, depth, name), Figures())
                             line.rates.append(keys / spent)
                             line.latencies += latencies
-                            line.cpu.append(cpu / keys)
+                            line.worker_cpu.append(here / keys)
+                            line.server_cpu.append(there / keys)
             return figures
         finally:
             served.channel.close()
             raw.socket.close(0)
             raw.context.term()
-
-
-def bytes_of(op: str, dim: int) -> int:
-    """Bytes a key, both ways."""
-    return 8 + 4 * dim
 
 
 def main() -> None:
@@ -326,23 +327,27 @@ def main() -> None:
     ]
     with server(options.threads) as (process, raw_at, loops):
         figures = bench.run(["local", "raw", "shoal"], what, process, raw_at, loops)
-    print("| op, dim, keys | under way | local | raw pyzmq | shoal | GB/s | shoal / raw | p50, p99 raw | p50, p99 shoal |"
-          " CPU raw, shoal |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| op, dim, keys | under way | local | raw | shoal | GB/s | shoal / raw | p50, p99 raw | p50, p99 shoal "
+        "| CPU raw | CPU shoal |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for op, dim, n, depth in what:
         local, raw, ours = (figures.get((op, dim, n, depth, name)) for name in ("local", "raw", "shoal"))
         print(
             f"| {op}, {dim}, {n:,} | {depth} | {spread([x / 1e6 for x in local.rates], 1) if local else ''} "
             f"| {spread([x / 1e6 for x in raw.rates], 1)} | {spread([x / 1e6 for x in ours.rates], 1)} "
-            f"| {ours.rate() * bytes_of(op, dim) / 1e9:.2f} | {ours.rate() / raw.rate():.2f} "
+            f"| {ours.rate() * (8 + 4 * dim) / 1e9:.2f} | {ours.rate() / raw.rate():.2f} "
             f"| {raw.latency(50):,.0f}, {raw.latency(99):,.0f} | {ours.latency(50):,.0f}, {ours.latency(99):,.0f} "
-            f"| {statistics.median(raw.cpu) * 1e9:.1f}, {statistics.median(ours.cpu) * 1e9:.1f} |",
+            f"| {raw.cpu()} | {ours.cpu()} |",
             flush=True,
         )
     if options.no_busy:
         return None
     what = [("pull", 1, n, 1) for n in options.batches]
-    print("\n| pull, dim 1, keys | busy Python thread in the server | raw: calls/s, p50, p99 | shoal: calls/s, p50, p99 |")
+    print(
+        "\n| pull, dim 1, keys | busy Python thread in the server | raw: calls/s, p50, p99 | shoal: calls/s, p50, p99 |"
+    )
     print("|---|---|---|---|")
     for busy in (False, True):
         with server(options.threads, busy) as (process, raw_at, loops):

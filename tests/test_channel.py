@@ -420,7 +420,7 @@ def test_a_forked_child_is_told_whose_channel_it_is_even_in_the_midst_of_calls()
         for thread in threads:
             thread.start()
         try:
-            for _ in range(8):
+            for _ in range(5):
                 assert in_child(work) == "fine"
         finally:
             stop.set()

@@ -40,7 +40,7 @@ def test_the_innermost_launcher_gives_a_worker_its_place(environment, place):
 
 def test_the_schedulers_address_is_the_one_that_was_given_or_volcanos_host():
     assert find_scheduler({}) is None
-    assert find_scheduler(VOLCANO) == "tcp://j-scheduler-0.j:5570"
+    assert find_scheduler(VOLCANO) == "tcp://job-scheduler-0.job:5570"
     assert find_scheduler({**VOLCANO, **OWN}) == "tcp://h:1"
     assert volcano(VOLCANO).servers == 2
     assert find_group(VOLCANO) is None

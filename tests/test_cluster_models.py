@@ -80,34 +80,32 @@ def test_one_worker_learns_what_a_local_store_learns_to_the_bit(kind, servers, e
     assert found[3].tobytes() == expected[3].tobytes()
 
 
-def merged_in_rank_order(shares, optimizer, passes):
+def merged_in_rank_order(kind, shares, passes):
     """One process that computes the workers' parts on the same weights, and merges them by rank into one step."""
     with shoal.local(threads=1) as store:
-        model = shoal.LogisticRegression(optimizer, store)
+        model = MODELS[kind](store)
         for _ in range(passes):
             for clock in range(max(map(len, shares))):
                 parts = []
-                for share in shares:
-                    if clock < len(share):
-                        batch = share[clock]
-                        keys = model.sort(batch)
-                        rows = model.table.pull_unique(keys)
-                        margins = model._forward(batch, keys, [rows])[0]
-                        slopes = _core.logistic_losses(margins, batch.labels, batch.weights, store.workers)[1]
-                        gradient = model._backward(batch, keys, [rows], slopes, None)[0]
-                        parts.append((keys.hashes, gradient.reshape(-1, 1)))
-                hashes, sums = _core.merge(parts, 1, store.workers)
-                model.table.push(_core.unmix(hashes), sums)
+                for batch in (share[clock] for share in shares if clock < len(share)):
+                    keys = model.sort(batch)
+                    rows = [table.pull_unique(keys) for table in model.tables]
+                    margins, known = model._forward(batch, keys, rows)
+                    slopes = _core.logistic_losses(margins, batch.labels, batch.weights, store.workers)[1]
+                    parts.append((keys.hashes, model._backward(batch, keys, rows, slopes, known)))
+                for number, table in enumerate(model.tables):
+                    lists = [(hashes, grads[number].reshape(-1, table.dim)) for hashes, grads in parts]
+                    hashes, sums = _core.merge(lists, table.dim, store.workers)
+                    table.push(_core.unmix(hashes), sums)
         return rows_of(model)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_several_workers_learn_what_one_process_merges_in_rank_order(workers, batches):
+@pytest.mark.parametrize(("kind", "workers"), [("lr", 2), ("lr", 3), ("fm", 2)])
+def test_several_workers_learn_what_one_process_merges_in_rank_order(kind, workers, batches):
     shares = [batches[rank::workers] for rank in range(workers)]  # not equally long
-    optimizer = shoal.FTRL(alpha=0.1, l1=0.5)
 
     def learn(store):
-        with shoal.LogisticRegression(optimizer, store) as model:
+        with MODELS[kind](store) as model:
             model.fit(shares[store.rank], epochs=2, warm_up=False, progress=False)
             clock = store.clock
             found = rows_of(model)
@@ -117,7 +115,7 @@ def test_several_workers_learn_what_one_process_merges_in_rank_order(workers, ba
     with cluster(2, 1) as made:
         found = together(made.address, workers, learn)
     assert all(one == found[0] for one in found)
-    assert found[0][0] == merged_in_rank_order(shares, optimizer, 2)
+    assert found[0][0] == merged_in_rank_order(kind, shares, 2)
 
 
 @pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP(), shoal.BSP(reduce="mean")], ids=str)

@@ -19,7 +19,7 @@ EXAMPLES = 600
 
 @pytest.fixture(scope="module")
 def cluster():
-    with running(2, workers=2, heartbeat=0.2, timeout=LONG) as made:
+    with running(2, workers=2, heartbeat=0.3, timeout=LONG) as made:
         yield made
 
 

@@ -230,6 +230,21 @@ def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made
             store.close()
 
 
+def test_pushes_of_a_clock_that_was_not_ended_are_dropped_with_a_warning(made, caplog):
+    with joined(made.address, 1) as (store,):
+        table = store.table("t", **SGD)
+        table.push(KEYS, ONES)
+        store.tick()
+        table.push(KEYS, ONES)
+        assert not caplog.records
+    assert "pushed in clock 1 is dropped" in caplog.text
+    assert "call tick()" in caplog.text
+    caplog.clear()
+    with joined(made.address, 1) as (store,):
+        assert np.all(store.table("t", **SGD).pull(KEYS) == -1)
+    assert not caplog.records
+
+
 # ---- tables and jobs -------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +293,65 @@ def test_nobody_there_and_somebody_missing_are_told_apart(made):
 def test_what_connect_cannot_use_is_refused(made, how, kind, words):
     with pytest.raises(kind, match=words):
         shoal.connect(made.address, **{"timeout": TIMEOUT, **how})
+
+
+# ---- workers that die ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def team():
+    """Two workers of a job in which a silence of half a second is death, and how to get another in."""
+    with cluster(2, 1, heartbeat=0.1, slots=16) as made, contextlib.ExitStack() as stack:
+
+        def connect(rank):
+            return shoal.connect(made.address, workers=2, rank=rank, threads=1, timeout=TIMEOUT)
+
+        with ThreadPoolExecutor(2) as pool:
+            stores = list(pool.map(connect, range(2)))
+        for store in stores:
+            stack.callback(store._close, failed=True)
+        yield (*stores, lambda rank: stack.enter_context(connect(rank)))
+
+
+def test_a_worker_that_died_holds_nobody_back_and_another_takes_its_place(team):
+    one, two, connect = team
+    tables = [store.table("t", **SGD) for store in (one, two)]
+    for _ in range(3):
+        for store, table in zip((one, two), tables, strict=True):
+            table.push(KEYS, ONES)
+            store.tick()
+    assert np.all(tables[0].pull(KEYS) == -6)
+    tables[1].push(KEYS, ONES).wait()  # of a clock that it does not end
+    tables[0].push(KEYS, ONES)
+    one.tick()
+    waiting = tables[0].pull_async(KEYS)
+    two._link.close()  # without a word
+    assert np.all(waiting.wait() == -7)  # what it had not ended is dropped
+    new = connect(1)
+    assert (new.rank, new.clock) == (1, 4)
+    table = new.table("t", **SGD)
+    assert np.all(table.pull(KEYS) == -7)
+    for store, each in ((one, tables[0]), (new, table)):
+        each.push(KEYS, ONES)
+        store.tick()
+    assert np.all(tables[0].pull(KEYS) == -9)
+    assert np.all(table.pull(KEYS) == -9)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(one.barrier)
+        new.barrier()
+        there.result(TIMEOUT)
+
+
+def test_a_worker_that_was_taken_for_dead_changes_nothing_any_more(team):
+    one, two, connect = team
+    table, zombie = one.table("t", **SGD), two.table("t", **SGD)
+    two._link.close()
+    connect(1)  # once it is taken for dead
+    with pytest.raises(shoal.Fenced, match="worker 1"):
+        zombie.push(KEYS, ONES).wait()
+    with pytest.raises(shoal.Fenced):
+        zombie.pull(KEYS)
+    assert len(table) == 0
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

@@ -194,6 +194,25 @@ def test_weights_of_16_bits_decay_in_the_mean(dtype):
         assert abs(w.mean() - 0.999) <= 5 * step / (2 * math.sqrt(w.size))
 
 
+def test_every_push_tosses_new_coins_for_weights_of_16_bits():
+    keys = np.arange(4000, dtype=np.uint64)
+    with shoal.local(slots=16) as store:
+        table = store.table("t", dim=2, optimizer=shoal.SGD(), dtype="bfloat16")
+        table.assign(keys, np.ones((len(keys), 2), np.float32))
+        for _ in range(20):
+            table.decay(0.9995)
+            table.push(keys[:1], np.zeros((1, 2), np.float32)).wait()
+        assert table.pull(keys).mean(dtype=np.float64) == pytest.approx(0.9995**20, abs=3e-4)
+
+
+def test_of_equal_norms_the_smaller_keys_come_first():
+    keys = np.random.default_rng(1).permutation(1000).astype(np.uint64)
+    with shoal.local(slots=16) as store:
+        table = store.table("t", optimizer=shoal.SGD())
+        table.assign(keys, np.where(keys % 2 == 0, 1, -1).astype(np.float32))
+        assert table.topk(30)[0].tolist() == list(range(30))
+
+
 def test_an_empty_table_has_answers():
     with shoal.local() as store:
         table = store.table("t", dim=3)

@@ -470,6 +470,19 @@ def test_what_the_servers_have_counted_is_told_endpoint_by_endpoint():
     ]
 
 
+def test_when_all_workers_die_at_once_those_who_wait_for_their_ranks_begin_a_job_of_their_own():
+    world, (one, two) = together(workers=2)
+    world.clock = 9
+    one.alive = two.alive = False
+    again = [world.start_worker(1), world.start_worker(0)]
+    world.go(8.0)
+    assert [(worker.place.rank, worker.place.incarnation, worker.place.clock) for worker in again] == [
+        (1, 2, 0),
+        (0, 2, 0),
+    ]
+    assert again[0].place.job == again[1].place.job != one.place.job
+
+
 def test_who_comes_after_a_job_is_complete_waits_for_the_next_one_which_starts_at_clock_0():
     world, (one, two) = together(workers=2)
     late = [world.start_worker(), world.start_worker()]

@@ -280,6 +280,24 @@ def test_large_calls_are_cut_between_slots():
     assert call.done
 
 
+def test_a_call_has_at_most_128_parts_at_an_endpoint():
+    where = cut_evenly(1, 1024, [(A, 0)])
+    r = Requests(Worker(0, 1, 77), where, Policy(message_bytes=100))
+    b = _core.KeyBatch(np.arange(20_000, dtype=np.uint64), 1024, THREAD)
+    values = np.zeros((len(b), 1), np.float32)
+    r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins, values=values, dim=1)
+    numbers = [_core.decode(frames, replies=False).part for _, frames in r.outgoing]
+    assert 100 < len(numbers) == len(set(numbers)) <= 160
+
+
+def test_rows_of_one_slot_that_no_server_takes_are_refused_at_once():
+    r = requests(largest_message=400)
+    with pytest.raises(ValueError, match=r"rows of slots .* pass fewer keys at a time"):
+        push(r, 2000)
+    assert not r.outgoing
+    assert push(r, 20).sequence == 1
+
+
 def test_a_tick_follows_the_pushes_and_names_those_without_an_answer():
     r = requests()
     push(r, 40, clock=4)
@@ -315,6 +333,27 @@ def test_a_tick_that_fails_ends_everything():
     for call in (tick, waiting, push(r, clock=1)):
         with pytest.raises(DeadlineExceeded, match=r"the tick at clock 0 was not done within 5\.0 s"):
             call.get()
+
+
+def test_a_tick_that_waits_for_a_read_is_not_late():
+    r = requests()
+    slow = pull(r, clock=1, deadline=10.0)
+    for asked in taken(r):
+        r.receive(asked.address, asked.answer(Status.PARKED), 0.1)
+    tick = r.tick(1, [1], 0.0, 10.0)
+    for _ in range(100):
+        time = r.next_time()
+        if slow.done or time is None:
+            break
+        r.on_time(time)
+        r.outgoing.clear()
+    assert isinstance(slow.error, DeadlineExceeded)
+    assert not tick.done
+    r.on_time(r.next_time())
+    assert push(r, 1, clock=2, now=11.0).error is None
+    for asked in taken(r):
+        r.receive(asked.address, asked.answer(), 11.0)
+    assert tick.error is None
 
 
 def test_early_sends_at_once_what_was_lost():

@@ -239,15 +239,16 @@ def test_a_tick_waits_for_every_message_that_it_names() -> None:
 def test_under_bsp_a_clock_is_one_step_in_rank_order_seen_by_pulls_of_the_next() -> None:
     service = served("bsp", workers=3)
     workers = [Worker(rank) for rank in range(3)]
-    # 1e30 - 1e30 + 1 is 1; in any other order it is 0.
-    grads = {0: 1e30, 1: -1e30, 2: 1.0}
+    # 1e30 - 1e30 + 1 is 1; in another order, that of arrival or of the calls' numbers, it is 0.
+    pushes = {0: [(7, 1e30)], 1: [(5, -1e30)], 2: [(2, 0.25), (3, 0.75)]}
     for rank in (2, 0, 1):
-        deliver(service, workers[rank].push([5], [grads[rank]], sequence=1))
+        for sequence, grad in reversed(pushes[rank]):
+            deliver(service, workers[rank].push([5], [grad], sequence=sequence))
         assert one(deliver(service, workers[rank].pull([5]))).values.tolist() == [[0]]
-    assert statuses(deliver(service, workers[1].tick(0, [1]))) == [Status.OK]
+    assert statuses(deliver(service, workers[1].tick(0, [5]))) == [Status.OK]
     assert one(deliver(service, workers[1].pull([5], clock=1), b"early")).status == Status.PARKED
-    assert statuses(deliver(service, workers[0].tick(0, [1]))) == [Status.OK]
-    last = deliver(service, workers[2].tick(0, [1]), b"last")
+    assert statuses(deliver(service, workers[0].tick(0, [7]))) == [Status.OK]
+    last = deliver(service, workers[2].tick(0, [2, 3]), b"last")
     assert [(r.peer, r.status) for r in last] == [(b"last", Status.OK), (b"early", Status.OK)]
     assert last[1].values.tolist() == [[-1]]
     assert service.shard(0).step == 1
@@ -258,8 +259,10 @@ def test_under_bsp_a_mean_divides_by_all_who_ticked() -> None:
     workers = [Worker(rank) for rank in range(4)]
     deliver(service, workers[0].push([5], [6], sequence=1))
     deliver(service, workers[2].push([5, hash_in(3)], [2, 4], sequence=1))
-    for worker in workers:
-        deliver(service, worker.tick(0, [], [0] if worker.rank in (0, 2) else []))
+    deliver(service, workers[0].tick(0, [1]))
+    service.dismiss(0, 1)  # counts nevertheless
+    for worker in workers[1:]:
+        deliver(service, worker.tick(0, [], [0] if worker.rank == 2 else []))
     assert weights(service, [5, hash_in(3)]) == [-2, -1]
 
 

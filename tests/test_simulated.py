@@ -8,6 +8,7 @@ A schedule is a seed and a plan: the same ones give the same run.
 
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ if __name__ == "__main__":
 
 from shoal import _core
 from shoal.errors import Fenced
+from shoal.rpc.filters import Filters
 from sim import model
 from sim.cluster import SUM, THREAD, Cluster
 from sim.network import Weather
@@ -55,6 +57,24 @@ def test_every_schedule_keeps_every_promise(service, plan, mode):
         cluster = run(seed, plan_of(mode, PLANS[plan]), SERVICES[service])
         assert violations(cluster) == [], f"seed {seed}"
         assert all(one.metrics()["parked"] == 0 for one in cluster.services.values())
+
+
+def forgetful(slots, first, end):
+    """An endpoint with room for the list of one call or two."""
+    return _core.Service(slots, first, end, list_bytes=700)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("deaths", [0, 2])
+def test_exact_filters_keep_every_promise(mode, deaths):
+    counts = Counter()
+    for seed in range(6):
+        plan = plan_of(mode, {"weather": ROUGH, "deaths": deaths, "filters": Filters(key_caching=True, zeros=True)})
+        cluster = run(seed, plan, forgetful if seed % 2 else _core.Service)
+        assert violations(cluster) == [], f"seed {seed}"
+        for client in cluster.clients:
+            counts += client.filter.counts
+    assert min(counts[name] for name in ("lists_named", "lists_lost", "gradient_bytes_saved", "weight_bytes_saved")) > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

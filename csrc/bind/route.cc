@@ -68,17 +68,22 @@ py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<fl
   for (const auto& [hashes, grads] : lists) {
     sorted.push_back({in(hashes), in(grads), {}});
   }
-  Merged merged;
+  std::size_t total = 0;
+  for (const SortedList& list : sorted) {
+    total += list.hashes.size();
+  }
+  std::vector<std::uint64_t> all_hashes(total);
+  std::vector<float> all_grads(total * dim);
+  std::size_t size = 0;
   {
     const py::gil_scoped_release nogil;
-    merged = workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-      return merge(sorted, dim, workers.pool, scratch);
-    });
+    MergeScratch scratch;
+    size = merge(sorted, dim, workers.pool, scratch, {all_hashes, all_grads, {}});
   }
-  Array<std::uint64_t> hashes = fresh<std::uint64_t>(merged.hashes.size());
-  Array<float> grads = fresh<float>(merged.hashes.size(), dim);
-  std::copy_n(merged.hashes.data(), merged.hashes.size(), hashes.mutable_data());
-  std::copy_n(merged.grads.data(), merged.grads.size(), grads.mutable_data());
+  Array<std::uint64_t> hashes = fresh<std::uint64_t>(size);
+  Array<float> grads = fresh<float>(size, dim);
+  std::copy_n(all_hashes.data(), size, hashes.mutable_data());
+  std::copy_n(all_grads.data(), size * dim, grads.mutable_data());
   return py::make_tuple(hashes, grads);
 }
 

@@ -112,7 +112,7 @@ Lease Blocks::take(std::size_t bytes) {
       kind.pop_back();
       shared_->idle.fetch_sub(chunk->memory.bytes(), std::memory_order_relaxed);
     } else if (kind.capacity() == 0) {
-      kind.reserve(16);  // of one size at most so many are kept
+      kind.reserve(256);  // of one size at most so many are kept
     }
   }
   if (chunk == nullptr) {

@@ -57,7 +57,7 @@
 #include "net/seen.h"
 #include "net/values.h"
 #include "net/wire.h"
-#include "route/key_batch.h"
+#include "route/merge.h"
 #include "store/functions.h"
 #include "store/shard.h"
 
@@ -261,7 +261,7 @@ class Service {
   std::vector<std::uint16_t> refused_;
   Buffer<std::uint64_t> some_hashes_;  // of the slots that have not seen a call
   Buffer<float> some_values_;
-  KeyBatchScratch merge_scratch_;
+  MergeScratch merge_scratch_;
 
   mutable ServiceMetrics metrics_;
 };

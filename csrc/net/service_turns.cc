@@ -95,13 +95,21 @@ void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
       lists.push_back({push.hashes(), push.grads(), {}});
     }
   }
-  Merged merged;
   SortedList all;
+  Lease hashes;
+  Lease grads;
   if (lists.size() == 1 && divisor == 1) {
     all = lists[0];
   } else if (!lists.empty()) {
-    merged = merge(lists, dim, pool_, merge_scratch_, divisor);
-    all = {{merged.hashes.data(), merged.hashes.size()}, {merged.grads.data(), merged.grads.size()}, {}};
+    std::size_t total = 0;
+    for (const SortedList& list : lists) {
+      total += list.hashes.size();
+    }
+    hashes = blocks_.take(total * sizeof(std::uint64_t));
+    grads = blocks_.take(total * dim * sizeof(float));
+    const MergeRoom room{hashes.as<std::uint64_t>(), grads.as<float>(), {}};
+    const std::size_t size = merge(lists, dim, pool_, merge_scratch_, room, divisor);
+    all = {room.hashes.first(size), room.grads.first(size * dim), {}};
   }
   const std::uint64_t step = shard.step();
   std::size_t stepped = 0;

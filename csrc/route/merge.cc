@@ -39,8 +39,9 @@ void check(std::span<const SortedList> lists, std::size_t dim, bool counted) {
 
 }  // namespace
 
-Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch,
-             std::size_t divisor) {
+std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, MergeScratch& scratch,
+                  const MergeRoom& out, std::size_t divisor) {
+  constexpr std::size_t kPiece = 8192;  // rows
   SHOAL_CHECK(divisor > 0, "a mean of nobody: the divisor must be at least 1");
   // The first list that has hashes decides.
   const auto filled =
@@ -48,44 +49,68 @@ Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, Key
   const bool counted = filled != lists.end() && !filled->counts.empty();
   check(lists, dim, counted);
   std::size_t total = 0;
+  std::span<const std::uint64_t> longest;
   for (const SortedList& list : lists) {
     total += list.hashes.size();
+    longest = list.hashes.size() > longest.size() ? list.hashes : longest;
   }
-  Buffer<std::uint64_t> all(total);
-  Buffer<const float*> rows(total);
-  Buffer<std::uint32_t> counts(total);
-  std::size_t at = 0;
-  for (const SortedList& list : lists) {
-    std::copy(list.hashes.begin(), list.hashes.end(), all.begin() + at);
-    std::copy(list.counts.begin(), list.counts.end(), counts.begin() + at);
-    for (std::size_t i = 0; i < list.hashes.size(); ++i) {
-      rows[at + i] = list.grads.data() + i * dim;
+  SHOAL_CHECK(out.hashes.size() >= total && out.grads.size() >= total * dim &&
+                  out.counts.size() >= (counted ? total : 0),
+              "a merge of " + std::to_string(total) + " hashes needs room for as many");
+  // Several threads share one large piece.
+  const std::size_t pieces = pool.threads() == 1 ? (total + kPiece - 1) / kPiece : 1;
+  std::vector<std::size_t> at(lists.size(), 0);
+  std::size_t done = 0;
+  for (std::size_t piece = 0; piece < pieces && total != 0; ++piece) {
+    // The piece ends before the hash that stands there in the longest list.
+    const Pieces cut{longest.size(), pieces};
+    const bool last = piece + 1 == pieces;
+    const auto end_in = [&](std::span<const std::uint64_t> hashes, std::size_t from) {
+      return last ? hashes.size()
+                  : static_cast<std::size_t>(
+                        std::lower_bound(hashes.begin() + static_cast<std::ptrdiff_t>(from), hashes.end(),
+                                         longest[cut.begin(piece + 1)]) -
+                        hashes.begin());
+    };
+    std::vector<std::size_t> ends(lists.size());
+    std::size_t size = 0;
+    for (std::size_t k = 0; k < lists.size(); ++k) {
+      ends[k] = end_in(lists[k].hashes, at[k]);
+      size += ends[k] - at[k];
     }
-    at += list.hashes.size();
-  }
-  const KeyBatch batch = KeyBatch::of_hashes({all.data(), total}, Slots(Slots::kFewest), pool, scratch);
-  Merged merged;
-  merged.hashes = Buffer<std::uint64_t>(batch.size());
-  std::copy(batch.hashes().begin(), batch.hashes().end(), merged.hashes.begin());
-  merged.grads = Buffer<float>(batch.size() * dim);
-  const auto row_of = [&](std::uint32_t place) { return rows[place]; };
-  const std::span<float> sums(merged.grads.data(), merged.grads.size());
-  if (divisor == 1) {
-    sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool);
-  } else {
-    sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool, Divided{static_cast<double>(divisor)});
-  }
-  if (counted) {
-    merged.counts = Buffer<std::uint32_t>(batch.size());
-    for (std::size_t u = 0; u < batch.size(); ++u) {
+    const std::span<std::uint64_t> all = scratch.hashes.claim(size).first(size);
+    const std::span<const float*> rows = scratch.rows.claim(size).first(size);
+    const std::span<std::uint32_t> counts = scratch.counts.claim(counted ? size : 0);
+    std::size_t place = 0;
+    for (std::size_t k = 0; k < lists.size(); ++k) {
+      for (std::size_t i = at[k]; i < ends[k]; ++i, ++place) {
+        all[place] = lists[k].hashes[i];
+        rows[place] = lists[k].grads.data() + i * dim;
+        if (counted) {
+          counts[place] = lists[k].counts[i];
+        }
+      }
+      at[k] = ends[k];
+    }
+    const KeyBatch batch = KeyBatch::of_hashes(all, Slots(Slots::kFewest), pool, scratch.keys);
+    std::ranges::copy(batch.hashes(), out.hashes.begin() + static_cast<std::ptrdiff_t>(done));
+    const auto row_of = [&](std::uint32_t p) { return rows[p]; };
+    const std::span<float> sums = out.grads.subspan(done * dim, batch.size() * dim);
+    if (divisor == 1) {
+      sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool);
+    } else {
+      sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool, Divided{static_cast<double>(divisor)});
+    }
+    for (std::size_t u = 0; counted && u < batch.size(); ++u) {
       std::uint64_t sum = 0;
       for (std::size_t j = batch.firsts()[u]; j < batch.firsts()[u + 1]; ++j) {
         sum += counts[batch.order()[j]];
       }
-      merged.counts[u] = static_cast<std::uint32_t>(std::min<std::uint64_t>(sum, 0xffffffffU));
+      out.counts[done + u] = static_cast<std::uint32_t>(std::min<std::uint64_t>(sum, 0xffffffffU));
     }
+    done += batch.size();
   }
-  return merged;
+  return done;
 }
 
 }  // namespace shoal

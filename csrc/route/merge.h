@@ -12,6 +12,9 @@
 //   I2  the rows are the sums in list order, divided by the divisor before they are rounded; counts, where every list
 //       has them, are added as well.
 //
+// Large lists are merged piece by piece of the hash space, so that what is worked in stays in the cache: 8 to 10 ns a row. In
+// fresh memory it was 60, which is why room and scratch are passed in.
+//
 // Threads: the pool shares the work; the bits do not depend on it.
 
 #pragma once
@@ -32,15 +35,28 @@ struct SortedList {
   std::span<const std::uint32_t> counts;  // len(hashes), or empty: in all lists or in none
 };
 
-struct Merged {
-  Buffer<std::uint64_t> hashes;
-  Buffer<float> grads;
-  Buffer<std::uint32_t>
-      counts;  // empty without counts in the lists; the greatest uint32 where a sum does not fit
+// Where a merge goes: with room for all rows of all lists.
+struct MergeRoom {
+  std::span<std::uint64_t> hashes;
+  std::span<float> grads;  // len(hashes) x dim
+  std::span<std::uint32_t>
+      counts;  // or empty, where the lists have none; the greatest uint32 where a sum does not fit
 };
 
-// The divisor of a mean is how many senders there were, lists or not; 1 leaves the sums as they are.
-Merged merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, KeyBatchScratch& scratch,
-             std::size_t divisor = 1);
+// Working memory, worth keeping. One merge at a time.
+class MergeScratch {
+ private:
+  friend std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool,
+                           MergeScratch& scratch, const MergeRoom& out, std::size_t divisor);
+  KeyBatchScratch keys;
+  Buffer<std::uint64_t> hashes;
+  Buffer<const float*> rows;
+  Buffer<std::uint32_t> counts;
+};
+
+// How many hashes there are. The divisor of a mean is how many senders there were, lists or not; 1 leaves the sums as they
+// are.
+std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, MergeScratch& scratch,
+                  const MergeRoom& out, std::size_t divisor = 1);
 
 }  // namespace shoal

@@ -59,6 +59,32 @@ std::vector<List> random_lists(std::size_t k, std::size_t n, std::uint64_t disti
   return lists;
 }
 
+struct Merged {
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> grads;
+  std::vector<std::uint32_t> counts;
+};
+
+Merged merged(const std::vector<List>& lists, std::size_t dim = 1, std::size_t threads = 1,
+              std::size_t divisor = 1) {
+  static MergeScratch scratch;  // used again, whatever was in it
+  std::size_t total = 0;
+  bool counted = false;
+  for (const List& list : lists) {
+    total += list.hashes.size();
+    counted |= !list.counts.empty();
+  }
+  Merged all{std::vector<std::uint64_t>(total), std::vector<float>(total * dim),
+             std::vector<std::uint32_t>(counted ? total : 0)};
+  Pool pool(threads);
+  const std::size_t size =
+      merge(views(lists), dim, pool, scratch, {all.hashes, all.grads, all.counts}, divisor);
+  all.hashes.resize(size);
+  all.grads.resize(size * dim);
+  all.counts.resize(counted ? size : 0);
+  return all;
+}
+
 void check_merge(const std::vector<List>& lists, std::size_t dim, std::size_t divisor = 1) {
   struct Row {
     std::vector<double> sums;
@@ -79,33 +105,25 @@ void check_merge(const std::vector<List>& lists, std::size_t dim, std::size_t di
     }
     counted |= !list.counts.empty();
   }
-  KeyBatchScratch scratch;
   for (const std::size_t threads : {1U, 2U, 3U, 8U}) {
-    Pool pool(threads);
-    const Merged merged = merge(views(lists), dim, pool, scratch, divisor);
-    CHECK_EQ(merged.hashes.size(), rows.size());
-    CHECK_EQ(merged.grads.size(), rows.size() * dim);
-    CHECK_EQ(merged.counts.size(), counted ? rows.size() : 0);
+    const Merged all = merged(lists, dim, threads, divisor);
+    CHECK_EQ(all.hashes.size(), rows.size());
+    CHECK_EQ(all.grads.size(), rows.size() * dim);
+    CHECK_EQ(all.counts.size(), counted ? rows.size() : 0);
     std::size_t u = 0;
     for (const auto& [hash, row] : rows) {
-      CHECK_EQ(merged.hashes[u], hash);
+      CHECK_EQ(all.hashes[u], hash);
       for (std::size_t d = 0; d < dim; ++d) {
         CHECK_EQ(
-            std::bit_cast<std::uint32_t>(merged.grads[u * dim + d]),
+            std::bit_cast<std::uint32_t>(all.grads[u * dim + d]),
             std::bit_cast<std::uint32_t>(static_cast<float>(row.sums[d] / static_cast<double>(divisor))));
       }
       if (counted) {
-        CHECK_EQ(merged.counts[u], row.count);
+        CHECK_EQ(all.counts[u], row.count);
       }
       ++u;
     }
   }
-}
-
-Merged merged(const std::vector<List>& lists, std::size_t dim = 1) {
-  Pool pool(1);
-  KeyBatchScratch scratch;
-  return merge(views(lists), dim, pool, scratch);
 }
 
 }  // namespace
@@ -148,11 +166,37 @@ TEST(a_mean_divides_in_float64_before_the_one_rounding) {
     check_merge(random_lists(2, 200, 300, dim, false, dim), dim, 3);  // senders without a list count as well
   }
   // float32 would round 2^24 + 1 to 2^24 first.
-  Pool pool(1);
-  KeyBatchScratch scratch;
   const std::vector<List> lists{{{5}, {0x1p24F}, {}}, {{5}, {1.0F}, {}}, {{5}, {1.0F}, {}}};
-  CHECK_EQ(merge(views(lists), 1, pool, scratch, 2).grads[0], 0x1p23F + 1.0F);
-  CHECK_THROWS(merge(views(lists), 1, pool, scratch, 0), "divisor must be at least 1");
+  CHECK_EQ(merged(lists, 1, 1, 2).grads[0], 0x1p23F + 1.0F);
+  CHECK_THROWS(merged(lists, 1, 1, 0), "divisor must be at least 1");
+}
+
+TEST(large_merges_are_cut_into_pieces_wherever_the_longest_list_says) {
+  auto lists = random_lists(5, 20'000, 1'000'000'000, 3, true, 4);
+  lists.push_back({{0, 1, kGreatest}, std::vector<float>(9, 1.0F), {1, 1, 1}});
+  check_merge(lists, 3);
+  // All hashes of one list between two of another; ties at the cuts.
+  List dense;
+  for (std::uint64_t i = 0; i < 30'000; ++i) {
+    dense.hashes.push_back(7'000 + i);
+    dense.grads.push_back(static_cast<float>(i));
+  }
+  List wide;
+  for (std::uint64_t i = 0; i < 40'000; ++i) {
+    wide.hashes.push_back(i * 6'999);
+    wide.grads.push_back(0.5F);
+  }
+  check_merge({wide, dense, wide}, 1, 3);
+}
+
+TEST(a_merge_without_room_is_refused) {
+  Pool pool(1);
+  MergeScratch scratch;
+  const std::vector<List> lists{{{5, 6}, {1, 1}, {}}, {{5}, {1}, {}}};
+  std::vector<std::uint64_t> hashes(2);
+  std::vector<float> grads(3);
+  CHECK_THROWS(merge(views(lists), 1, pool, scratch, {hashes, grads, {}}),
+               "a merge of 3 hashes needs room for as many");
 }
 
 TEST(a_count_that_does_not_fit_stays_at_the_greatest) {

@@ -2,7 +2,7 @@
 //
 // The bytes choose what comes, one after the other: well-formed requests with any numbers in them, some of them damaged,
 // between orders of the scheduler. Whatever comes, the service answers each request, in messages that decode, and its tables
-// stay whole. tests/fuzz/wire/fuzz_service.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus.
+// stay whole. tests/fuzz/service/fuzz_service.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus.
 
 #pragma once
 

@@ -49,7 +49,8 @@ TEST(the_corpus_breaks_no_promise) {
 
 TEST(whatever_a_server_is_asked_in_whatever_order_it_stays_whole) {
   int lives = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(SHOAL_TESTS_DIR) / "fuzz" / "wire" / "service")) {
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(SHOAL_TESTS_DIR) / "fuzz" / "service" / "corpus")) {
     const std::vector<std::byte> bytes = read(entry.path());
     service_input::check({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
     ++lives;

@@ -5,11 +5,13 @@ of seconds to think. The scheduler is two functions here: who dies is dismissed,
 after the other, with delays.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 from shoal import _core
+from shoal.rpc.filters import Filter, Filters
 from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
 from shoal.rpc.requests import Policy, Requests, Worker
 from sim.history import History
@@ -17,7 +19,6 @@ from sim.network import CALM, Network, Weather
 
 Op = _core.Op
 THREAD = _core.Workers(1)
-JOB = 77
 PATIENCE = 20.0  # seconds of simulated time; only a defect takes as long
 POLICY = Policy(resend_after=0.03, parked_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
 
@@ -39,7 +40,7 @@ class Client:
     def __init__(self, cluster, rank, incarnation, clock, program):
         self.cluster = cluster
         self.rank, self.incarnation, self.clock = rank, incarnation, clock
-        self.requests = cluster.make_requests(Worker(rank, incarnation, JOB), cluster.map, cluster.policy)
+        self.requests = cluster.make_requests(Worker(rank, incarnation, cluster.job), cluster.map, cluster.policy)
         self.alive = True
         self.finished = False
         self.error = None
@@ -48,6 +49,8 @@ class Client:
         self.program = program(self)
         self.timer = None
         self.asked_for_map = False
+        self.on_end = None
+        self.filter = Filter(cluster.filters, rank, incarnation, cluster.job) if cluster.filters else None
 
     # --- what a program may do ---
 
@@ -59,7 +62,15 @@ class Client:
             arguments["values"] = batch.sum(np.ascontiguousarray(values, np.float32), arguments["dim"], THREAD)
         deadline = arguments.pop("deadline")
         return batch, self.requests.submit(
-            op, table, self.clock, self.now, deadline, hashes=batch.hashes, begins=batch.begins, **arguments
+            op,
+            table,
+            self.clock,
+            self.now,
+            deadline,
+            hashes=batch.hashes,
+            begins=batch.begins,
+            filter=self.filter,
+            **arguments,
         )
 
     @property
@@ -139,6 +150,9 @@ class Client:
         if not self.alive:
             return
         self.resume()
+        if self.finished and self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end()
         cluster, requests = self.cluster, self.requests
         while requests.outgoing:
             address, frames = requests.outgoing.popleft()
@@ -191,28 +205,40 @@ class Cluster:
         policy: Policy = POLICY,
         make_requests: Callable = Requests,
         tables: dict[int, dict] | None = None,
+        filters: Filters | None = None,
     ):
         self.network = Network(seed, weather)
         self.random = self.network.random
         self.slots, self.workers, self.mode, self.staleness = slots, workers, mode, staleness
         self.policy, self.make_requests = policy, make_requests
+        self.job = 77
+        self.filters = filters
         self.history = History(mode, staleness, workers)
-        self.map: ClusterMap = cut_evenly(1, slots, [(f"tcp://{i}", i) for i in range(endpoints)])
-        tables = tables or {1: {**SUM, "dim": 2 * workers}}
-        self.dims = {table: spec["dim"] for table, spec in tables.items()}
+        self.tables = tables or {1: {**SUM, "dim": 2 * workers}}
+        self.dims = {table: spec["dim"] for table, spec in self.tables.items()}
         self.services = {}
-        for endpoint in self.map.endpoints:
-            one = self.services[endpoint.address] = service(slots, endpoint.first_slot, endpoint.end_slot)
-            one.set_map(1, endpoint.first_slot, endpoint.end_slot)
-            one.start_job(JOB, mode, staleness, mean)
-            for table, spec in tables.items():
-                one.add_table(table, **spec)
         self.clients = []
         self.zombies = []
         self.links = {}
         self.incarnations = [0] * workers
-        self.busy_until = dict.fromkeys(self.services, 0.0)  # control calls reach an endpoint in order
+        self.busy_until = Counter()  # control calls reach an endpoint in order
         self.changing = 0
+        self.form(service, endpoints, mean)
+
+    def form(self, service, endpoints, mean):
+        """Make the endpoints."""
+        self.map = cut_evenly(1, self.slots, [(f"tcp://{i}", i) for i in range(endpoints)])
+        for endpoint in self.map.endpoints:
+            one = self.serve(service, endpoint.address, endpoint.first_slot, endpoint.end_slot)
+            one.set_map(1, endpoint.first_slot, endpoint.end_slot)
+            one.start_job(self.job, self.mode, self.staleness, mean)
+
+    def serve(self, service, address, first, end):
+        """Make one endpoint, with all tables."""
+        one = self.services[address] = service(self.slots, first, end)
+        for table, spec in self.tables.items():
+            one.add_table(table, **spec)
+        return one
 
     # --- messages ---
 

@@ -50,10 +50,16 @@ class Network:
     def run(self, done, limit):
         """Run until done() or nothing is planned; returns whether it was done before the time limit."""
         while not done():
-            if not self._events or self._events[0][0] > limit:
+            if not self.step(limit):
                 return False
-            self.now, _, what, arguments = heappop(self._events)
-            what(*arguments)
+        return True
+
+    def step(self, limit):
+        """Let the next event happen; returns whether there was one before the time limit."""
+        if not self._events or self._events[0][0] > limit:
+            return False
+        self.now, _, what, arguments = heappop(self._events)
+        what(*arguments)
         return True
 
     def delay(self):
@@ -63,8 +69,11 @@ class Network:
         """Name of a link's present connection, as a ROUTER would make one up."""
         return b"%s/%d" % (link.encode(), self._connections.get(link, 0))
 
-    def send(self, link, frames, deliver, *, back):
-        """Carry a message: ``deliver(peer, frames)`` for each copy that arrives on the connection it left by."""
+    def send(self, link, frames, deliver, *, back, checked=True):
+        """Carry a message: ``deliver(peer, frames)`` for each copy that arrives on the connection it left by.
+
+        What is not ``checked`` by who receives it is not damaged.
+        """
         weather, chance = self.weather, self.random.random
         if weather.reconnects and chance() < weather.reconnects:
             self._connections[link] = self._connections.get(link, 0) + 1
@@ -81,7 +90,7 @@ class Network:
             if weather.ordered:
                 time = self._last[link, back] = max(time, self._last.get((link, back), 0.0))
             carried = frames
-            if chance() < weather.damage:
+            if checked and chance() < weather.damage:
                 carried = list(frames)
                 which = self.random.randrange(len(carried))
                 if carried[which]:

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+from shoal.rpc.filters import Filters
 from shoal.rpc.requests import Requests
 from sim import model
 from sim.cluster import Cluster
@@ -12,18 +13,26 @@ from sim.network import CALM, ROUGH, Weather
 __all__ = ["KEYS", "Plan", "counting", "run", "violations"]
 
 KEYS = 24
+MANY_KEYS = 64  # for lists that are worth a digest
 
 
-def counting(seed, clocks, think=0.005):
-    """A worker that pulls and pushes small whole numbers, waits for some of it, and ticks."""
+def counting(seed, clocks, think=0.005, lists=None):
+    """A worker that pulls and pushes small whole numbers, waits for some of it, and ticks.
+
+    ``lists`` are the lists of keys that it takes; any few out of ``range(KEYS)`` if there are none.
+    """
 
     def program(client):
         rng = random.Random(f"{seed} {client.rank} {client.incarnation}")
         workers = client.cluster.workers
         later = []
+
+        def some():
+            return rng.choice(lists) if lists else rng.sample(range(KEYS), rng.randint(1, 8))
+
         while client.clock < clocks:
             for _ in range(rng.randint(0, 2)):
-                call = client.pull(rng.sample(range(KEYS), rng.randint(1, 8)))
+                call = client.pull(some())
                 if rng.random() < 0.7:
                     yield call
                 else:
@@ -31,7 +40,7 @@ def counting(seed, clocks, think=0.005):
             if rng.random() < 0.5:
                 yield rng.expovariate(1.0) * think
             for _ in range(rng.randint(0, 3)):
-                keys = rng.sample(range(KEYS), rng.randint(1, 8))
+                keys = some()
                 call = client.push(keys, amounts(client.rank, workers, len(keys), rng.randint(1, 3)))
                 if rng.random() < 0.3:
                     yield call
@@ -55,15 +64,17 @@ class Plan:
     deaths: int = 0  # of worker 0, which returns each time
     zombies: bool = False  # who is dismissed was only slow, and goes on
     moves: int = 0  # of slots between neighbours: the model's endpoints alone can
+    filters: Filters | None = None  # _core's endpoints alone know them
 
 
 def run(seed, plan, service=model.Service, requests=Requests):
     """Run a schedule; returns the cluster, which has the history."""
     cluster = Cluster(
         seed, service, mode=plan.mode, staleness=plan.staleness, workers=plan.workers, endpoints=plan.endpoints,
-        weather=plan.weather, make_requests=requests,
+        weather=plan.weather, make_requests=requests, filters=plan.filters,
     )  # fmt: skip
-    program = counting(seed, plan.clocks)
+    lists = [random.Random(k).sample(range(MANY_KEYS), 40 + k) for k in range(4)] if plan.filters else None
+    program = counting(seed, plan.clocks, lists=lists)
     cluster.start([program] * plan.workers)
     rng = cluster.random
     time = 0.0
@@ -81,7 +92,8 @@ def run(seed, plan, service=model.Service, requests=Requests):
 
 def violations(cluster):
     """Return (checker, sentence) of everything that must not have happened."""
-    rows = dict(enumerate(cluster.rows(list(range(KEYS)))))
+    keys = range(MANY_KEYS if cluster.filters else KEYS)
+    rows = dict(enumerate(cluster.rows(list(keys))))
     return [(name, text) for name, check in CHECKERS.items() for text in check(cluster.history, rows)]
 
 

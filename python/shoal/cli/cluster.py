@@ -81,17 +81,24 @@ def add(commands: Any) -> None:
     launch.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="seconds for all to be there (%(default)s)"
     )
-    launch.add_argument("--curve", metavar="DIR", help="keys of the cluster, under mpirun and srun")
+    _keys_arguments(launch)
     launch.add_argument("program", metavar="PROGRAM", help="a .py file, or any program")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     launch.set_defaults(json=False, quiet=False)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--curve", metavar="DIR", help="keys of the cluster: let in only who has one of them")
+    _keys_arguments(parser)
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, its parent, is gone")
     parser.add_argument("--quiet", action="store_true", help="say nothing of what happens")
     parser.set_defaults(json=False)
+
+
+def _keys_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--curve", metavar="DIR", help="keys of the cluster: let in only who has one of them")
+    parser.add_argument(
+        "--insecure", action="store_true", help="without keys, let in everybody who comes from other machines"
+    )
 
 
 def run_scheduler(arguments: argparse.Namespace) -> Answer:
@@ -116,6 +123,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
             slots=arguments.slots,
             heartbeat=arguments.heartbeat,
             keys=_keys(arguments.curve, "scheduler"),
+            insecure=arguments.insecure,
         ) as scheduler,
         _told_to_end(scheduler.stop),
     ):
@@ -144,6 +152,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             timeout=arguments.timeout,
             grace=arguments.grace,
             keys=_keys(arguments.curve, "server"),
+            insecure=arguments.insecure,
         ) as server,
         _told_to_end(server.stop),
     ):
@@ -157,7 +166,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a cluster of its own."""
     from shoal.cluster import processes
-    from shoal.cluster.environment import find_group
+    from shoal.cluster.environment import find_group, find_keys
 
     program = [arguments.program, *arguments.arguments]
     group = find_group(os.environ)
@@ -177,6 +186,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
                 threads=arguments.threads,
                 timeout=arguments.timeout,
                 keys=lambda role: _keys(arguments.curve, role),
+                insecure=arguments.insecure,
             )
             if failed:
                 complain(failed)
@@ -185,7 +195,11 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
         if workers < 1 or arguments.servers < 1:
             raise ValueError(f"{arguments.servers} servers and {workers} workers: pass 1 or more of each")
         with processes.running(
-            arguments.servers, workers=workers, threads=arguments.threads, timeout=arguments.timeout
+            arguments.servers,
+            workers=workers,
+            threads=arguments.threads,
+            timeout=arguments.timeout,
+            curve=arguments.curve or find_keys(os.environ),
         ) as cluster:
             first = processes.run_workers(cluster, program, workers, say)
     if first is None:
@@ -195,8 +209,10 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
 
 
 def _keys(directory: str | None, role: str) -> Keys | None:
+    from shoal.cluster.environment import find_keys
     from shoal.rpc.curve import Keys
 
+    directory = directory or find_keys(os.environ)
     return None if directory is None else Keys.load(directory, role)
 
 

@@ -63,7 +63,7 @@ def connect(
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     curve : path, optional
-        Directory of the cluster's keys, made by ``shoal keygen``.
+        Directory of the cluster's keys, made by ``shoal keygen``; default: what the environment says, or none.
     filters : Filters, or one for each table's name, optional
         What may be done to send fewer bytes; default: nothing. Each worker chooses for itself.
 
@@ -86,7 +86,7 @@ def connect(
     Blocks. The store is safe from any thread; a forked child connects anew.
     """
     from shoal.cluster import client
-    from shoal.cluster.environment import find_scheduler, find_worker
+    from shoal.cluster.environment import find_keys, find_scheduler, find_worker
 
     address = address or find_scheduler(os.environ)
     if address is None:
@@ -102,7 +102,7 @@ def connect(
         rank=rank,
         timeout=timeout,
         threads=threads,
-        curve=curve,
+        curve=curve or find_keys(os.environ),
         filters=filters,
     )
 

@@ -9,12 +9,13 @@ starts. An endpoint answers a connection with the first bytes of ZeroMQ's greeti
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
 import socket
 import time
 from collections.abc import Sequence
 
-__all__ = ["complete", "is_loopback", "join_address", "split", "try_all", "try_out"]
+__all__ = ["bindable", "check_bind", "complete", "is_loopback", "join_address", "split", "try_all", "try_out"]
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]*):(?P<port>\d+|\*)")
 _ANYWHERE = {"", "*", "0.0.0.0", "::"}
@@ -69,9 +70,55 @@ def complete(address: str, host: str) -> str:
     return join_address(host if given in _ANYWHERE else given, port)
 
 
+def bindable(host: str) -> str:
+    """Return the host as a socket can be bound to it: a number, or ``*`` for all interfaces.
+
+    Raises
+    ------
+    ValueError
+        It is a name that is not known here.
+    """
+    if host in _ANYWHERE:
+        return host if host == "::" else "*"
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror:
+        raise ValueError(f"the name {host!r} is not known here: bind a number of this machine, or *") from None
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host is only reached from its own machine."""
-    return host == "localhost" or host == "::1" or host.startswith(("127.", "::ffff:127."))
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
+    """Refuse to listen where other machines reach it, unless peers must show keys or the user wants it so.
+
+    Parameters
+    ----------
+    bind : str
+        Where to listen.
+    secured : bool
+        Whether peers must show keys.
+    insecure : bool
+        Whether the user has said that they need not.
+
+    Raises
+    ------
+    ValueError
+        Anybody could come.
+    """
+    if not (secured or insecure or is_loopback(split(bind, wildcard=True)[0])):
+        raise ValueError(
+            f"{bind} is reached from other machines, and without keys whoever comes may read and change every row: "
+            "make keys with shoal keygen DIR and pass --curve DIR (keys=), or listen at 127.0.0.1, or pass --insecure "
+            "(insecure=True) in a network where you trust everybody"
+        )
 
 
 def try_out(address: str, timeout: float) -> str | None:

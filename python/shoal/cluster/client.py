@@ -17,6 +17,7 @@ worker of a rank of its own.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,8 +62,11 @@ __all__ = ["ClusterStore", "RemoteShard", "connect"]
 
 Op = _core.Op
 
+_log = logging.getLogger("shoal.cluster")
+
 _PAUSE = 0.1  # seconds until it is asked again whether a part has come free
 _LEAVING = 2.0  # seconds to say goodbye in
+_ASKING = 2.0  # seconds to wait for a map
 _SLOWEST_LOAD = 1e5  # rows a second: whoever is slower has failed
 _SECTION_BYTES = 16 << 20  # of rows that are loaded in one message
 
@@ -373,15 +377,25 @@ class ClusterStore(Store):
             self._closing.pop_all()  # nothing of it is a child's to close
             return
         with self._closing:
-            if not failed:
-                self.channel.drain(self._timeout)
-            with contextlib.suppress(ShoalError):
-                self._link.leave(timeout=_LEAVING)
+            try:
+                if not failed:
+                    self.channel.drain(self._timeout)
+            finally:
+                with contextlib.suppress(ShoalError):
+                    self._link.leave(timeout=_LEAVING)
             if not failed:
                 self.channel.raise_unheard()
+                if self._consistency.is_bulk and self.channel.has_pushed:
+                    _log.warning(
+                        "what worker %d pushed in clock %d is dropped, since it did not end that clock: call tick() "
+                        "before the store is closed",
+                        self.rank,
+                        self.clock,
+                    )
 
     def _ask_map(self) -> ClusterMap:
-        return self._link.call(AskMap(), MapIs, timeout=self._timeout, doing="asking for the map of slots").map
+        # Asked again while it is wanted: the keeper, which asks, has other things to do as well.
+        return self._link.call(AskMap(), MapIs, timeout=_ASKING, doing="asking for the map of slots").map
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:

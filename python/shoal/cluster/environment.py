@@ -1,6 +1,7 @@
 """What the environment says about this process's place: which one it is, of how many, and where the scheduler is.
 
     SHOAL_RANK, SHOAL_WORKERS, SHOAL_SCHEDULER     set by ``shoal launch``, or by hand; they come first
+    SHOAL_CURVE                                    the directory of the cluster's keys, of every role
     torchrun      RANK, WORLD_SIZE
     Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     Slurm         SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST     under srun, not in the batch script itself
@@ -18,7 +19,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["PORT", "Place", "Volcano", "find_group", "find_scheduler", "find_worker", "first_host", "volcano"]
+__all__ = [
+    "PORT",
+    "Place",
+    "Volcano",
+    "find_group",
+    "find_keys",
+    "find_scheduler",
+    "find_worker",
+    "first_host",
+    "volcano",
+]
 
 PORT = 5570
 
@@ -107,6 +118,11 @@ def find_scheduler(environment: Environment) -> str | None:
         return given
     host = volcano(environment).scheduler
     return f"tcp://{host}:{PORT}" if host else None
+
+
+def find_keys(environment: Environment) -> str | None:
+    """Find the directory of the cluster's keys: SHOAL_CURVE."""
+    return environment.get("SHOAL_CURVE") or None
 
 
 def volcano(environment: Environment) -> Volcano:

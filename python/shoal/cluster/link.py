@@ -361,9 +361,10 @@ class Link:
 
     def _too_late(self, call: Asked, timeout: float, doing: str) -> ShoalError:
         if not self._heard:
+            keys = "does it want keys (curve=)?" if self._keys is None else "is it of the same keys?"
             return NotConnected(
                 f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running, with --bind there, "
-                "and does a firewall let this machine in?"
+                f"does a firewall let this machine in, and {keys}"
             )
         if self._welcome is not None and self.silent > self._welcome.dead_after:
             return NotConnected(f"{doing}: the scheduler at {self._address} has been silent for {self.silent:.1f} s")

@@ -85,6 +85,7 @@ from shoal.rpc.messages import (
 __all__ = ["DEAD_AFTER", "Membership", "Probe"]
 
 DEAD_AFTER = 5  # heartbeats missed
+_DOUBT = 2  # heartbeats missed
 _REPLIES = 64  # kept per peer, to be repeated
 _FORMER = 4096  # senders that are remembered after they are gone
 _MOST_PARTS = 1 << 24
@@ -226,6 +227,7 @@ class Membership:
         self._gathering: dict[int, _Worker] = {}
         self._admitting: _Worker | None = None
         self._in_line: list[_Worker] = []  # workers that wait for the job to end, or for a rank
+        self._vacant = False  # whether one of them may get a place, once all that are gone are known to be
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
         self._results: dict[int, Done] = {}
@@ -301,6 +303,7 @@ class Membership:
         for server in self._servers.values():
             if server.order is not None and server.resend_at <= now:
                 self._send_order(server)
+        self._vacant = bool(self._in_line)
         return self._flush()
 
     def stop(self, now: float) -> Outgoing:
@@ -618,6 +621,8 @@ class Membership:
         assert job is not None
         if self._admitting is not None or not job.dead or not job.members:
             return None
+        if any(self._now - member.heard > _DOUBT * self._heartbeat for member in job.members.values()):
+            return None  # perhaps all of them have died, and this worker is one of those that begin anew
         if worker.wants.rank is None:
             rank = min(job.dead)
         elif worker.wants.rank in job.dead:
@@ -781,7 +786,7 @@ class Membership:
                 self._in_line.remove(peer)
             if self._gathering.get(peer.rank) is peer:
                 del self._gathering[peer.rank]
-                self._seat()
+                self._vacant = True
             elif self._is_member(peer):
                 assert self._job is not None
                 self.notes.append(f"{peer} is dead, {why}")
@@ -790,7 +795,7 @@ class Membership:
                 self._take_out(peer)
                 if not self._broken:
                     self._begin(self._dismiss(peer))
-                self._seat()
+                self._vacant = True
 
     def _forget(self, peer: _Peer, last: ReplyBody) -> None:
         del self._peers[peer.sender]
@@ -893,5 +898,8 @@ class Membership:
         self._out += [(peer.route, News(first, (event,))) for peer in self._peers.values()]
 
     def _flush(self) -> Outgoing:
+        if self._vacant:
+            self._vacant = False
+            self._seat()
         out, self._out = self._out, []
         return out

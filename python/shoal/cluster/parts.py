@@ -41,18 +41,18 @@ class Parts:
         self._free = deque(range(count))
         self._taken: dict[int, dict[Hashable, float]] = {}  # part: its workers, and since when
         self._twice: set[int] = set()
-        self._finished: set[int] = set()
+        self._finished = 0
         self._seconds = 0.0  # of all parts that were finished
 
     @property
     def over(self) -> bool:
         """Whether every part is finished."""
-        return len(self._finished) == self.count
+        return self._finished == self.count
 
     @property
     def finished(self) -> int:
         """How many parts are finished."""
-        return len(self._finished)
+        return self._finished
 
     def take(self, worker: Hashable, now: float, *, reissue: float = 0.0) -> int | None:
         """Give out a part.
@@ -76,9 +76,9 @@ class Parts:
         return part
 
     def _slow(self, worker: Hashable, now: float, reissue: float) -> int | None:
-        if reissue <= 0 or len(self._finished) < _ENOUGH:
+        if reissue <= 0 or self._finished < _ENOUGH:
             return None
-        limit = reissue * self._seconds / len(self._finished)
+        limit = reissue * self._seconds / self._finished
         slow = [
             (min(since.values()), part)
             for part, since in self._taken.items()
@@ -96,7 +96,7 @@ class Parts:
         if since is None:
             return False
         del self._taken[part]
-        self._finished.add(part)
+        self._finished += 1
         self._seconds += now - since
         return True
 

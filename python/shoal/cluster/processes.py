@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.cluster.address import is_loopback, join_address, split
-from shoal.cluster.environment import PORT, Place
+from shoal.cluster.environment import PORT, Place, find_keys
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceeded, ShoalError
 
@@ -180,6 +180,7 @@ class Running:
         self.scheduler: Child | None = None
         self.servers: list[Child] = []
         self.address = ""
+        self.curve: str | None = None
         self._stopped = False
 
     def start(
@@ -191,8 +192,10 @@ class Running:
         slots: int = 1024,
         heartbeat: float = 2.0,
         timeout: float = 60.0,
+        curve: str | None = None,
     ) -> None:
         """Start the scheduler, then the servers, and wait until they have joined."""
+        self.curve = curve
         deadline = time.monotonic() + timeout
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
         beats = ["--heartbeat", str(heartbeat)]
@@ -205,7 +208,8 @@ class Running:
             child.said(r"(server \d+ has slots)", deadline - time.monotonic())
 
     def _role(self, name: str, arguments: Sequence[str]) -> Child:
-        command = [sys.executable, "-m", "shoal", *arguments, "--parent", str(os.getpid())]
+        keys = [] if self.curve is None else ["--curve", self.curve]
+        command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
         return Child(name, command, {}, self.ended)
 
     def stop(self) -> None:
@@ -230,6 +234,7 @@ def running(
     slots: int = 1024,
     heartbeat: float = 2.0,
     timeout: float = 60.0,
+    curve: str | None = None,
 ) -> Iterator[Running]:
     """Run a scheduler and servers on this machine for the length of a ``with`` block.
 
@@ -245,6 +250,8 @@ def running(
         Seconds.
     timeout : float
         Seconds for all to be there.
+    curve : str, optional
+        Directory of the keys of all of them.
 
     Yields
     ------
@@ -253,7 +260,15 @@ def running(
     """
     cluster = Running()
     try:
-        cluster.start(servers, workers=workers, threads=threads, slots=slots, heartbeat=heartbeat, timeout=timeout)
+        cluster.start(
+            servers,
+            workers=workers,
+            threads=threads,
+            slots=slots,
+            heartbeat=heartbeat,
+            timeout=timeout,
+            curve=curve,
+        )
         yield cluster
     finally:
         cluster.stop()
@@ -273,8 +288,9 @@ def launch(
     from shoal.cluster import client
 
     cluster = Running()
+    curve = find_keys(os.environ)
     try:
-        cluster.start(servers, threads=server_threads, slots=slots, timeout=timeout)
+        cluster.start(servers, threads=server_threads, slots=slots, timeout=timeout, curve=curve)
     except BaseException:
         cluster.stop()
         raise
@@ -285,6 +301,7 @@ def launch(
         rank=0,
         timeout=timeout,
         threads=threads,
+        curve=curve,
         filters=filters,
         on_close=cluster.stop,
     )
@@ -302,8 +319,11 @@ def _start_worker(
     workers: int,
     ended: queue.SimpleQueue[Child],
     say: Callable[[str], None],
+    curve: str | os.PathLike[str] | None,
 ) -> Child:
     place = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
+    if curve is not None:
+        place["SHOAL_CURVE"] = os.path.abspath(curve)
     with_parent = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid())]
     prefix = f"[{rank}] " if workers > 1 else ""
     return Child(f"worker {rank}", [*with_parent, *program(command)], place, ended, lambda line: say(prefix + line))
@@ -329,7 +349,8 @@ def run_workers(cluster: Running, command: Sequence[str], workers: int, say: Cal
     children: list[Child] = []
     try:
         while len(children) < workers:
-            children.append(_start_worker(command, cluster.address, len(children), workers, cluster.ended, say))
+            rank = len(children)
+            children.append(_start_worker(command, cluster.address, rank, workers, cluster.ended, say, cluster.curve))
         going = set(children)
         while going:
             child = cluster.ended.get()
@@ -355,6 +376,7 @@ def run_part(
     threads: int = 1,
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
+    insecure: bool = False,
 ) -> tuple[int, str]:
     """Be one process of a cluster that mpirun or srun has started: the same command everywhere.
 
@@ -377,6 +399,8 @@ def run_part(
         Seconds for all to be there.
     keys : callable
         Gives the keys of a role.
+    insecure : bool
+        Do without keys also where other machines reach the cluster.
 
     Returns
     -------
@@ -408,20 +432,28 @@ def run_part(
     if place.rank == 0:
         host, port = split(address)
         bind = join_address(host if is_loopback(host) else "*", port)
-        with Scheduler(bind, servers=servers, workers=workers, keys=keys("scheduler")) as scheduler:
+        with Scheduler(bind, servers=servers, workers=workers, keys=keys("scheduler"), insecure=insecure) as scheduler:
             members = scheduler.membership
             scheduler.run(lambda: members.launchers_done < workers and not members.failed)
             return members.status, members.failed
     if place.rank <= servers:
-        with Server(address, rank=place.rank - 1, threads=threads, timeout=timeout, keys=keys("server")) as server:
+        with Server(
+            address,
+            rank=place.rank - 1,
+            threads=threads,
+            timeout=timeout,
+            keys=keys("server"),
+            insecure=insecure,
+        ) as server:
             server.run()
         return 0, ""
     rank = place.rank - servers - 1
     about = f"worker {rank} (process {os.getpid()} on {socket.gethostname()})"
-    with Link(address, "launcher", about=about, keys=keys("worker")) as link:
+    own = keys("worker")
+    with Link(address, "launcher", about=about, keys=own) as link:
         link.hello(timeout=timeout)
         ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        child = _start_worker(command, address, rank, workers, ended, say)
+        child = _start_worker(command, address, rank, workers, ended, say, own.directory if own else None)
         try:
             while link.fault is None:
                 with contextlib.suppress(queue.Empty):

@@ -20,7 +20,7 @@ from typing import Self
 
 import zmq
 
-from shoal.cluster.address import join_address, split, try_all
+from shoal.cluster.address import bindable, check_bind, join_address, split, try_all
 from shoal.cluster.membership import Membership, Outgoing, Probe
 from shoal.rpc.curve import Guard, Keys
 from shoal.rpc.messages import Fault, decode, encode
@@ -45,6 +45,8 @@ class Scheduler:
         See :class:`shoal.cluster.membership.Membership`.
     keys : Keys, optional
         Let in only those whose keys are in its directory.
+    insecure : bool
+        Listen without keys also where other machines reach it: `ValueError` otherwise.
 
     Examples
     --------
@@ -62,8 +64,11 @@ class Scheduler:
         slots: int = 1024,
         heartbeat: float = 2.0,
         keys: Keys | None = None,
+        insecure: bool = False,
     ) -> None:
         host, port = split(bind, wildcard=True)
+        check_bind(bind, secured=keys is not None, insecure=insecure)
+        bound_host = bindable(host)
         self._membership = Membership(
             servers=servers,
             workers=workers,
@@ -87,10 +92,10 @@ class Scheduler:
             self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._router.setsockopt(zmq.LINGER, 1000)
             self._router.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
-            self._router.setsockopt(zmq.IPV6, int(":" in host))
+            self._router.setsockopt(zmq.IPV6, int(":" in bound_host))
             self._router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
             self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
-            self._router.bind(join_address(host or "*", port))
+            self._router.bind(join_address(bound_host, port))
         except zmq.ZMQError as error:
             self.close()
             raise OSError(error.errno, f"cannot listen at {bind}: {error.strerror}") from None

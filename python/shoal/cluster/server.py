@@ -19,7 +19,7 @@ from typing import Any, Self
 import zmq
 
 from shoal import _core
-from shoal.cluster.address import is_loopback, join_address, split
+from shoal.cluster.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.link import GRACE, Link
 from shoal.errors import ShoalError
 from shoal.rpc.curve import Guard, Keys
@@ -58,6 +58,8 @@ class Server:
         Seconds that a silent scheduler is waited for.
     keys : Keys, optional
         Speak only to those who have keys of this cluster.
+    insecure : bool
+        Listen without keys also where other machines reach it: `ValueError` otherwise.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class Server:
         timeout: float = 60.0,
         grace: float = GRACE,
         keys: Keys | None = None,
+        insecure: bool = False,
     ) -> None:
         if threads < 1:
             raise ValueError(f"a server needs a thread at least, got threads={threads}")
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
         host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
+        check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
         self._stopping = False
         self._services: list[_core.Service] = []
         with contextlib.ExitStack() as undo:
@@ -91,7 +95,7 @@ class Server:
                 loop = start_loop(
                     service,
                     context,
-                    join_address(host or "*", port + k if port else 0),
+                    join_address(bindable(host), port + k if port else 0),
                     keys=keys,
                     heartbeat=welcome.heartbeat,
                 )

@@ -152,6 +152,11 @@ class Channel:
         return self._clock
 
     @property
+    def has_pushed(self) -> bool:
+        """Whether there were pushes in this clock."""
+        return bool(self._pushed)
+
+    @property
     def timeout(self) -> float:
         """Seconds in which every call is settled."""
         return self._timeout

@@ -1,0 +1,246 @@
+"""The whole cluster in memory: the real scheduler's membership, endpoints and requests, on one bad network.
+
+Servers join, workers join and are given their ranks, everybody sends heartbeats; who is silent is declared dead and
+dismissed, who comes anew is held for and admitted. Here are only the loops around the machines that decide all this.
+"""
+
+import random
+
+from shoal.cluster.membership import DEAD_AFTER, Membership
+from shoal.rpc import messages as m
+from sim.cluster import Client, Cluster
+
+HEARTBEAT = 0.05
+
+
+class Process:
+    """What a link does: asks until it is answered, and shows that it is alive."""
+
+    def __init__(self, world, role, about):
+        self.world = world
+        self.sender = world.random.randbytes(16)
+        world.processes[self.sender] = self
+        self.alive = True
+        self.number = 0
+        self.asked = {}
+        self.seen = None
+        self.fault = None
+        self.ask(m.Hello(role, about))
+        world.network.after(HEARTBEAT * world.random.random(), self.speak)
+
+    def ask(self, body):
+        self.number += 1
+        self.asked[self.number] = body
+        self.send(m.Ask(self.sender, self.number, body))
+
+    def send(self, message):
+        self.world.send_up(self, message)
+
+    def speak(self):
+        if self.alive and self.fault is None:
+            for number, body in self.asked.items():
+                self.send(m.Ask(self.sender, number, body))
+            if self.seen is not None:
+                self.send(m.Heartbeat(self.sender, self.seen))
+            if not self.world.over:
+                self.world.network.after(HEARTBEAT, self.speak)
+
+    def hear(self, message):
+        if not self.alive or self.fault is not None:
+            return
+        if isinstance(message, m.Reply):
+            if isinstance(message.body, m.Refused) and (message.number in self.asked or not message.number):
+                self.fault = message.body
+                self.ended()
+            elif message.number in self.asked and not isinstance(message.body, m.Waiting):
+                del self.asked[message.number]
+                if isinstance(message.body, m.Welcome):
+                    self.seen = message.body.seen
+                self.answered(message.body)
+        elif isinstance(message, m.News) and self.seen is not None and message.first <= self.seen:
+            for event in message.events[self.seen - message.first :]:
+                self.seen += 1
+                self.told(event)
+        elif isinstance(message, m.Order):
+            self.execute(message)
+
+    def answered(self, body):
+        pass
+
+    def told(self, event):
+        pass
+
+    def ended(self):
+        pass
+
+
+class ServerProcess(Process):
+    def __init__(self, world, rank, endpoints, service):
+        self.rank, self.service, self.taken, self.last = rank, service, 0, None
+        self.addresses = tuple(f"tcp://10.0.0.{rank + 1}:{5000 + k}" for k in range(endpoints))
+        super().__init__(world, "server", f"server {rank}")
+
+    def answered(self, body):
+        if isinstance(body, m.Welcome):
+            for address in self.addresses:
+                self.world.serve(self.service, address, 0, 0)
+            self.ask(m.Join(self.rank, self.addresses))
+        elif isinstance(body, m.Joined):
+            self.world.map = body.map
+            for endpoint in body.map.of_server(self.rank):
+                self.world.services[endpoint.address].set_map(body.map.epoch, endpoint.first_slot, endpoint.end_slot)
+
+    def execute(self, order):
+        if order.number == self.taken + 1:
+            self.taken += 1
+            result = max(self.tell(address, order.body) for address in self.addresses)
+            self.last = m.Done(self.sender, order.number, result)
+        if self.last is not None and order.number == self.last.number:
+            self.send(self.last)
+
+    def tell(self, address, body):
+        service, result = self.world.services[address], 0
+        if isinstance(body, m.StartJob):
+            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean)
+            for rank, incarnation in enumerate(body.incarnations):
+                service.admit(rank, incarnation, 0)
+        elif isinstance(body, m.Hold):
+            result = service.hold()
+        elif isinstance(body, m.Admit):
+            service.admit(body.rank, body.incarnation, body.clock)
+        elif isinstance(body, m.Dismiss):
+            service.dismiss(body.rank, body.incarnation)
+        self.world.reply(address, service.released())
+        return result
+
+    def crash(self):
+        self.alive = False
+
+
+class WorkerProcess(Process):
+    def __init__(self, world, program):
+        self.program, self.client = program, None
+        super().__init__(world, "worker", "a worker")
+
+    def answered(self, body):
+        world = self.world
+        if isinstance(body, m.Welcome):
+            self.ask(m.Join(None, (), world.workers, m.Rules(world.mode, world.staleness, False)))
+        elif isinstance(body, m.Joined):
+            world.job, world.map = body.job, body.map
+            self.client = Client(world, body.rank, body.incarnation, body.clock, self.program)
+            self.client.on_end = self.leave
+            world.clients.append(self.client)
+            world.history.joined(body.rank, body.incarnation, body.clock)
+            self.client.go()
+        elif isinstance(body, m.Left):
+            self.alive = False
+
+    def leave(self):
+        if self.client.error is None:
+            self.ask(m.Leave())
+
+    def told(self, event):
+        if isinstance(event, m.ServerGone) and self.client is not None:
+            self.client.requests.lose(event.rank, event.text, self.world.network.now)
+            self.client.go()
+
+    def die(self):
+        """Crash: whatever it had sent is still on its way."""
+        self.alive = False
+        if self.client is not None:
+            self.world.history.died(self.client)
+            self.client.alive = False
+            self.client.finished = True
+
+    def freeze(self):
+        """Be silent for long enough to be taken for dead, while its requests go on."""
+        self.alive = False
+        self.client.on_end = None
+        self.world.history.died(self.client)
+        self.world.clients.remove(self.client)
+        self.world.zombies.append(self.client)
+
+
+class Whole(Cluster):
+    """As ``Cluster``; whoever lives or dies is the membership's to find out."""
+
+    def form(self, service, endpoints, mean):
+        self.processes = {}
+        self.over = False
+        servers = max(1, endpoints // 2)
+        self.membership = Membership(
+            servers=servers, workers=self.workers, slots=self.slots, heartbeat=HEARTBEAT,
+            rng=random.Random(self.random.random()), now=0.0,
+        )  # fmt: skip
+        self.servers = [
+            ServerProcess(self, rank, endpoints * (rank + 1) // servers - endpoints * rank // servers, service)
+            for rank in range(servers)
+        ]
+        self.worker_processes = []
+        self.replaced = 0
+        self.network.after(HEARTBEAT, self.watch)
+
+    def start(self, programs):
+        for program in programs:
+            self.join(program)
+
+    def join(self, program):
+        self.worker_processes.append(WorkerProcess(self, program))
+
+    def once(self, clock, what, *arguments):
+        """Do something when all workers are there and one has come to this clock."""
+        if len(self.clients) >= self.workers and max(client.clock for client in self.clients) >= clock:
+            what(*arguments)
+        else:
+            self.network.after(0.01, self.once, clock, what, *arguments)
+
+    def watch(self):
+        self.route(self.membership.on_time(self.network.now))
+        while self.membership.probes:
+            self.route(self.membership.probed(self.membership.probes.popleft(), None, self.network.now))
+        if not self.over:
+            self.network.after(HEARTBEAT / 2, self.watch)
+
+    def send_up(self, process, message):
+        def arrive(_, frames):
+            said = m.decode(frames)
+            self.route(self.membership.handle(process.sender, "10.0.0.9", said, self.network.now))
+
+        self.network.send(f"{process.sender.hex()}>", m.encode(message), arrive, back=False, checked=False)
+
+    def route(self, outgoing):
+        for sender, message in outgoing:
+            process = self.processes[sender]
+
+            def arrive(_, frames, process=process):
+                process.hear(m.decode(frames))
+
+            self.network.send(f"{sender.hex()}>", m.encode(message), arrive, back=True, checked=False)
+
+    def arrive(self, address, peer, frames):
+        if any(server.alive and address in server.addresses for server in self.servers):
+            super().arrive(address, peer, frames)
+
+    def replace_one(self, program, zombie):
+        """A worker crashes, or is silent for long; another joins in its place."""
+        running = [
+            one for one in self.worker_processes if one.alive and one.client is not None and not one.client.finished
+        ]
+        if running:
+            one = self.random.choice(running)
+            one.freeze() if zombie else one.die()
+            self.network.after(self.random.random() * 2 * DEAD_AFTER * HEARTBEAT, self.join, program)
+            self.replaced += 1
+
+    def run(self, until=None):
+        quiet_since = [0.0]
+
+        def done():
+            planned = len(self.worker_processes) == self.workers + self.replaced
+            if not planned or not self.clients or any(one.alive and one.client for one in self.worker_processes):
+                quiet_since[0] = self.network.now
+            self.over = self.network.now - quiet_since[0] > 3.0  # who waits for a job that is over waits in vain
+            return self.over
+
+        return super().run(until or done)

@@ -1,0 +1,86 @@
+"""The commands of a cluster's roles: what they take from their arguments and from Volcano, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.cli import main
+
+VOLCANO = {"VC_TASK_INDEX": "1", "VC_WORKER_NUM": "3", "VC_SERVER_NUM": "2", "VC_SCHEDULER_HOSTS": "scheduler-0.job"}
+
+
+class Caught(Exception):
+    pass
+
+
+def catching(monkeypatch, name):
+    """Put something in place of a role that only tells what it was made with."""
+    made = {}
+
+    def make(address, **settings):
+        made.update(settings, address=address)
+        raise Caught
+
+    monkeypatch.setattr(name, make)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["scheduler", "--bind", "tcp://127.0.0.1:*"], "how many servers there are: pass --servers N"),
+        (["scheduler", "--servers", "2"], "pass --bind tcp://HOST:5570"),
+        (["scheduler", "--servers", "0", "--bind", "tcp://127.0.0.1:*"], "got 0 and 1"),
+        (["scheduler", "--servers", "1", "--bind", "127.0.0.1"], "write tcp://HOST:PORT"),
+        (["scheduler", "--servers", "1", "--slots", "5", "--bind", "tcp://127.0.0.1:*"], "power of two"),
+        (["scheduler", "--servers", "1", "--heartbeat", "0", "--bind", "tcp://127.0.0.1:*"], "above 0, got 0.0"),
+        (["server"], "pass --connect tcp://HOST:PORT"),
+        (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "a thread at least"),
+        (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),
+        (["launch", "--servers", "0", "train.py"], "0 servers and 1 workers: pass 1 or more of each"),
+        (["launch", "--workers", "0", "train.py"], "1 servers and 0 workers"),
+    ],
+)
+def test_arguments_that_make_no_role_are_refused_with_the_remedy(capsys, arguments, text):
+    assert main(arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_under_volcano_a_scheduler_and_a_server_need_no_arguments(monkeypatch):
+    for name, value in VOLCANO.items():
+        monkeypatch.setenv(name, value)
+    made = catching(monkeypatch, "shoal.cluster.scheduler.Scheduler")
+    with pytest.raises(Caught):
+        main(["scheduler"])
+    assert (made["address"], made["servers"], made["workers"]) == ("tcp://*:5570", 2, 3)
+    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    with pytest.raises(Caught):
+        main(["server"])
+    assert (made["address"], made["rank"], made["threads"]) == ("tcp://scheduler-0.job:5570", 1, 1)
+
+
+def test_what_is_given_comes_before_what_volcano_says(monkeypatch):
+    for name, value in VOLCANO.items():
+        monkeypatch.setenv(name, value)
+    made = catching(monkeypatch, "shoal.cluster.scheduler.Scheduler")
+    with pytest.raises(Caught):
+        main(["scheduler", "--bind", "tcp://10.0.0.1:7", "--servers", "5", "--workers", "6"])
+    assert (made["address"], made["servers"], made["workers"]) == ("tcp://10.0.0.1:7", 5, 6)
+    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    with pytest.raises(Caught):
+        main(["server", "--connect", "tcp://10.0.0.1:7", "--rank", "0"])
+    assert (made["address"], made["rank"]) == ("tcp://10.0.0.1:7", 0)
+
+
+def test_too_many_workers_under_mpirun_are_refused(monkeypatch, capsys):
+    for name, value in {"RANK": "1", "SIZE": "5", "LOCAL_SIZE": "5"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert main(["launch", "--servers", "2", "--workers", "3", "train.py"]) == 2
+    assert "which leaves 2 for workers: leave --workers out" in capsys.readouterr().err
+
+
+def test_without_a_word_of_where_the_scheduler_is_mpirun_on_many_machines_is_refused(monkeypatch, capsys):
+    for name, value in {"RANK": "1", "SIZE": "5", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert main(["launch", "--servers", "2", "train.py"]) == 2
+    assert "pass --connect tcp://HOST:5570" in capsys.readouterr().err
