@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from types import TracebackType
@@ -76,3 +77,52 @@ class FakeServer:
         self._thread.join(TIMEOUT)
         self._socket.close(0)
         self._context.term()
+
+
+class Wire:
+    """A connection to an address that can be cut without either side being told."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.removeprefix("tcp://").split(":")
+        self._target = (host, int(port))
+        self._cut = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if not self._cut.is_set():
+                    target.sendall(data)
+
+    def cut(self) -> None:
+        """Carry nothing any more."""
+        self._cut.set()
+
+    def mend(self) -> None:
+        """Carry again."""
+        self._cut.clear()
+
+    def break_off(self) -> None:
+        """End all connections; new ones are carried."""
+        for opened in self._sockets:
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for opened in self._sockets:
+            opened.close()

@@ -9,16 +9,17 @@ import pytest
 import zmq
 
 import shoal
-from cluster_fakes import TIMEOUT, FakeServer, scheduler
+from cluster_fakes import TIMEOUT, FakeServer, Wire, scheduler
 from shoal.cluster.address import complete, split, try_out
 from shoal.cluster.link import Link
 from shoal.cluster.scheduler import Scheduler
 from shoal.errors import ClosedError, DeadlineExceeded, NotConnected, ProtocolError, ServerLost
 from shoal.rpc.messages import AddTable, AskTable, Barrier, Dismiss, Passed, StartJob, TableForm, TableIs
 
+FORM = TableForm.of(shoal.local().table("x", dim=3).spec)
+
 
 def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave():
-    form = TableForm.of(shoal.local().table("x", dim=3).spec)
     with (
         scheduler(2) as cluster,
         FakeServer(cluster.address, rank=1) as second,
@@ -36,9 +37,9 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
         assert joined[0].map == joined[1].map
         assert joined[0].job == joined[1].job
         assert [(e.first_slot, e.end_slot, e.server) for e in joined[0].map.endpoints] == [(0, 512, 0), (512, 1024, 1)]
-        table = one.call(AskTable(form), TableIs, timeout=TIMEOUT, doing="making a table")
-        assert table == TableIs(0, form)
-        assert two.call(AskTable(form), TableIs, timeout=TIMEOUT, doing="making a table") == table
+        table = one.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table")
+        assert table == TableIs(0, FORM)
+        assert two.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table") == table
         waiting = pool.submit(one.call, Barrier("end"), Passed, timeout=TIMEOUT, doing="a barrier")
         assert not waiting.done()
         two.call(Barrier("end"), Passed, timeout=TIMEOUT, doing="a barrier")
@@ -161,6 +162,28 @@ def test_a_closed_link_says_so_and_ends_the_calls_that_are_under_way():
         with pytest.raises(ClosedError, match="was closed"):
             join.result()
         link.close()
+
+
+def test_a_connection_that_breaks_is_made_anew_and_nobody_is_taken_for_another():
+    with (
+        scheduler(1) as cluster,
+        FakeServer(cluster.address),
+        Link((wire := Wire(cluster.address)).address, "worker") as link,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        joined = link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        for _ in range(3):
+            wire.break_off()
+            table = link.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table")
+            assert table == TableIs(0, FORM)
+        wire.cut()
+        waiting = pool.submit(link.call, Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+        time.sleep(0.1)
+        wire.break_off()
+        wire.mend()
+        waiting.result()
+        assert cluster.membership.workers == {joined.rank: joined.incarnation}
+    wire.close()
 
 
 def test_an_address_that_is_taken_is_said_to_be_so():

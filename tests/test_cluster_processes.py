@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import shoal
+from cluster_fakes import Wire
 from shoal.cluster import processes
 from shoal.cluster.link import Link
 from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ServerLost, ShoalError
@@ -181,22 +182,38 @@ def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.parametrize(
+    ("text", "status", "told"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by signal 11"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by signal 9"),
+        (None, 127, "train.txt cannot be run: No such file or directory"),
+    ],
+)
+def test_launch_tells_how_a_program_ended_that_did_not_exit(tmp_path, text, status, told):
+    path = tmp_path / ("train.txt" if text is None else "train.py")
+    if text is not None:
+        path.write_text(text)
+    done = subprocess.run(shoal_launch(str(path)), capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == status, done
+    assert told in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_launch_itself_is_killed(program, number):
     with subprocess.Popen(
         shoal_launch("--workers", "2", program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as launch:
-        workers = []
-        while len(workers) < 2:
+        workers = []  # and what they have started
+        while len(workers) < 4:
             line = launch.stdout.readline()
             assert line, launch.stderr.read()
             if "pid" in line:
-                workers.append(int(line.split()[3]))
+                workers += [int(word) for word in line.split()[2:]]
         family = psutil.Process(launch.pid).children()
         assert len(family) == 4
         launch.send_signal(number)
-        until(lambda: not any(alive(process.pid) for process in family))
-        assert not any(alive(pid) for pid in workers)
+        until(lambda: not any(alive(pid) for pid in [*workers, *(process.pid for process in family)]))
         launch.communicate(timeout=LONG)
         assert launch.returncode == (-9 if number == signal.SIGKILL else 143)
 
@@ -320,43 +337,6 @@ def test_a_worker_that_was_stopped_too_long_is_fenced_when_it_goes_on(cluster):
         assert victim.wait(LONG) == 7
 
 
-class Wire:
-    """A connection to an address that can be cut without either side being told."""
-
-    def __init__(self, address):
-        host, port = address.removeprefix("tcp://").split(":")
-        self._target = (host, int(port))
-        self._cut = threading.Event()
-        self._sockets = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                near = self._listener.accept()[0]
-                far = socket.create_connection(self._target)
-                self._sockets += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
-
-    def _carry(self, source, target):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if not self._cut.is_set():
-                    target.sendall(data)
-
-    def cut(self):
-        self._cut.set()
-
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for opened in self._sockets:
-            opened.close()
-
-
 def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_whole_again(cluster):
     wire = Wire(cluster.address)
     with connect_both(cluster, wire) as (store, cut_off):
@@ -365,7 +345,7 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
         table_of(store).pull(KEYS)
         with pytest.raises(NotConnected, match="has been silent for"):
             cut_off.barrier(timeout=2.0)
-        wire._cut.clear()
+        wire.mend()
         with pytest.raises(Fenced, match="was taken for dead"):
             until(lambda: cut_off._link.check(), 20)
     wire.close()

@@ -423,6 +423,27 @@ def test_an_endpoint_with_an_older_map_is_asked_again_without_a_new_map():
     assert call.done
 
 
+def test_what_is_refused_as_a_whole_stays_one_part_and_a_tick_names_what_is_missing_now():
+    r = requests(pause=0.1)
+    b = _core.KeyBatch(np.arange(5, dtype=np.uint64), SLOTS, THREAD)  # slots without rows lie between
+    values = np.ones((5, 2), np.float32)
+    r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins, values=values, dim=2)
+    r.tick(0, [1], 0.0, 9.0)
+    push_a = taken(r)[0]
+    slots = push_a.slots()
+    assert max(np.diff(slots)) > 1
+    refused = np.array(slots, np.uint16)
+    r.receive(A, push_a.answer(Status.WRONG_EPOCH, [refused], count=len(refused), epoch=0), 0.1)
+    r.on_time(0.2)
+    (again,) = taken(r)
+    assert (again.slots(), again.message.part) == (slots, 1)
+    some = np.array(slots[:1], np.uint16)
+    r.receive(A, again.answer(Status.WRONG_EPOCH, [some], count=1, epoch=0), 0.3)
+    r.on_time(2.0)
+    tick = next(asked for asked in taken(r) if asked.address == A and asked.message.op == Op.TICK)
+    assert [number >> 48 for number in tick.message.numbers.tolist()] == [slots[0] + 1]
+
+
 def test_a_newer_map_moves_what_was_under_way_to_endpoints_that_have_gone():
     r = requests()
     calls = [push(r), pull(r)]

@@ -147,6 +147,16 @@ def test_a_parked_read_is_refused_when_its_slots_move_away() -> None:
     assert service.metrics()["parked"] == 1
 
 
+def test_a_function_that_waits_while_the_map_changes_is_refused() -> None:
+    service = served("bsp", workers=2)
+    deliver(service, Worker(0).tick(0, [], []))
+    assert one(deliver(service, Worker(0).reduce(1, clock=1, sequence=1 << 63))).status == Status.PARKED
+    service.set_map(1, 0, 8)
+    assert released(service) == []
+    replies = deliver(service, Worker(1, epoch=1).tick(0, [], []))
+    assert [(r.status, r.slots) for r in replies] == [(Status.OK, ()), (Status.WRONG_EPOCH, ())]
+
+
 def test_a_tick_by_an_old_map_is_refused() -> None:
     service = served("bsp")
     service.set_map(2, 0, 16)

@@ -12,6 +12,7 @@ from sim.whole import Whole
 
 MODES = {"bsp": ("bsp", 0), "ssp(2)": ("ssp", 2), "asp": ("asp", 0)}
 SEEDS = 5
+LATE_MAP = 83  # a server refuses pushes, for its own place in the map has not come yet
 
 
 def whole(seed, mode, clocks=12):
@@ -24,7 +25,7 @@ def whole(seed, mode, clocks=12):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_job_of_workers_that_live(mode):
-    for seed in range(SEEDS):
+    for seed in (*range(SEEDS), LATE_MAP):
         cluster, _ = whole(seed, mode)
         cluster.run()
         assert violations(cluster) == [], f"seed {seed}"

@@ -111,6 +111,14 @@ bool Service::check_worker(const Call& call) {
   return false;
 }
 
+bool Service::check_epoch(const Call& call) {
+  const bool newest = call.header.epoch >= epoch_;
+  if (!newest) {
+    send(call, {.status = Status::kWrongEpoch}, 1);
+  }
+  return newest;
+}
+
 void Service::serve(const Call& call) {
   const Header& header = call.header;
   if (header.worker == wire::kNobody) {

@@ -167,6 +167,8 @@ class Service {
   void serve(const Call& call);
   void serve_write(const Call& call, Table& table);
   bool check_worker(const Call& call);
+  // Of what names no slots and means those of its map: false for an old map, which was told.
+  bool check_epoch(const Call& call);
   // Keeps the list that a message brought, or finds the one that it names: false where there is none, which was told.
   bool recall(Call& call);
   Table* find(std::uint32_t id) noexcept;
@@ -195,6 +197,8 @@ class Service {
   void assign(const Call& call, Table& table);
   void erase(const Call& call, Table& table);
   void change(const Call& call, Table& table);
+  // Whether a call that is of no slot has been done; then it is told so.
+  bool done_before(const Call& call, Seen& seen);
   void load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows);
   void load_rows(const Call& call, Table& table);
   void load_end(const Call& call, Table& table, std::span<const std::uint64_t> step);
@@ -208,6 +212,8 @@ class Service {
   static View& view(Table& table, std::uint32_t rank);
 
   // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE
+  // Notes the slots of a read that are not here.
+  void find_refused(const wire::Header& header, std::span<const std::uint64_t> hashes);
   void read(const Call& call, Table& table);
   void park(const Call& call, std::size_t reply_bytes);
   std::size_t reply_bytes(const Call& call, const Table& table) const noexcept;

@@ -40,11 +40,8 @@ void Service::set_map(std::uint32_t epoch, std::size_t first, std::size_t end) {
     auto& reads = parked_.reads();
     for (auto where = reads.begin(); where != reads.end();) {
       const auto next = std::next(where);
-      const wire::Header& header = where->second.header;
-      const bool one_slot = header.op == wire::Op::kSlot || header.op == wire::Op::kSection;
-      std::size_t place = 0;
-      own(where->second.hashes.as<std::uint64_t>(), place);
-      if (!refused_.empty() || (one_slot && !owns(header.aux))) {
+      find_refused(where->second.header, where->second.hashes.as<std::uint64_t>());
+      if (!refused_.empty()) {
         release(parked_.take(where), released_);
       }
       where = next;

@@ -18,6 +18,8 @@ namespace {
 
 std::uint32_t count_of(std::size_t n) noexcept { return static_cast<std::uint32_t>(n); }
 
+bool is_of_one_slot(Op op) noexcept { return op == Op::kSlot || op == Op::kSection; }
+
 }  // namespace
 
 std::size_t Service::reply_bytes(const Call& call, const Table& table) const noexcept {
@@ -34,20 +36,22 @@ std::size_t Service::reply_bytes(const Call& call, const Table& table) const noe
   }
 }
 
+void Service::find_refused(const Header& header, std::span<const std::uint64_t> hashes) {
+  std::size_t place = 0;
+  own(hashes, place);
+  if (is_of_one_slot(header.op) && !owns(header.aux)) {
+    refused_.push_back(static_cast<std::uint16_t>(header.aux));
+  }
+}
+
 void Service::read(const Call& call, Table& table) {
   const Header& header = call.header;
-  std::size_t place = 0;
-  own(call.hashes, place);
-  if (header.op == Op::kSlot || header.op == Op::kSection) {
-    if (header.aux >= slots_.count()) {
-      return send_text(
-          call, Status::kBadRequest,
-          "there is no slot " + std::to_string(header.aux) + " of " + std::to_string(slots_.count()));
-    }
-    if (!owns(header.aux)) {
-      refused_.push_back(static_cast<std::uint16_t>(header.aux));
-    }
+  if (is_of_one_slot(header.op) && header.aux >= slots_.count()) {
+    return send_text(
+        call, Status::kBadRequest,
+        "there is no slot " + std::to_string(header.aux) + " of " + std::to_string(slots_.count()));
   }
+  find_refused(header, call.hashes);
   if (!refused_.empty()) {
     return send_done(call, refusal(call.out));
   }

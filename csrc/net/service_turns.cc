@@ -47,17 +47,12 @@ void Service::release(Parked::Read&& read, Outbox& out) noexcept {
   const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, mine.parameters.bytes(), out};
   try {
     Table* const table = find(call.header.table);
-    std::size_t place = 0;
-    own(call.hashes, place);
-    const bool one_slot = call.header.op == wire::Op::kSlot || call.header.op == wire::Op::kSection;
-    if (one_slot && !owns(call.header.aux)) {
-      refused_.push_back(static_cast<std::uint16_t>(call.header.aux));
-    }
+    find_refused(call.header, call.hashes);
     if (table == nullptr) {
       send(call, wire::Status::kNoTable);
     } else if (!refused_.empty()) {
       send_done(call, refusal(out));
-    } else {
+    } else if (call.header.op != wire::Op::kReduce || check_epoch(call)) {
       answer(call, *table);
     }
   } catch (const std::exception& error) {

@@ -63,9 +63,8 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
   if (clock == std::numeric_limits<std::uint32_t>::max()) {
     return send_text(call, Status::kBadRequest, "a job has at most 2^32 - 1 clocks: connect anew");
   }
-  if (header.epoch < epoch_) {
-    refused_.clear();
-    return send(call, {.status = Status::kWrongEpoch}, 1);
+  if (!check_epoch(call)) {
+    return;
   }
   Seen& seen = history(header.worker);
   const bool all_here = std::ranges::all_of(sequences, [&](std::uint64_t number) {
@@ -270,12 +269,20 @@ void Service::change(const Call& call, Table& table) {
 
 // --- loads ------------------------------------------------------------------------------------------------------
 
+bool Service::done_before(const Call& call, Seen& seen) {
+  const bool done = seen.calls().seen(call.header.sequence);
+  if (done) {
+    ++metrics_.duplicates;
+    send(call, Status::kOk);
+  }
+  return done;
+}
+
 void Service::load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 46U;  // of rows, more than any machine has
   Seen& seen = history(call.header.worker);
-  if (seen.calls().seen(call.header.sequence)) {
-    ++metrics_.duplicates;
-    return send(call, Status::kOk);
+  if (done_before(call, seen)) {
+    return;
   }
   if (rows.size() != slots_.count()) {
     return send_text(call, Status::kBadRequest,
@@ -303,9 +310,8 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
 
 void Service::load_rows(const Call& call, Table& table) {
   Seen& seen = history(call.header.worker);
-  if (seen.calls().seen(call.header.sequence)) {
-    ++metrics_.duplicates;
-    return send(call, Status::kOk);
+  if (done_before(call, seen)) {
+    return;
   }
   if (table.loading == nullptr || table.loader != call.header.worker) {
     return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
@@ -337,9 +343,8 @@ void Service::load_rows(const Call& call, Table& table) {
 
 void Service::load_end(const Call& call, Table& table, std::span<const std::uint64_t> step) {
   Seen& seen = history(call.header.worker);
-  if (seen.calls().seen(call.header.sequence)) {
-    ++metrics_.duplicates;
-    return send(call, Status::kOk);
+  if (done_before(call, seen)) {
+    return;
   }
   if (step.size() != 1) {
     return send_text(call, Status::kBadRequest,

@@ -9,6 +9,7 @@
     parts.py        which parts of the data are whose
     environment.py  a process's place among those that a launcher has started
     processes.py    starting all of them on one machine
+    keeper.py       what ends a worker's program when its starter is gone
 
 The modules are imported when they are used: ``import shoal`` needs neither them nor ZeroMQ.
 """

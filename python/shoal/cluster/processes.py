@@ -6,8 +6,8 @@
     run_part     one process's part in a group that mpirun or srun has started: scheduler, server or worker
 
 Every child leads a process group of its own, so that what it starts ends with it. Roles look every now and then whether
-the process that started them is still there; a worker's program is killed by the kernel when its starter is gone
-(Linux). What a child says is read by a thread for each, which keeps the last lines.
+the process that started them is still there; a worker's program has a keeper around it that does (keeper.py). What a
+child says is read by a thread for each, which keeps the last lines.
 
 Threads: objects of this module are used by one.
 """
@@ -26,6 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cluster.address import is_loopback, join_address, split
@@ -45,16 +46,7 @@ _PATIENCE = 5.0  # seconds between asking a process to end and killing it
 _PAUSE = 0.2  # seconds between two looks at whether the cluster is still there
 _BSP = BSP()
 
-# Runs a program that the kernel kills when the thread that started it ends. An exec keeps the setting; a starter that
-# was gone before is noticed by its number.
-_WITH_PARENT = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+_KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class Child:
@@ -324,9 +316,9 @@ def _start_worker(
     place = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
     if curve is not None:
         place["SHOAL_CURVE"] = os.path.abspath(curve)
-    with_parent = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid())]
+    kept = [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid())]
     prefix = f"[{rank}] " if workers > 1 else ""
-    return Child(f"worker {rank}", [*with_parent, *program(command)], place, ended, lambda line: say(prefix + line))
+    return Child(f"worker {rank}", [*kept, *program(command)], place, ended, lambda line: say(prefix + line))
 
 
 def run_workers(cluster: Running, command: Sequence[str], workers: int, say: Callable[[str], None]) -> Child | None:

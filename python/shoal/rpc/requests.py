@@ -565,42 +565,13 @@ class Requests:
 
     def _send(self, part: _Part, now: float) -> None:
         peer = self._peer(part)
-        call = part.call
-        if part.message is None:
-            payload = self._payload(part)
-            count = part.end - part.begin
-            aux = call.aux
-            if call.op == Op.TICK:
-                count, aux = len(payload[0]), len(payload[1])
-            elif call.hashes is None:
-                count = call.count
-            sent_as = part.sent_as or Sent(payload, call.dtype)
-            header = _core.encode_header(
-                op=call.op,
-                payload=payload,
-                dtype=sent_as.dtype,
-                packed=sent_as.packed,
-                keep=sent_as.keep,
-                digest=bool(sent_as.digest) and not sent_as.keep,
-                dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
-                table=call.table,
-                worker=self.worker.rank,
-                incarnation=self.worker.incarnation,
-                sequence=part.sequence,
-                epoch=self.map.epoch,
-                clock=call.clock,
-                count=count,
-                aux=aux,
-                job=self.worker.job,
-                part=part.number,
-            )
-            if call.op == Op.TICK and not part.pauses:
-                self._restart(call, now)
-            part.message = [header, *payload]
-            self._parts[part.key] = part
-            self.counts["sent"] += 1
-        else:
-            self.counts["resent"] += 1
+        first = part.message is None
+        self.counts["sent" if first else "resent"] += 1
+        if part.call.op == Op.TICK and first and not part.pauses:
+            self._restart(part.call, now)
+        if first or part.call.op == Op.TICK:  # what a tick lists may have been cut anew since
+            part.message = self._message(part)
+        self._parts[part.key] = part
         if not part.charged:
             part.charged = True
             peer.bytes += part.bytes
@@ -611,7 +582,40 @@ class Requests:
         wait = policy.resend_after * policy.backoff**part.tries + peer.bytes / policy.bytes_per_second
         part.tries += 1
         self._again(part, now + min(wait, policy.longest))
+        assert part.message is not None
         self.outgoing.append((part.address, part.message))
+
+    def _message(self, part: _Part) -> Frames:
+        """Make the frames of a part, the header first."""
+        call = part.call
+        payload = self._payload(part)
+        count = part.end - part.begin
+        aux = call.aux
+        if call.op == Op.TICK:
+            count, aux = len(payload[0]), len(payload[1])
+        elif call.hashes is None:
+            count = call.count
+        sent_as = part.sent_as or Sent(payload, call.dtype)
+        header = _core.encode_header(
+            op=call.op,
+            payload=payload,
+            dtype=sent_as.dtype,
+            packed=sent_as.packed,
+            keep=sent_as.keep,
+            digest=bool(sent_as.digest) and not sent_as.keep,
+            dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
+            table=call.table,
+            worker=self.worker.rank,
+            incarnation=self.worker.incarnation,
+            sequence=part.sequence,
+            epoch=self.map.epoch,
+            clock=call.clock,
+            count=count,
+            aux=aux,
+            job=self.worker.job,
+            part=part.number,
+        )
+        return [header, *payload]
 
     def _again(self, part: _Part, due: float) -> None:
         part.due = due
@@ -799,8 +803,12 @@ class Requests:
         runs = [(part.first_slot, part.end_slot)]
         slots = np.unique(reply.slots).astype(np.int64)
         slots = slots[(slots >= part.first_slot) & (slots < part.end_slot)]
-        if call.sequence and call.begins is not None and len(slots):
-            runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(slots, np.flatnonzero(np.diff(slots) > 1) + 1)]
+        begins = call.begins
+        if call.sequence and begins is not None and len(slots):
+            # A part that is refused as a whole stays one: a tick that is under way names it by its last slot.
+            if int((begins[slots + 1] - begins[slots]).sum()) < part.end - part.begin:
+                gaps = np.flatnonzero(np.diff(slots) > 1) + 1
+                runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(slots, gaps)]
             call._total += reply.aux if call.op == Op.ERASE else 0
         self.counts["refused"] += len(slots)
         self._forget(part)
