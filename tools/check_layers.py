@@ -40,7 +40,7 @@ PYTHON = {
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
     "store": "_core errors consistency optim gate handle table dense sealed checkpoint",
-    "rpc": "_core errors consistency optim handle table",
+    "rpc": "_core errors consistency handle table",
     "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",

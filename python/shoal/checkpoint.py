@@ -19,9 +19,8 @@ from tqdm import tqdm
 
 from shoal import _core
 from shoal.errors import CorruptionError
-from shoal.optim import make_init, make_optimizer
 from shoal.sealed import make_directory, read_sealed, sync_directory, write_sealed
-from shoal.table import Shard, Table, TableSpec
+from shoal.table import Shard, Table, TableForm, TableSpec
 
 __all__ = ["MANIFEST", "Manifest", "load", "read_manifest", "save", "verify"]
 
@@ -57,39 +56,13 @@ class SlotFile(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class SavedTable(msgspec.Struct, frozen=True):
+class SavedTable(TableForm, frozen=True):
     """A table's description and where its rows are."""
 
-    name: str
-    dim: int
-    dtype: str
-    seed: int
-    optimizer: str
-    params: dict[str, float]
-    init: str
-    init_parameter: float
-    init_seed: int
     step: int
     rows: int
     files: list[SlotFile]
     sections: list[Section]
-
-    def spec(self) -> TableSpec:
-        """Rebuild the description.
-
-        Raises
-        ------
-        ValueError, TypeError
-            It describes no table that this version knows.
-        """
-        return TableSpec(
-            name=self.name,
-            dim=self.dim,
-            optimizer=make_optimizer(self.optimizer, self.params),
-            init=make_init(self.init, self.init_parameter, self.init_seed),
-            dtype=self.dtype,
-            seed=self.seed,
-        )
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -242,15 +215,7 @@ def _save_table(
     finally:
         writer.close()
     return SavedTable(
-        name=spec.name,
-        dim=spec.dim,
-        dtype=spec.dtype,
-        seed=spec.seed,
-        optimizer=type(spec.optimizer).__name__,
-        params=spec.optimizer.params(),
-        init=type(spec.init).__name__,
-        init_parameter=spec.init.parameter,
-        init_seed=spec.init.init_seed,
+        **msgspec.structs.asdict(TableForm.of(spec)),
         step=shard.step,
         rows=sum(section.rows for section in writer.sections),
         files=writer.files,

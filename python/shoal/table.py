@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -11,9 +12,9 @@ from shoal import _core, functions
 from shoal.errors import ClosedError
 from shoal.gate import Gate
 from shoal.handle import Handle, Pending
-from shoal.optim import Init, Optimizer
+from shoal.optim import Init, Optimizer, make_init, make_optimizer
 
-__all__ = ["Handle", "KeyBatch", "Shard", "Table", "TableSpec", "TableStats", "mix", "unmix"]
+__all__ = ["Handle", "KeyBatch", "Shard", "Table", "TableForm", "TableSpec", "TableStats", "mix", "unmix"]
 
 Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.float32]
@@ -138,6 +139,52 @@ class TableSpec:
             seed=self.seed,
             slots=slots,
             workers=workers,
+        )
+
+
+class TableForm(msgspec.Struct, frozen=True):
+    """A table's description in plain values: how it is written into a manifest and sent to servers."""
+
+    name: str
+    dim: int
+    dtype: str
+    seed: int
+    optimizer: str
+    params: dict[str, float]
+    init: str
+    init_parameter: float
+    init_seed: int
+
+    @classmethod
+    def of(cls, spec: TableSpec) -> "TableForm":
+        """Put a description into this form."""
+        return TableForm(
+            name=spec.name,
+            dim=spec.dim,
+            dtype=spec.dtype,
+            seed=spec.seed,
+            optimizer=type(spec.optimizer).__name__,
+            params=spec.optimizer.params(),
+            init=type(spec.init).__name__,
+            init_parameter=spec.init.parameter,
+            init_seed=spec.init.init_seed,
+        )
+
+    def spec(self) -> TableSpec:
+        """Rebuild the description.
+
+        Raises
+        ------
+        ValueError, TypeError
+            It describes no table that this version knows.
+        """
+        return TableSpec(
+            name=self.name,
+            dim=self.dim,
+            optimizer=make_optimizer(self.optimizer, self.params),
+            init=make_init(self.init, self.init_parameter, self.init_seed),
+            dtype=self.dtype,
+            seed=self.seed,
         )
 
 

@@ -28,9 +28,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.optim import make_init, make_optimizer
 from shoal.rpc.map import ClusterMap
-from shoal.table import TableSpec
+from shoal.table import TableForm
 
 __all__ = [
     "VERSION",
@@ -91,52 +90,6 @@ _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the ta
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     pass
-
-
-class TableForm(_Message, frozen=True):
-    """A table's description, as a checkpoint's manifest has it."""
-
-    name: str
-    dim: int
-    dtype: str
-    seed: int
-    optimizer: str
-    params: dict[str, float]
-    init: str
-    init_parameter: float
-    init_seed: int
-
-    @classmethod
-    def of(cls, spec: TableSpec) -> TableForm:
-        """Put a description into this form."""
-        return cls(
-            name=spec.name,
-            dim=spec.dim,
-            dtype=spec.dtype,
-            seed=spec.seed,
-            optimizer=type(spec.optimizer).__name__,
-            params=spec.optimizer.params(),
-            init=type(spec.init).__name__,
-            init_parameter=spec.init.parameter,
-            init_seed=spec.init.init_seed,
-        )
-
-    def spec(self) -> TableSpec:
-        """Rebuild the description.
-
-        Raises
-        ------
-        ValueError, TypeError
-            It describes no table that this version knows.
-        """
-        return TableSpec(
-            name=self.name,
-            dim=self.dim,
-            optimizer=make_optimizer(self.optimizer, self.params),
-            init=make_init(self.init, self.init_parameter, self.init_seed),
-            dtype=self.dtype,
-            seed=self.seed,
-        )
 
 
 class Rules(_Message, frozen=True):
