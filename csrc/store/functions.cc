@@ -167,11 +167,13 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
   const Call call = checked(shard, function, parameters);
   SHOAL_CHECK(first <= end && end <= shard.slots().count(), "there are no such slots");
   if (changes(function)) {
+    std::vector<double> answers(end - first);  // before anything changes: memory may be out
     const auto moved = shard.reweigh(first, end, [&call](std::span<float> weights) {
       call.function == Function::kDecay ? decay(weights, call.parameter)
                                         : shrink_all(weights, call.parameter);
     });
-    return {moved.begin(), moved.end()};
+    std::copy(moved.begin(), moved.end(), answers.begin());
+    return answers;
   }
   const std::size_t parts =
       parts_for(end - first, 1, shard.pool().threads() == 1 ? 1 : 4 * shard.pool().threads());

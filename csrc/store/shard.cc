@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/noise.h"
 
@@ -657,17 +658,12 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
   std::atomic<std::uint64_t> dropped{0};
   const auto reweigh_slot = [&](const auto& rule, std::size_t slot, Workspace& work, std::span<float> old) {
     const std::unique_lock lock(tables_[slot]->lock);
-    const auto entries = tables_[slot]->table.entries();
     std::array<std::uint64_t, Search::kMost> hashes;
     std::array<std::byte*, Search::kMost> pointers;
-    for (std::size_t i = 0; i < entries.size(); i += work.most) {
-      const std::size_t count = std::min(work.most, entries.size() - i);
-      for (std::size_t r = 0; r < count; ++r) {
-        hashes[r] = entries[i + r].hash;
-        pointers[r] = const_cast<std::byte*>(entries[i + r].row);  // this thread has the slot alone
-      }
-      const auto rows = std::span<std::byte* const>(pointers).first(count);
-      const Block block = work.block(count, dim);
+    std::size_t count = 0;
+    const auto flush = [&] {
+      const auto rows = std::span<std::byte* const>(pointers).first(std::exchange(count, 0));
+      const Block block = work.block(rows.size(), dim);
       float* const fresh = block.grads;  // there is no gradient
       Fetches none;
       rows_.gather(rows, block, none);
@@ -678,7 +674,7 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
       }
       std::copy_n(old.data(), block.size(), fresh);
       change({fresh, block.size()});
-      for (std::size_t r = 0; r < count; ++r) {
+      for (std::size_t r = 0; r < rows.size(); ++r) {
         work.moves()[r] =
             std::memcmp(fresh + r * dim, old.data() + r * dim, dim * sizeof(float)) != 0 ? 1U : 0U;
         work.finite()[r] = 1;
@@ -688,15 +684,23 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
       } else {
         std::copy_n(fresh, block.size(), block.columns[0]);
       }
-      mark_finite(block.columns[0], count, dim, work.finite());
-      for (std::size_t r = 0; r < count; ++r) {
+      mark_finite(block.columns[0], rows.size(), dim, work.finite());
+      for (std::size_t r = 0; r < rows.size(); ++r) {
         dropped.fetch_add(work.moves()[r] & (work.finite()[r] ^ 1U), std::memory_order_relaxed);
         work.moves()[r] &= work.finite()[r];
         moved[slot - first] += work.moves()[r];
       }
-      fill_noise({hashes.data(), count}, dim, shared, work.noise.get());
-      rows_.scatter(block, {work.moves(), count}, rows, none);
-    }
+      fill_noise({hashes.data(), rows.size()}, dim, shared, work.noise.get());
+      rows_.scatter(block, {work.moves(), rows.size()}, rows, none);
+    };
+    tables_[slot]->table.each_row([&](std::uint64_t hash, std::byte* row) {
+      hashes[count] = hash;
+      pointers[count] = row;
+      if (++count == work.most) {
+        flush();
+      }
+    });
+    flush();
   };
   const Pieces pieces{end - first, parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
   std::visit(

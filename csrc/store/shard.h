@@ -127,7 +127,8 @@ class Shard {
 
   // Other weights for all rows of the slots [first, end): change(weights) is given those of some rows in place. Weights
   // that keep their bits keep all that belongs to them; the others move as by the optimizer's move(), or are set. Returns
-  // how many rows of each slot changed. As in a push, a row that would not be finite stays whole and is counted.
+  // how many rows of each slot changed. As in a push, a row that would not be finite stays whole and is counted. With a
+  // pool of one thread std::bad_alloc changes nothing: all memory is taken first.
   std::vector<std::size_t> reweigh(std::size_t first, std::size_t end,
                                    const std::function<void(std::span<float>)>& change);
 

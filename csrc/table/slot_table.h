@@ -99,6 +99,16 @@ class SlotTable {
   // All rows in ascending order of hash.
   std::vector<Entry> entries() const;
 
+  // use(hash, row) for all rows, in no order; takes no memory. The rows may be changed, the table may not.
+  template <class Use>
+  void each_row(const Use& use) {
+    for (std::size_t b = 0; b < buckets_; ++b) {
+      for (std::size_t c = 0; c < layout_->cells && cell(b, c) != 0; ++c) {
+        use((cell(b, c) & ~in_use_) | first_hash_, row_at(payload(b, c)));
+      }
+    }
+  }
+
   // The number of the first broken invariant, 0 where all hold.
   int verify() const;
 
