@@ -32,7 +32,7 @@ help:
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
-	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire: the wire format (tests/fuzz/README.md)'
+	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
 	@echo 'make bench   the benchmarks of bench/'
 	@echo 'make format  rewrite the sources as the formatters want them'
 	@echo 'make clean   remove build and .venv'
@@ -133,7 +133,7 @@ py: $(STAMPS)/install $(STAMPS)/torch
 
 # ---- fuzzing: tests/fuzz/README.md ----
 
-.PHONY: fuzz-wire fuzz-wire-corpus
+.PHONY: fuzz-wire fuzz-wire-corpus fuzz-service fuzz-service-corpus
 
 FUZZ := build/fuzz
 FUZZ_CXX ?= clang++
@@ -169,22 +169,28 @@ fuzz-corpus: $(STAMPS)/fuzz
 	    rm -rf tests/fuzz/corpus/$$format && mv $(FUZZ)/least tests/fuzz/corpus/$$format; \
 	done
 
-# The wire format's decoder is C++ alone: libFuzzer without Python.
-$(FUZZ)/fuzz_wire: $(NATIVE) tests/fuzz/wire/fuzz_wire.cc tests/cpp/wire_input.h
-	@mkdir -p $(@D)
-	@$(FUZZ_CXX) -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/cpp \
-	    csrc/net/wire.cc csrc/net/values.cc csrc/base/crc32c.cc csrc/base/memory.cc tests/fuzz/wire/fuzz_wire.cc -o $@
+# What reads a peer's bytes is C++ alone: libFuzzer without Python.
+FUZZ_NATIVE := $(CURDIR)/$(FUZZ)/native
+fuzz_seeds_of = tests/fuzz/$*/corpus
 
-fuzz-wire: $(FUZZ)/fuzz_wire
-	$(say) 'fuzzing the wire format for $(SECONDS) s'
-	@mkdir -p $(FUZZ)/found $(FUZZ)/corpus/wire
-	@$(FUZZ)/fuzz_wire -max_total_time=$(SECONDS) -max_len=400 -artifact_prefix=$(FUZZ)/found/wire- \
-	    $(FUZZ)/corpus/wire tests/fuzz/wire/corpus
+$(FUZZ)/fuzz_wire $(FUZZ)/fuzz_service: $(FUZZ)/fuzz_%: $(NATIVE) $(wildcard tests/fuzz/*/*.cc) tests/cpp/wire_input.h tests/cpp/service_input.h
+	$(say) 'building the fuzzer of the $* ($@)'
+	@mkdir -p $(FUZZ_NATIVE)
+	@printf '%s\n' $(filter-out %/zmq.cc %/loop.cc,$(wildcard csrc/base/*.cc csrc/route/*.cc csrc/optim/*.cc csrc/table/*.cc csrc/store/*.cc csrc/net/*.cc)) \
+	    tests/fuzz/$*/fuzz_$*.cc | xargs -P $(JOBS) -I{} sh -c '$(FUZZ_CXX) -std=c++20 -g -O1 -ffp-contract=off -DSHOAL_CHECKED -DSHOAL_SANITIZED \
+	    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/cpp -c {} -o $(FUZZ_NATIVE)/$$(basename {} .cc).o'
+	@$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $$(ls $(FUZZ_NATIVE)/*.o | grep -v -e /fuzz_) $(FUZZ_NATIVE)/fuzz_$*.o -pthread -o $@
 
-fuzz-wire-corpus: $(FUZZ)/fuzz_wire
-	@rm -rf $(FUZZ)/least && mkdir -p $(FUZZ)/least $(FUZZ)/corpus/wire
-	@$(FUZZ)/fuzz_wire -merge=1 -max_len=400 $(FUZZ)/least tests/fuzz/wire/corpus $(FUZZ)/corpus/wire
-	@rm -rf tests/fuzz/wire/corpus && mv $(FUZZ)/least tests/fuzz/wire/corpus
+fuzz-wire fuzz-service: fuzz-%: $(FUZZ)/fuzz_%
+	$(say) 'fuzzing the $* for $(SECONDS) s'
+	@mkdir -p $(FUZZ)/found $(FUZZ)/corpus/$*
+	@$(FUZZ)/fuzz_$* -max_total_time=$(SECONDS) -max_len=1000 -len_control=20 -artifact_prefix=$(FUZZ)/found/$*- \
+	    $(FUZZ)/corpus/$* $(fuzz_seeds_of)
+
+fuzz-wire-corpus fuzz-service-corpus: fuzz-%-corpus: $(FUZZ)/fuzz_%
+	@rm -rf $(FUZZ)/least && mkdir -p $(FUZZ)/least $(FUZZ)/corpus/$*
+	@$(FUZZ)/fuzz_$* -set_cover_merge=1 -use_counters=$(if $(filter wire,$*),1,0) -max_len=1000 $(FUZZ)/least $(fuzz_seeds_of) $(FUZZ)/corpus/$*
+	@rm -rf $(fuzz_seeds_of) && mv $(FUZZ)/least $(fuzz_seeds_of)
 
 # ---- the rest ----
 

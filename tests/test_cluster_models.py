@@ -249,6 +249,29 @@ def test_what_several_workers_cannot_do_is_refused(batches):
         together(made.address, 2, work, consistency=shoal.SSP(1))
 
 
+def test_workers_wait_for_one_that_measures_for_longer_than_a_call_may_take(batches):
+    def learn(store):
+        impatient = iter([True, False, True, True, False] if store.rank else [])
+        meet = store.barrier
+
+        def barrier(timeout=None):
+            if next(impatient, False):
+                raise shoal.DeadlineExceeded("not all of them were there")
+            meet(timeout)
+
+        store.barrier = barrier
+        with shoal.LogisticRegression(store=store) as model:
+            if store.rank == 1:
+                with pytest.raises(shoal.DeadlineExceeded):  # at the begin there is nothing to wait for
+                    model.fit(batches, progress=False)
+            model.fit(batches, epochs=2, valid=None if store.rank else batches[:1], progress=False)
+            return rows_of(model)
+
+    with cluster(1, 1) as made:
+        found = together(made.address, 2, learn)
+    assert found[0] == found[1]
+
+
 def test_nobody_waits_for_a_worker_that_has_stopped(batches):
     class Stop(Exception):
         pass

@@ -1,4 +1,4 @@
-// What the fuzzer of the wire format found worth keeping, and the golden messages: tests/fuzz/README.md.
+// What the fuzzers of the wire format and of the service found worth keeping, and the golden messages: tests/fuzz/README.md.
 
 #include <algorithm>
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "service_input.h"
 #include "wire_input.h"
 
 namespace shoal::wire {
@@ -44,6 +45,17 @@ TEST(every_message_of_version_1_is_still_read) {
 TEST(the_corpus_breaks_no_promise) {
   const auto [good, bad] = replay(fs::path(SHOAL_TESTS_DIR) / "fuzz" / "wire" / "corpus");
   CHECK(good >= 10 && bad >= 10);
+}
+
+TEST(whatever_a_server_is_asked_in_whatever_order_it_stays_whole) {
+  int lives = 0;
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(SHOAL_TESTS_DIR) / "fuzz" / "service" / "corpus")) {
+    const std::vector<std::byte> bytes = read(entry.path());
+    service_input::check({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
+    ++lives;
+  }
+  CHECK(lives >= 50);
 }
 
 }  // namespace

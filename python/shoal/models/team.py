@@ -23,12 +23,13 @@ Threads: the one that fits.
 from __future__ import annotations
 
 import contextlib
+import time
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.consistency import ASP, BSP
-from shoal.errors import ShoalError
+from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.optim import SGD
 from shoal.store import Store
 from shoal.table import Table
@@ -37,6 +38,7 @@ __all__ = ["Team"]
 
 _ENDED = np.uint64(1 << 32)
 _NEVER = 1e9  # passes: of whoever will make no more
+_LONGEST = 86400.0  # seconds that others may measure for; whoever dies meanwhile is not waited for
 
 
 class Team:
@@ -84,6 +86,20 @@ class Team:
             if set(behind.tolist()) <= self._store.lost_workers:
                 return
             self._store.tick()
+
+    def meet(self) -> None:
+        """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
+        if self._alone:
+            return
+        last = time.monotonic() + _LONGEST
+        while True:
+            try:
+                self._store.barrier()
+                return
+            except DeadlineExceeded:
+                gave_up = np.any(self._table.pull(self._ranks + _ENDED)[:, 0] >= _NEVER)
+                if gave_up or time.monotonic() > last:
+                    raise
 
     def give_up(self) -> None:
         """Tell the others, if they can be told, not to wait for this worker in this fit."""

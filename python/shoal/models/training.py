@@ -109,6 +109,7 @@ def _passes(
                 measured = measure([student.model for student in learning], valid)
                 for student, (metrics, curves) in zip(learning, measured, strict=True):
                     student.note_validation(metrics, curves, last=epoch + 1 == plan.epochs)
+            team.meet()
         for student in students:
             student.finish()
 
