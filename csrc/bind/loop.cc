@@ -69,7 +69,6 @@ void add_loop(py::module_& module) {
            py::arg("curve_secret") = "", py::arg("zap_domain") = "", py::keep_alive<1, 2>())
       .def_property_readonly("address", &DataLoop::address)
       .def_property_readonly("running", &DataLoop::running)
-      .def("wake", &DataLoop::wake)
       .def("stop", &DataLoop::stop, py::call_guard<py::gil_scoped_release>())
       .def("metrics", &metrics);
 }

@@ -399,7 +399,7 @@ class ClusterStore(Store):
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:
-            self._channel.lose(event.rank, event.text)
+            self._channel.lose(event.rank, event.why)
         elif isinstance(event, WorkerGone):
             self._lost_workers = self._lost_workers | {event.rank}
 

@@ -516,7 +516,7 @@ class Membership:
         )
         self._broken = self._broken or text
         self.notes.append(text)
-        self._tell(ServerGone(server.rank, text))
+        self._tell(ServerGone(server.rank, text, why))
         operations, self._operations = self._operations, deque()
         if self._operation is not None:
             operations.appendleft(self._operation)

@@ -304,10 +304,11 @@ class TellFigures(_Message, frozen=True, tag="tell-figures"):
 
 
 class ServerGone(_Message, frozen=True, tag="server-gone"):
-    """A server is lost, and its rows with it. ``text`` says which one, and why."""
+    """A server is lost, and its rows with it. ``text`` says which one, and ``why``; each stands alone."""
 
     rank: int
     text: str
+    why: str
 
 
 class WorkerGone(_Message, frozen=True, tag="worker-gone"):
