@@ -272,8 +272,10 @@ def test_tables_outlive_a_job_and_clocks_do_not(made):
 
 
 def test_nobody_there_and_somebody_missing_are_told_apart(made):
+    with joined(made.address, 1):
+        pass  # so all servers are there
     with pytest.raises(shoal.DeadlineExceeded, match="1 of 2 workers"):
-        shoal.connect(made.address, workers=2, timeout=0.3)
+        shoal.connect(made.address, workers=2, timeout=1.0)
     with pytest.raises(shoal.NotConnected, match="no scheduler answers"):
         shoal.connect("tcp://127.0.0.1:9", timeout=0.3)
 
@@ -490,7 +492,9 @@ def test_a_server_that_is_gone_is_told_by_every_call_and_at_once(made):
 
 
 def test_the_scheduler_that_is_gone_is_told_when_something_is_asked_of_it(made):
-    with joined(made.address, 1, consistency=shoal.ASP(), timeout=0.5) as (store,):
+    with joined(made.address, 1):
+        pass  # so all servers are there
+    with joined(made.address, 1, consistency=shoal.ASP(), timeout=1.0) as (store,):
         table = store.table("t", **SGD)
         made.scheduler.stop()
         for call in (lambda: store.table("another"), store.barrier, store.tick, lambda: table.pull(KEYS)):
