@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "optim/block.h"
-#include "optim/params.h"
+#include "base/params.h"
 
 namespace shoal {
 

@@ -40,6 +40,7 @@ from shoal.errors import (
     ShoalError,
     WrongProcess,
 )
+from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
 from shoal.metrics import Metrics
 from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
@@ -74,11 +75,14 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "AfterBloom",
+    "AfterCount",
     "Batch",
     "ClosedError",
     "Constant",
     "CorruptionError",
     "DeadlineExceeded",
+    "DecayedScore",
     "DenseTable",
     "FactorizationMachine",
     "FeatureNames",
@@ -90,7 +94,9 @@ __all__ = [
     "LocalStore",
     "LogisticRegression",
     "LogisticRegressionGrid",
+    "MaxRows",
     "Metrics",
+    "MinNorm",
     "Momentum",
     "Normal",
     "NotConnected",
@@ -104,7 +110,9 @@ __all__ = [
     "Table",
     "TableSpec",
     "TableStats",
+    "TimeToLive",
     "Uniform",
+    "WithProbability",
     "WrongProcess",
     "Zeros",
     "connect",
