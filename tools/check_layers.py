@@ -44,10 +44,11 @@ PYTHON = {
     "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
-    "torch": "_core errors consistency optim handle table dense store data metrics reports sealed checkpoint",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
+    "torch": "_core errors consistency optim handle table dense sealed checkpoint store data metrics models reports",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports rpc cluster torch",
+    "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports torch rpc "
+    "cluster",
     "__main__": "cli",
     "__init__": "errors consistency optim table dense store rpc cluster data metrics models reports torch",
 }

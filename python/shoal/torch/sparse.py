@@ -258,7 +258,7 @@ class SparseModule(nn.Module):
         if state.get("table") != self._table.name:
             raise ValueError(
                 f"this state is of an embedding over table {state.get('table')!r}, the module's is "
-                f"{self._table.name!r}. Rows are not part of it: they are saved by store.save() and read by store.load()"
+                f"{self._table.name!r}. Rows are not part of it: store.save() and store.load() move them"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
