@@ -311,20 +311,30 @@ class Reader(ABC):
         """
         return self._with(replace(self._settings, fielded=True))
 
-    def position(self) -> dict[str, Any]:
+    @property
+    def place(self) -> Place:
+        """Where the pass that began last stands, for `position`: costs nothing to ask after each batch."""
+        return self._seen.place
+
+    def position(self, place: Place | None = None) -> dict[str, Any]:
         """Tell where the pass that began last stands: behind the batch that it gave last.
+
+        Parameters
+        ----------
+        place : Place, optional
+            Where it stood before, as `place` told then.
 
         Returns
         -------
         dict
             To be kept as JSON, and given to `resume`. Of a reader that has given nothing yet, its beginning.
         """
-        settings, place = self._settings, self._seen.place
+        settings = self._settings
         return {
             "format": self._name,
             "files": [[file.name, file.size()] for file in self._files],
             "shard": [settings.rank, settings.shards],
-            "place": list(place),
+            "place": list(self._seen.place if place is None else place),
             **({} if settings.order is None else {"order": list(settings.order)}),
         }
 
