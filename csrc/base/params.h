@@ -48,9 +48,10 @@ class Params {
   // A whole number; at most 2^53, up to which each has a double of its own.
   std::uint64_t whole(const std::string& name, std::uint64_t least, std::uint64_t most = kMostWhole) {
     const double value = take(name);
-    SHOAL_CHECK(value == std::floor(value) && value >= static_cast<double>(least) && value <= static_cast<double>(most),
-                rule_ + " needs a whole number from " + std::to_string(least) + " to " + std::to_string(most) +
-                    " for " + name + ", got " + shown(value));
+    SHOAL_CHECK(value == std::floor(value) && value >= static_cast<double>(least) &&
+                    value <= static_cast<double>(most),
+                rule_ + " needs a whole number from " + std::to_string(least) + " to " +
+                    std::to_string(most) + " for " + name + ", got " + shown(value));
     return static_cast<std::uint64_t>(value);
   }
   // For parameters that may be left out.

@@ -27,7 +27,8 @@ std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size
 }
 
 std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const Array<float>& rows,
-                                         std::size_t dim, std::size_t slots, Workers& workers, bool counting) {
+                                         std::size_t dim, std::size_t slots, Workers& workers,
+                                         bool counting) {
   const auto given = in(keys);
   const auto from = in(rows);
   const py::gil_scoped_release nogil;
@@ -54,6 +55,12 @@ void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Ar
               "expand takes one row a unique key and gives one row a key");
   const py::gil_scoped_release nogil;
   batch.expand(from, dim, to, workers.pool);
+}
+
+bool is_of(const KeyBatch& batch, const Array<std::uint64_t>& keys, Workers& workers) {
+  const auto given = in(keys);
+  const py::gil_scoped_release nogil;
+  return batch.is_of(given, workers.pool);
 }
 
 Array<std::uint32_t> counts(const KeyBatch& batch) {
@@ -107,6 +114,7 @@ void add_route(py::module_& module) {
       .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("workers"))
       .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
            py::arg("workers"))
+      .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("workers"))
       .def("verify", &KeyBatch::verify);
   py::class_<SummedBatch>(module, "SummedBatch")
       .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),

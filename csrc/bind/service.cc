@@ -42,8 +42,8 @@ void add_table(Service& service, std::uint32_t id, std::size_t dim, const std::s
                const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
                double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
                const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire) {
-  const TableSpec spec =
-      make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed, seed, admit, expire);
+  const TableSpec spec = make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed,
+                                   seed, admit, expire);
   const py::gil_scoped_release nogil;
   service.add_table(id, spec);
 }

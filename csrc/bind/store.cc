@@ -50,7 +50,8 @@ std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads,
                    const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock) {
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
-  const Sightings sightings{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(), .clock = clock};
+  const Sightings sightings{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
+                            .clock = clock};
   const py::gil_scoped_release nogil;
   return shard.push(slices(batch), from, sightings);
 }
@@ -149,11 +150,8 @@ Array<double> reduced(Shard& shard, std::uint32_t function, const Array<double>&
 }
 
 // Words, see Shard::sweep.
-Array<std::uint64_t> sweep(Shard& shard, std::uint32_t clock, const std::vector<NamedForm>& rules, bool dry_run) {
-  std::vector<Expiry> asked;
-  for (const auto& [name, params] : rules) {
-    asked.push_back(Lifecycle::expiry({name, params}));
-  }
+Array<std::uint64_t> sweep(Shard& shard, const Array<double>& rules, std::uint32_t clock, bool dry_run) {
+  const std::vector<Expiry> asked = Lifecycle::expiries(in(rules));
   std::vector<std::uint64_t> words;
   {
     const py::gil_scoped_release nogil;
@@ -216,8 +214,8 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
           .optimizer = Optimizer(optimizer, std::move(params)),
           .init = Init(init, init_parameter, init_seed),
           .seed = seed,
-          .lifecycle = Lifecycle(
-              admit ? std::optional(NamedRule{admit->first, admit->second}) : std::nullopt, rules)};
+          .lifecycle =
+              Lifecycle(admit ? std::optional(NamedRule{admit->first, admit->second}) : std::nullopt, rules)};
 }
 
 void add_store(py::module_& module) {
@@ -248,8 +246,8 @@ void add_store(py::module_& module) {
   py::class_<Shard>(module, "Shard")
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
-           py::arg("slots"), py::arg("workers"), py::arg("admit") = py::none(), py::arg("expire") = py::list(),
-           py::keep_alive<1, 11>())
+           py::arg("slots"), py::arg("workers"), py::arg("admit") = py::none(),
+           py::arg("expire") = py::list(), py::keep_alive<1, 11>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
       .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0)
@@ -265,7 +263,8 @@ void add_store(py::module_& module) {
       .def("reserve", &reserve, py::arg("rows"))
       .def("read_slot", &read_slot, py::arg("slot"))
       .def("reduce", &reduced, py::arg("function"), py::arg("parameters").noconvert())
-      .def("sweep", &sweep, py::arg("clock"), py::arg("rules"), py::arg("dry_run"))
+      .def("sweep", &sweep, py::arg("rules").noconvert(), py::arg("clock") = 0, py::kw_only(),
+           py::arg("dry_run"))
       .def("filter", &filter, py::arg("slot"))
       .def("restore_filter", &restore_filter, py::arg("cut"), py::arg("slot"), py::arg("filter").noconvert())
       .def("freeze", &Shard::freeze, py::call_guard<py::gil_scoped_release>())

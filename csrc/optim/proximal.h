@@ -13,8 +13,8 @@
 #include <array>
 #include <string_view>
 
-#include "optim/block.h"
 #include "base/params.h"
+#include "optim/block.h"
 
 namespace shoal {
 

@@ -23,7 +23,8 @@ Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const Marks
       columns_(optimizer.columns().size()),
       has_row_state_(!optimizer.row_state().empty()),
       first_bytes_((dim * bytes_of(dtype) + 3) / 4 * 4),
-      bytes_(first_bytes_ + ((columns_ - 1) * dim + (has_row_state_ ? 1 : 0) + marks.columns()) * sizeof(float)),
+      bytes_(first_bytes_ +
+             ((columns_ - 1) * dim + (has_row_state_ ? 1 : 0) + marks.columns()) * sizeof(float)),
       marks_(marks) {
   marks_.place(bytes_ - marks.columns() * sizeof(float));
   SHOAL_CHECK(dim >= 1 && dim <= kWidest,
@@ -113,6 +114,7 @@ void Rows::read_weights(std::span<std::byte* const> rows, float* weights, Fetche
   }
   for (std::size_t r = 0; r < rows.size(); ++r) {
     ahead.one();
+    ahead.row();
     if (dtype_ == Dtype::kFloat32) {
       std::memcpy(weights + r * dim_, rows[r], dim_ * sizeof(float));
     } else {

@@ -134,6 +134,11 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool)
       layout_(rows_.bytes(), slots),
       doors_(spec.lifecycle.admit(), slots),
       stamp_(process_stamp()) {
+  for (const Expiry& rule : spec.lifecycle.expire()) {
+    SHOAL_CHECK(rule.kind != Expiry::Kind::kMaxRows || rule.rows >= slots.count(),
+                "MaxRows needs at least one row a slot, " + std::to_string(slots.count()) + ", got " +
+                    std::to_string(rule.rows) + ": raise it, or make the store with fewer slots");
+  }
   tables_.reserve(slots.count());
   for (std::size_t s = 0; s < slots.count(); ++s) {
     const Slot slot{static_cast<std::uint32_t>(s)};
@@ -336,11 +341,12 @@ std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hash
 }
 
 template <class Use>
-void Shard::read(const SlotSlices& batch, const Use& use) const {
+void Shard::read(const SlotSlices& batch, std::size_t touched, const Use& use) const {
   using Lock = std::shared_lock<std::shared_mutex>;
   struct Reader {
     const Shard& shard;
     const SlotSlices& batch;
+    std::size_t touched;
     const Use& use_rows;
     Workspace work;
 
@@ -360,7 +366,7 @@ void Shard::read(const SlotSlices& batch, const Use& use) const {
       use_rows(work, rows, first, ahead);
     }
   };
-  walk<Lock>(batch, [&] { return Reader{*this, batch, use, Workspace(rows_)}; });
+  walk<Lock>(batch, [&] { return Reader{*this, batch, touched, use, Workspace(rows_)}; });
 }
 
 void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
@@ -395,6 +401,7 @@ void Shard::change(const SlotSlices& batch, const Making& how, const Use& use) {
     std::atomic<std::uint64_t>& refused;
     Workspace work;
     Making making;
+    std::size_t touched = shard.rows_.bytes();
 
     void enter(Guarded& slot, std::span<const std::uint64_t> hashes) {
       if (slot.fills && !making.asks) {
@@ -416,7 +423,8 @@ void Shard::change(const SlotSlices& batch, const Making& how, const Use& use) {
           }
         }
       }
-      use_rows(work, making.asks ? std::span<std::byte* const>(filled).first(rows.size()) : rows, first, ahead);
+      use_rows(work, making.asks ? std::span<std::byte* const>(filled).first(rows.size()) : rows, first,
+               ahead);
       if (shard.rows_.marks().any()) {
         shard.see(rows, making.counts.empty() ? making.counts : making.counts.subspan(first, rows.size()),
                   making.now.clock);
@@ -453,10 +461,11 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
   SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
   std::visit(
       [&](const auto& rule) {
-        read(batch,
+        constexpr bool kDerives = std::remove_cvref_t<decltype(rule)>::kDerivesWeights;
+        read(batch, kDerives ? rows_.bytes() : rows_.width(0),
              [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
                float* const out = weights.data() + first * rows_.dim();
-               if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+               if constexpr (kDerives) {
                  const Block block = work.block(rows.size(), rows_.dim());
                  rows_.gather(rows, block, ahead);
                  rule.read(block, out);
@@ -485,39 +494,62 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
   const Making how{.now = {.clock = table_clock(sightings.clock), .step = step},
                    .asks = !doors_.admits_all(),
                    .counts = sightings.counts};
-  const Clip clip = spec_.optimizer.clip();
+  const bool in_place =
+      rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kLeastDim && !spec_.optimizer.clip().active();
   std::atomic<std::uint64_t> dropped{0};
   std::visit(
       [&](const auto& rule) {
+        // Both return how many rows were not finite.
+        const auto step_in_place = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
+                                       Fetches& ahead) -> std::size_t {
+          if constexpr (requires(const InPlace& given) { rule.step(given); }) {
+            return rule.step({.rows = rows,
+                              .dim = dim,
+                              .grads = grads.data() + first * dim,
+                              .hashes = batch.hashes.data() + first,
+                              .noise = shared,
+                              .step = step,
+                              .beside = work.floats.get(),
+                              .ahead = &ahead});
+          } else {
+            return 0;  // never asked: dim is 2
+          }
+        };
+        const auto step_block = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
+                                    Fetches& ahead) {
+          Block block = work.block(rows.size(), dim);
+          block.step = step;
+          std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
+          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+          rows_.gather(rows, block, ahead);
+
+          std::uint32_t* const moves = work.moves();
+          std::uint32_t* const finite = work.finite();
+          mark_moving(block.grads, block.rows, dim, moves);
+          std::fill_n(finite, block.rows, 1U);
+          mark_finite(block.grads, block.rows, dim, finite);
+          if (spec_.optimizer.clip().active()) {
+            spec_.optimizer.clip().apply(block);
+          }
+          rule.step(block);
+          for (std::size_t k = 0; k < rows_.columns(); ++k) {
+            mark_finite(block.columns[k], block.rows, dim, finite);
+          }
+          if (rows_.has_row_state()) {
+            mark_finite(block.row_state, block.rows, 1, finite);
+          }
+          std::size_t bad = 0;
+          for (std::size_t r = 0; r < block.rows; ++r) {
+            bad += moves[r] & (finite[r] ^ 1U);
+            moves[r] &= finite[r];
+          }
+          rows_.scatter(block, {moves, block.rows}, rows, ahead);
+          return bad;
+        };
         change(batch, how,
                [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-                 Block block = work.block(rows.size(), dim);
-                 block.step = step;
-                 std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
-                 fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
-                 rows_.gather(rows, block, ahead);
-
-                 std::uint32_t* const moves = work.moves();
-                 std::uint32_t* const finite = work.finite();
-                 mark_moving(block.grads, block.rows, dim, moves);
-                 std::fill_n(finite, block.rows, 1U);
-                 mark_finite(block.grads, block.rows, dim, finite);
-                 if (clip.active()) {
-                   clip.apply(block);
-                 }
-                 rule.step(block);
-                 for (std::size_t k = 0; k < rows_.columns(); ++k) {
-                   mark_finite(block.columns[k], block.rows, dim, finite);
-                 }
-                 if (rows_.has_row_state()) {
-                   mark_finite(block.row_state, block.rows, 1, finite);
-                 }
-                 std::uint64_t bad = 0;
-                 for (std::size_t r = 0; r < block.rows; ++r) {
-                   bad += moves[r] & (finite[r] ^ 1U);
-                   moves[r] &= finite[r];
-                 }
-                 rows_.scatter(block, {moves, block.rows}, rows, ahead);
+                 const std::size_t bad = in_place ? step_in_place(work, rows, first, ahead)
+                                                  : step_block(work, rows, first, ahead);
                  if (stepped != nullptr) {
                    *stepped = first + rows.size();
                  }
@@ -594,6 +626,7 @@ void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) con
   struct Asker {
     std::span<std::uint8_t> there;
     Workspace work;
+    std::size_t touched = 0;
 
     void enter(Guarded&, std::span<const std::uint64_t>) {}
 
@@ -612,12 +645,13 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
   SHOAL_CHECK(column < rows_.columns() || (of_row && rows_.has_row_state()), "there is no such column");
   const std::size_t width = of_row ? 1 : rows_.dim();
   SHOAL_CHECK(values.size() == batch.hashes.size() * width, "values must be len(keys) x the column's width");
-  read(batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-    const Block block = work.block(rows.size(), rows_.dim());
-    rows_.gather(rows, block, ahead);
-    std::memcpy(values.data() + first * width, of_row ? block.row_state : block.columns[column],
-                rows.size() * width * sizeof(float));
-  });
+  read(batch, rows_.bytes(),
+       [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+         const Block block = work.block(rows.size(), rows_.dim());
+         rows_.gather(rows, block, ahead);
+         std::memcpy(values.data() + first * width, of_row ? block.row_state : block.columns[column],
+                     rows.size() * width * sizeof(float));
+       });
 }
 
 // --- by slot ----------------------------------------------------------------------------------------------------

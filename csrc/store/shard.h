@@ -86,8 +86,8 @@ struct ShardStats {
   std::uint64_t rows_created = 0;
   std::uint64_t rows_erased = 0;
   std::uint64_t nonfinite_rows = 0;
-  std::uint64_t refused = 0;  // sightings of keys that got no row by them
-  std::uint64_t waiting = 0;  // keys that an exact count is kept of
+  std::uint64_t refused = 0;                               // sightings of keys that got no row by them
+  std::uint64_t waiting = 0;                               // keys that an exact count is kept of
   std::array<std::uint64_t, Expiry::kKinds> expired = {};  // rows, by the kind of the rule
 };
 
@@ -204,18 +204,18 @@ class Shard {
   // A Lane with a worker() of its own in each thread.
   template <class Lock, class MakeWorker>
   void walk(const SlotSlices& batch, const MakeWorker& make_worker) const;
-  // use(workspace, rows, first, ahead) for every run of rows, in order; a row that is not there is the one that it would
-  // be given.
+  // use(workspace, rows, first, ahead) for every run of rows, in order, of which it reads the first `touched` bytes; a row
+  // that is not there is the one that it would be given.
   template <class Use>
-  void read(const SlotSlices& batch, const Use& use) const;
+  void read(const SlotSlices& batch, std::size_t touched, const Use& use) const;
   // What a worker that creates rows must know, and what it remembers of its part of a batch.
   struct Making {
     const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
     std::vector<std::byte*> rows = {};   // to work in
     Moment now = {};
-    bool asks = false;                        // whether a key must be admitted
+    bool asks = false;                           // whether a key must be admitted
     std::span<const std::uint32_t> counts = {};  // sightings of the batch's keys, none: once each
-    std::uint64_t refused = 0;                // sightings
+    std::uint64_t refused = 0;                   // sightings
   };
   // The same, to be changed, and created where missing. The caller has entered.
   template <class Use>
@@ -224,7 +224,8 @@ class Shard {
 
   void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
   // Rows of a batch were sighted.
-  void see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts, std::uint32_t now) noexcept;
+  void see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
+           std::uint32_t now) noexcept;
   // The weights of some rows, which somebody has locked: dim floats each.
   void weights_of(std::span<std::byte* const> rows, float* weights) const;
   class Judge;  // of rows by expiry rules

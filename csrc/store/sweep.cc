@@ -25,7 +25,9 @@ std::uint64_t units(double impressions) noexcept {
 }
 
 // Of ages and counts; see Shard::sweep.
-std::size_t class_of(std::uint32_t number) noexcept { return static_cast<std::size_t>(std::bit_width(number)); }
+std::size_t class_of(std::uint32_t number) noexcept {
+  return static_cast<std::size_t>(std::bit_width(number));
+}
 
 std::size_t class_of(double number) noexcept {
   return number > 0 ? static_cast<std::size_t>(std::clamp(32 + std::ilogb(number), 0, 63)) : 0;
@@ -62,7 +64,8 @@ class Shard::Judge {
     }
     constexpr std::size_t kTogether = 1024;
     const std::size_t dim = shard_.rows_.dim();
-    const std::size_t width = shard_.spec_.optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
+    const std::size_t width =
+        shard_.spec_.optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
     std::vector<std::uint64_t> hashes;
     std::vector<std::byte*> rows;
     std::vector<float> weights(kTogether * dim);
@@ -221,8 +224,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
       if (rules[k].kind != Kind::kMaxRows || kept.size() <= share_of(rules[k].rows, slots_, number)) {
         continue;
       }
-      const auto excess =
-          static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, slots_, number));
+      const auto excess = static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, slots_, number));
       std::nth_element(kept.begin(), kept.begin() + excess, kept.end(), [&](const Seen& a, const Seen& b) {
         return std::pair(judge.rank(rules[k], a), a.hash) < std::pair(judge.rank(rules[k], b), b.hash);
       });

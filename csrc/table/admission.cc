@@ -17,7 +17,8 @@ Doors::Doors(const Admission& rule, Slots slots)
     : rule_(rule), slots_(slots), candidates_(Candidates::kRowBytes, slots) {
   SHOAL_CHECK(rule.kind != Kind::kCount || rule.capacity == 0 || rule.capacity >= slots.count(),
               "AfterCount needs a capacity of at least one key a slot, " + std::to_string(slots.count()) +
-                  ", got " + std::to_string(rule.capacity) + ": raise it, or make the store with fewer slots");
+                  ", got " + std::to_string(rule.capacity) +
+                  ": raise it, or make the store with fewer slots");
   if (rule.kind == Kind::kBloom) {
     bloom_.emplace(rule);
   }

@@ -32,8 +32,7 @@ double chance(std::size_t counters, double keys, std::size_t hashes) noexcept {
 
 }  // namespace
 
-BloomShape::BloomShape(const Admission& rule)
-    : lines_per_unit_(1), hashes_(1), wide_(rule.n > kNarrowMost) {
+BloomShape::BloomShape(const Admission& rule) : lines_per_unit_(1), hashes_(1), wide_(rule.n > kNarrowMost) {
   const std::size_t counters = kCacheLine * (wide_ ? 1 : 2);
   // Counters for a key, in eighths.
   std::size_t eighths = 8;
@@ -47,8 +46,8 @@ BloomShape::BloomShape(const Admission& rule)
     }
   }
   --eighths;
-  const double lines = static_cast<double>(rule.capacity) * static_cast<double>(eighths) /
-                       (8 * static_cast<double>(counters));
+  const double lines =
+      static_cast<double>(rule.capacity) * static_cast<double>(eighths) / (8 * static_cast<double>(counters));
   lines_per_unit_ = static_cast<std::size_t>(std::max(1.0, std::ceil(lines / static_cast<double>(kUnits))));
 }
 

@@ -71,7 +71,8 @@ Admission Lifecycle::admission(const NamedRule& rule) {
     admit.probability = params.between("p", 1e-9, 1);
     admit.seed = params.whole("seed", 0);
   } else {
-    SHOAL_CHECK(false, "there is no admission rule " + rule.name + ": AfterCount, AfterBloom, WithProbability");
+    SHOAL_CHECK(false,
+                "there is no admission rule " + rule.name + ": AfterCount, AfterBloom, WithProbability");
   }
   params.done();
   return admit;
@@ -100,6 +101,34 @@ Expiry Lifecycle::expiry(const NamedRule& rule) {
   }
   params.done();
   return expire;
+}
+
+std::vector<Expiry> Lifecycle::expiries(std::span<const double> numbers) {
+  struct Form {
+    const char* name;
+    std::array<const char*, 2> params;  // as many as it has
+  };
+  static constexpr std::array<Form, Expiry::kKinds> kForms = {{{"TimeToLive", {"clocks", nullptr}},
+                                                               {"DecayedScore", {"decay", "floor"}},
+                                                               {"MinNorm", {"floor", nullptr}},
+                                                               {"MaxRows", {"rows", "frequent"}}}};
+  constexpr std::size_t kNumbers = 3;
+  SHOAL_CHECK(numbers.size() % kNumbers == 0,
+              "an expiry rule is three numbers, got " + std::to_string(numbers.size()) + " in all");
+  std::vector<Expiry> rules;
+  for (std::size_t i = 0; i < numbers.size(); i += kNumbers) {
+    SHOAL_CHECK(numbers[i] == 1 || numbers[i] == 2 || numbers[i] == 3 || numbers[i] == 4,
+                "there is no expiry rule number " + std::to_string(numbers[i]) + ": 1 to 4");
+    const Form& form = kForms[static_cast<std::size_t>(numbers[i]) - 1];
+    NamedRule rule{form.name, {}};
+    for (std::size_t k = 0; k < form.params.size(); ++k) {
+      if (form.params[k] != nullptr) {
+        rule.params[form.params[k]] = numbers[i + 1 + k];
+      }
+    }
+    rules.push_back(expiry(rule));
+  }
+  return rules;
 }
 
 Lifecycle::Lifecycle(const std::optional<NamedRule>& admit, const std::vector<NamedRule>& expire) {

@@ -37,6 +37,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -154,6 +155,9 @@ class Lifecycle {
   // The same checks, for one rule alone.
   static Admission admission(const NamedRule& rule);
   static Expiry expiry(const NamedRule& rule);
+  // Rules as they travel: three numbers each, the kind (1 TimeToLive, 2 DecayedScore, 3 MinNorm, 4 MaxRows) and its
+  // parameters (clocks, 0; decay, floor; floor, 0; rows, frequent).
+  static std::vector<Expiry> expiries(std::span<const double> numbers);
 
   const Admission& admit() const noexcept { return admit_; }
   const std::vector<Expiry>& expire() const noexcept { return expire_; }
