@@ -302,14 +302,19 @@ class Reader(ABC):
         dict
             To be kept as JSON, and given to `resume`. Of a reader that has given nothing yet, its beginning.
         """
-        settings, place = self._settings, self._seen.place
+        settings = self._settings
         return {
             "format": self._name,
             "files": [[file.name, file.size()] for file in self._files],
             "shard": [settings.rank, settings.shards],
-            "place": list(place),
+            "place": self.place,
             **({} if settings.order is None else {"order": list(settings.order)}),
         }
+
+    @property
+    def place(self) -> list[int]:
+        """What changes in `position` from batch to batch: whoever reads ahead keeps it beside each."""
+        return list(self._seen.place)
 
     def resume(self, position: Mapping[str, Any]) -> Reader:
         """Go on where another pass stood: with the very next example.
