@@ -45,6 +45,7 @@ PYTHON = {
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
+    "torch": "_core errors handle optim table sealed checkpoint store data metrics models reports",
     "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports rpc cluster",
     "__main__": "cli",
@@ -58,7 +59,7 @@ READER_HEADERS = "base"
 LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch", "zmq"}
 
 # Modules that are there for an optional library, which they import at once; no other module may import them.
-FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}, "rpc": {"zmq"}, "cluster": {"zmq"}}
+FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}, "torch": {"torch"}, "rpc": {"zmq"}, "cluster": {"zmq"}}
 
 # What only one place may do, as it looks in C++.
 ONLY_IN = [

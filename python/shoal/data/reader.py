@@ -44,6 +44,7 @@ class Settings:
     on_error: OnError = "raise"
     threads: int = 1
     names: FeatureNames | None = None
+    fielded: bool = False
     rank: int = 0
     shards: int = 1
     begin: Place = _BEGINNING
@@ -293,6 +294,22 @@ class Reader(ABC):
     def with_names(self, names: FeatureNames | None) -> Reader:
         """Return this reader with other names to fill, or none."""
         return self._with(replace(self._settings, names=names))
+
+    def with_fields(self) -> Reader:
+        """Return this reader with batches that tell the field of each feature in `Batch.fields`.
+
+        Returns
+        -------
+        Reader
+            A field is a number: of a column by name and of a namespace of Vowpal Wabbit ``hash_strings([name])[0]``, of
+            libffm as written, of Criteo's logs 1 to 39.
+
+        Raises
+        ------
+        ValueError
+            The format has no fields (libsvm), or features are made of two (interactions).
+        """
+        return self._with(replace(self._settings, fielded=True))
 
     def position(self) -> dict[str, Any]:
         """Tell where the pass that began last stands: behind the batch that it gave last.
