@@ -7,6 +7,7 @@ import os
 import sys
 
 import numpy as np
+import psutil
 import pytest
 
 import shoal
@@ -17,7 +18,6 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 
 from shoal.torch.loader import BatchDataset, BatchLoader  # noqa: E402
 
-METHODS = ["fork", "spawn"]
 ROWS = 1000
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
@@ -52,10 +52,8 @@ def flat(batches):
     return [key for batch in batches for key in batch.tolist()]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_plain_data_loader_gives_each_example_once(reader, method):
-    dataset = BatchDataset(reader, keys_of)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+def test_a_plain_data_loader_gives_each_example_once(reader):
+    loader = torch.utils.data.DataLoader(BatchDataset(reader, keys_of), batch_size=None, num_workers=2)
     assert sorted(flat(loader)) == list(range(ROWS))
 
 
@@ -130,14 +128,13 @@ def test_an_error_in_a_process_is_raised_where_its_batch_would_have_come(reader,
 
 
 def test_the_processes_end_with_a_pass_that_is_left_early(reader):
-    import psutil
-
     before = set(psutil.Process().children())
     iterator = iter(BatchLoader(reader, who_am_i, num_workers=2))
     assert next(iterator) != os.getpid()
     children = set(psutil.Process().children()) - before
     iterator.close()
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert len(children) == 2
+    assert not any(process.is_running() for process in children)  # it has waited for them
 
 
 def tries_the_parents_table(batch):
@@ -151,22 +148,21 @@ def tries_the_parents_table(batch):
 PARENTS = []
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_read_run_beside_a_connected_store_and_leave_its_sockets_alone(reader, method):
     """The parent pulls and pushes while children live; nothing of theirs reaches its servers."""
 
     def work(store):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        for _ in range(2):
-            for keys in BatchLoader(reader, keys_of, num_workers=2, start_method=method):
-                table.pull(keys.numpy())
-                table.push(keys.numpy(), np.ones((len(keys), 1), np.float32))
-                store.tick()
+        for keys in BatchLoader(reader, keys_of, num_workers=2, start_method=method):
+            table.pull(keys.numpy())
+            table.push(keys.numpy(), np.ones((len(keys), 1), np.float32))
+            store.tick()
         return table.pull(np.arange(ROWS, dtype=np.uint64))
 
     with cluster(2, 1) as made:
         (found,) = together(made.address, 1, work)
-    assert found.tolist() == [[-2.0]] * ROWS
+    assert found.tolist() == [[-1.0]] * ROWS
 
 
 def test_a_forked_process_that_touches_the_parents_store_is_told_so(reader):

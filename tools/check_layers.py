@@ -45,7 +45,7 @@ PYTHON = {
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
-    "torch": "_core errors handle optim table sealed checkpoint store data metrics models reports",
+    "torch": "_core errors consistency handle optim table dense sealed checkpoint store data metrics models reports",
     "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports rpc cluster",
     "__main__": "cli",

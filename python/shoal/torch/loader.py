@@ -4,8 +4,8 @@
            --shard--> worker 1 of 2: batch, prepare(batch)   -->
 
 A shoal reader parses in a thread of its own and needs no processes to keep up with one trainer; they pay where
-``prepare`` is Python that takes long. Batches come in the same order in every run with as many workers: of each worker in
-turn, those whose shard has ended left out.
+``prepare`` is Python that takes long. Batches come in the same order in every run with as many workers: of each worker
+in turn, those whose shard has ended left out.
 
 Invariants
     L1  The shards of all workers of all jobs' ranks hold each example once.
@@ -74,7 +74,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         """Return the reader of one of the ``count`` processes that this worker of the job has."""
         shards = self._workers * count
         if shards > 1 and self._reader.resumed:
-            raise ValueError(f"{self._reader!r} goes on from a position: pass the whole to {shards} processes that read")
+            raise ValueError(f"{self._reader!r} goes on from a position: {shards} processes that read take the whole")
         return self._reader if shards == 1 else self._reader.shard(self._rank * count + number, shards)
 
     def pass_over(self, reader: Reader) -> Iterator[tuple[Any, list[int]]]:
