@@ -19,8 +19,8 @@ from shoal.torch.dense import DenseParameters  # noqa: E402
 BATCH, STEPS = 32, 12
 
 # The rule of the servers, the same of torch, and how far apart weights of about 1 may be after the steps below. Both
-# compute in float32; a concatenated batch is summed in another order than two halves. Adam divides a gradient by its own
-# size, and torch's has eps at another place: one that is hardly more than rounding may take a weight somewhere else.
+# compute in float32; a concatenated batch is summed in another order than two halves. Adam divides a gradient by its
+# own size, and torch's has eps at another place: one that is hardly more than rounding may move a weight as far as any.
 RULES = {
     "sgd": (shoal.SGD(lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3), 2e-6),
     "momentum": (shoal.Momentum(lr=0.1, mu=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 3e-6),

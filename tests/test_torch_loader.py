@@ -122,9 +122,24 @@ def test_what_does_not_fit_is_refused(reader):
 @pytest.mark.parametrize("processes", [0, 2])
 def test_an_error_in_a_process_is_raised_where_its_batch_would_have_come(reader, processes):
     seen = []
-    with pytest.raises(LookupError, match="example 900"):
+    with pytest.raises(LookupError, match="example 900") as caught:
         seen.extend(BatchLoader(reader, keys_or_error, num_workers=processes))
     assert 900 not in flat(seen)
+    assert not processes or "in keys_or_error" in caught.value.__notes__[0]
+
+
+class Local(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")  # so it cannot be pickled
+
+
+def raises_what_cannot_be_told(batch):
+    raise Local(1, 2)
+
+
+def test_an_error_that_another_process_cannot_be_told_is_told_in_words(reader):
+    with pytest.raises(RuntimeError, match="Local: 1 2"):
+        list(BatchLoader(reader, raises_what_cannot_be_told, num_workers=1))
 
 
 def test_the_processes_end_with_a_pass_that_is_left_early(reader):
@@ -148,13 +163,13 @@ def tries_the_parents_table(batch):
 PARENTS = []
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_that_read_run_beside_a_connected_store_and_leave_its_sockets_alone(reader, method):
+@pytest.mark.parametrize(("method", "processes"), [("fork", 2), ("spawn", 1)])
+def test_processes_that_read_run_beside_a_connected_store_and_leave_its_sockets_alone(reader, method, processes):
     """The parent pulls and pushes while children live; nothing of theirs reaches its servers."""
 
     def work(store):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
-        for keys in BatchLoader(reader, keys_of, num_workers=2, start_method=method):
+        for keys in BatchLoader(reader, keys_of, num_workers=processes, start_method=method):
             table.pull(keys.numpy())
             table.push(keys.numpy(), np.ones((len(keys), 1), np.float32))
             store.tick()

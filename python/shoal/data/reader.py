@@ -311,8 +311,18 @@ class Reader(ABC):
         """
         return self._with(replace(self._settings, fielded=True))
 
-    def position(self) -> dict[str, Any]:
+    @property
+    def place(self) -> Place:
+        """Where the pass that began last stands, for `position`: costs nothing to ask after each batch."""
+        return self._seen.place
+
+    def position(self, place: Place | None = None) -> dict[str, Any]:
         """Tell where the pass that began last stands: behind the batch that it gave last.
+
+        Parameters
+        ----------
+        place : Place, optional
+            Where it stood before, as `place` told then.
 
         Returns
         -------
@@ -324,14 +334,9 @@ class Reader(ABC):
             "format": self._name,
             "files": [[file.name, file.size()] for file in self._files],
             "shard": [settings.rank, settings.shards],
-            "place": self.place,
+            "place": list(self._seen.place if place is None else place),
             **({} if settings.order is None else {"order": list(settings.order)}),
         }
-
-    @property
-    def place(self) -> list[int]:
-        """What changes in `position` from batch to batch: whoever reads ahead keeps it beside each."""
-        return list(self._seen.place)
 
     def resume(self, position: Mapping[str, Any]) -> Reader:
         """Go on where another pass stood: with the very next example.

@@ -18,12 +18,15 @@ which they must not use (`shoal.WrongProcess`) and do not disturb.
 
 from __future__ import annotations
 
+import pickle
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 
 from shoal.data import Batch, Reader
+from shoal.data.pieces import Place
 
 __all__ = ["BatchDataset", "BatchLoader"]
 
@@ -77,7 +80,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
             raise ValueError(f"{self._reader!r} goes on from a position: {shards} processes that read take the whole")
         return self._reader if shards == 1 else self._reader.shard(self._rank * count + number, shards)
 
-    def pass_over(self, reader: Reader) -> Iterator[tuple[Any, list[int]]]:
+    def pass_over(self, reader: Reader) -> Iterator[tuple[Any, Place]]:
         """Give what was made of each batch, and the place behind it."""
         for batch in reader:
             yield (batch if self._prepare is None else self._prepare(batch)), reader.place
@@ -91,14 +94,30 @@ class _Turns(torch.utils.data.IterableDataset[Any]):
         self._positions = positions
         self._first = first
 
-    def __iter__(self) -> Iterator[tuple[Any, int, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[Any, int, Place | None]]:
         info = torch.utils.data.get_worker_info()
         count = len(self._positions)
         # A DataLoader begins with its worker 0, which therefore has the shard whose turn it is.
         number = (self._first + (0 if info is None else info.id)) % count
         shard = self._dataset.shard(number, count).resume(self._positions[number])
-        for value, place in self._dataset.pass_over(shard):
-            yield value, number, place
+        try:
+            for value, place in self._dataset.pass_over(shard):
+                yield value, number, place
+        except Exception as error:
+            if info is None:
+                raise
+            yield _portable(error), number, None  # a worker that raised would take seconds to end
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error as another process can be told it, with what it says of this one."""
+    told = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(f"in a process that reads:\n{told}")
+    return error
 
 
 class BatchLoader:
@@ -123,7 +142,8 @@ class BatchLoader:
 
     Notes
     -----
-    A pass that was left early, by ``break`` or an exception, is over: its processes end with its iterator. The first
+    A pass that was left early, by ``break`` or an exception, is over: its processes end with its iterator. What a
+    process raises is raised in its place here, with the process's traceback as a note. The first
     pass after `load_state_dict` goes on where the state was taken, later ones begin at the beginning.
 
     Examples
@@ -180,6 +200,8 @@ class BatchLoader:
             timeout=self._timeout if self._num_workers else 0,
         )
         for value, number, place in loader:
+            if place is None:
+                raise value
             self._places[number] = place
             self._turn = (number + 1) % self._shards
             yield value
@@ -194,8 +216,7 @@ class BatchLoader:
             ``turn``, the shard that is next.
         """
         positions = [
-            {**self._dataset.shard(number, self._shards).position(), "place": place}
-            for number, place in enumerate(self._places)
+            self._dataset.shard(number, self._shards).position(place) for number, place in enumerate(self._places)
         ]
         return {"positions": positions, "turn": self._turn}
 
@@ -226,7 +247,7 @@ class BatchLoader:
                     f"the state is of shard {position['shard']}, this loader reads {shard.position()['shard']}: pass "
                     "the same rank and workers"
                 )
-        self._places = [list(position["place"]) for position in positions]
+        self._places = [Place(*position["place"]) for position in positions]
         self._turn = turn
         self._resumed = True
 
