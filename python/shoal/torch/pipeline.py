@@ -170,14 +170,16 @@ class Pipeline:
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
         issued: Issued = {}
-        team = None if self._store is None or self._group is not None else Team(self._store, self._name)
+        store = self._store
+        team = None if store is None or self._group is not None else Team(store, self._name)
         try:
             if team is not None:
                 team.begin()
             with contextlib.closing(Ahead(self._read(issued), self._ahead, "shoal pipeline")) as reading:
                 yield from self._bodies(reading, issued)
-            if team is not None:
+            if store is not None and team is not None and not team.alone:
                 team.end_pass()
+                store.barrier()  # before any of them begins another pass
         except BaseException:
             if team is not None:
                 team.give_up()
