@@ -2,7 +2,8 @@
 
 What is where:
 
-    model.py        Model: what all kinds share; a kind says how rows become margins, and slopes gradients
+    predictor.py    Predictor: what predicts from batches; a kind says how they become margins
+    model.py        Model: a predictor over tables; a kind says how rows become margins, and slopes gradients
     logistic.py     logistic regression
     fm.py           factorisation machine
     dbpg.py         delayed block proximal gradient: logistic regression to its optimum
