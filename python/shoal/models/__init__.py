@@ -61,4 +61,7 @@ _CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression
 
 def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> Model:
     """Read a model of whatever kind it is; see `Model.load`."""
-    return _CLASSES[files.read(Path(directory)).model].load(directory, store=store)
+    kind = files.read(Path(directory)).model
+    if kind == files.CLICK:
+        raise ValueError(f"{os.fspath(directory)} is a click model, which takes PyTorch: load it with shoal.torch.load")
+    return _CLASSES[kind].load(directory, store=store)

@@ -36,13 +36,11 @@ import numpy.typing as npt
 
 from shoal import _core, checkpoint
 from shoal.data import Batch, FeatureNames
-from shoal.errors import CorruptionError
 from shoal.metrics import Accumulator
 from shoal.models import feed, files, training
-from shoal.models.calibration import Calibration, from_dict
 from shoal.models.history import Record
 from shoal.models.plan import Metric, Plan
-from shoal.models.predictor import Floats, Predictor
+from shoal.models.predictor import Floats, Predictor, read_calibration
 from shoal.optim import Optimizer
 from shoal.store import Store, local
 from shoal.table import KeyBatch, Rows, Table
@@ -490,8 +488,7 @@ class Model(Predictor):
         try:
             described = files.load(Path(directory), target)
             model = cls._from_file(described, target)
-            if described.calibration is not None:
-                model._calibration = _calibration_of(described.calibration, directory)
+            model._calibration = read_calibration(described.calibration, directory)
         except BaseException:
             if store is None:
                 target.close()
@@ -499,10 +496,3 @@ class Model(Predictor):
         model._owns_store = store is None
         model._record = Record(described.history, described.examples, described.format, described.schema)
         return model
-
-
-def _calibration_of(described: dict[str, Any], directory: str | os.PathLike[str]) -> Calibration:
-    try:
-        return from_dict(described)
-    except ValueError as error:
-        raise CorruptionError(f"{os.fspath(directory)}: {error}") from None

@@ -8,6 +8,7 @@ Threads: predictions may be made from any thread, beside one that learns.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal, Self
@@ -16,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data import Batch
+from shoal.errors import CorruptionError
 from shoal.metrics import Curves, Metrics, probabilities
 from shoal.models import training
-from shoal.models.calibration import Calibration, isotonic, platt
+from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
 from shoal.models.learner import Prepared
 from shoal.table import Table
 
-__all__ = ["Floats", "Method", "Predictor"]
+__all__ = ["Floats", "Method", "Predictor", "read_calibration"]
 
 _NAMED_COLUMNS = ("csv", "parquet", "arrow")  # whose keys are the same
 _FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: what keys are made of
@@ -265,6 +267,22 @@ class Predictor(ABC):
                     f"this model learned from data with {name}={self.schema.get(name)!r}, and this reader has "
                     f"{schema.get(name)!r}: pass the same, as in read_{form}(path, **model.schema)"
                 )
+
+
+def read_calibration(described: dict[str, Any] | None, directory: str | os.PathLike[str]) -> Calibration | None:
+    """Make the calibration that a model's file describes.
+
+    Raises
+    ------
+    CorruptionError
+        It describes none.
+    """
+    if described is None:
+        return None
+    try:
+        return from_dict(described)
+    except ValueError as error:
+        raise CorruptionError(f"{os.fspath(directory)}: {error}") from None
 
 
 def _kind(form: str) -> str:

@@ -411,7 +411,8 @@ class Student:
         folder = self._best_folder(self._best_pass)
         if folder is not None:
             self._folder = folder
-            folder.mkdir()
+            shutil.rmtree(folder, ignore_errors=True)  # of a fit that was killed
+            folder.mkdir(parents=True)
             self.model.keep(folder)
             return
         if self._temporary is None:
