@@ -72,9 +72,7 @@ def add(kinds: Any) -> None:
     ctr.add_argument("--seed", type=int, help="seed in [train]")
     ctr.add_argument("--tensorboard", metavar="DIR", help="tensorboard in [logging]")
     ctr.add_argument("--mlflow", metavar="URI", help="mlflow in [logging]")
-    ctr.add_argument(
-        "--slots", type=int, default=1024, help="parts of the tables: any gives equal bits"
-    )
+    ctr.add_argument("--slots", type=int, default=1024, help="parts of the tables: any gives equal bits")
     progressing(ctr)
     machine(ctr)
     clustered(ctr)

@@ -99,6 +99,10 @@ class Predictor(ABC):
         """Tell nothing: the features of a batch do not say which examples belong together."""
         return None
 
+    def reading(self, data: Any) -> Any:
+        """Return a reader, or whatever it is, whose batches tell what is asked of them."""
+        return data
+
     def nonfinite_rows(self) -> int:
         """Count the gradients that were dropped because they, or the new row, were not finite."""
         return sum(table.stats().nonfinite_rows for table in self.tables)

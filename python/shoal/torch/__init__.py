@@ -5,7 +5,8 @@
 
     Embedding, EmbeddingBag   the modules; sparse.py is what they share, ops.py what torch.compile sees of them
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
-    models/                   click models, which take their sparse parts from a maker
+    models/                   click models, which take their sparse parts from a maker; tables.py makes makers
+    trainer.py                a click model that learns from readers; logs.py TensorBoard and MLflow, config.py its TOML
 
 A module holds no weights: rows, and the optimizer that moves them, are the table's. A push is made by ``backward``, not
 by a torch optimizer's ``step``. docs/torch.md says what follows from it.
@@ -30,7 +31,29 @@ except ImportError as error:
 
 from shoal.torch import models
 from shoal.torch.bag import EmbeddingBag
+from shoal.torch.config import load
 from shoal.torch.embedding import Embedding
+from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.logs import MLflow, TensorBoard
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
+from shoal.torch.tables import TableRule, tables
+from shoal.torch.trainer import ClickModel, train
 
-__all__ = ["Embedding", "EmbeddingBag", "SparseModule", "accumulate", "models", "pull_together"]
+__all__ = [
+    "ClickModel",
+    "Embedding",
+    "EmbeddingBag",
+    "Fields",
+    "Inputs",
+    "MLflow",
+    "SparseModule",
+    "TableRule",
+    "TensorBoard",
+    "accumulate",
+    "inputs",
+    "load",
+    "models",
+    "pull_together",
+    "tables",
+    "train",
+]

@@ -98,7 +98,7 @@ class Train(Struct, frozen=True, kw_only=True):
     epochs: Annotated[int, Meta(ge=1, description="Passes over the data, at most.")] = 1
     optimizer: Annotated[
         Spec, Meta(description="Of the dense parameters: a class of torch.optim and its settings.")
-    ] = {"name": "Adam", "lr": 0.001}
+    ] = msgspec.field(default_factory=lambda: {"name": "Adam", "lr": 0.001})
     shuffle: Annotated[int, Meta(ge=0, description="Batches in the buffer of the shuffle; 0: as they come.")] = 0
     negative_rate: Annotated[float, Meta(description="Share of the negatives to learn from, reweighted.")] = 1.0
     patience: Annotated[
@@ -125,7 +125,7 @@ class Output(Struct, frozen=True, kw_only=True):
         None
     )
     every: Annotated[
-        int | None, Meta(ge=1, description="Batches between two checkpoints; each pass ends with one anyway.")
+        int | None, Meta(description="Batches between two checkpoints; each pass ends with one anyway.")
     ] = None
 
 
@@ -167,7 +167,7 @@ class Config(Struct, frozen=True, kw_only=True):
         return names
 
     def schema(self) -> dict[str, Any]:
-        """What the function that makes the reader takes beside files and batch size."""
+        """Tell what the function that makes the reader takes beside files and batch size."""
         data = self.data
         told: dict[str, Any] = {}
         for name in ("label", "weight", "positive", "columns", "na_values", "categorical", "numeric"):

@@ -57,7 +57,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("event files take tensorboard: pip install 'shoal[tensorboard]'") from error
-        self._writer: Any = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(directory))
 
     def settings(self, settings: Mapping[str, Any]) -> None:
         """Write the settings as a table of text."""

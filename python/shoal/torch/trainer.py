@@ -188,9 +188,9 @@ class ClickModel(Predictor):
         if self.examples == 0:
             raise ValueError("this model has learned nothing yet: call train, or load one")
 
-    def reading(self, reader: Any) -> Any:
-        """Return a reader whose batches tell what the module's fields need."""
-        return reader.with_fields() if isinstance(reader, Reader) and isinstance(self.fields, Fields) else reader
+    def reading(self, data: Any) -> Any:
+        """Return a reader whose batches tell fields, if the module takes them by fields."""
+        return data.with_fields() if isinstance(data, Reader) and isinstance(self.fields, Fields) else data
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
