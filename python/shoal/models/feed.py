@@ -204,7 +204,7 @@ Made = TypeVar("Made")
 def sorted_ahead(
     batches: Iterable[Batch], sort: Callable[[Batch], Made], ahead: Callable[[Batch], Made], *, overlap: bool
 ) -> Generator[tuple[Batch, Made], None, None]:
-    """Sort the keys of each batch, or make of it what else is to be made; if ``overlap``, ahead where it pays, while the consumer works on the one before.
+    """Sort the keys of each batch; if ``overlap``, ahead where it pays, while the consumer works on the one before.
 
     ``sort`` is called by this thread, ``ahead`` by the helper.
     """

@@ -7,6 +7,8 @@
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
     models/                   click models, which take their sparse parts from a maker; tables.py makes makers
     trainer.py                a click model that learns from readers; logs.py TensorBoard and MLflow, config.py its TOML
+    dense.py                  the dense part on the servers
+    loader.py                 a reader's batches in the workers of a DataLoader
 
 A module holds no weights: rows, and the optimizer that moves them, are the table's. A push is made by ``backward``, not
 by a torch optimizer's ``step``. docs/torch.md says what follows from it.
@@ -32,15 +34,20 @@ except ImportError as error:
 from shoal.torch import models
 from shoal.torch.bag import EmbeddingBag
 from shoal.torch.config import load
+from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
 from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.loader import BatchDataset, BatchLoader
 from shoal.torch.logs import MLflow, TensorBoard
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 from shoal.torch.tables import TableRule, tables
 from shoal.torch.trainer import ClickModel, train
 
 __all__ = [
+    "BatchDataset",
+    "BatchLoader",
     "ClickModel",
+    "DenseParameters",
     "Embedding",
     "EmbeddingBag",
     "Fields",
