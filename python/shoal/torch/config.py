@@ -30,7 +30,7 @@ from torch import nn
 
 from shoal import optim
 from shoal.models import files
-from shoal.optim import Init, Optimizer
+from shoal.optim import Init, Normal, Optimizer
 from shoal.store import Store, local
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
@@ -121,9 +121,7 @@ class Logging(Struct, frozen=True, kw_only=True):
 class Output(Struct, frozen=True, kw_only=True):
     """Where the model goes."""
 
-    dir: Annotated[str | None, Meta(description="Directory of the model and, until it is done, its checkpoints.")] = (
-        None
-    )
+    dir: Annotated[str | None, Meta(description="Directory of the model and of its checkpoints.")] = None
     every: Annotated[
         int | None, Meta(description="Batches between two checkpoints; each pass ends with one anyway.")
     ] = None
@@ -238,8 +236,9 @@ def parse(raw: Mapping[str, Any], more: Mapping[tuple[str, str], Any] | None = N
     usual = {name: value for name, value in given.items() if name not in rules}
     _known(usual, [name for name in _keys(Tables) if name != "rules"], "[tables]")
     for name, rule in rules.items():
-        stem = name if name in _TABLES else name.rpartition("-")[0]
-        _known([stem], _TABLES, "[tables]", "table")
+        stem, _, number = name.partition("-")
+        if stem not in _TABLES or (number and not number.isdecimal()):
+            _known([name], [*_TABLES, *_keys(TableSettings)], "[tables]", "table")
         _known(rule, _keys(TableSettings), f"[tables.{name}]")
     sections["tables"] = {**usual, "rules": rules}
     sections["model"] = _model(sections.get("model", {}))
@@ -351,7 +350,8 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     usual = _rule(rules, seed=seed)
     make = tables(
         store,
-        **{key: value for key in ("optimizer", "init", "dtype") if (value := getattr(usual, key)) is not None},
+        **{key: value for key in ("optimizer", "dtype") if (value := getattr(usual, key)) is not None},
+        init=usual.init or Normal(0.01, seed=seed),
         linear_optimizer=None if rules.linear_optimizer is None else _optimizer(rules.linear_optimizer, "[tables]"),
         rules={table: _rule(rule, f"[tables.{table}]", seed=seed) for table, rule in rules.rules.items()},
         seed=seed,
