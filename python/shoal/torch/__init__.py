@@ -7,6 +7,7 @@
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
     models/                   click models, which take their sparse parts from a maker; tables.py makes makers
     trainer.py                a click model that learns from readers; logs.py TensorBoard and MLflow, config.py its TOML
+    pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
 
@@ -39,6 +40,7 @@ from shoal.torch.embedding import Embedding
 from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.loader import BatchDataset, BatchLoader
 from shoal.torch.logs import MLflow, TensorBoard
+from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 from shoal.torch.tables import TableRule, tables
 from shoal.torch.trainer import ClickModel, train
@@ -53,6 +55,7 @@ __all__ = [
     "Fields",
     "Inputs",
     "MLflow",
+    "Pipeline",
     "SparseModule",
     "TableRule",
     "TensorBoard",
