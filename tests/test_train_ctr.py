@@ -343,7 +343,7 @@ def test_damage_is_named(clicks, tmp_path):
 @pytest.mark.parametrize(
     ("section", "given", "says"),
     [
-        ("trian", {}, r"no section 'trian': did you mean 'train'"),
+        ("trains", {}, r"no section 'trains': did you mean 'train'"),
         ("train", {"epoch": 3}, r"\[train\] has no key 'epoch': did you mean 'epochs'"),
         ("train", {"epochs": "3"}, r"\[train\] epochs: expected `int`, got `str`"),
         ("train", {"batch_size": 0}, r"\[train\] batch_size: expected `int` >= 1"),
@@ -351,7 +351,7 @@ def test_damage_is_named(clicks, tmp_path):
         ("train", {"optimizer": {"name": "Adam", "rate": 1}}, r"\[train\] optimizer Adam has no key 'rate'"),
         ("train", {"optimizer": {"name": "Adam", "lr": -1.0}}, r"\[train\] optimizer: Invalid learning rate"),
         ("train", {"optimizer": {"lr": 1.0}}, r"\[train\] optimizer has no name"),
-        ("data", {"lable": "click"}, r"\[data\] has no key 'lable': did you mean 'label'"),
+        ("data", {"labels": "click"}, r"\[data\] has no key 'labels': did you mean 'label'"),
         ("data", {"format": "libsvm"}, r"\[data\] format: invalid enum value 'libsvm'"),
         ("data", {"format": "criteo", "group": None}, r"\[data\] label is for csv, tsv, parquet, not for criteo"),
         ("data", {"label": None}, r"\[data\] has no label"),
