@@ -33,7 +33,7 @@ namespace shoal {
 
 // A slot's table and its lock.
 struct alignas(kCacheLine) Guarded {
-  Guarded(const Layout& layout, Slot slot) : table(layout, slot) {}
+  Guarded(const Layout& layout, Slot slot, Chunks& chunks) : table(layout, slot, chunks) {}
   std::shared_mutex lock;
   bool fills = false;  // whether many of the rows that the last batch changed were not there
   SlotTable table;

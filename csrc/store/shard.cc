@@ -132,10 +132,11 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool)
       pool_(pool),
       rows_(spec.dim, spec.dtype, spec.optimizer),
       layout_(rows_.bytes(), slots),
+      chunks_(rows_.bytes()),
       stamp_(process_stamp()) {
   tables_.reserve(slots.count());
   for (std::size_t s = 0; s < slots.count(); ++s) {
-    tables_.push_back(std::make_unique<Guarded>(layout_, Slot{static_cast<std::uint32_t>(s)}));
+    tables_.push_back(std::make_unique<Guarded>(layout_, Slot{static_cast<std::uint32_t>(s)}, chunks_));
   }
   if (spec.init.same_for_all() && spec.dtype == Dtype::kFloat32) {
     std::vector<std::byte> row(rows_.bytes());

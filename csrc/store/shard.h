@@ -187,6 +187,7 @@ class Shard {
   Pool& pool_;
   Rows rows_;
   Layout layout_;
+  Chunks chunks_;
   std::size_t stamp_;  // the process that may use this
   mutable std::vector<std::byte>
       fresh_row_;  // the initial row where it is the same for every key, else empty
