@@ -126,17 +126,19 @@ struct Shard::Workspace {
   std::unique_ptr<std::byte[]> fresh;
 };
 
-Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool)
+Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks)
     : spec_(spec),
       slots_(slots),
       pool_(pool),
       rows_(spec.dim, spec.dtype, spec.optimizer),
       layout_(rows_.bytes(), slots),
       chunks_(rows_.bytes()),
-      stamp_(process_stamp()) {
+      stamp_(process_stamp()),
+      of_all_(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr) {
   tables_.reserve(slots.count());
   for (std::size_t s = 0; s < slots.count(); ++s) {
-    tables_.push_back(std::make_unique<Guarded>(layout_, Slot{static_cast<std::uint32_t>(s)}, chunks_));
+    tables_.push_back(
+        std::make_unique<Guarded>(layout_, Slot{static_cast<std::uint32_t>(s)}, chunks_, of_all_.get()));
   }
   if (spec.init.same_for_all() && spec.dtype == Dtype::kFloat32) {
     std::vector<std::byte> row(rows_.bytes());
@@ -198,10 +200,18 @@ void Shard::split(const SlotSlices& batch, const Work& work) const {
 
 template <class Lock, class MakeWorker>
 void Shard::walk(const SlotSlices& batch, const MakeWorker& make_worker) const {
-  split(batch, [&](std::size_t first, std::size_t end) {
-    auto worker = make_worker();
-    Lane<Lock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most).walk(first, end, worker);
-  });
+  const auto walk_by = [&]<class LaneLock>() {
+    split(batch, [&](std::size_t first, std::size_t end) {
+      auto worker = make_worker();
+      Lane<LaneLock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most).walk(first, end, worker);
+    });
+  };
+  if (of_all_ != nullptr) {
+    const Lock all(*of_all_);
+    walk_by.template operator()<NoLock>();
+  } else {
+    walk_by.template operator()<Lock>();
+  }
 }
 
 // --- rows that are not there ------------------------------------------------------------------------------------
