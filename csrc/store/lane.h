@@ -28,6 +28,7 @@
 #include <utility>
 
 #include "base/fetch.h"
+#include "table/admission.h"
 #include "table/search.h"
 #include "table/slot_table.h"
 
@@ -41,6 +42,7 @@ struct alignas(kCacheLine) Guarded {
   std::shared_mutex& lock;
   bool fills = false;  // whether many of the rows that the last batch changed were not there
   SlotTable table;
+  std::unique_ptr<Doorkeeper> door;  // null where the table admits all keys
   alignas(kCacheLine) std::shared_mutex own;
 };
 
