@@ -591,8 +591,8 @@ def test_one_slot_is_asked_of_its_owner():
     assert (asked.address, asked.message.aux) == (B, 9)
     section = np.arange(64, dtype=np.uint8)
     r.receive(B, asked.answer(payload=[section], count=5, dtype=Dtype.UINT8, aux=9), 0.1)
-    rows, values = call.get()
-    assert (rows, values.tolist()) == (5, section.tolist())
+    rows, values, filter = call.get()
+    assert (rows, values.tolist(), filter) == (5, section.tolist(), 9)
 
 
 def test_timers_do_not_pile_up():

@@ -244,6 +244,8 @@ void add_wire(py::module_& module) {
       .value("LOAD_END", wire::Op::kLoadEnd)
       .value("STATS", wire::Op::kStats)
       .value("REDUCE", wire::Op::kReduce)
+      .value("LOAD_FILTER", wire::Op::kLoadFilter)
+      .value("SWEEP", wire::Op::kSweep)
       .finalize();
   py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
       .value("OK", wire::Status::kOk)
@@ -259,6 +261,7 @@ void add_wire(py::module_& module) {
       .value("VERSION", wire::Status::kWrongVersion)
       .value("WRONG_JOB", wire::Status::kWrongJob)
       .value("NO_LIST", wire::Status::kNoList)
+      .value("NO_ROOM", wire::Status::kNoRoom)
       .finalize();
   py::native_enum<wire::Dtype>(module, "WireDtype", "enum.IntEnum")
       .value("NONE", wire::Dtype::kNone)

@@ -17,9 +17,9 @@ namespace shoal::wire {
 
 namespace {
 
-constexpr std::array<std::string_view, 15> kOps = {"none",       "pull",      "push",     "tick",  "assign",
-                                                   "erase",      "contains",  "state",    "slot",  "section",
-                                                   "load begin", "load rows", "load end", "stats", "reduce"};
+constexpr std::array<std::string_view, 17> kOps = {
+    "none",    "pull",       "push",      "tick",     "assign", "erase",  "contains",    "state", "slot",
+    "section", "load begin", "load rows", "load end", "stats",  "reduce", "load filter", "sweep"};
 static_assert(kOps.size() == static_cast<std::size_t>(kLastOp) + 1);
 
 constexpr std::array<std::string_view, 7> kDtypes = {"none",  "float32", "float16", "bfloat16",
@@ -76,8 +76,10 @@ Shape shape_of_request(Op op) noexcept {
     case Op::kLoadEnd:
       return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kLoadRows:
+    case Op::kLoadFilter:
       return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kReduce:
+    case Op::kSweep:
       return {{Part::kOnes}, 1, bit(Dtype::kFloat64), 0};
     case Op::kNone:
     case Op::kSlot:
@@ -101,6 +103,7 @@ Shape shape_of_answer(Op op) noexcept {
     case Op::kSection:
       return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kStats:
+    case Op::kSweep:
       return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kReduce:
       return {{Part::kOnes}, 1, bit(Dtype::kFloat64), 0};
@@ -111,6 +114,7 @@ Shape shape_of_answer(Op op) noexcept {
     case Op::kErase:
     case Op::kLoadBegin:
     case Op::kLoadRows:
+    case Op::kLoadFilter:
     case Op::kLoadEnd:
       break;
   }
@@ -126,6 +130,7 @@ Shape shape_without_flags(const Header& header) noexcept {
       return shape_of_answer(header.op);
     case Status::kBadRequest:
     case Status::kInternal:
+    case Status::kNoRoom:
       return kText;
     case Status::kWrongEpoch:
       return {{Part::kSlots}, 1, bit(Dtype::kNone), 0};
@@ -495,6 +500,8 @@ std::string_view name(Status status) noexcept {
       return "wrong job";
     case Status::kNoList:
       return "no list";
+    case Status::kNoRoom:
+      return "no room";
   }
   return "?";
 }

@@ -70,8 +70,10 @@ enum class Op : std::uint8_t {
   kLoadEnd,
   kStats,
   kReduce,
+  kLoadFilter,
+  kSweep,
 };
-inline constexpr Op kLastOp = Op::kReduce;
+inline constexpr Op kLastOp = Op::kSweep;
 
 enum class Status : std::uint8_t {
   kOk = 0,
@@ -87,6 +89,7 @@ enum class Status : std::uint8_t {
   kWrongVersion = 24,
   kWrongJob = 25,
   kNoList = 26,  // nothing is kept under that digest: send the list itself
+  kNoRoom = 27,  // beyond the budget of memory
 };
 
 enum class Dtype : std::uint8_t { kNone, kFloat32, kFloat16, kBfloat16, kUint8, kUint64, kFloat64 };
@@ -157,17 +160,17 @@ struct Decoded {
   Frame digest;                            // 16 bytes in the place of the hashes
   std::span<const std::byte> values;       // of floats(), or count of header.dtype, or a section
   std::span<const std::uint32_t> counts;   // PUSH: how often each row occurred; empty where all did once
-  std::span<const std::uint64_t> numbers;  // TICK: sequences; LOAD_BEGIN: rows; LOAD_END: step; STATS
+  std::span<const std::uint64_t> numbers;  // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP
   std::span<const std::uint32_t> tables;   // TICK
   std::span<const std::uint16_t> slots;    // WRONG_EPOCH: those that are not here
-  std::string_view text;                   // BAD_REQUEST, INTERNAL: UTF-8, as the peer sent it
+  std::string_view text;                   // BAD_REQUEST, INTERNAL, NO_ROOM: UTF-8, as the peer sent it
 
   // Weights or gradients, count x dim.
   std::span<const float> floats() const noexcept {
     const bool there = header.dtype >= Dtype::kFloat32 && header.dtype <= Dtype::kBfloat16;
     return there ? as<float>() : std::span<const float>();
   }
-  // REDUCE: its parameters, its results.
+  // REDUCE: its parameters, its results. SWEEP: its rules.
   std::span<const double> doubles() const noexcept {
     return header.dtype == Dtype::kFloat64 ? as<double>() : std::span<const double>();
   }

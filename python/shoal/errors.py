@@ -12,6 +12,7 @@ __all__ = [
     "CorruptionError",
     "DeadlineExceeded",
     "Fenced",
+    "MemoryBudgetExceeded",
     "NotConnected",
     "ProtocolError",
     "ServerLost",
@@ -47,3 +48,7 @@ class ServerLost(NotConnected):
 
 class Fenced(ShoalError):
     """The worker was taken for dead and another has its place: it may change nothing any more."""
+
+
+class MemoryBudgetExceeded(ShoalError):
+    """TEMP."""

@@ -44,7 +44,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
+from shoal.errors import (
+    DeadlineExceeded,
+    Fenced,
+    MemoryBudgetExceeded,
+    NotConnected,
+    ProtocolError,
+    ServerLost,
+    ShoalError,
+)
 from shoal.rpc.filters import Filter, Sent
 from shoal.rpc.map import ClusterMap, Endpoint
 
@@ -65,8 +73,9 @@ _MOST_PARTS = 128  # of a call at one endpoint: a part's number is a byte, and a
 _DOUBTS = 4  # a request that is told to be bad may have been damaged on its way: it is sent again as often
 
 _KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE})
-_ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS})
-_WRITES = frozenset({Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_END})
+_ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS, Op.LOAD_FILTER})
+_WRITES = frozenset({Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_FILTER, Op.LOAD_END})
+_NUMBERS = frozenset({Op.STATS, Op.REDUCE, Op.SWEEP})  # whose answers are a list of the endpoints'
 _NOT_NOW = frozenset({Status.EARLY, Status.OVERLOADED, Status.NOT_ADMITTED})
 
 
@@ -194,7 +203,8 @@ class Call:
     error : ShoalError or None
     result : object
         Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; slot (hashes, rows); section
-        (rows, bytes); stats and reduce one array for each endpoint, in slot order; others None.
+        (rows, bytes, bytes of the filter behind them); stats, reduce and sweep one array for each endpoint, in slot
+        order; others None.
     """
 
     op: int
@@ -319,11 +329,11 @@ class Requests:
         dim, aux : int
             As the op has them in its header; for a state `dim` is what the answer has, where it is known (0: it tells).
         slot : int, optional
-            Of slot, section and load rows: whose endpoint is asked. `aux` is the slot, then, unless given.
+            Of slot, section, load rows and load filter: whose endpoint is asked. `aux` is the slot, then, unless given.
         payload : sequence of buffers
-            Of load begin, load rows, load end and reduce, with `count` and `dtype`: the same to every endpoint asked.
+            Of loads, reduce and sweep, with `count` and `dtype`: the same to every endpoint asked.
         write : bool, optional
-            Whether it must happen exactly once, where the op alone does not tell (reduce).
+            Whether it must happen exactly once, where the op alone does not tell (reduce, sweep).
         filter : Filter, optional
             Through which a pull or a push goes.
         on_done : callable, optional
@@ -355,13 +365,13 @@ class Requests:
             if slot is None:
                 raise ValueError(f"a {Op(op).name.lower()} needs a slot")
             call.slot = slot
-            if op != Op.LOAD_ROWS:
+            if op not in (Op.LOAD_ROWS, Op.LOAD_FILTER):
                 call.aux = slot
         if dtype is not None:
             call.dtype = Dtype(dtype)
-        elif op == Op.LOAD_ROWS:
+        elif op in (Op.LOAD_ROWS, Op.LOAD_FILTER):
             call.dtype = Dtype.UINT8
-        elif op == Op.REDUCE:
+        elif op in (Op.REDUCE, Op.SWEEP):
             call.dtype = Dtype.FLOAT64
         return self._begin(call, op in _WRITES if write is None else write, now)
 
@@ -750,7 +760,7 @@ class Requests:
     def _finish(self, call: Call, now: float) -> None:
         """Settle a call of which everything has been answered."""
         if not call.done and not call._parts and not call._refused:
-            if call.op in (Op.STATS, Op.REDUCE):
+            if call.op in _NUMBERS:
                 call.result = [call._order[slot][1] for slot in sorted(call._order)]
             self._settle(call, now)
 
@@ -772,9 +782,9 @@ class Requests:
         elif call.op == Op.SLOT:
             call.result = (reply.hashes, reply.values.reshape(reply.count, reply.dim))
         elif call.op == Op.SECTION:
-            call.result = (reply.count, reply.values)
+            call.result = (reply.count, reply.values, reply.aux)
         elif call.slot is None and call.begins is None:
-            call._order[part.first_slot] = (part.address, reply.numbers if call.op == Op.STATS else reply.values)
+            call._order[part.first_slot] = (part.address, reply.values if call.op == Op.REDUCE else reply.numbers)
 
     def _forget(self, part: _Part) -> None:
         call = part.call
@@ -810,6 +820,8 @@ class Requests:
             return ProtocolError(text + "it speaks another version; run the same shoal everywhere")
         if part.last == Status.BAD_REQUEST:
             return ProtocolError(text + reply.text)
+        if part.last == Status.NO_ROOM:
+            return MemoryBudgetExceeded(text + reply.text)
         return ShoalError(text + reply.text)
 
     # --- maps ---------------------------------------------------------------------------------------------------
