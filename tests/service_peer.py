@@ -162,9 +162,7 @@ class Worker:
 
     def sweep(self, rules: Sequence[float] = (), *, dry_run: bool = False, **fields: Any) -> Frames:
         values = np.asarray(rules, np.float64)
-        return self._message(
-            Op.SWEEP, [values], dtype=WireDtype.FLOAT64, count=len(values), aux=int(dry_run), **fields
-        )
+        return self._message(Op.SWEEP, [values], dtype=WireDtype.FLOAT64, count=len(values), aux=int(dry_run), **fields)
 
     def filter(self, cut: int, slot: int, filter: npt.NDArray[np.uint8], **fields: Any) -> Frames:
         return self._message(Op.LOAD_FILTER, [filter], dtype=WireDtype.UINT8, count=cut, aux=slot, **fields)

@@ -188,7 +188,7 @@ def test_under_asp_sweeps_act_at_once() -> None:
         for _ in range(3):
             store.tick()
         table.push(np.arange(40, dtype=np.uint64), np.ones(40, np.float32)).wait()
-        assert store.sweep(dry_run=True)["t"].dropped == 60
+        assert store.sweep(dry_run=True).rows_dropped == 60
         assert len(table) == 100
-        assert store.sweep()["t"].dropped == 60
+        assert store.sweep().rows_dropped == 60
         assert len(table) == 40

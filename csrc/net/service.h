@@ -237,8 +237,7 @@ class Service {
   void answer_stats(const Call& call, Table& table);
   void send_numbers(const Call& call, std::span<const double> numbers);
   void send_words(const Call& call, std::span<const std::uint64_t> words);
-  // A SWEEP's rules, and what a table answers to them now.
-  static std::vector<Expiry> rules_of(const Call& call);
+  // What a table answers to a SWEEP now.
   std::vector<std::uint64_t> swept(const Call& call, Table& table, bool dry_run);
   static std::span<const double> doubles_of(const Call& call) noexcept {
     return {reinterpret_cast<const double*>(call.bytes.data()), call.bytes.size() / sizeof(double)};

@@ -237,10 +237,13 @@ void Service::answer_section(const Call& call, Table& table) {
 
 void Service::answer_stats(const Call& call, Table& table) {
   const ShardStats stats = table.shard->stats();
-  send_words(call, std::array<std::uint64_t, 12>{
-                       table.shard->step(), stats.rows, stats.cells, stats.bytes, stats.pulls, stats.pushes,
-                       stats.rows_pulled, stats.rows_pushed, stats.rows_created, stats.rows_erased,
-                       stats.nonfinite_rows, table.shard->table_clock(call.header.clock)});
+  std::vector<std::uint64_t> numbers = {
+      table.shard->step(),  stats.rows,        stats.cells,       stats.bytes,        stats.pulls,
+      stats.pushes,         stats.rows_pulled, stats.rows_pushed, stats.rows_created, stats.rows_erased,
+      stats.nonfinite_rows, stats.refused,     stats.waiting};
+  numbers.insert(numbers.end(), stats.expired.begin(), stats.expired.end());
+  numbers.push_back(table.shard->table_clock(call.header.clock));
+  send_words(call, numbers);
 }
 
 void Service::send_words(const Call& call, std::span<const std::uint64_t> words) {

@@ -1,7 +1,6 @@
 // What changes rows, and ticks.
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <new>
 #include <string>
@@ -288,39 +287,9 @@ void Service::change(const Call& call, Table& table) {
 
 // --- sweeps -----------------------------------------------------------------------------------------------------
 
-std::vector<Expiry> Service::rules_of(const Call& call) {
-  struct Kind {
-    const char* name;
-    std::array<const char*, 2> params;  // as many as it has
-  };
-  // As docs/wire-format.md numbers them, from 1.
-  static constexpr std::array<Kind, 4> kKinds = {{{"TimeToLive", {"clocks", nullptr}},
-                                                  {"DecayedScore", {"decay", "floor"}},
-                                                  {"MinNorm", {"floor", nullptr}},
-                                                  {"MaxRows", {"rows", "frequent"}}}};
-  constexpr std::size_t kNumbers = 3;
-  const auto numbers = doubles_of(call);
-  SHOAL_CHECK(numbers.size() % kNumbers == 0,
-              "a rule of a sweep is three numbers, got " + std::to_string(numbers.size()));
-  std::vector<Expiry> rules;
-  for (std::size_t i = 0; i < numbers.size(); i += kNumbers) {
-    const double number = numbers[i];
-    SHOAL_CHECK(number == 1 || number == 2 || number == 3 || number == 4,
-                "there is no rule " + std::to_string(number));
-    const Kind& kind = kKinds[static_cast<std::size_t>(number) - 1];
-    NamedRule rule{kind.name, {}};
-    for (std::size_t k = 0; k < kind.params.size(); ++k) {
-      if (kind.params[k] != nullptr) {
-        rule.params[kind.params[k]] = numbers[i + 1 + k];
-      }
-    }
-    rules.push_back(Lifecycle::expiry(rule));
-  }
-  return rules;
-}
-
 std::vector<std::uint64_t> Service::swept(const Call& call, Table& table, bool dry_run) {
-  return table.shard->sweep(first_slot_, end_slot_, call.header.clock, rules_of(call), dry_run);
+  return table.shard->sweep(first_slot_, end_slot_, call.header.clock, Lifecycle::expiries(doubles_of(call)),
+                            dry_run);
 }
 
 void Service::sweep(const Call& call, Table& table) {
@@ -342,9 +311,13 @@ void Service::sweep(const Call& call, Table& table) {
   auto& answer = seen.swept(header.sequence);
   answer = swept(call, table, turns);
   if (turns) {
-    pending_.sweep(
-        header.clock,
-        {.rank = header.worker, .sequence = header.sequence, .table = header.table, .rules = rules_of(call)});
+    const std::size_t asked = Lifecycle::expiries(doubles_of(call)).size();
+    const std::size_t rules = asked == 0 ? table.shard->spec().lifecycle.expire().size() : asked;
+    answer.resize(Shard::kSweepHead + 2 * rules);  // without what only a dry run tells
+    pending_.sweep(header.clock, {.rank = header.worker,
+                                  .sequence = header.sequence,
+                                  .table = header.table,
+                                  .rules = Lifecycle::expiries(doubles_of(call))});
   } else {
     table.full.clear();
   }

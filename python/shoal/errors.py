@@ -51,4 +51,4 @@ class Fenced(ShoalError):
 
 
 class MemoryBudgetExceeded(ShoalError):
-    """TEMP."""
+    """Rows would outgrow the memory that the store may take: the message names the table. They were not made."""

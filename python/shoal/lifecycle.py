@@ -34,10 +34,10 @@ __all__ = [
     "WithProbability",
     "make_admission",
     "make_expiry",
-    "read_sweep",
-    "rules_native",
     "parse_admission",
     "parse_expiry",
+    "read_sweep",
+    "rules_native",
 ]
 
 
@@ -485,6 +485,8 @@ def read_sweep(table: str, rules: Sequence[Expiry], words: npt.NDArray[np.uint64
             tuple(answer.thresholds(rule, classes)) for rule, classes in zip(rules, answer.classes, strict=False)
         ),
     )
+
+
 # By the words of the command line and of configuration files: the rule, and what it is given without a name.
 _ADMISSIONS: dict[str, tuple[type[Admission], tuple[str, ...]]] = {
     "count": (AfterCount, ("n",)),
@@ -505,7 +507,7 @@ def parse_admission(text: str) -> Admission:
     Parameters
     ----------
     text : str
-        ``count:N``, ``bloom:N:CAPACITY`` or ``probability:P``, and behind it ``:NAME=VALUE`` for what else the rule takes.
+        ``count:N``, ``bloom:N:CAPACITY`` or ``probability:P``, and behind it ``:NAME=VALUE`` for what else there is.
 
     Raises
     ------

@@ -294,8 +294,9 @@ inline void check(std::span<const std::uint8_t> bytes) {
   service.add_table(0,
                     spec(1, "FTRL", {{"alpha", 0.1}, {"beta", 1.0}, {"l1", 1.0}, {"l2", 0.0}, {"n0", 0.0}}));
   TableSpec counting = spec(2, "SGD", sgd);
-  counting.lifecycle = Lifecycle(NamedRule{"AfterCount", {{"n", 2.0}, {"capacity", 16.0}}},
-                                 {{"TimeToLive", {{"clocks", 2.0}}}, {"MaxRows", {{"rows", 16.0}, {"frequent", 1.0}}}});
+  counting.lifecycle =
+      Lifecycle(NamedRule{"AfterCount", {{"n", 2.0}, {"capacity", 16.0}}},
+                {{"TimeToLive", {{"clocks", 2.0}}}, {"MaxRows", {{"rows", 16.0}, {"frequent", 1.0}}}});
   service.set_memory(3000);
   service.add_table(1, counting);
   service.add_table(2, spec(1, "SGD", sgd));

@@ -32,8 +32,6 @@ def marks(table: dict) -> list[tuple[str, int, str]]:
     return [(name, 1, kind) for name, kind in (("count", "<u4"), ("clock", "<u4"), ("score", "<f4")) if name in names]
 
 
-
-
 def crc32c(data: bytes) -> int:
     """Return the CRC-32C (Castagnoli, reflected polynomial 82f63b78) of ``data``."""
     value = 0xFFFFFFFF

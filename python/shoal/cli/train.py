@@ -198,8 +198,8 @@ def lifecycle(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_rule("parse_expiry"),
         metavar="RULE",
-        help="at the end of a pass drop rows not seen for C batches: ttl:C; beyond so many: rows:N; with small weights: "
-        "norm:F; with a low decayed count: score:DECAY:F; again for more",
+        help="at the end of a pass drop rows not seen for C batches: ttl:C; beyond so many: rows:N; with small "
+        "weights: norm:F; with a low decayed count: score:DECAY:F; again for more",
     )
 
 

@@ -635,6 +635,12 @@ _FIGURES = (
     "rows_created",
     "rows_erased",
     "nonfinite_rows",
+    "refused",
+    "waiting",
+    "expired_by_TimeToLive",
+    "expired_by_DecayedScore",
+    "expired_by_MinNorm",
+    "expired_by_MaxRows",
 )
 
 
@@ -716,7 +722,7 @@ class _Loading:
 
 
 def _cut_for(own: int, slots: int, size: int) -> int:
-    """Return how finely to cut what has a size in one of ``slots`` slots: as the store is, or finer where it is long."""
+    """Return how finely to cut what has a size in one of ``slots`` slots: as the store is, or finer."""
     finest = 1 << 14
     cut = own
     while cut < finest and size * slots > _SECTION_BYTES * cut:
