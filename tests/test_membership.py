@@ -120,7 +120,7 @@ class Process:
             self.admitted[order.body.rank] = order.body.incarnation
         elif isinstance(order.body, Dismiss):
             assert self.admitted.pop(order.body.rank) == order.body.incarnation
-        clock = self.world.clock - self.join.rank if isinstance(order.body, Hold) else 0
+        clock = self.world.clock - self.join.rank if isinstance(order.body, (Hold, Dismiss)) else 0
         told = isinstance(order.body, TellFigures)
         figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
         self.done = Done(self.sender, order.number, clock, "", figures)
@@ -367,6 +367,19 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_begins_at_the_greatest_cloc
     world.go(2.0)
     assert two.fenced
     assert again.place.job == two.place.job
+
+
+def test_a_job_is_told_how_many_clocks_the_one_before_had():
+    world, (one, two) = together(workers=2, servers=2)
+    world.clock = 17
+    for worker in (one, two):
+        worker.ask(Leave())
+    world.go(3.0)
+    for rank in range(2):
+        world.start_worker(rank)
+    world.go(3.0)
+    for server in world.processes[:2]:
+        assert [order.before for order in server.executed if isinstance(order, StartJob)] == [0, 17]
 
 
 def test_a_rank_that_is_taken_is_waited_for_until_its_worker_is_dead():

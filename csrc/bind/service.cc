@@ -170,7 +170,6 @@ void add_service(py::module_& module) {
       .def("add_table", &add_table, py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"),
            py::arg("params"), py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"),
            py::arg("seed"), py::arg("admit") = py::none(), py::arg("expire") = py::list())
-      .def("set_memory", &Service::set_memory, py::arg("slot_bytes"), Nogil())
       .def("drop_table", &Service::drop_table, py::arg("id"), Nogil())
       .def("tables", &Service::tables, Nogil())
       .def("shard", &Service::snapshot, py::arg("id"), py::keep_alive<0, 1>(), Nogil())

@@ -125,8 +125,6 @@ class Service {
   std::uint32_t hold();
   void resume();
 
-  // TEMP
-  void set_memory(std::uint64_t) {}
   void add_table(std::uint32_t id, const TableSpec& spec);
   void drop_table(std::uint32_t id);
   std::vector<std::uint32_t> tables() const;

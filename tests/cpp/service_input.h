@@ -297,7 +297,6 @@ inline void check(std::span<const std::uint8_t> bytes) {
   counting.lifecycle =
       Lifecycle(NamedRule{"AfterCount", {{"n", 2.0}, {"capacity", 16.0}}},
                 {{"TimeToLive", {{"clocks", 2.0}}}, {"MaxRows", {{"rows", 16.0}, {"frequent", 1.0}}}});
-  service.set_memory(3000);
   service.add_table(1, counting);
   service.add_table(2, spec(1, "SGD", sgd));
   service.start_job(kJob, Mode{static_cast<std::uint8_t>(from.below(3))}, 1, from.below(2) != 0);

@@ -92,7 +92,7 @@ class Service:
 
     def add_table(self, table, **spec):
         self.tables[table] = _core.Shard(slots=self.slots, workers=THREAD, **spec)
-        if spec.get("admit"):
+        if spec.get("admit") or any(params.get("frequent") for _, params in spec.get("expire", ())):
             self.counting.add(table)
 
     def shard(self, table):

@@ -65,19 +65,6 @@ def columns(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def size(text: str) -> int:
-    """Read a number of bytes: 8G, 512M, 1.5G or 100000."""
-    number = text.upper().removesuffix("B").removesuffix("I")
-    unit = number[-1:] if number[-1:] in _UNITS else ""
-    try:
-        return int(float(number.removesuffix(unit)) * _UNITS[unit])
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 8G, 512M or 100000") from None
-
-
 def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
     """Add what every command takes."""
     if threads:

@@ -6,7 +6,7 @@ A kind of model has a parser of its own (``train lr``); reading, passes, metrics
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +57,6 @@ examples:
   $ shoal launch --servers 2 --workers 2 \\
       shoal train lr --cluster --train day_0.tsv --format criteo --model shared
 
-  rows only for what occurs twice, and none for what was not seen for 100,000 batches:
-  $ shoal train lr --train day_0.tsv --format criteo --admit bloom:2:100000000 --expire ttl:100000 --model lean
-
   in place of the model that is there, leaving out malformed lines, for a script:
   $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
 
@@ -93,7 +90,6 @@ def add(commands: Any) -> None:
     lr = command(kinds, "train lr", "Train logistic regression by FTRL-Proximal and save it.", LR_EXAMPLES, train_lr)
     learning(lr)
     ftrl(lr)
-    lifecycle(lr)
     lr.add_argument(
         "--grid",
         action="append",
@@ -110,7 +106,6 @@ def add(commands: Any) -> None:
     fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, train_fm)
     learning(fm)
     ftrl(fm)
-    lifecycle(fm)
     factors(fm)
     columns(fm)
     reading(fm)
@@ -182,25 +177,6 @@ def ftrl(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beta", type=float, default=1.0, help="slows the first steps (default: %(default)s)")
     parser.add_argument("--l1", type=float, default=0.0, help="weights with less evidence are 0 (default: %(default)s)")
     parser.add_argument("--l2", type=float, default=0.0, help="shrinks all weights (default: %(default)s)")
-
-
-def lifecycle(parser: argparse.ArgumentParser) -> None:
-    """Add which keys get rows, and which rows go."""
-    parser.add_argument(
-        "--admit",
-        type=_rule("parse_admission"),
-        metavar="RULE",
-        help="give a key its row after N occurrences: count:N, bloom:N:CAPACITY; or by chance: probability:P",
-    )
-    parser.add_argument(
-        "--expire",
-        action="append",
-        default=[],
-        type=_rule("parse_expiry"),
-        metavar="RULE",
-        help="at the end of a pass drop rows not seen for C batches: ttl:C; beyond so many: rows:N; with small "
-        "weights: norm:F; with a low decayed count: score:DECAY:F; again for more",
-    )
 
 
 def factors(parser: argparse.ArgumentParser) -> None:
@@ -278,9 +254,7 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
             raise ValueError("--save-all goes with --grid: one model is saved anyway")
         train, how = _data(arguments, [Path(arguments.model)])
         with open_store(arguments) as store:
-            return fitted(arguments, LogisticRegression(optimizer, store, **_table_of(arguments)), train, how)
-    if arguments.admit or arguments.expire:
-        raise ValueError("--grid has no --admit and --expire: find the setting first, then train it with them")
+            return fitted(arguments, LogisticRegression(optimizer, store, seed=arguments.seed), train, how)
     values = dict(arguments.grid)
     if len(values) < len(arguments.grid):
         raise ValueError("--grid names a setting twice: give all its values at once, as in alpha=0.05,0.1")
@@ -301,7 +275,7 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     init = Normal(arguments.init_std, seed=arguments.seed)
     train, how = _data(arguments, [Path(arguments.model)])
     with open_store(arguments) as store:
-        model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, **_table_of(arguments))
+        model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, seed=arguments.seed)
         return fitted(arguments, model, train, how)
 
 
@@ -528,24 +502,6 @@ def _setting(text: str) -> tuple[str, list[float]]:
         return name, [float(value) for value in values.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no setting with numbers: write it as alpha=0.05,0.1") from None
-
-
-def _table_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"seed": arguments.seed, "admit": arguments.admit, "expire": arguments.expire}
-
-
-def _rule(parser: str) -> Callable[[str], Any]:
-    """Read a rule of a table's lifecycle by a function of `shoal.lifecycle`."""
-
-    def read(text: str) -> Any:
-        from shoal import lifecycle
-
-        try:
-            return getattr(lifecycle, parser)(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
 
 
 def _consistency(text: str) -> Consistency:

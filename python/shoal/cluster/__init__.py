@@ -114,7 +114,6 @@ def launch(
     consistency: Consistency = _BSP,
     threads: int | None = None,
     server_threads: int = 1,
-    memory: int | None = None,
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
@@ -130,9 +129,6 @@ def launch(
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     server_threads : int
         Threads of each server.
-    memory : int, optional
-        Bytes that the rows of all servers together may take, an equal share for each slot; default: any number. Where
-        they would take more, the rules in force drop rows, or :class:`shoal.MemoryBudgetExceeded` is raised.
     slots : int
         Into how many parts the hash space is cut: a power of two from 2 to 16384.
     timeout : float
@@ -163,7 +159,6 @@ def launch(
         consistency=consistency,
         threads=threads,
         server_threads=server_threads,
-        memory=memory,
         slots=slots,
         timeout=timeout,
         filters=filters,

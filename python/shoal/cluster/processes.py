@@ -45,7 +45,6 @@ _LAST_LINES = 40
 _PATIENCE = 5.0  # seconds between asking a process to end and killing it
 _PAUSE = 0.2  # seconds between two looks at whether the cluster is still there
 _BSP = BSP()
-_SLOTS = 1024  # of a cluster that mpirun or srun has started
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 
@@ -182,7 +181,6 @@ class Running:
         *,
         workers: int = 1,
         threads: int = 1,
-        memory: int | None = None,
         slots: int = 1024,
         heartbeat: float = 2.0,
         timeout: float = 60.0,
@@ -195,9 +193,8 @@ class Running:
         beats = ["--heartbeat", str(heartbeat)]
         self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
         self.address = self.scheduler.said(r"scheduler at (tcp://[^\s,]+)", timeout)
-        bound = [] if memory is None else ["--slot-memory", str(memory // slots)]
         for rank in range(servers):
-            command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads), *bound]
+            command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads)]
             self.servers.append(self._role(f"server {rank}", command))
         for child in self.servers:
             child.said(r"(server \d+ has slots)", deadline - time.monotonic())
@@ -226,7 +223,6 @@ def running(
     *,
     workers: int = 1,
     threads: int = 1,
-    memory: int | None = None,
     slots: int = 1024,
     heartbeat: float = 2.0,
     timeout: float = 60.0,
@@ -241,8 +237,6 @@ def running(
         How many a job has, where they do not say.
     threads : int
         Endpoints of each server.
-    memory : int, optional
-        Bytes that the rows of all of them may take.
     slots : int
     heartbeat : float
         Seconds.
@@ -262,7 +256,6 @@ def running(
             servers,
             workers=workers,
             threads=threads,
-            memory=memory,
             slots=slots,
             heartbeat=heartbeat,
             timeout=timeout,
@@ -279,7 +272,6 @@ def launch(
     consistency: Consistency = _BSP,
     threads: int | None = None,
     server_threads: int = 1,
-    memory: int | None = None,
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
@@ -290,7 +282,7 @@ def launch(
     cluster = Running()
     curve = find_keys(os.environ)
     try:
-        cluster.start(servers, threads=server_threads, memory=memory, slots=slots, timeout=timeout, curve=curve)
+        cluster.start(servers, threads=server_threads, slots=slots, timeout=timeout, curve=curve)
     except BaseException:
         cluster.stop()
         raise
@@ -374,7 +366,6 @@ def run_part(
     *,
     address: str | None = None,
     threads: int = 1,
-    memory: int | None = None,
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
     insecure: bool = False,
@@ -396,8 +387,6 @@ def run_part(
         Of the scheduler; default: port 5570 of the machine of process 0, where the launcher says which that is.
     threads : int
         Endpoints of each server.
-    memory : int, optional
-        Bytes that the rows of all servers may take.
     timeout : float
         Seconds for all to be there.
     keys : callable
@@ -435,9 +424,7 @@ def run_part(
     if place.rank == 0:
         host, port = split(address)
         bind = join_address(host if is_loopback(host) else "*", port)
-        with Scheduler(
-            bind, servers=servers, workers=workers, slots=_SLOTS, keys=keys("scheduler"), insecure=insecure
-        ) as scheduler:
+        with Scheduler(bind, servers=servers, workers=workers, keys=keys("scheduler"), insecure=insecure) as scheduler:
             members = scheduler.membership
             scheduler.run(lambda: members.launchers_done < workers and not members.failed)
             return members.status, members.failed
@@ -446,7 +433,6 @@ def run_part(
             address,
             rank=place.rank - 1,
             threads=threads,
-            slot_memory=None if memory is None else memory // _SLOTS,
             timeout=timeout,
             keys=keys("server"),
             insecure=insecure,

@@ -50,10 +50,6 @@ class Server:
         scheduler comes from.
     threads : int
         Endpoints, a thread each.
-    memory : int, optional
-        Bytes that the rows of all tables may take here, an equal share for each slot; default: any number.
-    slot_memory : int, optional
-        The same for each slot, in place of `memory`.
     rank : int, optional
         The place to take among the servers; default: the first that is free.
     timeout : float
@@ -73,8 +69,6 @@ class Server:
         bind: str | None = None,
         advertise: str | None = None,
         threads: int = 1,
-        memory: int | None = None,
-        slot_memory: int | None = None,
         rank: int | None = None,
         timeout: float = 60.0,
         grace: float = GRACE,
@@ -83,9 +77,6 @@ class Server:
     ) -> None:
         if threads < 1:
             raise ValueError(f"a server needs a thread at least, got threads={threads}")
-        for bound in (memory, slot_memory):
-            if bound is not None and bound < 1:
-                raise ValueError(f"a server needs memory for rows, got {bound} bytes")
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
         host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
         check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
@@ -117,11 +108,6 @@ class Server:
             self.endpoints = joined.map.of_server(joined.rank)
             for service, endpoint in zip(self._services, self.endpoints, strict=True):
                 service.set_map(joined.map.epoch, endpoint.first_slot, endpoint.end_slot)
-            own = sum(endpoint.end_slot - endpoint.first_slot for endpoint in self.endpoints)
-            share = memory // max(own, 1) if memory is not None else slot_memory
-            if share is not None:
-                for service in self._services:
-                    service.set_memory(share)
             self._closing = undo.pop_all()
 
     def __enter__(self) -> Self:
