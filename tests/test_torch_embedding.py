@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import pickle
 import re
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -350,6 +352,19 @@ def test_what_was_accumulated_is_dropped_if_the_block_raises(local, name):
     assert table.step == 1
 
 
+def test_what_occurred_counts_for_admission(local, name):
+    how = {"dim": 1, "optimizer": shoal.SGD(lr=1.0), "admit": shoal.AfterCount(3)}
+    table = local.table(name, **how)
+    embedding = shoal.torch.Embedding(table)
+    embedding(torch.tensor([7, 3, 7, 5, 5, 5])).sum().backward()
+    assert table.contains(np.array([7, 3, 5], np.uint64)).tolist() == [False, False, True]
+    with shoal.torch.accumulate(embedding):
+        embedding(torch.tensor([3, 9])).sum().backward()
+        embedding(torch.tensor([3, 9, 7])).sum().backward()
+    assert table.contains(np.array([7, 3, 5, 9], np.uint64)).tolist() == [True, True, True, False]
+    assert embedding(torch.tensor([7, 3, 5, 9])).ravel().tolist() == [-1, -2, -3, 0]
+
+
 def test_under_autocast_rows_are_float32_as_torchs_own_are(local, name, rng):
     rows = weights(rng)
     table = filled(local, name, rows)
@@ -453,18 +468,6 @@ def test_a_push_that_no_server_took_is_told(teller):
         out.sum().backward()  # the push is only begun
         with pytest.raises(shoal.ServerLost, match="they say"):
             embedding(torch.tensor([1])) if teller == "forward" else store.flush()
-
-
-def test_flush_waits_for_pushes_and_needs_an_open_store(store, name):
-    table = store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0))
-    for _ in range(20):
-        table.push(np.array([1], np.uint64), np.ones((1, 2), np.float32))
-    store.flush(timeout=TIMEOUT)
-    assert table.pull(np.array([1], np.uint64)).tolist() == [[-20, -20]]
-    closed = shoal.local()
-    closed.close()
-    with pytest.raises(shoal.ClosedError):
-        closed.flush()
 
 
 def test_a_forked_child_is_told_whose_store_it_is(store, name):
@@ -578,6 +581,16 @@ def test_tables_are_pulled_together_and_sort_their_keys_once(store, name, rng, m
     (a.sum() + b.sum()).backward()
     store.flush()
     assert (deep.step, wide.step) == (1, 1)
+
+
+def test_a_store_that_is_gone_leaves_nothing_behind():
+    with shoal.local(threads=2) as store:
+        embedding = shoal.torch.Embedding(store.table("t", dim=2))
+        embedding(torch.tensor([1, 2])).sum().backward()
+        workers = weakref.ref(store.workers)
+    del store, embedding
+    gc.collect()
+    assert workers() is None
 
 
 # ---- torch.compile ---------------------------------------------------------------------------------------------------

@@ -352,6 +352,14 @@ class KeyBatch:
         self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
         self._workers = workers
 
+    @classmethod
+    def of(cls, native: _core.KeyBatch, workers: _core.Workers) -> "KeyBatch":
+        """Make one of an engine's object that is there, and of its store's threads."""
+        batch = cls.__new__(cls)
+        batch._native = native
+        batch._workers = workers
+        return batch
+
     def __len__(self) -> int:
         """Count the unique keys."""
         return len(self._native)

@@ -37,8 +37,8 @@ Rows: TypeAlias = npt.NDArray[np.float32]
 
 _VERSION = 1  # of what state_dict says
 
-# The batch that a store's modules sorted last.
-_last: WeakKeyDictionary[_core.Workers, KeyBatch] = WeakKeyDictionary()
+# The batch that a store's modules sorted last: the engine's, which does not keep the store's threads alive.
+_last: WeakKeyDictionary[_core.Workers, _core.KeyBatch] = WeakKeyDictionary()
 
 
 def keys_of(keys: Tensor) -> Keys:
@@ -62,10 +62,13 @@ def floats_of(tensor: Tensor) -> Rows:
 
 
 def _sorted(table: Table, keys: Keys) -> KeyBatch:
-    last = _last.get(table.workers)
-    if last is None or not last.is_of(keys):
-        _last[table.workers] = last = table.key_batch(keys)
-    return last
+    workers = table.workers
+    last = _last.get(workers)
+    if last is not None and last.is_of(keys, workers):
+        return KeyBatch.of(last, workers)
+    batch = table.key_batch(keys)
+    _last[workers] = batch.native
+    return batch
 
 
 class Ticket:
@@ -233,9 +236,15 @@ class SparseModule(nn.Module):
             return
         if len(kept) == 1:
             self.push(*kept[0])
-        else:
-            keys = np.concatenate([batch.keys for batch, _ in kept])
-            self._pushes.append(self._table.push(keys, np.concatenate([grads for _, grads in kept])))
+            return
+        table = self._table
+        all_keys = table.key_batch(np.concatenate([batch.keys for batch, _ in kept]))
+        grads = all_keys.sum(np.concatenate([grads for _, grads in kept]))
+        counts = None
+        if table.spec.needs_counts:
+            seen = np.concatenate([batch.counts() for batch, _ in kept])
+            counts = np.bincount(all_keys.inverse, seen, len(all_keys)).astype(np.uint32)
+        self._pushes.append(table.push_unique(all_keys, grads, counts=counts, copy=False))
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
