@@ -242,7 +242,13 @@ def test_flush_waits_for_all_pushes(store, table):
 
 def test_a_forked_child_is_told_whose_store_it_is(store, filled):
     def work():
-        for call in (lambda: filled.pull(KEYS), lambda: filled.push(KEYS, grads()), store.tick, store.barrier, store.flush):
+        for call in (
+            lambda: filled.pull(KEYS),
+            lambda: filled.push(KEYS, grads()),
+            store.tick,
+            store.barrier,
+            store.flush,
+        ):
             with pytest.raises(shoal.WrongProcess, match="fork"):
                 call()
         store.close()

@@ -321,6 +321,22 @@ def test_a_forward_without_a_backward_pushes_nothing(local, name):
     assert table.step == 0
 
 
+@pytest.mark.parametrize("kind", ["embedding", "bag"])
+def test_several_forwards_may_be_open_at_once(store, name, rng, kind):
+    rows = weights(rng)
+    table = filled(store, name, rows)
+    module = shoal.torch.Embedding(table) if kind == "embedding" else shoal.torch.EmbeddingBag(table)
+    places = [rng.integers(0, 8, (n, 2)) for n in (5, 1, 9, 3)]
+    outs = [module(keys_of(each)) for each in places]
+    for out, each in zip(outs, places, strict=True):
+        expected = rows[each] if kind == "embedding" else rows[each].sum(axis=1)
+        np.testing.assert_array_equal(out.detach().numpy(), expected)
+    for out in (outs[2], outs[0], outs[3], outs[1]):
+        out.sum().backward()
+    counts = np.bincount(np.concatenate([each.ravel() for each in places]), minlength=8)
+    np.testing.assert_array_equal(moved(store, table, rows), np.tile(counts[:, None], DIM))
+
+
 def test_gradients_accumulate_to_one_step(store, name, rng):
     rows = weights(rng)
     table = filled(store, name, rows)

@@ -426,7 +426,9 @@ class KeyBatch:
         array = np.asarray(grads)
         if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
             raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
-        return self._native.sum(np.ascontiguousarray(array), array.shape[1], self._workers)
+        sums = np.empty((len(self), array.shape[1]), np.float32)
+        self._native.sum(np.ascontiguousarray(array), array.shape[1], sums, self._workers)
+        return sums
 
     def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
         """Give the row of each unique key to every key as given.
