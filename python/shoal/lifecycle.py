@@ -519,7 +519,8 @@ def parse_admission(text: str) -> Admission:
     >>> parse_admission("count:3:within=1000")
     AfterCount(n=3, within=1000, capacity=None)
     """
-    return _parsed(text, _ADMISSIONS, "an admission rule")
+    rule: Admission = _parsed(text, _ADMISSIONS, "an admission rule")
+    return rule
 
 
 def parse_expiry(text: str) -> Expiry:
@@ -540,7 +541,8 @@ def parse_expiry(text: str) -> Expiry:
     >>> parse_expiry("rows:1e6:keep=frequent")
     MaxRows(rows=1000000, keep='frequent')
     """
-    return _parsed(text, _EXPIRIES, "an expiry rule")
+    rule: Expiry = _parsed(text, _EXPIRIES, "an expiry rule")
+    return rule
 
 
 def _parsed(text: str, kinds: Mapping[str, tuple[type[Any], tuple[str, ...]]], what: str) -> Any:
