@@ -102,6 +102,15 @@ def test_without_staleness_the_bits_are_those_of_the_plain_loop(kind):
     assert found == plain
 
 
+def test_without_staleness_forward_sees_what_the_body_did_before_it():
+    key = np.array([SHARED], np.uint64)
+    with shoal.local(threads=1) as store:
+        module = Embedding(store.table("t", optimizer=shoal.SGD(lr=1.0)))
+        for i, keys in enumerate(Pipeline([shared_and(i) for i in range(5)], {module: lambda keys: keys})):
+            module.table.assign(key, np.array([[i + 0.5]], np.float32))
+            assert module(keys)[0].item() == i + 0.5
+
+
 def test_under_bsp_the_bits_are_those_of_the_plain_loop_and_the_pipeline_ticks():
     found = []
     for batches, tick in [
@@ -490,6 +499,10 @@ def reader(tmp_path):
     return shoal.read_libsvm(tmp_path / "a.svm", batch_size=32)
 
 
+FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of Python 3.12, beside threads
+
+
+@FORKS
 @pytest.mark.parametrize("processes", [None, 0, 2])
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_a_pass_goes_on_from_the_batch_that_was_given_last_however_far_reading_was(reader, processes, staleness):
@@ -521,6 +534,7 @@ def test_a_pass_goes_on_from_the_batch_that_was_given_last_however_far_reading_w
         assert given_ == whole
 
 
+@FORKS
 def test_a_data_loader_with_processes_is_read_ahead(reader):
     loader = torch.utils.data.DataLoader(made(6), batch_size=None, num_workers=2)
     with shoal.local(threads=1) as store:
