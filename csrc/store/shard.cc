@@ -335,8 +335,8 @@ std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t firs
     created += insert_missing(*part.table, hashes, rows, making.now.clock);
     slot.fills |= missing > size / kFewMissing;
   }
-  if (created != 0) {
-    run.settle();  // the new ones may have moved others
+  if (created != 0 || making.asks) {
+    run.settle();  // the new ones, or room for them, may have moved others
   }
   return created;
 }
