@@ -5,6 +5,7 @@ import pytest
 
 from shoal import _core
 from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
+from shoal.rpc.filters import Filter, Filters
 from shoal.rpc.map import cut_evenly
 from shoal.rpc.requests import WINDOW, Policy, Requests, Worker
 
@@ -83,6 +84,34 @@ def test_each_endpoint_is_asked_for_its_slots_and_the_rows_come_together():
     assert settled == [call]
     assert call.get().sum() == 2 * (first.message.count + 2 * second.message.count)
     assert r.next_time() is None
+
+
+@pytest.mark.parametrize("filters", [None, Filters(key_caching=True, zeros=True, gradients="bfloat16", threshold=9.0)])
+def test_counts_go_with_their_rows_and_only_where_some_are_more_than_one(filters):
+    r = requests()
+    b = batch(90)
+    half = int(b.begins[SLOTS // 2])
+    counts = np.ones(90, np.uint32)
+    counts[[0, half - 1]] = 7, 700  # all of the rows at B occurred once
+    filter = filters and Filter(filters, 3, 2, 77)
+    push(r, 90, counts=counts, filter=filter)
+    at_a, at_b = taken(r)
+    assert at_a.message.counts.tolist() == counts[:half].tolist()
+    assert at_b.message.counts.size == 0
+    assert filters or (len(at_a.frames), len(at_b.frames)) == (4, 3)
+    assert at_a.message.hashes.tolist() == b.hashes[:half].tolist()
+    r.receive(A, at_a.answer(), 0.1)
+    r.receive(B, at_b.answer(), 0.1)
+    if filters is not None:  # by digest, which the server has lost
+        again = push(r, 90, counts=counts, filter=filter)
+        named, _ = taken(r)
+        assert named.message.digest
+        assert named.message.counts.tolist() == counts[:half].tolist()
+        r.receive(A, named.answer(Status.NO_LIST), 0.2)
+        (whole,) = taken(r)
+        assert whole.message.hashes.tolist() == b.hashes[:half].tolist()
+        assert whole.message.counts.tolist() == counts[:half].tolist()
+        assert not again.done
 
 
 def test_an_endpoint_without_keys_is_not_asked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from pathlib import Path
@@ -46,6 +47,7 @@ def both(frames: list[bytes], *, replies: bool, limit: int = LIMIT) -> wire.Read
     for name in (*numbers, "payload_bytes"):
         assert getattr(fast, name) == h[name], name
     assert (fast.reply, fast.packed, fast.keep) == tuple(bool(h["flags"] & bit) for bit in (1, 2, 4))
+    assert fast.counts.tolist() == slow.counts
     assert fast.part == h["flags"] >> 8
     assert fast.values.tobytes() == slow.values
     for name in ("hashes", "numbers", "tables", "slots"):
@@ -88,6 +90,7 @@ def test_the_worked_example_of_the_document_is_right():
 
 
 HEX = {f"{byte:02x}" for byte in range(256)}
+FLAGS = ("reply", "packed", "keep", "digest", "counted")
 numbers = {
     "op": st.integers(0, 14), "status": st.sampled_from([s.value for s in _core.Status]), "dtype": st.integers(0, 6),
     "dim": st.integers(0, 65535), "table": st.integers(0, 2**32 - 1), "worker": st.integers(0, 2**32 - 1),
@@ -99,14 +102,38 @@ numbers = {
 
 @given(
     st.fixed_dictionaries(numbers),
-    st.fixed_dictionaries({name: st.booleans() for name in ("reply", "packed", "keep", "digest")}),
+    st.fixed_dictionaries({name: st.booleans() for name in FLAGS}),
     st.integers(0, 255),
-    st.lists(st.binary(max_size=50), max_size=3),
+    st.lists(st.binary(max_size=50), max_size=4),
 )
 def test_a_header_is_what_struct_makes_of_it(fields, flags, part, payload):
     header = _core.encode_header(payload=payload, part=part, **fields, **flags)
-    bits = sum(1 << place for place, name in enumerate(("reply", "packed", "keep", "digest")) if flags[name])
+    bits = sum(1 << place for place, name in enumerate(FLAGS) if flags[name])
     assert [header, *payload] == wire.encode(payload, flags=bits | part << 8, **fields)
+
+
+COUNTS = st.sampled_from([1, 1, 1, 2, 3, 255, 256, 257, 2**32 - 1])
+
+
+@given(st.lists(COUNTS, max_size=100))
+def test_counts_are_packed_as_the_document_says(counts):
+    packed = _core.pack_counts(np.array(counts, np.uint32))
+    if set(counts) <= {1}:
+        assert packed is None
+    else:
+        assert packed.tobytes() == wire.pack_counts(counts)
+        assert packed.nbytes <= (len(counts) + 7) // 8 + 5 * len(counts)
+
+
+def test_the_counts_of_the_document_are_right():
+    text = (HERE.parent / "docs" / "wire-format.md").read_text()
+    given, packed = re.search(r"The counts ([\d ]+) are the bytes `([0-9a-f ]+)`", text).groups()
+    assert wire.pack_counts([int(count) for count in given.split()]) == bytes.fromhex(packed)
+
+
+def test_who_counts_nothing_is_told():
+    with pytest.raises(ValueError, match="number 1 is 0"):
+        _core.pack_counts(np.array([1, 0, 2], np.uint32))
 
 
 @st.composite
@@ -116,6 +143,7 @@ def messages(draw):
     replies = draw(st.booleans())
     count, dim = draw(st.integers(0, 20)), draw(st.integers(1, 3))
     parts, dtypes, allowed = (wire.ANSWERS if replies else wire.REQUESTS).get(op, ([], {0}, 0))
+    flags |= draw(st.sampled_from([0, wire.COUNTED]))
     flags &= allowed | 0xFF00
     dtype = draw(st.sampled_from(sorted(dtypes)))
     hashes = sorted(draw(st.sets(st.integers(0, 2**64 - 1), min_size=count, max_size=count)))
@@ -139,6 +167,8 @@ def messages(draw):
         else:
             due = {"values": cells * size, "ones": count * size, "bytes": draw(st.integers(0, 100))}[part]
             payload.append(draw(st.binary(min_size=due, max_size=due)))
+    if flags & wire.COUNTED:
+        payload.append(wire.pack_counts(draw(st.lists(COUNTS, min_size=count, max_size=count))))
     fields = {"op": op, "flags": flags | replies, "dtype": dtype, "dim": dim, "count": count, "aux": aux}
     for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
         match draw(st.integers(0, 3)):

@@ -1,6 +1,8 @@
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "bind/borrowed.h"
+#include "net/counts.h"
 #include "net/lists.h"
 #include "net/significance.h"
 #include "net/values.h"
@@ -25,29 +28,29 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
                         std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
                         std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
                         std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
-                        std::uint8_t part, bool packed, bool keep, bool digest) {
+                        std::uint8_t part, bool packed, bool keep, bool digest, bool counted) {
   std::vector<Borrowed> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle buffer : payload) {
     frames.push_back(borrowed.emplace_back(buffer).bytes());
   }
-  wire::Header header{
-      .op = wire::Op{op},
-      .status = wire::Status{status},
-      .dtype = wire::Dtype{dtype},
-      .flags = static_cast<std::uint16_t>((reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
-                                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
-                                          (unsigned{part} << wire::kPartShift)),
-      .dim = dim,
-      .table = table,
-      .worker = worker,
-      .incarnation = incarnation,
-      .sequence = sequence,
-      .epoch = epoch,
-      .clock = clock,
-      .count = count,
-      .aux = aux,
-      .job = job};
+  wire::Header header{.op = wire::Op{op},
+                      .status = wire::Status{status},
+                      .dtype = wire::Dtype{dtype},
+                      .flags = static_cast<std::uint16_t>(
+                          (reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
+                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
+                          (counted ? wire::kCounted : 0U) | (unsigned{part} << wire::kPartShift)),
+                      .dim = dim,
+                      .table = table,
+                      .worker = worker,
+                      .incarnation = incarnation,
+                      .sequence = sequence,
+                      .epoch = epoch,
+                      .clock = clock,
+                      .count = count,
+                      .aux = aux,
+                      .job = job};
   std::array<std::byte, sizeof(wire::Header)> out;
   if (total(frames) >= kLarge) {
     const py::gil_scoped_release nogil;
@@ -184,6 +187,22 @@ py::object pack_values(const Array<Word>& values) {
   return py::make_tuple(map, some);
 }
 
+// Nothing where all are 1.
+py::object pack_counts_of(const Array<std::uint32_t>& counts) {
+  const auto from = in(counts);
+  const auto zero = std::find(from.begin(), from.end(), 0U);
+  SHOAL_CHECK(zero == from.end(),
+              "counts are at least 1: number " + std::to_string(zero - from.begin()) + " is 0");
+  const std::size_t bytes = packed_counts_bytes(from);
+  if (bytes == 0) {
+    return py::none();
+  }
+  Array<std::uint8_t> packed = fresh<std::uint8_t>(bytes);
+  const auto to = std::as_writable_bytes(out(packed));
+  unlocked(from.size_bytes(), [&] { pack_counts(from, to); });
+  return packed;
+}
+
 // (rows as they are sent, how many became zeros, how many were raised, sum of squared errors)
 py::tuple significant(const Array<float>& rows, const Array<std::uint64_t>& hashes, double threshold,
                       std::uint64_t seed, std::uint64_t call) {
@@ -204,6 +223,7 @@ void add_filters(py::module_& module) {
              py::arg("dtype"), py::arg("seed"), py::arg("message"));
   module.def("pack", &pack_values<float>, py::arg("values").noconvert());
   module.def("pack", &pack_values<std::uint16_t>, py::arg("values").noconvert());
+  module.def("pack_counts", &pack_counts_of, py::arg("counts").noconvert());
   module.def("filter_significant", &significant, py::arg("rows").noconvert(), py::arg("hashes").noconvert(),
              py::arg("threshold"), py::arg("seed"), py::arg("call"));
 }
@@ -277,6 +297,7 @@ void add_wire(py::module_& module) {
                                return py::bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
                              })
       .def_property_readonly("values", &values)
+      .def_property_readonly("counts", span_field<&wire::Decoded::counts>())
       .def_property_readonly("numbers", span_field<&wire::Decoded::numbers>())
       .def_property_readonly("tables", span_field<&wire::Decoded::tables>())
       .def_property_readonly("slots", span_field<&wire::Decoded::slots>())
@@ -290,7 +311,7 @@ void add_wire(py::module_& module) {
              py::arg("table") = 0, py::arg("worker") = wire::kNobody, py::arg("incarnation") = 0,
              py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
              py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
-             py::arg("keep") = false, py::arg("digest") = false);
+             py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false);
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
              py::arg("payload_bytes") = std::uint64_t{1} << 30U);
 }

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "net/counts.h"
 #include "net/values.h"
 
 namespace shoal::wire {
@@ -31,6 +32,7 @@ enum class Part : std::uint8_t {
   kValues,   // count x dim of the header's dtype
   kMap,      // a bit for each of count x dim values
   kKept,     // of the header's dtype, as many as the map has bits
+  kCounts,   // of count rows, packed
   kOnes,     // count of the header's dtype
   kNumbers,  // count of uint64
   kTables,   // aux of uint32, ascending strictly
@@ -61,7 +63,7 @@ Shape shape_of_request(Op op) noexcept {
     case Op::kPull:
       return {{Part::kHashes}, 1, kWeights, kPacked | kKeep | kDigest};
     case Op::kPush:
-      return {{Part::kHashes, Part::kValues}, 2, kWeights, kPacked | kKeep | kDigest};
+      return {{Part::kHashes, Part::kValues}, 2, kWeights, kPacked | kKeep | kDigest | kCounted};
     case Op::kAssign:
       return {{Part::kHashes, Part::kValues}, 2, kWeights, kPacked};
     case Op::kTick:
@@ -151,6 +153,9 @@ Shape shape_of(const Header& header) noexcept {
     shape.parts[shape.frames - 1] = Part::kMap;
     shape.parts[shape.frames++] = Part::kKept;
   }
+  if ((header.flags & kCounted & shape.flags) != 0) {
+    shape.parts[shape.frames++] = Part::kCounts;
+  }
   return shape;
 }
 
@@ -196,7 +201,7 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
     return wrong(fault, kBad, "there is no op %u", static_cast<unsigned>(read.op));
   }
   if ((read.flags & ((1U << kPartShift) - 1U) & ~unsigned{kFlags}) != 0) {
-    return wrong(fault, kBad, "flags %04x: of the lower eight, version 1 knows bits 0 to 3",
+    return wrong(fault, kBad, "flags %04x: of the lower eight, version 1 knows bits 0 to 4",
                  static_cast<unsigned>(read.flags));
   }
   if (read.is_reply() != limits.replies) {
@@ -265,6 +270,8 @@ std::uint64_t size_of(Part part, const Header& header, std::span<const Frame> pa
       return map_bytes(count * header.dim);
     case Part::kKept:
       return count_kept(payload[i - 1]) * bytes_of(header.dtype);
+    case Part::kCounts:
+      return packed_counts_bytes(payload[i], count);
     case Part::kOnes:
       return count * bytes_of(header.dtype);
     case Part::kTables:
@@ -280,8 +287,8 @@ std::uint64_t size_of(Part part, const Header& header, std::span<const Frame> pa
 }
 
 constexpr const char* name_of(Part part) noexcept {
-  constexpr std::array<const char*, 11> kNames = {"hashes",  "digest", "values", "map",  "values", "values",
-                                                  "numbers", "tables", "slots",  "text", "bytes"};
+  constexpr std::array<const char*, 12> kNames = {"hashes", "digest",  "values", "map",   "values", "counts",
+                                                  "values", "numbers", "tables", "slots", "text",   "bytes"};
   return kNames[static_cast<std::size_t>(part)];
 }
 
@@ -383,6 +390,25 @@ bool read_weights(const Frame* map, Frame frame, Buffer<std::uint64_t>& copy, De
   return true;
 }
 
+bool read_counts(Frame frame, Decoded& out, Fault& fault) noexcept {
+  const std::uint64_t rows = out.header.count;
+  std::span<std::uint32_t> counts;
+  try {
+    counts = out.unpacked_counts.claim(rows);
+  } catch (const std::bad_alloc&) {
+    return wrong(fault, Status::kInternal, "no memory for %llu counts", static_cast<U64>(rows));
+  }
+  if (!unpack_counts(frame, counts)) {
+    return wrong(
+        fault, Status::kBadRequest,
+        "the counts of %llu rows are not packed as they must be: bits behind the last row, a byte for "
+        "1, or four for less than 256",
+        static_cast<U64>(rows));
+  }
+  out.counts = counts;
+  return true;
+}
+
 bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& out, Fault& fault) noexcept {
   const Shape shape = shape_of(out.header);
   if (!check_frames(out.header, shape, payload, limits, fault)) {
@@ -406,6 +432,9 @@ bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& 
         break;
       case Part::kKept:
         good = read_weights(&payload[i - 1], frame, copy, out, fault);
+        break;
+      case Part::kCounts:
+        good = read_counts(frame, out, fault);
         break;
       case Part::kOnes:
       case Part::kBytes:
@@ -476,6 +505,7 @@ Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out) 
   out.hashes = {};
   out.digest = {};
   out.values = {};
+  out.counts = {};
   out.numbers = {};
   out.tables = {};
   out.slots = {};

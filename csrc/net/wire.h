@@ -7,7 +7,8 @@
 //   request  header | frames of the op          reply  header (kReply) | frames of the op, or of the status
 //
 // Weights and gradients are float32 once decoded, also where they travelled in 16 bits or without their zeros
-// (net/values.h). A digest may stand for a key list (net/lists.h): then hashes is empty, and digest is not.
+// (net/values.h). A digest may stand for a key list (net/lists.h): then hashes is empty, and digest is not. Counts come
+// packed (net/counts.h), and only where they are not all 1.
 //
 // Invariants of a Decoded after decode() returned no fault
 //   I1  the header is ours: magic, version, its own crc; op, status and dtype are known, and op and status go together.
@@ -15,9 +16,10 @@
 //   I3  hashes ascend strictly, tables too. Every view is aligned for its type.
 //
 //   I4  the frames together, and the values as float32, have at most Limits::payload_bytes.
+//   I5  counts are at least 1; there are as many as the header says, or none.
 //
 // Bytes from a socket may be anything. No length is used before it is compared with what is there and with the limit.
-// Memory is taken only for aligned copies of frames and for unpacked values. Views live as long as the frames and the
+// Memory is taken only for aligned copies of frames, for unpacked values and for counts. Views live as long as the frames and the
 // Decoded.
 //
 // Threads: none of its own; a Decoded has one owner, who uses it again and again.
@@ -38,15 +40,16 @@ using Frame = std::span<const std::byte>;
 
 inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
 inline constexpr std::uint8_t kVersion = 1;
-// flags: bit 0 to 3 are these; bits 8 to 15 are the client's number of a part of a call; the others are 0.
+// flags: bit 0 to 4 are these; bits 8 to 15 are the client's number of a part of a call; the others are 0.
 inline constexpr std::uint16_t kReply = 1U << 0U;
 inline constexpr std::uint16_t kPacked = 1U
                                          << 1U;  // values without their zeros; in a PULL: the reply may be so
-inline constexpr std::uint16_t kKeep = 1U << 2U;    // this key list will come again: keep it
-inline constexpr std::uint16_t kDigest = 1U << 3U;  // 16 bytes stand for the key list
-inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest;
+inline constexpr std::uint16_t kKeep = 1U << 2U;     // this key list will come again: keep it
+inline constexpr std::uint16_t kDigest = 1U << 3U;   // 16 bytes stand for the key list
+inline constexpr std::uint16_t kCounted = 1U << 4U;  // one more frame: how often each row occurred
+inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted;
 inline constexpr unsigned kPartShift = 8;
-inline constexpr std::size_t kMostFrames = 3;  // beside the header
+inline constexpr std::size_t kMostFrames = 4;  // beside the header
 inline constexpr std::size_t kMostDim = 4096;
 // Who is no worker: a tool, a server that reads another's rows.
 inline constexpr std::uint32_t kNobody = 0xffffffffU;
@@ -153,6 +156,7 @@ struct Decoded {
   std::span<const std::uint64_t> hashes;
   Frame digest;                            // 16 bytes in the place of the hashes
   std::span<const std::byte> values;       // of floats(), or count of header.dtype, or a section
+  std::span<const std::uint32_t> counts;   // PUSH: how often each row occurred; empty where all did once
   std::span<const std::uint64_t> numbers;  // TICK: sequences; LOAD_BEGIN: rows; LOAD_END: step; STATS
   std::span<const std::uint32_t> tables;   // TICK
   std::span<const std::uint16_t> slots;    // WRONG_EPOCH: those that are not here
@@ -171,6 +175,7 @@ struct Decoded {
   // What is kept from message to message.
   std::array<Buffer<std::uint64_t>, kMostFrames> copies;  // of frames that arrived misaligned
   Buffer<float> unpacked;
+  Buffer<std::uint32_t> unpacked_counts;
 
  private:
   template <class T>

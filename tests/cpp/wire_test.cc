@@ -94,6 +94,11 @@ std::vector<Sent> samples() {
   add(Op::kPush, kDigest, Dtype::kFloat16, {digest, halves});
   add(Op::kPush, kDigest | kPacked, f32, {digest, map, kept});
   add(Op::kPush, kKeep, f32, {hashes, floats});
+  const Bytes counts = bytes_of_all<std::uint8_t>({0b110, 3, 0, 0xbc, 2, 0, 0});
+  add(Op::kPush, kCounted, f32, {hashes, floats, counts});
+  add(Op::kPush, kCounted | kDigest | kPacked, f32, {digest, map, kept, counts});
+  add(Op::kPush, kCounted | kPacked, Dtype::kBfloat16,
+      {hashes, map, bytes_of_all<std::uint16_t>({0x3f80, 0xc000, 0x4040}), counts});
   add(Op::kTick, 0, Dtype::kNone, {numbers, bytes_of_all<std::uint32_t>({1, 9})}, 2);
   add(Op::kTick, kReply, Dtype::kNone, {});
   add(Op::kErase, 0, Dtype::kNone, {hashes});
@@ -156,7 +161,7 @@ TEST(values_are_float32_however_they_travelled) {
     CHECK_EQ(got.values.size(), values.size() * sizeof(float));
     ++seen;
   }
-  CHECK_EQ(seen, 15);
+  CHECK_EQ(seen, 18);
 }
 
 TEST(one_decoded_serves_message_after_message_and_keeps_nothing_of_the_last) {
@@ -167,6 +172,7 @@ TEST(one_decoded_serves_message_after_message_and_keeps_nothing_of_the_last) {
   }
   Sent stats = {{.op = Op::kStats}, {}};
   CHECK(!decode_bytes(stats.frames(), got, {}));
+  CHECK(got.counts.empty());
   CHECK(got.hashes.empty() && got.digest.empty() && got.values.empty() && got.numbers.empty());
   CHECK(got.tables.empty() && got.slots.empty() && got.text.empty() && got.floats().empty() &&
         got.doubles().empty());
@@ -275,8 +281,8 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   sent.header.op = Op{15};
   check_refused(sent, "there is no op 15");
   sent = push;
-  sent.header.flags = 0x10;
-  check_refused(sent, "flags 0010");
+  sent.header.flags = 0x20;
+  check_refused(sent, "flags 0020");
   sent.header.flags = kReply;
   check_refused(sent, "a reply where requests are taken");
   sent.header.flags = kKeep | kDigest;
@@ -368,6 +374,34 @@ TEST(a_map_cannot_make_values_out_of_nothing) {
   check_refused(sent, "262144 bytes in one message, at most 262143 are taken", {.payload_bytes = 262143});
   CHECK(!decode_sent(sent, got, {.payload_bytes = 262144}));
   CHECK_EQ(got.floats().size(), 65536);
+}
+
+TEST(counts_are_read_and_checked_to_the_last_byte) {
+  Sent sent = {
+      {.op = Op::kPush, .dtype = Dtype::kFloat32, .flags = kCounted, .dim = 1, .sequence = 77, .count = 3},
+      {bytes_of_all<std::uint64_t>({3, 5, 9}), bytes_of_all<float>({1, 0, 3}),
+       bytes_of_all<std::uint8_t>({0b101, 2, 0, 0, 1, 0, 0})}};
+  Decoded got;
+  CHECK(!decode_sent(sent, got));
+  CHECK(std::ranges::equal(got.counts, std::vector<std::uint32_t>{2, 1, 256}));
+  const auto refused = [&](const std::vector<std::uint8_t>& counts, const std::string& part) {
+    Sent bad = sent;
+    bad.payload[2] = bytes_of_all(counts);
+    check_refused(bad, part);
+  };
+  const std::string form = "the counts of 3 rows are not packed as they must be";
+  refused({0b1101, 2, 3, 4}, form);            // of a row that is not there
+  refused({0b101, 2, 1}, form);                // 1 is no bit
+  refused({0b101, 2, 0, 255, 0, 0, 0}, form);  // 255 is a byte
+  refused({0b101, 2, 0, 0, 0, 0, 0}, form);    // nobody occurs 0 times
+  refused({0b101, 2}, "the counts of a push of 3 need 3 bytes, got 2");
+  refused({0b101, 2, 3, 0}, "need 3 bytes, got 4");
+  refused({0b101, 2, 0, 0, 1, 0}, "need 7 bytes, got 6");
+  refused({}, "need 1 bytes, got 0");
+  sent.header.flags = 0;
+  check_refused(sent, "a push has 2 frames behind its header, got 3");
+  sent = {{.op = Op::kAssign, .dtype = Dtype::kFloat32, .flags = kCounted, .dim = 1, .sequence = 77}, {}};
+  check_refused(sent, "a assign cannot have the flags 0010");
 }
 
 TEST(what_is_no_header_of_ours_leaves_none) {

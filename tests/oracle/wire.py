@@ -12,7 +12,7 @@ NAMES = [
     "clock", "count", "aux", "job", "payload_bytes", "payload_crc", "header_crc",
 ]  # fmt: skip
 MAGIC = int.from_bytes(b"SHOL", "little")
-REPLY, PACKED, KEEP, DIGEST = 1, 2, 4, 8
+REPLY, PACKED, KEEP, DIGEST, COUNTED = 1, 2, 4, 8, 16
 PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS, REDUCE = range(
     1, 15
 )
@@ -22,7 +22,7 @@ TEXT, SLOTS, EMPTY = {16, 23}, {17}, {1, 18, 19, 20, 21, 22, 24, 25, 26}
 
 REQUESTS = {
     PULL: (["hashes"], WEIGHTS, PACKED | KEEP | DIGEST),
-    PUSH: (["hashes", "values"], WEIGHTS, PACKED | KEEP | DIGEST),
+    PUSH: (["hashes", "values"], WEIGHTS, PACKED | KEEP | DIGEST | COUNTED),
     TICK: (["numbers", "tables"], {0}, 0),
     ASSIGN: (["hashes", "values"], WEIGHTS, PACKED),
     ERASE: (["hashes"], {0}, 0),
@@ -75,6 +75,7 @@ class Read:
     hashes: list[int] = field(default_factory=list)
     digest: bytes = b""
     values: bytes = b""
+    counts: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -100,9 +101,36 @@ def words(raw: bytes, code: str) -> list[int]:
     return [one for (one,) in struct.iter_unpack("<" + code, raw)]
 
 
+def pack_counts(counts: list[int]) -> bytes:
+    """Say how often each row occurred."""
+    some = [count for count in counts if count != 1]
+    bits = sum(1 << row for row, count in enumerate(counts) if count != 1)
+    small = bytes(count if count < 256 else 0 for count in some)
+    return (
+        bits.to_bytes((len(counts) + 7) // 8, "little")
+        + small
+        + struct.pack(f"<{sum(count > 255 for count in some)}I", *(count for count in some if count > 255))
+    )
+
+
+def unpack_counts(raw: bytes, rows: int) -> list[int]:
+    """Read what pack_counts wrote, or raise Wrong."""
+    edge = (rows + 7) // 8
+    bits = int.from_bytes(raw[:edge], "little")
+    small = raw[edge : edge + bits.bit_count()]
+    tail = raw[edge + bits.bit_count() :]
+    if len(raw) < edge or bits >> rows or len(tail) != 4 * small.count(0) or len(small) != bits.bit_count():
+        raise Wrong("counts")
+    large, some = iter(words(tail, "I")), iter(small)
+    counts = [(next(some) or next(large)) if bits >> row & 1 else 1 for row in range(rows)]
+    if pack_counts(counts) != raw:
+        raise Wrong("counts in another form")
+    return counts
+
+
 def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
     """Read a message, or raise Wrong."""
-    if not 1 <= len(frames) <= 4 or len(frames[0]) != 64:
+    if not 1 <= len(frames) <= 5 or len(frames[0]) != 64:
         raise Wrong("frames")
     h = dict(zip(NAMES, HEADER.unpack(frames[0]), strict=True))
     if h["magic"] != MAGIC or h["header_crc"] != crc32c(frames[0][:60]):
@@ -111,7 +139,7 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
         raise Wrong("version")
     flags, status, op = h["flags"], h["status"], h["op"]
     is_reply = bool(flags & REPLY)
-    if op > 14 or h["dtype"] > 6 or flags & 0xF0 or is_reply != replies:
+    if op > 14 or h["dtype"] > 6 or flags & 0xE0 or is_reply != replies:
         raise Wrong("kind")
     if status not in {0} | TEXT | SLOTS | EMPTY or (not is_reply and (status != 0 or op == 0)):
         raise Wrong("status")
@@ -124,12 +152,14 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
     else:
         parts = ["text"] if status in TEXT else ["slots"] if status in SLOTS else []
         dtypes, allowed = {0}, 0
-    extra = flags & (PACKED | KEEP | DIGEST)
+    extra = flags & (PACKED | KEEP | DIGEST | COUNTED)
     if h["dtype"] not in dtypes or extra & ~allowed or extra & (KEEP | DIGEST) == KEEP | DIGEST:
         raise Wrong("dtype or flags")
     parts = ["digest" if extra & DIGEST and part == "hashes" else part for part in parts]
     if extra & PACKED and parts[-1] == "values":
         parts = [*parts[:-1], "map", "kept"]
+    if extra & COUNTED:
+        parts = [*parts, "counts"]
     payload = frames[1:]
     if len(payload) != len(parts):
         raise Wrong("frames")
@@ -158,6 +188,7 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
             "slots": 2 * count,
             "text": count,
             "bytes": len(frame),
+            "counts": len(frame),  # looked at below
         }[part]
         if len(frame) != due:
             raise Wrong("length")
@@ -178,6 +209,8 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
             setattr(read, part, frame)
         elif part in ("ones", "bytes"):
             read.values = frame
+        elif part == "counts":
+            read.counts = unpack_counts(frame, count)
         elif part == "values":
             read.values = b"".join(wide(frame, h["dtype"]))
         elif part == "kept":

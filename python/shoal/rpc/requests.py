@@ -137,6 +137,7 @@ class _Part:
     serial: int = 0  # in the order of submission
     message: Frames | None = None  # made when it is first sent
     sent_as: Sent | None = None  # where it went through a filter
+    counted: bool = False  # its last frame is of counts
     bytes: int = 0  # of request and answer
     charged: bool = False
     last: Status = Status.OK  # of the last reply that did not settle it
@@ -209,6 +210,7 @@ class Call:
     hashes: Hashes | None = None
     begins: npt.NDArray[np.uint64] | None = None
     values: npt.NDArray[Any] | None = None
+    counts: npt.NDArray[np.uint32] | None = None
     out: npt.NDArray[Any] | None = None
     slot: int | None = None
     tables: npt.NDArray[np.uint32] | None = None
@@ -286,6 +288,7 @@ class Requests:
         hashes: Hashes | None = None,
         begins: npt.NDArray[np.uint64] | None = None,
         values: npt.NDArray[Any] | None = None,
+        counts: npt.NDArray[np.uint32] | None = None,
         out: npt.NDArray[Any] | None = None,
         dim: int = 0,
         aux: int = 0,
@@ -309,6 +312,8 @@ class Requests:
             pull, push, assign, erase, contains, state; each endpoint gets what is its own, and one without any nothing.
         values : float32[m, dim], optional
             Of push and assign.
+        counts : uint32[m], optional
+            Of push, 1 or more: how often each hash occurred, for tables that count. None: each once.
         out : array, optional
             Where answers are written: float32[m, dim] of pull, uint8[m] of contains, float32[m, width] of state.
         dim, aux : int
@@ -338,6 +343,7 @@ class Requests:
         call.on_done = on_done
         call.filter = filter if op in (Op.PULL, Op.PUSH) else None
         call.hashes, call.begins, call.values, call.out = hashes, begins, values, out
+        call.counts = counts
         call.dim, call.aux, call.count, call.payload = dim, aux, count, list(payload)
         if op in _KEYED:
             if hashes is None or begins is None or len(begins) != self.map.slots + 1:
@@ -438,6 +444,7 @@ class Requests:
 
     def _check_fits(self, call: Call, first: int, end: int, rows: int) -> None:
         size = rows * (8 + (0 if call.values is None else call.values.itemsize * call.dim))
+        size += 0 if call.counts is None else -(-rows // 8) + 5 * rows
         if size > self.policy.largest_message:
             raise ValueError(
                 f"{rows} rows of slots {first} to {end} are {size} bytes of a {Op(call.op).name.lower()}, and a server "
@@ -473,11 +480,20 @@ class Requests:
                 part.sent_as = call.filter.pull(hashes, known)
             else:
                 part.sent_as = call.filter.push(hashes, call.values[part.begin : part.end], part.sequence, known)
+                part.sent_as.frames += self._counts(part)
             return part.sent_as.frames
         frames: Frames = [hashes]
         if call.values is not None:
             frames.append(call.values[part.begin : part.end])
-        return frames
+        return frames + self._counts(part)
+
+    @staticmethod
+    def _counts(part: _Part) -> Frames:
+        """Say how often each row occurred, where not all did once; note it for the header."""
+        counts = part.call.counts
+        packed = None if counts is None else _core.pack_counts(counts[part.begin : part.end])
+        part.counted = packed is not None
+        return [] if packed is None else [packed]
 
     def _listed(self, tick: _Part) -> list[_Part]:
         """Return the parts of pushes that a tick asks for: of its clock, at its endpoint, not acknowledged.
@@ -603,6 +619,7 @@ class Requests:
             packed=sent_as.packed,
             keep=sent_as.keep,
             digest=bool(sent_as.digest) and not sent_as.keep,
+            counted=part.counted,
             dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
             table=call.table,
             worker=self.worker.rank,
@@ -970,7 +987,7 @@ class Requests:
         if call._refused:
             self._refused = [run for run in self._refused if run.call is not call]
         # What it was made of may go, whoever still holds the call.
-        call.hashes = call.begins = call.values = call.out = call.tables = None
+        call.hashes = call.begins = call.values = call.counts = call.out = call.tables = None
         call.payload, call._order = [], {}
         if call.sequence:
             del self._open[call.sequence]
