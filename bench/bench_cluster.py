@@ -51,6 +51,7 @@ TABLES = {
 
 def serve(threads: int, busy: bool) -> None:
     """Serve a table of each dim by some data loops, and raw messages; end with the standard input."""
+    _core.keep_freed_memory()  # as a server's process does: the raw peer, in the same process, has it too
     context = zmq.Context()
     where = cut_evenly(1, SLOTS, [("tcp://127.0.0.1:0", 0)] * threads)
     loops = [start_loop(service_of(each), context, each.address) for each in where.endpoints]
