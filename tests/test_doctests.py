@@ -14,6 +14,8 @@ MODULES = ["shoal", *(m.name for m in pkgutil.walk_packages(shoal.__path__, "sho
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_run(name, tmp_path, monkeypatch):
+    if name.startswith("shoal.torch"):
+        pytest.importorskip("torch", reason="torch is an extra")
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
     output: list[str] = []

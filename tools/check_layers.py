@@ -45,10 +45,12 @@ PYTHON = {
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models",
+    "torch": "_core errors consistency optim handle table dense sealed checkpoint store data metrics models reports",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports rpc cluster",
+    "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports torch rpc "
+    "cluster",
     "__main__": "cli",
-    "__init__": "errors consistency optim table dense store rpc cluster data metrics models reports",
+    "__init__": "errors consistency optim table dense store rpc cluster data metrics models reports torch",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.
@@ -58,7 +60,7 @@ READER_HEADERS = "base"
 LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch", "zmq"}
 
 # Modules that are there for an optional library, which they import at once; no other module may import them.
-FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}, "rpc": {"zmq"}, "cluster": {"zmq"}}
+FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}, "rpc": {"zmq"}, "cluster": {"zmq"}, "torch": {"torch"}}
 
 # What only one place may do, as it looks in C++.
 ONLY_IN = [

@@ -15,3 +15,5 @@
 
 // For the formulas that such loops call: they must become part of each clone.
 #define SHOAL_INLINE inline __attribute__((always_inline))
+// The same behind the parameters of a lambda.
+#define SHOAL_ALWAYS __attribute__((always_inline))

@@ -10,6 +10,7 @@
 #include "kernel/fm.h"
 #include "kernel/interactions.h"
 #include "kernel/logistic.h"
+#include "kernel/pooling.h"
 
 namespace shoal::bind {
 
@@ -146,6 +147,62 @@ Array<float> fm_gradient(const Array<std::int64_t>& indptr, const Floats& values
   return result;
 }
 
+using Winners = std::optional<Array<std::uint32_t>>;
+
+Pooling pooling_of(const std::string& name) {
+  SHOAL_CHECK(name == "sum" || name == "mean" || name == "max", "no pooling " + name + ": sum, mean or max");
+  return name == "sum" ? Pooling::kSum : (name == "mean" ? Pooling::kMean : Pooling::kMax);
+}
+
+// The winners of a max, else none.
+Winners pool_rows(const std::string& pooling, const Array<std::int64_t>& indptr, const Floats& values,
+                  const KeyBatch& batch, const Array<float>& rows, Array<float>& pooled, Workers& workers) {
+  const Pooling how = pooling_of(pooling);
+  const Examples bags = examples_of(indptr, values, batch, false);
+  const std::size_t dim = dim_of(rows, "rows");
+  Winners winners = how == Pooling::kMax ? Winners(fresh<std::uint32_t>(bags.size(), dim)) : std::nullopt;
+  const auto to_winners = winners ? out(*winners) : std::span<std::uint32_t>{};
+  const auto from = in(rows);
+  const auto to = out(pooled);
+  {
+    const py::gil_scoped_release nogil;
+    shoal::pool_rows(how, bags, from, dim, to, to_winners, workers.pool);
+  }
+  return winners;
+}
+
+Array<float> pool_gradient(const std::string& pooling, const Array<std::int64_t>& indptr,
+                           const Floats& values, const KeyBatch& batch, const Array<float>& grads,
+                           const Winners& winners, Workers& workers) {
+  const Pooling how = pooling_of(pooling);
+  const Examples bags = examples_of(indptr, values, batch, false);
+  const std::size_t dim = dim_of(grads, "grads");
+  Array<float> result = fresh<float>(batch.size(), dim);
+  const auto to = out(result);
+  const auto from = in(grads);
+  const auto won = winners ? in(*winners) : std::span<const std::uint32_t>{};
+  const py::gil_scoped_release nogil;
+  workers.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
+    shoal::pool_gradient(how, bags, from, won, dim, {batch.order(), batch.firsts()}, to, workers.pool,
+                         scratch);
+    return 0;
+  });
+  return result;
+}
+
+Array<float> pool_values_gradient(const Array<std::int64_t>& indptr, const KeyBatch& batch,
+                                  const Array<float>& rows, const Array<float>& grads, Workers& workers) {
+  const Examples bags = examples_of(indptr, std::nullopt, batch, false);
+  const std::size_t dim = dim_of(rows, "rows");
+  Array<float> result = fresh<float>(batch.given());
+  const auto to = out(result);
+  const auto from = in(rows);
+  const auto slopes = in(grads);
+  const py::gil_scoped_release nogil;
+  shoal::pool_values_gradient(bags, from, slopes, dim, to, workers.pool);
+  return result;
+}
+
 }  // namespace
 
 void add_kernel(py::module_& module) {
@@ -165,6 +222,14 @@ void add_kernel(py::module_& module) {
              py::arg("slopes").noconvert(), py::arg("workers"));
   module.def("interact", &interact, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
              py::arg("values").noconvert(), py::arg("fields").noconvert(), py::arg("pairs").noconvert());
+  module.def("pool_rows", &pool_rows, py::arg("pooling"), py::arg("indptr").noconvert(),
+             py::arg("values").noconvert(), py::arg("batch"), py::arg("rows").noconvert(),
+             py::arg("out").noconvert(), py::arg("workers"));
+  module.def("pool_gradient", &pool_gradient, py::arg("pooling"), py::arg("indptr").noconvert(),
+             py::arg("values").noconvert(), py::arg("batch"), py::arg("grads").noconvert(),
+             py::arg("winners").noconvert(), py::arg("workers"));
+  module.def("pool_values_gradient", &pool_values_gradient, py::arg("indptr").noconvert(), py::arg("batch"),
+             py::arg("rows").noconvert(), py::arg("grads").noconvert(), py::arg("workers"));
   module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),
              py::arg("workers"));
 }

@@ -56,6 +56,12 @@ void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Ar
   batch.expand(from, dim, to, workers.pool);
 }
 
+bool is_of(const KeyBatch& batch, const Array<std::uint64_t>& keys, Workers& workers) {
+  const auto given = in(keys);
+  const py::gil_scoped_release nogil;
+  return batch.is_of(given, workers.pool);
+}
+
 Array<std::uint32_t> counts(const KeyBatch& batch) {
   Array<std::uint32_t> result = fresh<std::uint32_t>(batch.size());
   batch.counts(out(result));
@@ -107,6 +113,7 @@ void add_route(py::module_& module) {
       .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("workers"))
       .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
            py::arg("workers"))
+      .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("workers"))
       .def("verify", &KeyBatch::verify);
   py::class_<SummedBatch>(module, "SummedBatch")
       .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),

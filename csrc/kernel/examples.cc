@@ -1,6 +1,7 @@
 #include "kernel/examples.h"
 
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "base/check.h"
@@ -44,6 +45,20 @@ void check_examples(const Examples& examples, std::size_t keys) {
 void check_sizes(std::size_t got, std::size_t examples, const char* name) {
   SHOAL_CHECK(got == examples, std::string(name) + " must have one number for each of the " +
                                    std::to_string(examples) + " examples, got " + std::to_string(got));
+}
+
+std::span<const std::uint32_t> owners_of(const Examples& examples, Buffer<std::uint32_t>& buffer,
+                                         Pool& pool) {
+  SHOAL_CHECK(examples.size() <= std::numeric_limits<std::uint32_t>::max(),
+              "a batch has fewer than 2^32 examples, got " + std::to_string(examples.size()));
+  const auto owners = buffer.claim(examples.columns.size());
+  each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      std::fill(owners.begin() + examples.indptr[i], owners.begin() + examples.indptr[i + 1],
+                static_cast<std::uint32_t>(i));
+    }
+  });
+  return owners;
 }
 
 }  // namespace shoal

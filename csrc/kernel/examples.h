@@ -5,7 +5,8 @@
 //
 // A kernel calls check_examples() first: after it no index of the examples leaves its array.
 //
-// Threads: spans of memory that nobody writes meanwhile. each_piece shares neighbouring examples among a pool.
+// Threads: spans of memory that nobody writes meanwhile. each_piece shares neighbouring examples among a pool,
+// each_run_of_keys neighbouring keys.
 
 #pragma once
 
@@ -15,6 +16,7 @@
 #include <optional>
 #include <span>
 
+#include "base/buffer.h"
 #include "base/threads.h"
 
 namespace shoal {
@@ -57,5 +59,26 @@ void each_piece(const Examples& examples, Pool& pool, const Work& work, std::siz
                                                                            kLeastEntries, pool.threads()))};
   pool.run(pieces.parts, [&](std::size_t p) { work(pieces.begin(p), pieces.begin(p + 1)); });
 }
+
+// Calls work(begin, end) for neighbouring keys, in pieces of as many places, cut where a key begins: keys differ, places
+// cost the same. A key is never divided.
+template <class Work>
+void each_run_of_keys(Occurrences occurrences, std::size_t numbers, Pool& pool, const Work& work) {
+  const auto [order, firsts] = occurrences;
+  const std::size_t keys = firsts.size() - 1;
+  const std::size_t parts =
+      parts_for(order.size() * numbers, kLeastEntries, pool.threads() == 1 ? 1 : 4 * pool.threads());
+  const Pieces pieces{order.size(), parts};
+  const auto key_at = [&](std::size_t p) {
+    const auto place = static_cast<std::uint32_t>(pieces.begin(p));
+    return p == parts ? keys
+                      : static_cast<std::size_t>(std::lower_bound(firsts.begin(), firsts.end() - 1, place) -
+                                                 firsts.begin());
+  };
+  pool.run(parts, [&](std::size_t p) { work(key_at(p), key_at(p + 1)); });
+}
+
+// The example of each entry, in memory of `buffer`. Fewer than 2^32 examples.
+std::span<const std::uint32_t> owners_of(const Examples& examples, Buffer<std::uint32_t>& buffer, Pool& pool);
 
 }  // namespace shoal

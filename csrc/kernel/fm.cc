@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include "base/check.h"
@@ -160,28 +159,10 @@ void fm_gradient(const Examples& examples, std::span<const float> factors, std::
   check_rows(out.size(), keys, dim, "gradient", "unique keys");
   check_rows(sums.size(), examples.size(), dim, "sums", "examples");
   check_sizes(slopes.size(), examples.size(), "slopes");
-  SHOAL_CHECK(examples.size() <= std::numeric_limits<std::uint32_t>::max(),
-              "a batch has fewer than 2^32 examples, got " + std::to_string(examples.size()));
-  const auto owners = scratch.owners.claim(entries);
-  each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) {
-      std::fill(owners.begin() + examples.indptr[i], owners.begin() + examples.indptr[i + 1],
-                static_cast<std::uint32_t>(i));
-    }
-  });
+  const auto owners = owners_of(examples, scratch.owners, pool);
   const Way way{order.data(), owners.data(), values_of(examples), slopes.data(), sums.data(), entries, dim};
-  // Pieces of as many places, cut where a key begins: keys differ, places cost the same.
-  const std::size_t parts =
-      parts_for(entries * dim, kLeastEntries, pool.threads() == 1 ? 1 : 4 * pool.threads());
-  const Pieces pieces{order.size(), parts};
-  const auto key_at = [&](std::size_t p) {
-    const auto place = static_cast<std::uint32_t>(pieces.begin(p));
-    return p == parts ? keys
-                      : static_cast<std::size_t>(std::lower_bound(firsts.begin(), firsts.end() - 1, place) -
-                                                 firsts.begin());
-  };
-  pool.run(parts, [&](std::size_t p) {
-    gradients_of(way, firsts.data(), factors.data(), key_at(p), key_at(p + 1), out.data());
+  each_run_of_keys(occurrences, dim, pool, [&](std::size_t begin, std::size_t end) {
+    gradients_of(way, firsts.data(), factors.data(), begin, end, out.data());
   });
 }
 

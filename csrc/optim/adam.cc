@@ -29,18 +29,49 @@ Factors factors_at(const Adam& rule, double t) noexcept {
           .kept = rule.decoupled ? static_cast<float>(1.0 - rule.lr * rule.weight_decay) : 1.0F};
 }
 
+// One element's step; x is (w, m, v).
+struct Element {
+  Factors f;
+
+  SHOAL_INLINE void operator()(float g, std::uint32_t /*noise*/, std::array<float, 3>& x) const noexcept {
+    auto& [w, m, v] = x;
+    const float slope = g + f.l2 * w;
+    m = m + f.take1 * (slope - m);
+    v = v + f.take2 * (slope * slope - v);
+    const float root = std::sqrt(v) + f.eps;
+    w = f.kept * w - (m == 0.0F ? 0.0F : f.rate * m / root);
+  }
+};
+
 SHOAL_CLONES void steps(std::size_t count, const Factors& given, const float* g, float* w, float* m,
                         float* v) noexcept {
-  const Factors f = given;
+  const Element element{given};
   for (std::size_t e = 0; e < count; ++e) {
-    const float slope = g[e] + f.l2 * w[e];
-    const float mean = m[e] + f.take1 * (slope - m[e]);
-    const float square = v[e] + f.take2 * (slope * slope - v[e]);
-    const float root = std::sqrt(square) + f.eps;
-    w[e] = f.kept * w[e] - (mean == 0.0F ? 0.0F : f.rate * mean / root);
-    m[e] = mean;
-    v[e] = square;
+    std::array<float, 3> x{w[e], m[e], v[e]};
+    element(g[e], 0, x);
+    w[e] = x[0];
+    m[e] = x[1];
+    v[e] = x[2];
   }
+}
+
+SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const Factors& factors) noexcept {
+  return in_place::step<3>(rows, in_place::Alike<Element>{Element{factors}});
+}
+
+// Each row is at a step of its own.
+struct OwnStep {
+  Adam rule;
+
+  SHOAL_INLINE Element operator()(const float*, const float*, std::size_t, std::uint32_t,
+                                  float& t) const noexcept {
+    t += 1.0F;  // stays at 2^24, where the bias factors have long been 1
+    return {factors_at(rule, static_cast<double>(t))};
+  }
+};
+
+SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const Adam& rule) noexcept {
+  return in_place::step<3, true>(rows, OwnStep{rule});
 }
 
 }  // namespace
@@ -71,10 +102,15 @@ void Adam::step(const Block& block) const noexcept {
   for (std::size_t r = 0; r < block.rows; ++r) {
     const std::size_t first = r * block.dim;
     float& t = block.row_state[r];
-    t += 1.0F;  // stays at 2^24, where the bias factors have long been 1
+    t += 1.0F;  // as in OwnStep
     steps(block.dim, factors_at(*this, static_cast<double>(t)), block.grads + first, w + first, m + first,
           v + first);
   }
+}
+
+std::size_t Adam::step(const InPlace& rows) const noexcept {
+  return per_row_step ? steps_in_place(rows, *this)
+                      : steps_in_place(rows, factors_at(*this, static_cast<double>(rows.step)));
 }
 
 }  // namespace shoal

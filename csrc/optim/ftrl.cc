@@ -8,14 +8,31 @@ namespace shoal {
 
 namespace {
 
+// One element's step; x is (z, n).
+struct Element {
+  Ftrl rule;
+
+  SHOAL_INLINE void operator()(float g, std::uint32_t noise, std::array<float, 2>& x) const noexcept {
+    auto& [z, n] = x;
+    const float root = std::sqrt(n);
+    const float w = divided(shrink(z, rule.l1), stiffness(rule, root));  // before n moves: the paper's w_t
+    advance(rule, g, w, root, noise, z, n);
+  }
+};
+
 SHOAL_CLONES void steps(std::size_t count, const Ftrl& given, const std::uint32_t* noise, const float* g,
                         float* z, float* n) noexcept {
-  const Ftrl rule = given;  // a copy: the compiler need not fear that z or n alias it
+  const Element element{given};  // a copy: the compiler need not fear that z or n alias it
   for (std::size_t e = 0; e < count; ++e) {
-    const float root = std::sqrt(n[e]);
-    const float w = divided(shrink(z[e], rule.l1), stiffness(rule, root));  // before n moves: the paper's w_t
-    advance(rule, g[e], w, root, noise[e], z[e], n[e]);
+    std::array<float, 2> x{z[e], n[e]};
+    element(g[e], noise[e], x);
+    z[e] = x[0];
+    n[e] = x[1];
   }
+}
+
+SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const Ftrl& rule) noexcept {
+  return in_place::step<2>(rows, in_place::Alike<Element>{Element{rule}});
 }
 
 SHOAL_CLONES void weights(std::size_t count, const Ftrl& given, const float* z, const float* n,
@@ -43,6 +60,8 @@ void Ftrl::start(const Block& block) const noexcept {
 void Ftrl::step(const Block& block) const noexcept {
   steps(block.size(), *this, block.noise, block.grads, block.columns[0], block.columns[1]);
 }
+
+std::size_t Ftrl::step(const InPlace& rows) const noexcept { return steps_in_place(rows, *this); }
 
 void Ftrl::read(const Block& block, float* w) const noexcept {
   weights(block.size(), *this, block.columns[0], block.columns[1], w);

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "optim/block.h"
+#include "optim/in_place.h"
 #include "optim/params.h"
 
 namespace shoal {
@@ -27,6 +28,7 @@ struct Ftrl {
   std::string_view row_state() const noexcept { return {}; }
   void start(const Block& block) const noexcept;
   void step(const Block& block) const noexcept;
+  std::size_t step(const InPlace& rows) const noexcept;
   // w of every element of the block.
   void read(const Block& block, float* w) const noexcept;
   // Moves z so that the block reads w (to rounding); n stays.

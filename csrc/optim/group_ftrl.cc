@@ -21,6 +21,32 @@ float share_left(const GroupFtrl& rule, std::size_t dim, const float* z) noexcep
   return norm <= threshold ? 0.0F : static_cast<float>(1.0 - threshold / norm);
 }
 
+// One element's step where `share` of the row is left; x is (z, n).
+struct Element {
+  GroupFtrl rule;
+  float share;
+
+  SHOAL_INLINE void operator()(float g, std::uint32_t noise, std::array<float, 2>& x) const noexcept {
+    auto& [z, n] = x;
+    const float root = std::sqrt(n);
+    const float w = divided(shrink(z, rule.l1) * share, stiffness(rule, root));
+    advance(rule, g, w, root, noise, z, n);
+  }
+};
+
+struct RowRule {
+  GroupFtrl rule;
+
+  SHOAL_INLINE Element operator()(const float*, const float* z, std::size_t dim, std::uint32_t,
+                                  float&) const noexcept {
+    return {rule, share_left(rule, dim, z)};
+  }
+};
+
+SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const GroupFtrl& rule) noexcept {
+  return in_place::step<2>(rows, RowRule{rule});
+}
+
 // 1 + t / |pull|, which share_left takes back: s = pull * raise leaves the weights w of the row that begins at `first`.
 float raise_of(const GroupFtrl& rule, const Block& block, std::size_t first, const float* w) noexcept {
   double squares = 0;
@@ -51,15 +77,17 @@ void GroupFtrl::step(const Block& block) const noexcept {
   for (std::size_t r = 0; r < block.rows; ++r) {
     const std::size_t first = r * block.dim;
     const float share = share_left(*this, block.dim, block.columns[0] + first);
+    const Element element{*this, share};
     for (std::size_t e = first; e < first + block.dim; ++e) {
-      float& z = block.columns[0][e];
-      float& n = block.columns[1][e];
-      const float root = std::sqrt(n);
-      const float w = divided(shrink(z, l1) * share, stiffness(*this, root));
-      advance(*this, block.grads[e], w, root, block.noise[e], z, n);
+      std::array<float, 2> x{block.columns[0][e], block.columns[1][e]};
+      element(block.grads[e], block.noise[e], x);
+      block.columns[0][e] = x[0];
+      block.columns[1][e] = x[1];
     }
   }
 }
+
+std::size_t GroupFtrl::step(const InPlace& rows) const noexcept { return steps_in_place(rows, *this); }
 
 void GroupFtrl::read(const Block& block, float* w) const noexcept {
   for (std::size_t r = 0; r < block.rows; ++r) {

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "optim/block.h"
+#include "optim/in_place.h"
 #include "optim/params.h"
 
 namespace shoal {
@@ -26,6 +27,7 @@ struct GroupFtrl {
   std::string_view row_state() const noexcept { return {}; }
   void start(const Block& block) const noexcept;
   void step(const Block& block) const noexcept;
+  std::size_t step(const InPlace& rows) const noexcept;
   void read(const Block& block, float* w) const noexcept;
   void write(const Block& block, const float* w) const noexcept;
   // Moves z so that a block that reads `old` reads w, where the two differ; what becomes 0 keeps the evidence that a 0

@@ -5,6 +5,7 @@
 //   row_state()              the name of its number per row, or none
 //   start(block)             columns[0] holds initial weights; makes them a fresh row
 //   step(block)              one step of every row
+//   step(rows)               the same, of wide rows where they stand; a rule of pairs has none (optim/in_place.h)
 //   kPairs                   where it is there, a row has two elements, of which only the first is a weight
 //   read, write, move        weights from columns and back, only where kDerivesWeights
 // std::visit once per batch; no choice is left inside a loop over rows.

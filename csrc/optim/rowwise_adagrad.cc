@@ -30,21 +30,46 @@ SHOAL_INLINE double mean_square(std::size_t dim, float decay, const float* g, co
   return sum / static_cast<double>(dim);
 }
 
+struct Element {
+  float kept;
+  float k;
+
+  SHOAL_INLINE void operator()(float g, std::uint32_t /*noise*/, std::array<float, 1>& w) const noexcept {
+    w[0] = kept * w[0] - k * g;
+  }
+};
+
+// Moves a row's m, and gives what moves its elements.
+struct RowRule {
+  RowWiseAdagrad rule;
+
+  SHOAL_INLINE Element operator()(const float* g, const float* w, std::size_t dim, std::uint32_t noise,
+                                  float& m) const noexcept {
+    const float l2 = rule.decoupled ? 0.0F : rule.weight_decay;
+    m = accumulate(m, mean_square(dim, l2, g, w), noise, 1);
+    const float root = std::sqrt(m) + rule.eps;
+    const float k = root == 0.0F ? 0.0F : rule.lr / root;
+    return {.kept = 1.0F - (rule.decoupled ? rule.lr : k) * rule.weight_decay, .k = k};
+  }
+};
+
 SHOAL_CLONES void steps(const RowWiseAdagrad& rule, const Block& block) noexcept {
+  const RowRule row_rule{rule};
   const std::size_t dim = block.dim;
-  const float l2 = rule.decoupled ? 0.0F : rule.weight_decay;
   for (std::size_t r = 0; r < block.rows; ++r) {
     const float* const g = block.grads + r * dim;
     float* const w = block.columns[0] + r * dim;
-    float& m = block.row_state[r];
-    m = accumulate(m, mean_square(dim, l2, g, w), block.noise[r * dim], 1);
-    const float root = std::sqrt(m) + rule.eps;
-    const float k = root == 0.0F ? 0.0F : rule.lr / root;
-    const float kept = 1.0F - (rule.decoupled ? rule.lr : k) * rule.weight_decay;
+    const Element element = row_rule(g, w, dim, block.noise[r * dim], block.row_state[r]);
     for (std::size_t e = 0; e < dim; ++e) {
-      w[e] = kept * w[e] - k * g[e];
+      std::array<float, 1> x{w[e]};
+      element(g[e], 0, x);
+      w[e] = x[0];
     }
   }
+}
+
+SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const RowWiseAdagrad& rule) noexcept {
+  return in_place::step<1, true>(rows, RowRule{rule});
 }
 
 }  // namespace
@@ -60,5 +85,7 @@ void RowWiseAdagrad::start(const Block& block) const noexcept {
 }
 
 void RowWiseAdagrad::step(const Block& block) const noexcept { steps(*this, block); }
+
+std::size_t RowWiseAdagrad::step(const InPlace& rows) const noexcept { return steps_in_place(rows, *this); }
 
 }  // namespace shoal

@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "optim/block.h"
+#include "optim/in_place.h"
 #include "optim/params.h"
 
 namespace shoal {
@@ -28,6 +29,7 @@ struct RowWiseAdagrad {
   std::string_view row_state() const noexcept { return "m"; }
   void start(const Block& block) const noexcept;
   void step(const Block& block) const noexcept;
+  std::size_t step(const InPlace& rows) const noexcept;
 
   float lr;
   float eps;

@@ -6,10 +6,28 @@ namespace shoal {
 
 namespace {
 
-SHOAL_CLONES void steps(std::size_t n, float lr, float weight_decay, const float* g, float* w) noexcept {
-  for (std::size_t e = 0; e < n; ++e) {
-    w[e] -= lr * (g[e] + weight_decay * w[e]);
+struct Element {
+  float lr;
+  float weight_decay;
+
+  explicit Element(const Sgd& rule) : lr(rule.lr), weight_decay(rule.weight_decay) {}
+
+  SHOAL_INLINE void operator()(float g, std::uint32_t /*noise*/, std::array<float, 1>& w) const noexcept {
+    w[0] -= lr * (g + weight_decay * w[0]);
   }
+};
+
+SHOAL_CLONES void steps(std::size_t n, const Sgd& rule, const float* g, float* w) noexcept {
+  const Element element(rule);
+  for (std::size_t e = 0; e < n; ++e) {
+    std::array<float, 1> x{w[e]};
+    element(g[e], 0, x);
+    w[e] = x[0];
+  }
+}
+
+SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const Sgd& rule) noexcept {
+  return in_place::step<1>(rows, in_place::Alike<Element>{Element(rule)});
 }
 
 }  // namespace
@@ -21,7 +39,9 @@ Sgd::Sgd(Params& params)
 void Sgd::start(const Block& /*block*/) const noexcept {}
 
 void Sgd::step(const Block& block) const noexcept {
-  steps(block.size(), lr, weight_decay, block.grads, block.columns[0]);
+  steps(block.size(), *this, block.grads, block.columns[0]);
 }
+
+std::size_t Sgd::step(const InPlace& rows) const noexcept { return steps_in_place(rows, *this); }
 
 }  // namespace shoal

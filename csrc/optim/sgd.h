@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "optim/block.h"
+#include "optim/in_place.h"
 #include "optim/params.h"
 
 namespace shoal {
@@ -20,6 +21,7 @@ struct Sgd {
   std::string_view row_state() const noexcept { return {}; }
   void start(const Block& block) const noexcept;
   void step(const Block& block) const noexcept;
+  std::size_t step(const InPlace& rows) const noexcept;
 
   float lr;
   float weight_decay;

@@ -1,6 +1,7 @@
 #include "route/key_batch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "base/check.h"
@@ -83,6 +84,31 @@ void KeyBatch::counts(std::span<std::uint32_t> out) const {
   for (std::size_t u = 0; u < size(); ++u) {
     out[u] = firsts_[u + 1] - firsts_[u];
   }
+}
+
+bool KeyBatch::is_of(std::span<const std::uint64_t> keys, Pool& pool) const {
+  constexpr std::size_t kLook = 1024;  // other keys differ at once, as a rule
+  if (keys.size() != given()) {
+    return false;
+  }
+  const auto agree = [&](std::size_t begin, std::size_t end) {
+    bool same = true;
+    for (std::size_t i = begin; i < end; ++i) {
+      same &= hashes_[inverse_[i]] == mix(keys[i]);
+    }
+    return same;
+  };
+  if (!agree(0, std::min(given(), kLook))) {
+    return false;
+  }
+  const Pieces pieces{given(), parts_for(given(), std::size_t{1} << 15U, pool.threads())};
+  std::atomic<bool> same{true};
+  pool.run(pieces.parts, [&](std::size_t part) {
+    if (!agree(pieces.begin(part), pieces.begin(part + 1))) {
+      same.store(false, std::memory_order_relaxed);
+    }
+  });
+  return same.load(std::memory_order_relaxed);
 }
 
 bool KeyBatch::verify() const {

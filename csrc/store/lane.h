@@ -4,7 +4,9 @@
 //   run n       looks at its lines, which were asked for a step before, and asks for those of run n + 1
 //   run n - 1   follows the few that its lines did not settle
 //   run n - 1   its rows are used, and more lines of run n + 1 asked for; wide rows, which stand in another place again, a
-//               step later
+//               step later: while those of run n - 2 are used, those of run n - 1 are asked for, one for one. (All of a run's
+//               rows at once, as it is settled, were 192 lines of which the machine keeps two dozen under way: a push of rows
+//               of 128 bytes took a third longer.)
 //
 // So memory always has something to do, and nobody waits for it: with one run at a time, and a run ending with its slot,
 // a batch of 65,536 keys went at two thirds of the speed.
@@ -40,7 +42,8 @@ struct alignas(kCacheLine) Guarded {
 // Lock is std::shared_lock or std::unique_lock of a slot's mutex. A Worker is called in the order of the batch:
 //   enter(slot, hashes)      a slot is locked, and nothing of it has been looked at; it may insert
 //   use(run, first, ahead)   the rows of a run that begins at `first`, null where there are none; it may insert, and
-//                            asks for a line of `ahead` now and then
+//                            asks for lines of `ahead` now and then, and for a row of it with each row where rows are wide
+//   touched                  how many bytes of each row it uses, from the front
 template <class Lock>
 class Lane {
  public:
@@ -69,6 +72,9 @@ class Lane {
       run(n).search.look(ahead);
       if (n >= 1) {
         run(n - 1).search.settle();
+        if (lag_ == 2) {
+          ahead.follow(run(n - 1).search.rows(), worker.touched);
+        }
       }
       if (n >= lag_) {
         Run& ready = run(n - lag_);

@@ -110,6 +110,7 @@ void Rows::read_weights(std::span<std::byte* const> rows, float* weights, Fetche
   }
   for (std::size_t r = 0; r < rows.size(); ++r) {
     ahead.one();
+    ahead.row();
     if (dtype_ == Dtype::kFloat32) {
       std::memcpy(weights + r * dim_, rows[r], dim_ * sizeof(float));
     } else {

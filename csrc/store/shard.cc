@@ -284,11 +284,12 @@ std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hash
 }
 
 template <class Use>
-void Shard::read(const SlotSlices& batch, const Use& use) const {
+void Shard::read(const SlotSlices& batch, std::size_t touched, const Use& use) const {
   using Lock = std::shared_lock<std::shared_mutex>;
   struct Reader {
     const Shard& shard;
     const SlotSlices& batch;
+    std::size_t touched;
     const Use& use_rows;
     Workspace work;
 
@@ -308,7 +309,7 @@ void Shard::read(const SlotSlices& batch, const Use& use) const {
       use_rows(work, rows, first, ahead);
     }
   };
-  walk<Lock>(batch, [&] { return Reader{*this, batch, use, Workspace(rows_)}; });
+  walk<Lock>(batch, [&] { return Reader{*this, batch, touched, use, Workspace(rows_)}; });
 }
 
 template <class Use>
@@ -321,6 +322,7 @@ void Shard::change(const SlotSlices& batch, const Use& use) {
     const Use& use_rows;
     std::atomic<std::uint64_t>& created;
     Workspace work;
+    std::size_t touched = shard.rows_.bytes();
     Making making = {};
 
     void enter(Guarded& slot, std::span<const std::uint64_t> hashes) {
@@ -360,10 +362,11 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
   SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
   std::visit(
       [&](const auto& rule) {
-        read(batch,
+        constexpr bool kDerives = std::remove_cvref_t<decltype(rule)>::kDerivesWeights;
+        read(batch, kDerives ? rows_.bytes() : rows_.width(0),
              [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
                float* const out = weights.data() + first * rows_.dim();
-               if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+               if constexpr (kDerives) {
                  const Block block = work.block(rows.size(), rows_.dim());
                  rows_.gather(rows, block, ahead);
                  rule.read(block, out);
@@ -385,46 +388,69 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
   const auto entered = enter();
   const std::uint64_t step = step_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t shared = step_noise(spec_.seed, step);
-  const Clip clip = spec_.optimizer.clip();
+  const bool in_place =
+      rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kLeastDim && !spec_.optimizer.clip().active();
   std::atomic<std::uint64_t> dropped{0};
   std::visit(
       [&](const auto& rule) {
-        change(batch,
-               [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-                 Block block = work.block(rows.size(), dim);
-                 block.step = step;
-                 std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
-                 fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
-                 rows_.gather(rows, block, ahead);
+        // Both return how many rows were not finite.
+        const auto step_in_place = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
+                                       Fetches& ahead) -> std::size_t {
+          if constexpr (requires(const InPlace& given) { rule.step(given); }) {
+            return rule.step({.rows = rows,
+                              .dim = dim,
+                              .grads = grads.data() + first * dim,
+                              .hashes = batch.hashes.data() + first,
+                              .noise = shared,
+                              .step = step,
+                              .beside = work.floats.get(),
+                              .ahead = &ahead});
+          } else {
+            return 0;  // never asked: dim is 2
+          }
+        };
+        const auto step_block = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
+                                    Fetches& ahead) {
+          Block block = work.block(rows.size(), dim);
+          block.step = step;
+          std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
+          fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+          rows_.gather(rows, block, ahead);
 
-                 std::uint32_t* const moves = work.moves();
-                 std::uint32_t* const finite = work.finite();
-                 mark_moving(block.grads, block.rows, dim, moves);
-                 std::fill_n(finite, block.rows, 1U);
-                 mark_finite(block.grads, block.rows, dim, finite);
-                 if (clip.active()) {
-                   clip.apply(block);
-                 }
-                 rule.step(block);
-                 for (std::size_t k = 0; k < rows_.columns(); ++k) {
-                   mark_finite(block.columns[k], block.rows, dim, finite);
-                 }
-                 if (rows_.has_row_state()) {
-                   mark_finite(block.row_state, block.rows, 1, finite);
-                 }
-                 std::uint64_t bad = 0;
-                 for (std::size_t r = 0; r < block.rows; ++r) {
-                   bad += moves[r] & (finite[r] ^ 1U);
-                   moves[r] &= finite[r];
-                 }
-                 rows_.scatter(block, {moves, block.rows}, rows, ahead);
-                 if (stepped != nullptr) {
-                   *stepped = first + rows.size();
-                 }
-                 if (bad != 0) {
-                   dropped.fetch_add(bad, std::memory_order_relaxed);
-                 }
-               });
+          std::uint32_t* const moves = work.moves();
+          std::uint32_t* const finite = work.finite();
+          mark_moving(block.grads, block.rows, dim, moves);
+          std::fill_n(finite, block.rows, 1U);
+          mark_finite(block.grads, block.rows, dim, finite);
+          if (spec_.optimizer.clip().active()) {
+            spec_.optimizer.clip().apply(block);
+          }
+          rule.step(block);
+          for (std::size_t k = 0; k < rows_.columns(); ++k) {
+            mark_finite(block.columns[k], block.rows, dim, finite);
+          }
+          if (rows_.has_row_state()) {
+            mark_finite(block.row_state, block.rows, 1, finite);
+          }
+          std::size_t bad = 0;
+          for (std::size_t r = 0; r < block.rows; ++r) {
+            bad += moves[r] & (finite[r] ^ 1U);
+            moves[r] &= finite[r];
+          }
+          rows_.scatter(block, {moves, block.rows}, rows, ahead);
+          return bad;
+        };
+        change(
+            batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+              const std::size_t bad =
+                  in_place ? step_in_place(work, rows, first, ahead) : step_block(work, rows, first, ahead);
+              if (stepped != nullptr) {
+                *stepped = first + rows.size();
+              }
+              if (bad != 0) {
+                dropped.fetch_add(bad, std::memory_order_relaxed);
+              }
+            });
       },
       spec_.optimizer.rule());
   pushes_.fetch_add(1, std::memory_order_relaxed);
@@ -491,6 +517,7 @@ void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) con
   struct Asker {
     std::span<std::uint8_t> there;
     Workspace work;
+    std::size_t touched = 0;
 
     void enter(Guarded&, std::span<const std::uint64_t>) {}
 
@@ -509,12 +536,13 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
   SHOAL_CHECK(column < rows_.columns() || (of_row && rows_.has_row_state()), "there is no such column");
   const std::size_t width = of_row ? 1 : rows_.dim();
   SHOAL_CHECK(values.size() == batch.hashes.size() * width, "values must be len(keys) x the column's width");
-  read(batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-    const Block block = work.block(rows.size(), rows_.dim());
-    rows_.gather(rows, block, ahead);
-    std::memcpy(values.data() + first * width, of_row ? block.row_state : block.columns[column],
-                rows.size() * width * sizeof(float));
-  });
+  read(batch, rows_.bytes(),
+       [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+         const Block block = work.block(rows.size(), rows_.dim());
+         rows_.gather(rows, block, ahead);
+         std::memcpy(values.data() + first * width, of_row ? block.row_state : block.columns[column],
+                     rows.size() * width * sizeof(float));
+       });
 }
 
 // --- by slot ----------------------------------------------------------------------------------------------------

@@ -152,10 +152,10 @@ class Shard {
   // A Lane with a worker() of its own in each thread.
   template <class Lock, class MakeWorker>
   void walk(const SlotSlices& batch, const MakeWorker& make_worker) const;
-  // use(workspace, rows, first, ahead) for every run of rows, in order; a row that is not there is the one that it would
-  // be given.
+  // use(workspace, rows, first, ahead) for every run of rows, in order, of which it reads the first `touched` bytes; a row
+  // that is not there is the one that it would be given.
   template <class Use>
-  void read(const SlotSlices& batch, const Use& use) const;
+  void read(const SlotSlices& batch, std::size_t touched, const Use& use) const;
   // The same, to be changed, and created where missing. The caller has entered.
   template <class Use>
   void change(const SlotSlices& batch, const Use& use);

@@ -181,18 +181,10 @@ void Search::find_rows() noexcept {
   if (layout_->narrow) {
     return;
   }
-  constexpr std::size_t kFetched =
-      8 * kCacheLine;  // beyond it the machine's own prefetcher has seen the pattern
-  const std::size_t fetched = std::min(layout_->row_bytes, kFetched);
   for (const Part& part : parts()) {
     for (std::size_t i = part.begin; i < part.end; ++i) {
       if (at_[i] != nullptr) {
-        std::byte* const row = part.table->row_at(at_[i]);
-        at_[i] = row;
-        for (std::size_t b = 0; b < fetched; b += kCacheLine) {
-          fetch(row + b);
-        }
-        fetch(row + fetched - 1);
+        at_[i] = part.table->row_at(at_[i]);
       }
     }
   }

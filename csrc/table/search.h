@@ -2,7 +2,7 @@
 //
 //   aim      each hash's home, the line where its way begins (table/slot_table.h); nothing is read yet
 //   look     reads the homes, and asks for the second lines of those whose home is full of others
-//   settle   follows their ways to the end, and turns row numbers into rows, whose first lines it asks for
+//   settle   follows their ways to the end, and turns row numbers into rows, whose lines are the caller's to ask for
 //
 // Idea. A run is consecutive hashes of a batch. They may belong to several tables of one layout: a table's part of a large
 // batch may be no more than a few dozen hashes, too few to keep memory busy. A table may change between two steps: a step

@@ -13,6 +13,8 @@ Examples
 2
 """
 
+from typing import TYPE_CHECKING, Any
+
 from shoal.cluster import connect, launch
 from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
@@ -61,6 +63,9 @@ from shoal.reports import report
 from shoal.rpc.filters import Filters
 from shoal.store import LocalStore, Store, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
+
+if TYPE_CHECKING:
+    from shoal import torch as torch
 
 __version__ = "0.1.0"
 
@@ -122,3 +127,11 @@ __all__ = [
     "report",
     "unmix",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":  # imported when it is first used: it is an extra, and takes longer than all of shoal
+        import importlib
+
+        return importlib.import_module("shoal.torch")
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

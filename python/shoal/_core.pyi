@@ -34,6 +34,7 @@ class KeyBatch:
     def expand(
         self, rows: npt.NDArray[np.float32], dim: int, out: npt.NDArray[np.float32], workers: Workers
     ) -> None: ...
+    def is_of(self, keys: npt.NDArray[np.uint64], workers: Workers) -> bool: ...
     def verify(self) -> bool: ...
 
 class SummedBatch:
@@ -206,6 +207,31 @@ def fm_gradient(
     factors: npt.NDArray[np.float32],
     sums: npt.NDArray[np.float64],
     slopes: npt.NDArray[np.float64],
+    workers: Workers,
+) -> npt.NDArray[np.float32]: ...
+def pool_rows(
+    pooling: str,
+    indptr: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float32] | None,
+    batch: KeyBatch,
+    rows: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+    workers: Workers,
+) -> npt.NDArray[np.uint32] | None: ...
+def pool_gradient(
+    pooling: str,
+    indptr: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float32] | None,
+    batch: KeyBatch,
+    grads: npt.NDArray[np.float32],
+    winners: npt.NDArray[np.uint32] | None,
+    workers: Workers,
+) -> npt.NDArray[np.float32]: ...
+def pool_values_gradient(
+    indptr: npt.NDArray[np.int64],
+    batch: KeyBatch,
+    rows: npt.NDArray[np.float32],
+    grads: npt.NDArray[np.float32],
     workers: Workers,
 ) -> npt.NDArray[np.float32]: ...
 

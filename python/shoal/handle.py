@@ -29,8 +29,8 @@ class Pending(Protocol):
 class Handle(Generic[Result]):
     """A call under way. In a local store it is done when the call returns.
 
-    Safe from any thread. Whoever drops a handle unwaited hears of a failure from the store's next ``tick``,
-    ``barrier``, ``save`` or ``close``.
+    Safe from any thread. Whoever drops a handle unwaited hears of a failure from the store's next ``flush``,
+    ``tick``, ``barrier``, ``save`` or ``close``.
 
     Examples
     --------

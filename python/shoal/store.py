@@ -150,6 +150,28 @@ class Store(ABC):
             Some worker did not come in time: the message says how many did.
         """
 
+    @abstractmethod
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every push that this worker has begun is done; raise what went wrong with one.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; default: the store's deadline. The pushes themselves go on.
+
+        Raises
+        ------
+        DeadlineExceeded
+            They were not done in that time.
+        ShoalError
+            The first push that failed and whose handle nobody waited for. It is told once.
+
+        Notes
+        -----
+        Under BSP a push is done when every server it concerns has it: it is seen once all workers have ended the clock.
+        Safe from any thread.
+        """
+
     def parts(self, reader: Cuttable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
         """Share the data out among the workers of the job: yields one part after another for this worker to train on.
 
@@ -493,6 +515,10 @@ class LocalStore(Store):
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return: there are no other workers."""
+        self._check_usable()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return: a push is done, or has raised, when its call returns."""
         self._check_usable()
 
     def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:

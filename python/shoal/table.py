@@ -341,6 +341,19 @@ class KeyBatch:
         """How often each unique key was given: uint32[m]."""
         return self._native.counts()
 
+    def is_of(self, keys: Keys) -> bool:
+        """Whether it was made of exactly these keys, in this order; much cheaper than to make it again.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+
+        Returns
+        -------
+        bool
+        """
+        return self._native.is_of(as_keys(keys), self._workers)
+
     def sum(self, grads: Rows) -> Rows:
         """Add up the rows of each unique key, in order of occurrence, in float64, rounded once.
 
@@ -467,6 +480,15 @@ class Table:
             raise ClosedError(f"table {self.name!r} belongs to a store that was closed: make a new store")
         self._gate.check_process()
         return shard
+
+    @property
+    def workers(self) -> _core.Workers:
+        """The store's threads, for the kernels that take them."""
+        return self._workers
+
+    def key_batch(self, keys: Keys) -> KeyBatch:
+        """Sort keys once, as the store's ``key_batch`` does."""
+        return self._batch(keys)
 
     def _check_usable(self) -> None:
         """Say before any work that there are no rows to change."""

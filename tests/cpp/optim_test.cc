@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -122,6 +123,99 @@ TEST(many_rows_at_once_give_the_bits_of_one_row_at_a_time) {
           }
         }
       }
+    }
+  }
+}
+
+// A row as it stands in a table: its columns one behind the other, then its own number.
+std::vector<float> row_of(const Optimizer& optimizer, const Block& block, std::size_t r) {
+  std::vector<float> row;
+  for (std::size_t k = 0; k < optimizer.columns().size(); ++k) {
+    row.insert(row.end(), block.columns[k] + r * block.dim, block.columns[k] + (r + 1) * block.dim);
+  }
+  if (!optimizer.row_state().empty()) {
+    row.push_back(block.row_state[r]);
+  }
+  return row;
+}
+
+// Of eleven rows one has a gradient of zeros, two one that is not finite, two a number that is not: all of these stay. One
+// has a gradient whose square is too large for a float, which only some rules mind.
+TEST(rows_stepped_in_place_get_the_bits_of_a_block_and_stay_whole_where_they_must) {
+  constexpr std::size_t kRows = 11;
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  std::mt19937 random(2);
+  std::uniform_real_distribution<float> uniform(-2.0F, 2.0F);
+  const Optimizer sgd("SGD", {{"lr", 0.1}, {"weight_decay", 0.1}});
+  const Optimizer momentum("Momentum", {{"lr", 0.1}, {"mu", 0.9}, {"nesterov", 1.0}, {"weight_decay", 0.1}});
+  const Optimizer plain_adam("Adam", {{"lr", 0.01},
+                                      {"b1", 0.9},
+                                      {"b2", 0.999},
+                                      {"eps", 1e-8},
+                                      {"weight_decay", 0.1},
+                                      {"per_row_step", 0.0}});
+  for (const Optimizer& optimizer :
+       {sgd, momentum, adagrad(), rowwise(), ftrl(0.1), group_ftrl(0.1, 0.2), adam(), plain_adam}) {
+    for (const std::size_t dim : {8UL, 9UL, 16UL, 17UL, 31UL, 32UL, 64UL, 100UL}) {
+      Columns many(kRows, dim);
+      for (float& value : many.values) {
+        value = uniform(random);
+      }
+      const Block block = many.block(3);
+      start(optimizer, block);
+      many.draw_noise(7, 3);
+      std::fill_n(block.grads + 2 * dim, dim, -0.0F);
+      block.grads[4 * dim - 1] = kInfinite;
+      block.grads[5 * dim - 2] = std::numeric_limits<float>::quiet_NaN();
+      block.columns[0][6 * dim] = -kInfinite;
+      block.columns[optimizer.columns().size() - 1][8 * dim - 1] = kInfinite;
+      block.grads[9 * dim + 1] = 3e38F;
+      constexpr std::array<bool, kRows> kStays{0, 0, 1, 1, 1, 0, 1, 1, 0, 1, 0};
+      std::vector<std::vector<float>> rows;
+      for (std::size_t r = 0; r < kRows; ++r) {
+        rows.push_back(row_of(optimizer, block, r));
+      }
+      const std::vector<std::vector<float>> before = rows;
+      std::vector<std::byte*> pointers;
+      std::vector<std::uint64_t> hashes;
+      for (std::size_t r = 0; r < kRows; ++r) {
+        pointers.push_back(reinterpret_cast<std::byte*>(rows[r].data()));
+        hashes.push_back(mix(r));
+      }
+      std::vector<float> beside(rows[0].size());
+      Fetches none;
+      const std::size_t dropped = std::visit(
+          [&](const auto& rule) -> std::size_t {
+            if constexpr (requires(const InPlace& given) { rule.step(given); }) {
+              return rule.step(InPlace{.rows = pointers,
+                                       .dim = dim,
+                                       .grads = block.grads,
+                                       .hashes = hashes.data(),
+                                       .noise = step_noise(7, 3),
+                                       .step = 3,
+                                       .beside = beside.data(),
+                                       .ahead = &none});
+            } else {
+              return 0;
+            }
+          },
+          optimizer.rule());
+      step(optimizer, block);
+      std::size_t stayed = 0;
+      for (std::size_t r = 0; r < kRows; ++r) {
+        const std::vector<float> stepped = row_of(optimizer, block, r);
+        const bool finite =
+            std::all_of(stepped.begin(), stepped.end(), [](float x) { return std::isfinite(x); }) &&
+            std::all_of(block.grads + r * dim, block.grads + (r + 1) * dim,
+                        [](float x) { return std::isfinite(x); });
+        if (r != 9) {
+          CHECK_EQ(!finite || r == 2, kStays[r]);
+        }
+        stayed += finite ? 0 : 1;
+        const std::vector<float>& wanted = finite && r != 2 ? stepped : before[r];
+        CHECK_EQ(std::memcmp(rows[r].data(), wanted.data(), wanted.size() * sizeof(float)), 0);
+      }
+      CHECK_EQ(dropped, stayed);
     }
   }
 }

@@ -262,9 +262,14 @@ class ClusterStore(Store):
         """Wait for all workers of the job: see :meth:`shoal.Store.barrier`."""
         self._check_usable()
         seconds = self._timeout if timeout is None else timeout
-        self.channel.drain(seconds)
-        self.channel.raise_unheard()
+        self.flush(seconds)
         self._meet("barrier", seconds)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait for all pushes of this worker: see :meth:`shoal.Store.flush`."""
+        self._check_usable()
+        self.channel.drain(self._timeout if timeout is None else timeout)
+        self.channel.raise_unheard()
 
     def _meet(self, name: str, timeout: float) -> None:
         """Wait for all workers. One that gave up waiting has come all the same: it goes on where it was."""

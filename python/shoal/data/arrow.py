@@ -95,6 +95,12 @@ class TableReader(Reader):
         self._columns = columns
         pyarrow()
 
+    def with_fields(self) -> Reader:
+        """Return this reader with batches that tell the field of each feature; see `Reader.with_fields`."""
+        if self._columns.pairs:
+            raise ValueError("a feature made of two belongs to no field: leave interactions out, or do without fields")
+        return super().with_fields()
+
     def _parts(self) -> Parts:
         settings, begin = self._settings, self._settings.begin
         pieces = Pieces()
@@ -139,7 +145,7 @@ class TableReader(Reader):
         names = table.schema.names
         kinds = dict(zip(names, self._columns.kinds_of(names), strict=True))
         try:
-            return _featured(table, kinds, self._columns, self.names)
+            return _featured(table, kinds, self._columns, self.names, fielded=self._settings.fielded)
         except _InRow as error:
             raise ValueError(f"{file.name}, row {first + error.row}, column {error.column!r}: {error}") from None
 
@@ -185,7 +191,9 @@ class _InRow(ValueError):
         self.column = column
 
 
-def _featured(table: Any, kinds: Mapping[str, int], columns: Columns, named: FeatureNames | None) -> Batch:
+def _featured(
+    table: Any, kinds: Mapping[str, int], columns: Columns, named: FeatureNames | None, *, fielded: bool
+) -> Batch:
     rows = table.num_rows
     features = [name for name, kind in kinds.items() if kind in (NUMERIC, CATEGORICAL)]
     keys = np.empty((rows, len(features)), np.uint64)
@@ -207,11 +215,12 @@ def _featured(table: Any, kinds: Mapping[str, int], columns: Columns, named: Fea
     labels = _labels(table.column(columns.label), columns)
     weights = None if columns.weight is None else _weights(table.column(columns.weight), columns.weight)
     flat, products = keys[there], None if values is None else values[there]
+    of = np.broadcast_to(fields, keys.shape)[there] if columns.pairs or fielded else None
     if columns.pairs:
-        of = np.broadcast_to(fields, keys.shape)[there]
+        assert of is not None
         pairs = np.array(columns.pairs, np.uint64).reshape(-1)
         indptr, flat, products = interact(indptr, flat, products, of, pairs, named)
-    return Batch(labels, indptr, flat, products, weights)
+    return Batch(labels, indptr, flat, products, weights, of if fielded else None)
 
 
 def _numbers(column: Any, name: str) -> NDArray[np.float32]:

@@ -26,6 +26,8 @@ class Batch:
         None: every value is 1.
     weights : float32[n] or None, optional
         Importance of each example, 0 or more; None: all 1.
+    fields : uint64[nnz] or None, optional
+        The field of each feature, from a reader that was asked to tell (`shoal.Reader.with_fields`).
 
     Raises
     ------
@@ -49,6 +51,7 @@ class Batch:
     keys: NDArray[np.uint64]
     values: NDArray[np.float32] | None
     weights: NDArray[np.float32] | None = None
+    fields: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         _check("labels", self.labels, np.dtype(np.float32))
@@ -58,6 +61,8 @@ class Batch:
             _check("values", self.values, np.dtype(np.float32), len(self.keys))
         if self.weights is not None:
             _check("weights", self.weights, np.dtype(np.float32), len(self.labels))
+        if self.fields is not None:
+            _check("fields", self.fields, np.dtype(np.uint64), len(self.keys))
         if self.indptr[0] != 0 or self.indptr[-1] != len(self.keys):
             raise ValueError(
                 f"indptr runs from {self.indptr[0]} to {self.indptr[-1]}: it must run from 0 to {len(self.keys)}, the "

@@ -92,6 +92,7 @@ def rows_of(batch: Batch, begin: int, end: int) -> Batch:
         batch.keys[first:last],
         None if batch.values is None else batch.values[first:last],
         None if batch.weights is None else batch.weights[begin:end],
+        None if batch.fields is None else batch.fields[first:last],
     )
 
 
@@ -106,7 +107,15 @@ def joined(pieces: Sequence[Batch]) -> Batch:
         np.concatenate([piece.keys for piece in pieces]),
         joined_or_none([piece.values for piece in pieces], [piece.nnz for piece in pieces]),
         None if weights is None or np.all(weights == 1) else weights,
+        _joined_fields([piece.fields for piece in pieces]),
     )
+
+
+def _joined_fields(arrays: Sequence[NDArray[np.uint64] | None]) -> NDArray[np.uint64] | None:
+    given = [array for array in arrays if array is not None]
+    if given and len(given) < len(arrays):
+        raise ValueError("some batches tell the fields of their features, and some do not: take all from one reader")
+    return np.concatenate(given) if given else None
 
 
 def joined_or_none(arrays: Sequence[NDArray[np.float32] | None], lengths: Sequence[int]) -> NDArray[np.float32] | None:

@@ -44,6 +44,7 @@ class Settings:
     on_error: OnError = "raise"
     threads: int = 1
     names: FeatureNames | None = None
+    fielded: bool = False
     rank: int = 0
     shards: int = 1
     begin: Place = _BEGINNING
@@ -294,20 +295,46 @@ class Reader(ABC):
         """Return this reader with other names to fill, or none."""
         return self._with(replace(self._settings, names=names))
 
-    def position(self) -> dict[str, Any]:
+    def with_fields(self) -> Reader:
+        """Return this reader with batches that tell the field of each feature in `Batch.fields`.
+
+        Returns
+        -------
+        Reader
+            A field is a number: of a column by name and of a namespace of Vowpal Wabbit ``hash_strings([name])[0]``, of
+            libffm as written, of Criteo's logs 1 to 39.
+
+        Raises
+        ------
+        ValueError
+            The format has no fields (libsvm), or features are made of two (interactions).
+        """
+        return self._with(replace(self._settings, fielded=True))
+
+    @property
+    def place(self) -> Place:
+        """Where the pass that began last stands, for `position`: costs nothing to ask after each batch."""
+        return self._seen.place
+
+    def position(self, place: Place | None = None) -> dict[str, Any]:
         """Tell where the pass that began last stands: behind the batch that it gave last.
+
+        Parameters
+        ----------
+        place : Place, optional
+            Where it stood before, as `place` told then.
 
         Returns
         -------
         dict
             To be kept as JSON, and given to `resume`. Of a reader that has given nothing yet, its beginning.
         """
-        settings, place = self._settings, self._seen.place
+        settings = self._settings
         return {
             "format": self._name,
             "files": [[file.name, file.size()] for file in self._files],
             "shard": [settings.rank, settings.shards],
-            "place": list(place),
+            "place": list(self._seen.place if place is None else place),
             **({} if settings.order is None else {"order": list(settings.order)}),
         }
 

@@ -519,12 +519,42 @@ def read_arrow(
 def _whole(name: Field) -> int:
     """Return a field of libffm."""
     if isinstance(name, str) and not name.isdecimal():
-        raise ValueError(f"interactions holds {name!r}: libffm's fields are numbers")
+        raise ValueError(f"{name!r} is no field of libffm, whose fields are numbers: pass 0, 1, ...")
     return int(name)
 
 
 def _namespace(name: Field) -> int:
     return field_of(str(name))
+
+
+_NUMBERS: dict[str, Callable[[Field], int]] = {
+    LIBFFM.name: _whole,
+    VW.name: _namespace,
+    CRITEO.name: column_of,
+    "csv": _namespace,
+    "parquet": _namespace,
+    "arrow": _namespace,
+}
+
+
+def field_number(form: str, name: Field) -> int:
+    """Return the number of a format's field, as `Batch.fields` tells it.
+
+    Parameters
+    ----------
+    form : str
+        Name of the format.
+    name : str or int
+        A column of csv, parquet and arrow, a namespace of vw, a number of libffm, I1 to C26 of criteo.
+
+    Raises
+    ------
+    ValueError
+        The format has no such field, or none at all.
+    """
+    if form not in _NUMBERS:
+        raise ValueError(f"{form!r} is no format with fields: they are {', '.join(_NUMBERS)}")
+    return _NUMBERS[form](name)
 
 
 # By the names of the formats.

@@ -40,6 +40,8 @@ class Rows:
         names and pairs, the fields of features are not kept.
     spell : callable
         What makes a name of a feature's text.
+    fielded : bool
+        Whether batches tell the fields of their features.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Rows:
         pairs: Pairs = (),
         names: FeatureNames | None = None,
         spell: Spell = of_numbers,
+        fielded: bool = False,
     ) -> None:
         self.row = 0
         self._names = names
@@ -63,9 +66,10 @@ class Rows:
         self.indptr = np.zeros(first + 1, np.int64)
         self.keys = np.empty(_FIRST_KEYS, np.uint64)
         self.values = np.empty(_FIRST_KEYS, np.float32) if valued else None
-        self.fields = np.empty(_FIRST_KEYS, np.uint64) if pairs or names is not None else None
+        self.fields = np.empty(_FIRST_KEYS, np.uint64) if pairs or fielded or names is not None else None
         self.spans = np.empty((_FIRST_KEYS, 2), np.int64) if names is not None else None
         self._pairs = np.array(pairs, np.uint64).reshape(-1)
+        self._fielded = fielded
 
     @property
     def full(self) -> bool:
@@ -106,6 +110,9 @@ class Rows:
             made = interact(indptr, keys, values, self.fields[:nnz], self._pairs, self._names)
             return Batch(labels, *made, weights)
         indptr = indptr.copy()
+        if self.fields is not None and self._fielded:
+            copied = None if values is None else values.copy()
+            return Batch(labels, indptr, keys.copy(), copied, weights, self.fields[:nnz].copy())
         if self.fields is not None or nnz < _FIRST_KEYS:
             return Batch(labels, indptr, keys.copy(), None if values is None else values.copy(), weights)
         return Batch(labels, indptr, *self._given_away(int(nnz)), weights)
@@ -166,6 +173,8 @@ class Format:
         Gets a name for each feature that is read.
     schema : mapping
         What was asked of the function that made the reader, as JSON: models remember it.
+    fielded : bool
+        Whether batches tell the fields of their features.
     """
 
     name: str
@@ -177,6 +186,7 @@ class Format:
     spell: Spell = of_numbers
     names: FeatureNames | None = None
     schema: Mapping[str, Any] = field(default_factory=dict)
+    fielded: bool = False
 
     def rows(self, most: int) -> Rows:
         """Make the arrays of a pass in batches of ``most`` rows."""
@@ -187,6 +197,7 @@ class Format:
             pairs=self.pairs,
             names=self.names,
             spell=self.spell,
+            fielded=self.fielded,
         )
 
     def with_interactions(self, interactions: Interactions, number: Callable[[Field], int]) -> Format:

@@ -11,7 +11,7 @@ from shoal.data.fill import Source, fill
 from shoal.data.names import FeatureNames
 from shoal.data.pieces import Parts
 from shoal.data.reader import OnError, Reader, Settings
-from shoal.data.rows import Format
+from shoal.data.rows import LIBSVM, Format
 from shoal.data.source import Lines
 from shoal.data.unpack import HEAD_BYTES, kind_of
 
@@ -55,8 +55,16 @@ class TextReader(Reader):
     def _parts(self) -> Parts:
         settings = self._settings
         skip = settings.on_error == "skip"
-        form = replace(self._form, names=settings.names)
+        form = replace(self._form, names=settings.names, fielded=settings.fielded)
         return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.threads)
+
+    def with_fields(self) -> Reader:
+        """Return this reader with batches that tell the field of each feature; see `Reader.with_fields`."""
+        if self._form.name == LIBSVM.name:
+            raise ValueError("libsvm has no fields: write libffm, or a format with named columns")
+        if self._form.pairs:
+            raise ValueError("a feature made of two belongs to no field: leave interactions out, or do without fields")
+        return super().with_fields()
 
     def _can_begin_anywhere(self, file: File) -> bool:
         with file.open() as opened:

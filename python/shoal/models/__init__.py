@@ -7,6 +7,7 @@ What is where:
     fm.py           factorisation machine
     dbpg.py         delayed block proximal gradient: logistic regression to its optimum
     grid.py         many settings of logistic regression in one pass
+    learner.py      what the training loop asks of whatever learns
     training.py     the one training loop, for one or several models: passes, validation, early stopping
     plan.py         the settings of a fit: epochs, shuffling, sampling, early stopping
     team.py         the workers of a cluster that fit a model together

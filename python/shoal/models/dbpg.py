@@ -360,7 +360,7 @@ def fit(
         if not converged:
             log.warning("no optimum within %d passes: the violation is %.3g of the first", passes, share)
         if valid is not None:
-            student.note_validation(*measure([model], valid)[0], last=True)
+            student.note_validation(measure([model], valid)[0], last=True)
     return Solved(passes, converged, share, run.sent, run.passed_over)
 
 

@@ -61,6 +61,7 @@ def take(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
         batch.keys[entries],
         None if batch.values is None else batch.values[entries],
         None if batch.weights is None else batch.weights[rows],
+        None if batch.fields is None else batch.fields[entries],
     )
 
 
@@ -100,7 +101,7 @@ class Sampling:
         kept = take(batch, rows)
         scale = np.where(kept.labels == 1, np.float32(1), np.float32(1 / self.rate))
         weights = scale if kept.weights is None else kept.weights * scale
-        return Batch(kept.labels, kept.indptr, kept.keys, kept.values, weights)
+        return Batch(kept.labels, kept.indptr, kept.keys, kept.values, weights, kept.fields)
 
 
 def sampled(batches: Iterable[Batch], sampling: Sampling, first: int) -> Iterator[Batch]:

@@ -41,7 +41,7 @@ LOGISTIC = "logistic regression"
 FACTORIZATION = "factorization machine"
 KINDS = (LOGISTIC, FACTORIZATION)
 
-_MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass", "patience", "data", "batch_size")
+_MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass", "patience", "data", "batch_size", "grouped")
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
 _NAMES = re.compile(r"names-(\d{6,})\.json")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.metrics import Accumulator, Curves, Metrics
+from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics
 from shoal.metrics.exact import ratio
 from shoal.models.plan import Plan
 
@@ -78,6 +78,8 @@ class Pass:
         Calibration by decile and ROC curve of the validation data after the pass: what `shoal.report` draws.
     features : int
         Features of the pass's examples, all together; 0 of models that were saved before this was counted.
+    grouped : GroupedAUC or None
+        AUC within groups of the validation data, where something tells groups.
     """
 
     number: int
@@ -89,6 +91,7 @@ class Pass:
     valid: Metrics | None
     curves: Curves | None = None
     features: int = 0
+    grouped: GroupedAUC | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +147,42 @@ class History:
     fits: tuple[Fit, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """How long windows are, in batches, and what is in the current one."""
+
+    batches_per_window: int = 1
+    batches: int = 0
+    examples: int = 0
+    weight: float = 0.0
+    loss: float = 0.0
+
+
 class Curve:
     """The learning curve of one model while it grows."""
 
     def __init__(self, points: tuple[Point, ...]) -> None:
         self._points = list(points)
-        self._batches_per_window = 1
-        self._batches = 0
-        self._examples = 0
-        self._weight = 0.0
-        self._loss = 0.0
+        self.windows = Windows()
+
+    @property
+    def windows(self) -> Windows:
+        """What goes on in the current window; set where a fit goes on that was stopped within it."""
+        return Windows(
+            batches_per_window=self._batches_per_window,
+            batches=self._batches,
+            examples=self._examples,
+            weight=self._weight,
+            loss=self._loss,
+        )
+
+    @windows.setter
+    def windows(self, windows: Windows) -> None:
+        self._batches_per_window = windows.batches_per_window
+        self._batches = windows.batches
+        self._examples = windows.examples
+        self._weight = windows.weight
+        self._loss = windows.loss
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -185,10 +214,7 @@ class Curve:
                     window_weight=None if self._weight == self._examples else self._weight,
                 )
             )
-        self._batches = 0
-        self._examples = 0
-        self._weight = 0.0
-        self._loss = 0.0
+        self.windows = Windows(batches_per_window=self._batches_per_window)
         if len(self._points) > MOST_POINTS:
             self._points = merged(self._points)
             self._batches_per_window *= 2

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, overload
@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core
+from shoal import _core, checkpoint
 from shoal.data import Batch, FeatureNames
 from shoal.errors import CorruptionError
 from shoal.metrics import Accumulator, Curves, Metrics, probabilities
@@ -127,6 +127,11 @@ class Model(ABC):
         """Close the store if it is the model's own; a store that was passed in stays open."""
         if self._owns_store:
             self._store.close()
+
+    @property
+    def name(self) -> str:
+        """The name of the linear weights' table."""
+        return self.table.name
 
     @property
     def store(self) -> Store:
@@ -414,6 +419,22 @@ class Model(ABC):
         """Do as `sort` in a thread beside the one that learns."""
         return KeyBatch(batch.keys, self._store.slots, self._sorters, self._last)
 
+    def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, KeyBatch]]:
+        """Sort the keys of each batch, ahead where it pays."""
+        return feed.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
+
+    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
+        """Tell nothing: the features of a batch do not say which examples belong together."""
+        return None
+
+    def keep(self, folder: Path) -> None:
+        """Write the tables into a folder that is there and empty, without waiting for the disk."""
+        checkpoint.save(folder, list(self._tables), self._store.slots, self._store.threads, durable=False)
+
+    def restore(self, folder: Path) -> None:
+        """Take the rows that `keep` wrote."""
+        self._store.load(folder)
+
     @property
     def _last(self) -> int | None:
         """The key behind those of a batch."""
@@ -472,8 +493,8 @@ class Model(ABC):
         training.check_iterable(batches, "data", passes=1)
         before, self._calibration = self._calibration, None
         try:
-            labels, weights, margins = training.predictions([self], batches)
-            before = fits[method](margins[0], labels, weights)
+            found = training.predictions([self], batches)
+            before = fits[method](found.margins[0], found.labels, found.weights)
         finally:
             self._calibration = before
         return self
@@ -507,7 +528,7 @@ class Model(ABC):
         training.check_iterable(data, "data", passes=1)
         self.check_fitted()
         self.check_format(data)
-        return training.predictions([self], data)[2][0]
+        return training.predictions([self], data).margins[0]
 
     def predict_proba(self, data: Batch | Iterable[Batch]) -> Floats:
         """Compute the probabilities of label 1.
@@ -565,7 +586,8 @@ class Model(ABC):
         ValueError
             The model has not learned from anything yet.
         """
-        return training.measure([self], data)[0]
+        measured = training.measure([self], data)[0]
+        return measured.metrics, measured.curves
 
     def check_fitted(self) -> None:
         """Raise ValueError if there is nothing to predict with."""

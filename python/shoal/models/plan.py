@@ -59,11 +59,19 @@ class Plan:
         order = np.random.default_rng([self.seed, epoch, 1]).permutation(files)
         return reader if files == 1 else reader.in_order(order.tolist())
 
-    def batches(self, reader: Iterable[Batch], epoch: int, learned: int) -> Iterable[Batch]:
-        """Return the batches of one pass, counted from 0, for models that have learned from so many examples."""
+    @property
+    def keeps_batches(self) -> bool:
+        """Whether each of the reader's batches makes one batch of the pass, so that a pass can go on behind any."""
+        return not self.warm_up and not feed.shuffle_buffer(self.shuffle)
+
+    def batches(self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0) -> Iterable[Batch]:
+        """Return the batches of one pass, counted from 0, for models that have learned from so many examples.
+
+        ``read`` is how many examples of the pass come before those of ``reader``.
+        """
         batches: Iterable[Batch] = feed.examples_of(reader)
         if self.negative_rate < 1.0:
-            batches = feed.sampled(batches, feed.Sampling(self.negative_rate, self.seed), epoch << _PASS_BITS)
+            batches = feed.sampled(batches, feed.Sampling(self.negative_rate, self.seed), (epoch << _PASS_BITS) + read)
         if buffer := feed.shuffle_buffer(self.shuffle):
             batches = feed.shuffled(batches, buffer, self.seed, epoch)
         if self.warm_up:

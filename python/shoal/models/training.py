@@ -1,14 +1,18 @@
-"""The training loop: one or several models learn from one reader, which is parsed and sorted once for all of them.
+"""The training loop: one or several models learn from one reader, which is parsed and prepared once for all of them.
 
-    reader --> feed (sample, shuffle, sort ahead) --> each batch: model 1 learns, model 2 learns, ...
-                                                      each pass:  measured on the validation data, stopped or not
+    reader --> feed (sample, shuffle, prepare ahead) --> each batch: model 1 learns, model 2 learns, ...
+                                                         each pass:  measured on the validation data, stopped or not
 
 A model alone is a list of one: there is no second loop. What a model learns depends on the batches alone, so it is the
-same to the bit alone and among others.
+same to the bit alone and among others. Whatever has the calls of a `Learner` can be trained.
 
 Early stopping. A model whose validation has not become better for ``patience`` passes learns no more, and gets back the
-weights of its best pass. They wait in a checkpoint in a temporary directory (``TMPDIR``): as many bytes as the rows
-take, written after each pass that is better than all before it, but for the last, read once.
+weights of its best pass. They wait in a folder, temporary (``TMPDIR``) if the watcher names none: as many bytes as the
+rows take, written after each pass that is better than all before it, but for the last, read once.
+
+Going on. A fit of one learner can be left behind any batch and gone on with later: its weights and its record, which
+are the learner's to keep, and a `Standing` are all that it takes. Where a pass's batches are the reader's, one for one,
+the reader resumes; else the pass is read anew and what was learned from is passed over.
 
 On a cluster every batch is a clock of the store. Each worker learns from its share and measures what it is given; a
 pass ends for all together (team.py).
@@ -17,104 +21,236 @@ Invariants
     I1  All models have learned from the same batches whenever the loop is left, by an error of the reader or the first
         Ctrl-C too. A second Ctrl-C, or an error while a model learns, may leave one batch that some have learned from.
     I2  A model's table, history and counts belong together after every batch.
+    I3  A fit that goes on from a standing learns from the same batches, in the same order, as one that was never left.
 
-Threads: the caller's; a helper sorts ahead (feed.py). The models' store spreads each call over its own.
+Threads: the caller's; a helper prepares ahead (feed.py). The models' store spreads each call over its own.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal import checkpoint
-from shoal.data import Batch
+from shoal.data import Batch, Reader
 from shoal.data.pieces import joined_or_none
-from shoal.metrics import Accumulator, Curves, Metrics, measure_with_curves
+from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics, gauc, measure_with_curves
 from shoal.models import feed
 from shoal.models.history import Fit, Pass
+from shoal.models.learner import Learner, Prepared, Standing, Watcher
 from shoal.models.plan import Plan
 from shoal.models.team import Team
 from shoal.models.watch import interrupts_at_boundaries, watch
-from shoal.table import KeyBatch
 
 if TYPE_CHECKING:
-    from shoal.models.model import Floats, Model
+    from shoal.models.model import Floats
 
 log = logging.getLogger(__name__)
 
+_BEGINNING = Standing()
+
+
+class Measured(NamedTuple):
+    """How good a learner's predictions are; ``grouped`` is None where nothing tells groups."""
+
+    metrics: Metrics
+    curves: Curves
+    grouped: GroupedAUC | None
+
+
+class Predictions(NamedTuple):
+    """Labels, weights (None: each is 1) and groups (None: nothing tells them) of examples; margins of each learner."""
+
+    labels: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32] | None
+    groups: npt.NDArray[np.uint64] | None
+    margins: list[Floats]
+
 
 def train(
-    models: Sequence[Model],
+    models: Sequence[Learner],
     reader: Iterable[Batch],
     valid: Iterable[Batch] | None,
     plan: Plan,
     *,
     progress: bool | float,
+    watchers: Sequence[Watcher] = (),
+    standing: Standing | None = None,
 ) -> None:
-    """Let all models learn; see `shoal.models.Model.fit`. They share a store, and what they sort of a batch."""
+    """Let all models learn; see `shoal.models.Model.fit`. They share a store, and what they prepare of a batch.
+
+    With ``standing`` the one model goes on with the fit that its record tells of last.
+    """
     check_iterable(reader, "reader", passes=plan.epochs)
     if valid is not None:
         check_iterable(valid, "valid", passes=plan.epochs)
     elif plan.patience is not None:
         raise ValueError("patience needs something to measure after each pass: pass valid=")
     first = models[0]
-    team = Team(first.store, first.table.name)
+    team = Team(first.store, first.name)
     if plan.patience is not None and first.store.num_workers > 1:
         raise ValueError(
             f"patience keeps the best weights in a file of this process, and the store has {first.store.num_workers} "
             f"workers: leave it out, or let one worker learn"
         )
-    begin_fit(models, reader, valid, plan)
+    if standing is None:
+        begin_fit(models, reader, valid, plan)
     team.begin()
     try:
-        _passes(models, reader, valid, plan, team, progress=progress)
+        _Run(models, reader, valid, plan, team, progress, watchers).passes(standing or _BEGINNING)
     except BaseException:
         team.give_up()
         raise
 
 
-def _passes(
-    models: Sequence[Model],
-    reader: Iterable[Batch],
-    valid: Iterable[Batch] | None,
-    plan: Plan,
-    team: Team,
-    *,
-    progress: bool | float,
-) -> None:
-    with ExitStack() as stack:
-        students = [Student(model, plan, stack) for model in models]
-        for epoch in range(plan.epochs):
-            learning = [student for student in students if not student.stopped]
-            if not learning:
-                break
-            title = f"pass {epoch + 1}/{plan.epochs}" if plan.epochs > 1 else "train"
-            source = plan.source(reader, epoch)
-            known = min(student.model.examples for student in learning)
-            _one_pass(learning, plan.batches(source, epoch, known), source, title, progress)
-            team.end_pass()
-            if valid is not None:
-                measured = measure([student.model for student in learning], valid)
-                for student, (metrics, curves) in zip(learning, measured, strict=True):
-                    student.note_validation(metrics, curves, last=epoch + 1 == plan.epochs)
-            team.meet()
+class _Run:
+    """One call of `train`."""
+
+    def __init__(
+        self,
+        models: Sequence[Learner],
+        reader: Iterable[Batch],
+        valid: Iterable[Batch] | None,
+        plan: Plan,
+        team: Team,
+        progress: bool | float,
+        watchers: Sequence[Watcher],
+    ) -> None:
+        self._models = models
+        self._reader = reader
+        self._valid = valid
+        self._plan = plan
+        self._team = team
+        self._progress = progress
+        self._watchers = watchers
+        self._stack = ExitStack()
+
+    def passes(self, begin: Standing) -> None:
+        plan, valid = self._plan, self._valid
+        with self._stack:
+            students = [Student(model, plan, self._stack, self._best_folder, begin) for model in self._models]
+            for epoch in range(begin.epoch, plan.epochs):
+                learning = [student for student in students if not student.stopped]
+                if not learning:
+                    break
+                title = f"pass {epoch + 1}/{plan.epochs}" if plan.epochs > 1 else "train"
+                known = min(student.model.examples for student in learning)
+                at = begin if epoch == begin.epoch and begin.batches else Standing(epoch=epoch, known=known)
+                self._one_pass(learning, at, title)
+                self._team.end_pass()
+                if valid is not None:
+                    measured = measure([student.model for student in learning], valid)
+                    for student, found in zip(learning, measured, strict=True):
+                        student.note_validation(found, last=epoch + 1 == plan.epochs)
+                self._team.meet()
+                for watcher in self._watchers:
+                    watcher.pass_done(learning[0].standing(Standing(epoch=epoch + 1), between=True))
+            for student in students:
+                student.finish()
+
+    def _best_folder(self, number: int) -> Path | None:
+        found = [folder for watcher in self._watchers if (folder := watcher.best_folder(number)) is not None]
+        return found[0] if found else None
+
+    def _batches(self, at: Standing, source: Iterable[Batch]) -> Iterable[Batch]:
+        """Return the batches of a pass that are still to be learned from."""
+        if at.position is not None:
+            return self._plan.batches(source, at.epoch, at.known, at.read)
+        return islice(self._plan.batches(source, at.epoch, at.known), at.batches, None)
+
+    def _one_pass(self, students: Sequence[Student], at: Standing, title: str) -> None:
+        first = students[0].model
         for student in students:
-            student.finish()
+            student.begin(at)
+        source = self._plan.source(self._reader, at.epoch)
+        if at.position is not None:
+            if not isinstance(source, Reader):
+                raise TypeError(f"the fit stands within a reader, and this is a {type(source).__name__}: pass a reader")
+            source = source.resume(at.position)
+        noted = _Noted(source, at, follow=bool(self._watchers) and self._plan.keeps_batches)
+        complete = False
+        try:
+            with (
+                watch(title, source, [student.seen for student in students], self._progress) as bar,
+                interrupts_at_boundaries() as interrupted,
+                closing(first.prepared(self._batches(at, noted))) as ready,
+            ):
+                for batch, prepared in ready:
+                    for student in students:
+                        student.learn(batch, prepared)
+                    first.store.tick()
+                    noted.learned()
+                    standing = functools.partial(_standing, students[0], noted)
+                    for watcher in self._watchers:
+                        watcher.batch_done([student.seen for student in students], standing)
+                    bar.update()
+                    if interrupted():
+                        for watcher in self._watchers:
+                            watcher.interrupted(standing())
+                        raise KeyboardInterrupt
+            complete = True
+        finally:
+            for student in students:
+                student.end(skipped=int(getattr(source, "skipped", 0)), complete=complete)
 
 
-def begin_fit(models: Sequence[Model], reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> None:
+class _Noted:
+    """A pass's reader, which is read ahead; where it stood behind the batch that was learned from last."""
+
+    def __init__(self, source: Iterable[Batch], at: Standing, *, follow: bool) -> None:
+        self._source = source
+        self._reader = source if follow and isinstance(source, Reader) else None
+        self._ahead: deque[tuple[Any, int]] = deque()  # behind each batch that was read: the place, and its examples
+        self._place: Any = None
+        self._standing = at
+
+    def __iter__(self) -> Iterator[Batch]:
+        iterator = iter(self._source)
+        try:
+            for batch in iterator:
+                if self._reader is not None:
+                    self._ahead.append((self._reader.place, len(batch)))
+                yield batch
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+    def learned(self) -> None:
+        """Note that one more batch was learned from."""
+        read = self._standing.read
+        if self._reader is not None:
+            self._place, examples = self._ahead.popleft()
+            read += examples
+        self._standing = replace(self._standing, batches=self._standing.batches + 1, read=read)
+
+    @property
+    def standing(self) -> Standing:
+        """Where the pass stands, as far as the data goes."""
+        if self._reader is None:
+            return self._standing
+        return replace(self._standing, position=self._reader.position(self._place))
+
+
+def _standing(student: Student, noted: _Noted) -> Standing:
+    return student.standing(noted.standing)
+
+
+def begin_fit(models: Sequence[Learner], reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> None:
     """Note down from what the models learn, and how."""
     for model in models:
         model.check_format(reader)
@@ -123,7 +259,7 @@ def begin_fit(models: Sequence[Model], reader: Iterable[Batch], valid: Iterable[
         model.record.fits.append(_fit(model, reader, valid, plan))
 
 
-def _fit(model: Model, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> Fit:
+def _fit(model: Learner, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> Fit:
     return Fit(
         first_pass=len(model.record.passes) + 1,
         plan=plan,
@@ -139,35 +275,65 @@ def _path(data: object) -> str | None:
     return None if path is None else os.fspath(path)
 
 
+def _nowhere(number: int) -> None:
+    """Name no folder: the best weights go to a temporary one."""
+
+
 class Student:
     """A model while it learns: the metrics of its pass, and whether it still gets better."""
 
-    def __init__(self, model: Model, plan: Plan, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        model: Learner,
+        plan: Plan,
+        stack: ExitStack,
+        best_folder: Callable[[int], Path | None] = _nowhere,
+        at: Standing = _BEGINNING,
+    ) -> None:
         self.model = model
         self.seen = Accumulator()
         self.stopped = False
         self._plan = plan
         self._stack = stack
-        self._number = 0
+        self._number = len(model.record.passes)
         self._features = 0
         self._begin = 0.0
         self._dropped = 0
-        self._folder: Path | None = None  # holds the best weights
-        self._best_gain = -math.inf
-        self._best_pass = 0
-        self._best_examples = 0
+        self._temporary: Path | None = None
+        self._best_folder = best_folder
+        self._best_gain = -math.inf if at.best_gain is None else at.best_gain
+        self._best_pass = at.best_pass
+        self._best_examples = at.best_examples
+        self._folder: Path | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
+        self._look_whether_stopped()
+        if at is not _BEGINNING:
+            model.record.curve.windows = at.windows
 
-    def begin(self) -> None:
-        """Begin a pass."""
-        self.seen = Accumulator()
+    def begin(self, at: Standing = _BEGINNING) -> None:
+        """Begin a pass, or go on with one."""
+        self.seen = Accumulator() if at.seen is None else Accumulator.from_dict(at.seen)
         self._number = len(self.model.record.passes) + 1
-        self._features = 0
+        self._features = at.features
         self._dropped = self.model.nonfinite_rows()
-        self._begin = time.perf_counter()
+        self._begin = time.perf_counter() - at.seconds
 
-    def learn(self, batch: Batch, keys: KeyBatch) -> None:
+    def standing(self, data: Standing, *, between: bool = False) -> Standing:
+        """Tell where the fit stands, of which ``data`` tells how far the pass has come; or ``between`` two passes."""
+        best = replace(
+            data,
+            windows=self.model.record.curve.windows,
+            best_gain=None if self._best_gain == -math.inf else self._best_gain,
+            best_pass=self._best_pass,
+            best_examples=self._best_examples,
+        )
+        if between:
+            return best
+        seconds = time.perf_counter() - self._begin
+        return replace(best, seen=self.seen.to_dict(), features=self._features, seconds=seconds)
+
+    def learn(self, batch: Batch, prepared: Prepared) -> None:
         """Learn from one batch and record it."""
-        weight, loss = self.seen.weight, self.model.learn(batch, keys, self.seen)
+        weight, loss = self.seen.weight, self.model.learn(batch, prepared, self.seen)
         self._features += batch.nnz
         self.model.record.curve.add(
             len(batch),
@@ -212,19 +378,22 @@ class Student:
         if dropped := self.model.nonfinite_rows() - self._dropped:
             log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
 
-    def note_validation(self, metrics: Metrics, curves: Curves, *, last: bool) -> None:
+    def note_validation(self, found: Measured, *, last: bool) -> None:
         """Record how good the model is now; stop it if it has not become better for long enough."""
         passes = self.model.record.passes
-        passes[-1] = replace(passes[-1], valid=metrics, curves=curves)
+        passes[-1] = replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
         if self._plan.patience is None:
             return
-        gain = self._plan.gain(metrics)
+        gain = self._plan.gain(found.metrics)
         if self._best_pass == 0 or gain > self._best_gain + self._plan.min_delta:
             self._best_gain, self._best_pass, self._best_examples = gain, self._number, self.model.examples
             if not last:  # else the best weights are those that are there
                 self._keep()
-        elif self._number - self._best_pass >= self._plan.patience:
-            self.stopped = True
+        self._look_whether_stopped()
+
+    def _look_whether_stopped(self) -> None:
+        patience = self._plan.patience
+        self.stopped = patience is not None and 0 < self._best_pass <= self._number - patience
 
     def finish(self) -> None:
         """Give the model the weights of its best pass."""
@@ -234,77 +403,64 @@ class Student:
         if self._best_pass == self._number:
             return
         assert self._folder is not None
-        self.model.store.load(self._folder / str(self._best_pass))
+        self.model.restore(self._folder)
         self.model.record.examples = self._best_examples
         log.info("pass %d was the best of %d: the model has its weights", self._best_pass, self._number)
 
     def _keep(self) -> None:
-        if self._folder is None:
-            self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
-        before = list(self._folder.iterdir())
-        store, folder = self.model.store, self._folder / str(self._best_pass)
-        folder.mkdir()
-        checkpoint.save(folder, list(self.model.tables), store.slots, store.threads, durable=False)
+        folder = self._best_folder(self._best_pass)
+        if folder is not None:
+            self._folder = folder
+            folder.mkdir()
+            self.model.keep(folder)
+            return
+        if self._temporary is None:
+            self._temporary = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
+        before = list(self._temporary.iterdir())
+        self._folder = self._temporary / str(self._best_pass)
+        self._folder.mkdir()
+        self.model.keep(self._folder)
         for old in before:
             shutil.rmtree(old)
 
 
-def _one_pass(
-    students: Sequence[Student], batches: Iterable[Batch], reader: Iterable[Batch], title: str, progress: bool | float
-) -> None:
-    first = students[0].model
-    for student in students:
-        student.begin()
-    complete = False
-    try:
-        with (
-            watch(title, reader, [student.seen for student in students], progress) as bar,
-            interrupts_at_boundaries() as interrupted,
-            closing(feed.sorted_ahead(batches, first.sort, first.sort_ahead, overlap=first.store.threads > 1)) as ready,
-        ):
-            for batch, keys in ready:
-                for student in students:
-                    student.learn(batch, keys)
-                first.store.tick()
-                bar.update()
-                if interrupted():
-                    raise KeyboardInterrupt
-        complete = True
-    finally:
-        for student in students:
-            student.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete)
-
-
-def measure(models: Sequence[Model], data: Batch | Iterable[Batch]) -> list[tuple[Metrics, Curves]]:
-    """Measure models, which share a store and what they sort of a batch, in one pass over the data."""
+def measure(models: Sequence[Learner], data: Batch | Iterable[Batch]) -> list[Measured]:
+    """Measure models, which share a store and what they prepare of a batch, in one pass over the data."""
     batches = [data] if isinstance(data, Batch) else data
     check_iterable(batches, "data", passes=1)
     for model in models:
         model.check_fitted()
         model.check_format(data)
-    labels, weights, margins = predictions(models, batches)
-    return [measure_with_curves(labels, a, weights) for a in margins]
+    found = predictions(models, batches)
+    return [
+        Measured(
+            *measure_with_curves(found.labels, margins, found.weights),
+            None if found.groups is None else gauc(found.labels, margins, found.groups, found.weights),
+        )
+        for margins in found.margins
+    ]
 
 
-def predictions(
-    models: Sequence[Model], batches: Iterable[Batch]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, list[Floats]]:
-    """Return labels, weights (None: each is 1) and each model's margins of all examples."""
+def predictions(models: Sequence[Learner], batches: Iterable[Batch]) -> Predictions:
+    """Return labels, weights, groups and each model's margins of all examples."""
     first = models[0]
     labels: list[npt.NDArray[np.float32]] = []
     weights: list[npt.NDArray[np.float32] | None] = []
+    groups: list[npt.NDArray[np.uint64]] = []
     margins: list[list[Floats]] = [[] for _ in models]
-    ready = feed.sorted_ahead(feed.examples_of(batches), first.sort, first.sort_ahead, overlap=first.store.threads > 1)
-    with closing(ready):
-        for batch, keys in ready:
+    with closing(first.prepared(feed.examples_of(batches))) as ready:
+        for batch, prepared in ready:
             labels.append(batch.labels)
             weights.append(batch.weights)
+            if (told := first.groups(batch)) is not None:
+                groups.append(told)
             for model, found in zip(models, margins, strict=True):
-                found.append(model.margins(batch, keys))
+                found.append(model.margins(batch, prepared))
     empty = np.empty(0)
-    return (
+    return Predictions(
         np.concatenate([np.empty(0, np.float32), *labels]),
         joined_or_none(weights, [len(some) for some in labels]),
+        np.concatenate(groups) if groups else None,
         [np.concatenate([empty, *found]) for found in margins],
     )
 

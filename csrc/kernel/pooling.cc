@@ -1,0 +1,315 @@
+#include "kernel/pooling.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+#include "base/simd.h"
+
+namespace shoal {
+
+namespace {
+
+// Columns are taken in strips of a width that the compiler knows: their sums stay in registers.
+constexpr std::size_t kWidest = 16;
+// Rows and gradients come from anywhere: they are asked for so many entries ahead.
+constexpr std::size_t kAhead = 8;
+
+template <class Strip>
+SHOAL_INLINE void by_strips(std::size_t dim, const Strip& strip) noexcept {
+  std::size_t left = 0;
+  for (; left + kWidest <= dim; left += kWidest) {
+    strip.template operator()<kWidest>(left);
+  }
+  for (; left + 4 <= dim; left += 4) {
+    strip.template operator()<4>(left);
+  }
+  for (; left < dim; ++left) {
+    strip.template operator()<1>(left);
+  }
+}
+
+struct Bags {
+  const std::int64_t* indptr;
+  const std::uint32_t* columns;
+  const float* values;  // null: each is 1
+  std::size_t entries;
+  const float* rows;
+  std::size_t dim;
+
+  SHOAL_INLINE const float* row(std::size_t e) const noexcept { return rows + columns[e] * dim; }
+  SHOAL_INLINE void fetch(std::size_t e, std::size_t left) const noexcept {
+    if (e + kAhead < entries) {
+      __builtin_prefetch(row(e + kAhead) + left);
+    }
+  }
+};
+
+template <std::size_t width, bool valued>
+SHOAL_INLINE void add_entries(const Bags& bags, std::size_t begin, std::size_t end, std::size_t left,
+                              double divisor, float* out) noexcept {
+  double sums[width] = {};
+  for (std::size_t e = begin; e < end; ++e) {
+    bags.fetch(e, left);
+    const float* const v = bags.row(e) + left;
+    const double x = valued ? static_cast<double>(bags.values[e]) : 1.0;
+    for (std::size_t d = 0; d < width; ++d) {
+      sums[d] += valued ? static_cast<double>(v[d]) * x : static_cast<double>(v[d]);
+    }
+  }
+  for (std::size_t d = 0; d < width; ++d) {
+    out[left + d] = static_cast<float>(divisor == 1.0 ? sums[d] : sums[d] / divisor);
+  }
+}
+
+template <bool valued>
+SHOAL_INLINE void add_bags(const Bags& bags, bool mean, std::size_t first, std::size_t last,
+                           float* out) noexcept {
+  for (std::size_t i = first; i < last; ++i) {
+    const auto begin = static_cast<std::size_t>(bags.indptr[i]);
+    const auto end = static_cast<std::size_t>(bags.indptr[i + 1]);
+    const double divisor = mean && end > begin ? static_cast<double>(end - begin) : 1.0;
+    by_strips(bags.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
+      add_entries<width, valued>(bags, begin, end, left, divisor, out + i * bags.dim);
+    });
+  }
+}
+
+SHOAL_CLONES void add_valued_bags(const Bags& bags, bool mean, std::size_t first, std::size_t last,
+                                  float* out) noexcept {
+  add_bags<true>(bags, mean, first, last, out);
+}
+
+SHOAL_CLONES void add_plain_bags(const Bags& bags, bool mean, std::size_t first, std::size_t last,
+                                 float* out) noexcept {
+  add_bags<false>(bags, mean, first, last, out);
+}
+
+template <std::size_t width>
+SHOAL_INLINE void greatest_of(const Bags& bags, std::size_t begin, std::size_t end, std::size_t left,
+                              float* out, std::uint32_t* winners) noexcept {
+  float most[width] = {};
+  std::uint32_t winner[width];
+  std::fill_n(winner, width, kNobody);
+  if (begin < end) {
+    std::copy_n(bags.row(begin) + left, width, most);
+    std::fill_n(winner, width, static_cast<std::uint32_t>(begin));
+  }
+  for (std::size_t e = begin + 1; e < end; ++e) {
+    bags.fetch(e, left);
+    const float* const v = bags.row(e) + left;
+    for (std::size_t d = 0; d < width; ++d) {
+      winner[d] = v[d] > most[d] ? static_cast<std::uint32_t>(e) : winner[d];
+      most[d] = v[d] > most[d] ? v[d] : most[d];
+    }
+  }
+  std::copy_n(most, width, out + left);
+  std::copy_n(winner, width, winners + left);
+}
+
+SHOAL_CLONES void greatest_of_bags(const Bags& bags, std::size_t first, std::size_t last, float* out,
+                                   std::uint32_t* winners) noexcept {
+  for (std::size_t i = first; i < last; ++i) {
+    by_strips(bags.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
+      greatest_of<width>(bags, static_cast<std::size_t>(bags.indptr[i]),
+                         static_cast<std::size_t>(bags.indptr[i + 1]), left, out + i * bags.dim,
+                         winners + i * bags.dim);
+    });
+  }
+}
+
+struct Way {
+  const std::uint32_t* order;
+  const std::uint32_t* firsts;
+  std::size_t places;
+  const std::uint32_t* owners;   // of each entry: its bag
+  const std::int64_t* indptr;    // null: no mean
+  const float* values;           // null: each is 1
+  const std::uint32_t* winners;  // null: no max
+  const float* grads;
+  std::size_t dim;
+
+  SHOAL_INLINE const float* grad(std::size_t e) const noexcept { return grads + owners[e] * dim; }
+  SHOAL_INLINE void fetch(std::size_t j, std::size_t left) const noexcept {
+    if (j + kAhead < places) {
+      __builtin_prefetch(grad(order[j + kAhead]) + left);
+    }
+  }
+  // What the gradient of the entry's bag is multiplied by.
+  SHOAL_INLINE double scale(std::size_t e) const noexcept {
+    if (indptr != nullptr) {
+      const std::size_t i = owners[e];
+      return 1.0 / static_cast<double>(indptr[i + 1] - indptr[i]);
+    }
+    return values == nullptr ? 1.0 : static_cast<double>(values[e]);
+  }
+};
+
+enum class Taking : std::uint8_t { kPlain, kScaled, kWon };
+
+template <std::size_t width, Taking taking>
+SHOAL_INLINE void add_places(const Way& way, std::size_t begin, std::size_t end, std::size_t left,
+                             float* out) noexcept {
+  double sums[width] = {};
+  for (std::size_t j = begin; j < end; ++j) {
+    way.fetch(j, left);
+    const std::uint32_t e = way.order[j];
+    const float* const g = way.grad(e) + left;
+    if constexpr (taking == Taking::kPlain) {
+      for (std::size_t d = 0; d < width; ++d) {
+        sums[d] += static_cast<double>(g[d]);
+      }
+    } else if constexpr (taking == Taking::kScaled) {
+      const double scale = way.scale(e);
+      for (std::size_t d = 0; d < width; ++d) {
+        sums[d] += static_cast<double>(g[d]) * scale;
+      }
+    } else {
+      const std::uint32_t* const winners = way.winners + way.owners[e] * way.dim + left;
+      for (std::size_t d = 0; d < width; ++d) {
+        sums[d] += winners[d] == e ? static_cast<double>(g[d]) : 0.0;
+      }
+    }
+  }
+  for (std::size_t d = 0; d < width; ++d) {
+    out[left + d] = static_cast<float>(sums[d]);
+  }
+}
+
+template <Taking taking>
+SHOAL_INLINE void add_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
+  for (std::size_t u = first; u < last; ++u) {
+    by_strips(way.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
+      add_places<width, taking>(way, way.firsts[u], way.firsts[u + 1], left, out + u * way.dim);
+    });
+  }
+}
+
+SHOAL_CLONES void add_plain_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
+  add_keys<Taking::kPlain>(way, first, last, out);
+}
+
+SHOAL_CLONES void add_scaled_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
+  add_keys<Taking::kScaled>(way, first, last, out);
+}
+
+SHOAL_CLONES void add_won_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
+  add_keys<Taking::kWon>(way, first, last, out);
+}
+
+// <v_e, g_i> of the entries of the bags from `first` to `last`, in float64 from front to back.
+void multiply(const Bags& bags, const float* grads, std::size_t first, std::size_t last,
+              float* out) noexcept {
+  for (std::size_t i = first; i < last; ++i) {
+    const float* const g = grads + i * bags.dim;
+    for (auto e = static_cast<std::size_t>(bags.indptr[i]); e < static_cast<std::size_t>(bags.indptr[i + 1]);
+         ++e) {
+      bags.fetch(e, 0);
+      const float* const v = bags.row(e);
+      double sum = 0.0;
+      for (std::size_t d = 0; d < bags.dim; ++d) {
+        sum += static_cast<double>(v[d]) * static_cast<double>(g[d]);
+      }
+      out[e] = static_cast<float>(sum);
+    }
+  }
+}
+
+void check_rows(std::size_t got, std::size_t rows, std::size_t dim, const char* name, const char* of) {
+  SHOAL_CHECK(got == rows * dim, std::string(name) + " must have " + std::to_string(dim) +
+                                     " numbers for each of the " + std::to_string(rows) + " " + of +
+                                     ", got " + std::to_string(got));
+}
+
+// How many unique keys there are; throws unless all indexes are inside.
+std::size_t check_bags(const Examples& bags, std::size_t rows, std::size_t dim) {
+  SHOAL_CHECK(dim > 0, "dim must be 1 or more");
+  SHOAL_CHECK(rows % dim == 0, "rows must have " + std::to_string(dim) + " numbers each, got " +
+                                   std::to_string(rows) + " in all");
+  SHOAL_CHECK(!bags.bias, "a bag has no bias");
+  check_examples(bags, rows / dim);
+  return rows / dim;
+}
+
+Bags bags_of(const Examples& bags, const float* rows, std::size_t dim) noexcept {
+  return {bags.indptr.data(),
+          bags.columns.data(),
+          bags.values.empty() ? nullptr : bags.values.data(),
+          bags.columns.size(),
+          rows,
+          dim};
+}
+
+void check_pooling(Pooling pooling, const Examples& bags, std::span<const std::uint32_t> winners,
+                   std::size_t dim) {
+  SHOAL_CHECK(pooling == Pooling::kSum || bags.values.empty(), "values take part in a sum only");
+  check_rows(winners.size(), pooling == Pooling::kMax ? bags.size() : 0, dim, "winners", "bags");
+  SHOAL_CHECK(bags.columns.size() < kNobody,
+              "a batch has fewer than 2^32 - 1 entries, got " + std::to_string(bags.columns.size()));
+}
+
+}  // namespace
+
+void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> rows, std::size_t dim,
+               std::span<float> out, std::span<std::uint32_t> winners, Pool& pool) {
+  check_bags(bags, rows.size(), dim);
+  check_pooling(pooling, bags, winners, dim);
+  check_rows(out.size(), bags.size(), dim, "out", "bags");
+  const Bags given = bags_of(bags, rows.data(), dim);
+  each_piece(
+      bags, pool,
+      [&](std::size_t begin, std::size_t end) {
+        if (pooling == Pooling::kMax) {
+          greatest_of_bags(given, begin, end, out.data(), winners.data());
+        } else if (given.values != nullptr) {
+          add_valued_bags(given, false, begin, end, out.data());
+        } else {
+          add_plain_bags(given, pooling == Pooling::kMean, begin, end, out.data());
+        }
+      },
+      dim);
+}
+
+void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float> grads,
+                   std::span<const std::uint32_t> winners, std::size_t dim, Occurrences occurrences,
+                   std::span<float> out, Pool& pool, GradientScratch& scratch) {
+  const std::size_t keys = check_bags(bags, out.size(), dim);
+  check_pooling(pooling, bags, winners, dim);
+  check_rows(grads.size(), bags.size(), dim, "grads", "bags");
+  SHOAL_CHECK(occurrences.firsts.size() == keys + 1 && occurrences.order.size() == bags.columns.size() &&
+                  occurrences.firsts.back() == occurrences.order.size(),
+              "occurrences of another batch");
+  const auto owners = owners_of(bags, scratch.owners, pool);
+  const Way way{occurrences.order.data(),
+                occurrences.firsts.data(),
+                occurrences.order.size(),
+                owners.data(),
+                pooling == Pooling::kMean ? bags.indptr.data() : nullptr,
+                bags.values.empty() ? nullptr : bags.values.data(),
+                pooling == Pooling::kMax ? winners.data() : nullptr,
+                grads.data(),
+                dim};
+  each_run_of_keys(occurrences, dim, pool, [&](std::size_t begin, std::size_t end) {
+    if (pooling == Pooling::kMax) {
+      add_won_keys(way, begin, end, out.data());
+    } else if (pooling == Pooling::kMean || way.values != nullptr) {
+      add_scaled_keys(way, begin, end, out.data());
+    } else {
+      add_plain_keys(way, begin, end, out.data());
+    }
+  });
+}
+
+void pool_values_gradient(const Examples& bags, std::span<const float> rows, std::span<const float> grads,
+                          std::size_t dim, std::span<float> out, Pool& pool) {
+  check_bags(bags, rows.size(), dim);
+  check_rows(grads.size(), bags.size(), dim, "grads", "bags");
+  check_rows(out.size(), bags.columns.size(), 1, "out", "entries");
+  const Bags given = bags_of(bags, rows.data(), dim);
+  each_piece(
+      bags, pool,
+      [&](std::size_t begin, std::size_t end) { multiply(given, grads.data(), begin, end, out.data()); },
+      dim);
+}
+
+}  // namespace shoal

@@ -1,0 +1,52 @@
+// Pooling of embeddings: one row for each bag of keys, forward and backward.
+//
+// Idea. Each unique key of the batch has a row of dim floats; an example (examples.h) is a bag, its entries are keys. What
+// torch calls nn.EmbeddingBag, over rows that were pulled once for each unique key:
+//
+//   sum      y_i = sum over entries e of v_e x_e        gradient of row v: sum over its places e of x_e g_i
+//   mean     y_i = sum over entries e of v_e / n_i                         sum over its places e of g_i / n_i
+//   max      y_id = greatest of v_ed                                       sum over the (i, d) that e has won of g_id
+//   values   gradient of x_e in a sum: <v_e, g_i>
+//
+// with g_i the gradient of bag i and n_i its number of entries. A bag without entries gives zeros. Of equal entries the
+// first wins, as in torch; so does a NaN that comes first, and no NaN wins later.
+//
+//   rows     unique keys x dim
+//   out      bags x dim
+//   winners  bags x dim: the entry e that won, for max only; in an empty bag kNobody
+//
+// Arithmetic. Sums are float64 and rounded once: a bag's in the order of its entries, a key's in order of occurrence. So
+// the bits depend on the data alone, not on threads or instructions.
+//
+// Threads: no state; the pool shares the work, neighbouring bags forward, neighbouring keys backward.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/threads.h"
+#include "kernel/examples.h"
+#include "kernel/logistic.h"
+
+namespace shoal {
+
+enum class Pooling : std::uint8_t { kSum, kMean, kMax };
+
+inline constexpr std::uint32_t kNobody = 0xffffffffU;
+
+// Values take part in a sum only.
+void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> rows, std::size_t dim,
+               std::span<float> out, std::span<std::uint32_t> winners, Pool& pool);
+
+// The gradient of each unique key's row, from those of the bags: out is unique keys x dim.
+void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float> grads,
+                   std::span<const std::uint32_t> winners, std::size_t dim, Occurrences occurrences,
+                   std::span<float> out, Pool& pool, GradientScratch& scratch);
+
+// The gradient of each value of a sum: out has one number for each entry.
+void pool_values_gradient(const Examples& bags, std::span<const float> rows, std::span<const float> grads,
+                          std::size_t dim, std::span<float> out, Pool& pool);
+
+}  // namespace shoal

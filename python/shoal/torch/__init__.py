@@ -1,0 +1,36 @@
+"""Shoal tables as the embedding layers of PyTorch models.
+
+    keys --sort, each once--> pull --expand or pool--> float32 --model--> loss
+    table <--push, one step-- sum per unique key <----- gradient <--backward--
+
+    Embedding, EmbeddingBag   the modules; sparse.py is what they share, ops.py what torch.compile sees of them
+    fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
+    models/                   click models, which take their sparse parts from a maker
+
+A module holds no weights: rows, and the optimizer that moves them, are the table's. A push is made by ``backward``, not
+by a torch optimizer's ``step``. docs/torch.md says what follows from it.
+
+The extra ``torch`` brings what these modules need; ``import shoal`` does not import them, but the first use of
+``shoal.torch`` does.
+
+Examples
+--------
+>>> import torch
+>>> store = shoal.local()
+>>> user = shoal.torch.Embedding(store.table("user", dim=2, optimizer=shoal.SGD(lr=1.0)))
+>>> user(torch.tensor([[7, 3], [7, 7]])).sum().backward()
+>>> user(torch.tensor([7, 3, 5])).tolist()
+[[-3.0, -3.0], [-1.0, -1.0], [0.0, 0.0]]
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("shoal.torch needs PyTorch 2.4 or later: pip install 'shoal[torch]'") from error
+
+from shoal.torch import models
+from shoal.torch.bag import EmbeddingBag
+from shoal.torch.embedding import Embedding
+from shoal.torch.sparse import SparseModule, accumulate, pull_together
+
+__all__ = ["Embedding", "EmbeddingBag", "SparseModule", "accumulate", "models", "pull_together"]

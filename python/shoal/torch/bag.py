@@ -1,0 +1,217 @@
+"""EmbeddingBag: one row for every bag of keys.
+
+    keys[n, l], or keys[nnz] and offsets[n], or a Batch --> rows of the unique keys --pool--> float32[n, dim]
+    gradient float32[n, dim] --through the pooling, summed per unique key--> push
+
+The arithmetic is csrc/kernel/pooling.h's. Threads: as `shoal.torch.sparse`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shoal import _core
+from shoal.data import Batch
+from shoal.table import KeyBatch, Table
+from shoal.torch import ops
+from shoal.torch.sparse import Keys, Rows, SparseModule, Ticket, floats_of, keys_of
+
+__all__ = ["EmbeddingBag"]
+
+Mode: TypeAlias = Literal["sum", "mean", "max"]
+_MODES = ("sum", "mean", "max")
+
+
+class Bags(NamedTuple):
+    """A batch of bags: bag i has the entries from indptr[i] to indptr[i + 1]."""
+
+    indptr: npt.NDArray[np.int64]
+    values: Tensor | None  # float32, one for each entry
+
+
+class Pooled(NamedTuple):
+    """What backward needs of a forward."""
+
+    batch: KeyBatch
+    indptr: npt.NDArray[np.int64]
+    winners: npt.NDArray[np.uint32] | None
+    rows: Rows | None  # of the unique keys, where the values want a gradient
+    pushes: bool
+
+
+class EmbeddingBag(SparseModule):
+    """Rows of a table, pooled bag by bag: what ``nn.EmbeddingBag`` is to a weight.
+
+    Parameters
+    ----------
+    table : shoal.Table
+    mode : {"sum", "mean", "max"}
+    include_last_offset : bool
+        Whether ``offsets`` ends with the number of keys, as an ``indptr`` does.
+
+    Notes
+    -----
+    As in torch an empty bag gives zeros, and of equal entries the first is the greatest. Sums are float64, rounded
+    once, with the same bits for any number of threads. Pushes are those of `Embedding`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> store = shoal.local()
+    >>> bag = EmbeddingBag(store.table("tag", dim=4), mode="mean")
+    >>> bag(torch.tensor([7, 3, 7]), torch.tensor([0, 2, 2])).shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(self, table: Table, mode: Mode = "sum", *, include_last_offset: bool = False) -> None:
+        super().__init__(table)
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
+        self.mode: Mode = mode
+        self.include_last_offset = include_last_offset
+
+    def extra_repr(self) -> str:
+        """Say which table, and how it is pooled."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"
+
+    def forward(
+        self, keys: Tensor | Batch, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Read the rows of ``keys`` and pool those of each bag.
+
+        Parameters
+        ----------
+        keys : int64 or uint64 tensor [n, l] or [nnz], or shoal.Batch
+            [n, l]: n bags of l keys. [nnz]: all bags one behind the other. A batch: its examples are the bags, its
+            values, if it has any, the weights of their keys.
+        offsets : int64 or int32 tensor [n], or [n + 1] with ``include_last_offset``
+            Where each bag begins; with keys [nnz] only.
+        per_sample_weights : float32 tensor of the keys' shape, optional
+            What each row is multiplied by; ``mode="sum"`` only. It gets its gradient.
+
+        Returns
+        -------
+        float32 tensor [n, dim]
+
+        Raises
+        ------
+        TypeError, ValueError
+            Arguments that do not fit together.
+        WrongProcess
+            The store was made before a fork, by the parent.
+        ShoalError
+            This pull failed, or an earlier push did.
+
+        Notes
+        -----
+        Blocks until the rows are there.
+        """
+        if torch.compiler.is_compiling() and isinstance(keys, Tensor):
+            return ops.pool(self, keys, offsets, per_sample_weights)
+        return self.finish(*self.begin(keys, offsets, per_sample_weights))
+
+    def begin(
+        self, keys: Tensor | Batch, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> tuple[Ticket, Bags]:
+        """Have the pull under way: the first half of forward."""
+        given, bags = self._bags(keys, offsets, per_sample_weights)
+        return self.claim(given), bags
+
+    def finish(self, ticket: Ticket, bags: Bags) -> Tensor:
+        """Wait for the rows and pool them: the second half of forward."""
+        values = bags.values
+        if self.pushes or (values is not None and values.requires_grad and torch.is_grad_enabled()):
+            anchor = self.anchor if self.pushes else None
+            out: Tensor = _Pool.apply(anchor, values, self, ticket, bags)  # type: ignore[no-untyped-call]
+            return out
+        return self.pool(ticket, bags)[0]
+
+    def _bags(self, keys: Tensor | Batch, offsets: Tensor | None, weights: Tensor | None) -> tuple[Keys, Bags]:
+        if isinstance(keys, Batch):
+            if offsets is not None or weights is not None:
+                raise ValueError("a Batch has its own offsets and values: pass it alone")
+            values = None if keys.values is None else torch.from_numpy(keys.values)
+            self._check_weights(values, (keys.nnz,))
+            return keys.keys, Bags(keys.indptr, values)
+        given = keys_of(keys)
+        self._check_weights(weights, tuple(keys.shape))
+        if keys.dim() == 2:
+            if offsets is not None:
+                raise ValueError(f"keys {list(keys.shape)} are bags of {keys.shape[1]} keys: pass no offsets")
+            bags, length = keys.shape
+            indptr = np.arange(bags + 1, dtype=np.int64) * length
+        elif keys.dim() != 1 or offsets is None:
+            raise ValueError(f"keys must be [n, l], or [nnz] with offsets[n], got {list(keys.shape)}")
+        else:
+            indptr = self._indptr(offsets, len(given))
+        return given, Bags(indptr, weights)
+
+    def _indptr(self, offsets: Tensor, entries: int) -> npt.NDArray[np.int64]:
+        if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"offsets must be int64[n], got {offsets.dtype}{list(offsets.shape)}")
+        begins: npt.NDArray[np.int64] = offsets.detach().contiguous().numpy().astype(np.int64, copy=False)
+        if self.include_last_offset:
+            if not len(begins):
+                raise ValueError("include_last_offset: offsets must end with the number of keys, got none")
+            return begins
+        # No bag, no key: an indptr of no bags is one 0.
+        return np.append(begins, entries) if len(begins) or entries else np.zeros(1, np.int64)
+
+    def _check_weights(self, weights: Tensor | None, shape: tuple[int, ...]) -> None:
+        if weights is None:
+            return
+        if self.mode != "sum":
+            raise ValueError(f"per_sample_weights go with mode='sum', not with {self.mode!r}")
+        if tuple(weights.shape) != shape:
+            raise ValueError(
+                f"per_sample_weights must have the shape of the keys, {list(shape)}, got {list(weights.shape)}"
+            )
+        if weights.dtype != torch.float32:
+            raise TypeError(f"per_sample_weights must be float32, got {weights.dtype}: pass weights.float()")
+
+    def pool(self, ticket: Ticket, bags: Bags, *, keep: bool = False, pushes: bool = False) -> tuple[Tensor, Pooled]:
+        """Pool the rows, without autograd; ``keep`` the rows for the gradient of the values."""
+        rows = ticket.rows()
+        out = torch.empty((len(bags.indptr) - 1, self.dim))
+        values = None if bags.values is None else floats_of(bags.values)
+        native, workers = ticket.batch.native, self._table.workers
+        winners = _core.pool_rows(self.mode, bags.indptr, values, native, rows, out.numpy(), workers)
+        return out, Pooled(ticket.batch, bags.indptr, winners, rows if keep else None, pushes)
+
+    def push_pooled(self, pooled: Pooled, values: Tensor | None, grad: Tensor) -> Tensor | None:
+        """Push the gradient of the bags; the gradient of the values, where their rows were kept."""
+        batch, indptr, winners, rows, pushes = pooled
+        native, workers = batch.native, self._table.workers
+        grads = floats_of(grad)
+        slopes = None
+        if rows is not None and values is not None:
+            slopes = torch.from_numpy(_core.pool_values_gradient(indptr, native, rows, grads, workers)).view(
+                values.shape
+            )
+        if pushes:
+            weights = None if values is None else floats_of(values)
+            self.push(batch, _core.pool_gradient(self.mode, indptr, weights, native, grads, winners, workers))
+        return slopes
+
+
+class _Pool(torch.autograd.Function):
+    """`EmbeddingBag.pool`, and the push behind it."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, anchor: Tensor | None, values: Tensor | None, module: EmbeddingBag, ticket: Ticket, bags: Bags
+    ) -> Tensor:
+        out, pooled = module.pool(ticket, bags, keep=ctx.needs_input_grad[1], pushes=anchor is not None)
+        ctx.module, ctx.pooled = module, pooled
+        ctx.save_for_backward(values)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[None, Tensor | None, None, None, None]:  # type: ignore[no-untyped-def]
+        (values,) = ctx.saved_tensors
+        return None, ctx.module.push_pooled(ctx.pooled, values, grad), None, None, None

@@ -1,0 +1,109 @@
+"""Embedding: a row for every key.
+
+    keys int64[n, l] --> rows of the unique keys --expand--> float32[n, l, dim], written straight into the output
+    gradient float32[n, l, dim] --sum per unique key, read in place--> push
+
+Threads: as `shoal.torch.sparse`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.table import KeyBatch
+from shoal.torch import ops
+from shoal.torch.sparse import SparseModule, Ticket, floats_of, keys_of
+
+__all__ = ["Embedding"]
+
+Shape = tuple[int, ...]
+
+
+class Embedding(SparseModule):
+    """Rows of a table by key: what ``nn.Embedding`` is to a weight.
+
+    Parameters
+    ----------
+    table : shoal.Table
+
+    Notes
+    -----
+    All 64-bit keys are legal; an unseen one reads its initial row, and its row is made by the push. Backward sums the
+    gradients of each key in order of occurrence, in float64 rounded once, and pushes the sums as one step of the
+    table's optimizer, in training mode only. A failed push is raised by the next forward or by ``store.flush()``. The
+    output is float32, under autocast too, as that of ``nn.Embedding``. docs/torch.md says more.
+
+    Examples
+    --------
+    >>> import torch
+    >>> store = shoal.local()
+    >>> embedding = Embedding(store.table("user", dim=4, optimizer=shoal.Adagrad(lr=0.1)))
+    >>> embedding(torch.tensor([[7, -1], [7, 0]])).shape
+    torch.Size([2, 2, 4])
+    """
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """Read the rows of ``keys``.
+
+        Parameters
+        ----------
+        keys : int64 or uint64 tensor of any shape
+            int64 is taken bit for bit. Duplicates are fine.
+
+        Returns
+        -------
+        float32 tensor, shape (*keys.shape, dim)
+
+        Raises
+        ------
+        TypeError
+            Keys of another dtype.
+        WrongProcess
+            The store was made before a fork, by the parent.
+        ShoalError
+            This pull failed, or an earlier push did.
+
+        Notes
+        -----
+        Blocks until the rows are there.
+        """
+        if torch.compiler.is_compiling():
+            return ops.embed(self, keys)
+        return self.finish(*self.begin(keys))
+
+    def begin(self, keys: Tensor) -> tuple[Ticket, Shape]:
+        """Have the pull under way: the first half of forward."""
+        return self.claim(keys_of(keys)), tuple(keys.shape)
+
+    def finish(self, ticket: Ticket, shape: Shape) -> Tensor:
+        """Wait for the rows and give each key its own: the second half of forward."""
+        if self.pushes:
+            rows: Tensor = _Rows.apply(self.anchor, self, ticket, shape)  # type: ignore[no-untyped-call]
+            return rows
+        return self.expand(ticket, shape)
+
+    def expand(self, ticket: Ticket, shape: Shape) -> Tensor:
+        """Write the row of each key, without autograd."""
+        rows = ticket.rows()
+        out = torch.empty((*shape, self.dim))
+        ticket.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)
+        return out
+
+    def push_given(self, batch: KeyBatch, grad: Tensor) -> None:
+        """Sum the gradient of every key as given, and push."""
+        self.push(batch, batch.native.sum(floats_of(grad), self.dim, self._table.workers))
+
+
+class _Rows(torch.autograd.Function):
+    """`Embedding.expand`, and the push behind it."""
+
+    @staticmethod
+    def forward(ctx, anchor: Tensor, module: Embedding, ticket: Ticket, shape: Shape) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.module, ctx.batch = module, ticket.batch
+        return module.expand(ticket, shape)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[no-untyped-def]
+        ctx.module.push_given(ctx.batch, grad)
+        return None, None, None, None

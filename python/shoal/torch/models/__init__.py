@@ -1,0 +1,46 @@
+"""Click models: each a module that turns `Inputs` into logits, short, and citing its paper.
+
+    LR            logistic regression            a weight for each key
+    FM            factorisation machine          and a vector, all pairs interact
+    WideAndDeep   Wide & Deep                    weights beside a tower over the vectors
+    DeepFM        DeepFM                         FM and a tower that share the vectors
+    DCNV2         DCN-V2                         cross layers of full or low rank
+    DLRM          DLRM                           products of pairs between two towers
+    DIN           Deep Interest Network          attention of an item to a history
+    AutoInt       AutoInt                        attention of fields to fields
+
+    model = DeepFM(make, fields, dim=16, hidden=(400, 400, 400));   logits = model(inputs)
+
+Sparse parts come from ``make`` (layers.py), so a model does not know where its rows live. Dense parts start at torch's
+own initial values, drawn from torch's generator: `torch.manual_seed` before making a model fixes them.
+
+Threads: as torch's modules.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from shoal.torch.models.autoint import AutoInt
+from shoal.torch.models.dcnv2 import DCNV2
+from shoal.torch.models.deepfm import DeepFM
+from shoal.torch.models.din import DIN
+from shoal.torch.models.dlrm import DLRM
+from shoal.torch.models.fm import FM
+from shoal.torch.models.layers import Maker
+from shoal.torch.models.lr import LR
+from shoal.torch.models.wide_deep import WideAndDeep
+
+__all__ = ["DCNV2", "DIN", "DLRM", "FM", "LR", "MODELS", "AutoInt", "DeepFM", "Maker", "WideAndDeep"]
+
+# By the names of the command line.
+MODELS: dict[str, type[nn.Module]] = {
+    "lr": LR,
+    "fm": FM,
+    "wide_deep": WideAndDeep,
+    "deepfm": DeepFM,
+    "dcnv2": DCNV2,
+    "dlrm": DLRM,
+    "din": DIN,
+    "autoint": AutoInt,
+}

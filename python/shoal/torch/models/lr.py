@@ -1,0 +1,34 @@
+"""Logistic regression over the fields' keys, the model that all others have to beat.
+
+H. B. McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from shoal.torch.fields import Inputs
+from shoal.torch.models.layers import Linear, Lookup, Maker, look_up
+
+
+class LR(nn.Module):
+    """A weight for each key: logit = b + sum of w_i x_i.
+
+    Parameters
+    ----------
+    make : Maker
+        Makes the table ``linear`` of dim 1.
+    fields : int
+    per_field : bool
+        Whether each field has a table of its own.
+    """
+
+    def __init__(self, make: Maker, fields: int, *, per_field: bool = False) -> None:
+        super().__init__()
+        self.weights = Lookup(make, "linear", fields, 1, per_field=per_field)
+        self.linear = Linear()
+
+    def forward(self, x: Inputs) -> Tensor:
+        """Compute the logits float32[n]."""
+        (weights,) = look_up(x, self.weights)
+        return self.linear(weights)

@@ -1,0 +1,194 @@
+"""The same modules for ``torch.compile``: custom ops, which the compiler sees as opaque and calls as they are.
+
+    shoal::embed       keys, anchor, module        --> rows, ticket
+    shoal::embed_push  gradient, ticket            --> gradient of the anchor
+    shoal::pool        keys, offsets, values, ...  --> pooled, ticket
+    shoal::pool_push   gradient, values, ticket    --> gradients of the anchor and of the values
+
+An op takes tensors and numbers: a module is named by its number, a forward that backward continues by its *ticket*, a
+tensor of one number whose memory keeps alive what was left for backward. The gradient of the anchor, which has no
+elements, is what keeps a push in the backward graph.
+
+Without the compiler modules do not come here: an op costs about 60 us more than a Function.
+
+Threads: as `shoal.torch.sparse`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from shoal.torch.bag import EmbeddingBag
+    from shoal.torch.embedding import Embedding
+    from shoal.torch.sparse import SparseModule
+
+__all__ = ["embed", "pool", "register"]
+
+_numbers = itertools.count(1)
+_modules: WeakValueDictionary[int, SparseModule] = WeakValueDictionary()
+
+
+class _Left(np.ndarray[Any, Any]):
+    """The memory of a ticket: one number, and what a forward left for its backward."""
+
+    what: Any
+
+
+_left: WeakValueDictionary[int, _Left] = WeakValueDictionary()
+
+
+def register(module: SparseModule) -> int:
+    """Give a module the number that ops know it by, for as long as it lives."""
+    number = next(_numbers)
+    _modules[number] = module
+    return number
+
+
+def _module(number: int) -> Any:
+    module = _modules.get(number)
+    if module is None:
+        raise RuntimeError("the embedding that this compiled function calls is gone: compile the model anew")
+    return module
+
+
+def _ticket(what: Any) -> Tensor:
+    number = next(_numbers)
+    memory = np.array([number], np.int64).view(_Left)
+    memory.what = what
+    _left[number] = memory
+    return torch.from_numpy(memory)
+
+
+def _what(ticket: Tensor) -> Any:
+    memory = _left.get(int(ticket))
+    if memory is None:
+        raise RuntimeError("what this backward needs of its forward is gone: the compiler copied the ticket")
+    return memory.what
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0)
+
+
+# ---- Embedding -------------------------------------------------------------------------------------------------------
+
+
+def embed(module: Embedding, keys: Tensor) -> Tensor:
+    """Call an `Embedding` where the compiler looks on."""
+    pushes = module.pushes
+    anchor = module.anchor if pushes else module.anchor.detach()
+    rows: Tensor = _embed(keys, anchor, module.number, module.dim, pushes)[0]
+    return rows
+
+
+@torch.library.custom_op("shoal::embed", mutates_args=(), device_types="cpu")
+def _embed(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tuple[Tensor, Tensor]:
+    called: Embedding = _module(module)
+    ticket, shape = called.begin(keys)
+    return called.expand(ticket, shape), _ticket(ticket.batch if pushes else None)
+
+
+@_embed.register_fake
+def _(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tuple[Tensor, Tensor]:
+    return anchor.new_empty((*keys.shape, dim)), anchor.new_empty((1,), dtype=torch.int64)
+
+
+@torch.library.custom_op("shoal::embed_push", mutates_args=(), device_types="cpu")
+def _embed_push(grad: Tensor, ticket: Tensor, module: int) -> Tensor:
+    _module(module).push_given(_what(ticket), grad)
+    return _nothing()
+
+
+@_embed_push.register_fake
+def _(grad: Tensor, ticket: Tensor, module: int) -> Tensor:
+    return grad.new_empty((0,))
+
+
+def _embed_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.module = inputs[2]
+    ctx.save_for_backward(output[1])
+
+
+def _embed_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    (ticket,) = ctx.saved_tensors
+    return None, _embed_push(grad, ticket, ctx.module), None, None, None
+
+
+_embed.register_autograd(_embed_backward, setup_context=_embed_context)
+
+
+# ---- EmbeddingBag ----------------------------------------------------------------------------------------------------
+
+
+def pool(module: EmbeddingBag, keys: Tensor, offsets: Tensor | None, values: Tensor | None) -> Tensor:
+    """Call an `EmbeddingBag` where the compiler looks on."""
+    pushes = module.pushes
+    anchor = module.anchor if pushes else module.anchor.detach()
+    last = module.include_last_offset
+    out: Tensor = _pool(keys, offsets, values, anchor, module.number, module.dim, last, pushes)[0]
+    return out
+
+
+@torch.library.custom_op("shoal::pool", mutates_args=(), device_types="cpu")
+def _pool(
+    keys: Tensor,
+    offsets: Tensor | None,
+    values: Tensor | None,
+    anchor: Tensor,
+    module: int,
+    dim: int,
+    last: bool,
+    pushes: bool,
+) -> tuple[Tensor, Tensor]:
+    called: EmbeddingBag = _module(module)
+    ticket, bags = called.begin(keys, offsets, values)
+    out, pooled = called.pool(ticket, bags, keep=values is not None, pushes=pushes)
+    return out, _ticket(pooled)
+
+
+@_pool.register_fake
+def _(
+    keys: Tensor,
+    offsets: Tensor | None,
+    values: Tensor | None,
+    anchor: Tensor,
+    module: int,
+    dim: int,
+    last: bool,
+    pushes: bool,
+) -> tuple[Tensor, Tensor]:
+    bags = keys.shape[0] if offsets is None else offsets.shape[0] - last
+    return anchor.new_empty((bags, dim)), anchor.new_empty((1,), dtype=torch.int64)
+
+
+@torch.library.custom_op("shoal::pool_push", mutates_args=(), device_types="cpu")
+def _pool_push(grad: Tensor, values: Tensor | None, ticket: Tensor, module: int) -> tuple[Tensor, Tensor]:
+    slopes = _module(module).push_pooled(_what(ticket), values, grad)
+    return _nothing(), _nothing() if slopes is None else slopes
+
+
+@_pool_push.register_fake
+def _(grad: Tensor, values: Tensor | None, ticket: Tensor, module: int) -> tuple[Tensor, Tensor]:
+    nothing = grad.new_empty((0,))
+    return nothing, grad.new_empty((0,)) if values is None else grad.new_empty(values.shape)
+
+
+def _pool_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.module = inputs[4]
+    ctx.save_for_backward(inputs[2], output[1])
+
+
+def _pool_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    values, ticket = ctx.saved_tensors
+    anchor, slopes = _pool_push(grad, values, ticket, ctx.module)
+    return None, None, None if values is None else slopes, anchor, None, None, None, None
+
+
+_pool.register_autograd(_pool_backward, setup_context=_pool_context)

@@ -1,0 +1,345 @@
+"""What all modules over a table share: tickets, pushes, gradients that add up, and what a module's state is.
+
+    forward    keys --> Ticket: sorted once, pull begun --> rows of the unique keys --> what the module makes of them
+    backward   gradient --> summed per unique key of the same ticket --> push, or, under `accumulate`, kept
+
+A *ticket* is a batch's keys in hash order and the pull of their rows. `sort_ahead` makes one, `prefetch` begins its
+pull, a forward with the same keys takes it; else the forward makes its own. The keys of the last ticket of a store are
+not sorted again for another module.
+
+Threads: `sort_ahead`, `prefetch` and `drop_prefetched` may be called from any thread, forward and backward from those
+that torch runs them in. Fork: a child's copy of a module raises WrongProcess when it is used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from shoal import _core
+from shoal.handle import Handle, Pending
+from shoal.table import KeyBatch, Table
+from shoal.torch import ops
+
+__all__ = ["SparseModule", "Ticket", "accumulate", "floats_of", "keys_of", "pull_together"]
+
+Keys: TypeAlias = npt.NDArray[np.uint64]
+Rows: TypeAlias = npt.NDArray[np.float32]
+
+_VERSION = 1  # of what state_dict says
+
+# The batch that a store's modules sorted last.
+_last: WeakKeyDictionary[_core.Workers, KeyBatch] = WeakKeyDictionary()
+
+
+def keys_of(keys: Tensor) -> Keys:
+    """View the keys of a tensor as uint64[n], in memory order; a copy only where the tensor is not contiguous."""
+    if not isinstance(keys, Tensor) or keys.dtype not in (torch.int64, torch.uint64):
+        got = keys.dtype if isinstance(keys, Tensor) else type(keys).__name__
+        raise TypeError(f"keys must be an int64 or uint64 tensor, got {got}: pass keys.long()")
+    if keys.device.type != "cpu":
+        raise ValueError(f"keys are on {keys.device}, rows on the CPU: pass keys.cpu()")
+    flat: Keys = keys.contiguous().view(-1).numpy().view(np.uint64)
+    return flat
+
+
+def floats_of(tensor: Tensor) -> Rows:
+    """View a tensor as float32, contiguous; a copy only where it is not."""
+    given = tensor.detach()
+    if given.dtype != torch.float32:
+        given = given.float()
+    array: Rows = given.contiguous().numpy()
+    return array
+
+
+def _sorted(table: Table, keys: Keys) -> KeyBatch:
+    last = _last.get(table.workers)
+    if last is None or not last.is_of(keys):
+        _last[table.workers] = last = table.key_batch(keys)
+    return last
+
+
+class Ticket:
+    """The keys of one forward, sorted, and the pull of their rows."""
+
+    __slots__ = ("_pending", "_rows", "batch")
+
+    def __init__(self, batch: KeyBatch) -> None:
+        self.batch = batch
+        self._rows: Rows | None = None
+        self._pending: Pending | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the pull was begun."""
+        return self._rows is not None
+
+    def begin(self, table: Table) -> None:
+        """Begin the pull, unless that was done."""
+        if self._rows is None:
+            rows = np.empty((len(self.batch), table.dim), np.float32)
+            self._pending = table.shard.pull(self.batch.native, rows)
+            self._rows = rows
+
+    def rows(self) -> Rows:
+        """Wait for the rows of the unique keys, in hash order. They are given once: a ticket does not keep them."""
+        assert self._rows is not None
+        if self._pending is not None:
+            self._pending.wait()
+        rows, self._rows, self._pending = self._rows, None, None
+        return rows
+
+
+class SparseModule(nn.Module):
+    """A module whose rows are those of a table: what `Embedding` and `EmbeddingBag` share.
+
+    Parameters
+    ----------
+    table : shoal.Table
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        if not isinstance(table, Table):
+            raise TypeError(f"an embedding needs a table, made by store.table(name, dim=...), got {table!r}")
+        self._table = table
+        # There is no weight that outputs could depend on: this stands for the rows, so that backward comes here.
+        self.anchor = torch.zeros(0, requires_grad=True)
+        self.number = ops.register(self)
+        self._lock = threading.Lock()  # guards _tickets
+        self._tickets: list[Ticket] = []
+        self._pushes: deque[Handle[None]] = deque()
+        self._kept: list[tuple[KeyBatch, Rows]] | None = None  # under accumulate()
+
+    def extra_repr(self) -> str:
+        """Say which table."""
+        return f"{self._table.name!r}, dim={self._table.dim}, optimizer={self._table.optimizer}"
+
+    @property
+    def table(self) -> Table:
+        """Where the rows are."""
+        return self._table
+
+    @property
+    def dim(self) -> int:
+        """Floats in a row."""
+        return self._table.dim
+
+    # ---- ahead of forward ----------------------------------------------------------------------------------------
+
+    def sort_ahead(self, keys: Tensor) -> None:
+        """Sort the keys of a forward that is to come. Nothing is pulled.
+
+        Parameters
+        ----------
+        keys : int64 or uint64 tensor of any shape
+            The first forward with the same keys in the same order uses what was done for them.
+
+        Notes
+        -----
+        Safe from any thread.
+        """
+        self._put(Ticket(_sorted(self._usable(), keys_of(keys))))
+
+    def prefetch(self, keys: Tensor) -> None:
+        """Begin to pull the rows of a forward that is to come.
+
+        Parameters
+        ----------
+        keys : int64 or uint64 tensor of any shape
+            The first forward with the same keys in the same order uses the rows as they are now: it sees the pushes
+            that were begun before this call. `sort_ahead` may have been called for them.
+
+        Notes
+        -----
+        In a local store the rows are there when this returns; on a cluster the servers are asked. An error of the pull
+        is raised by the forward that uses it. Safe from any thread.
+        """
+        ticket = self._find(keys_of(keys), with_rows=False)
+        ticket.begin(self._table)
+        self._put(ticket)
+
+    def drop_prefetched(self) -> None:
+        """Forget what `sort_ahead` and `prefetch` have prepared and no forward has used."""
+        with self._lock:
+            self._tickets.clear()
+
+    def _find(self, keys: Keys, *, with_rows: bool = True) -> Ticket:
+        """Take the first ticket of these keys, or make one; not ``with_rows``: one whose pull has not begun."""
+        table = self._usable()
+        if self._tickets:
+            with self._lock:
+                for place, ticket in enumerate(self._tickets):
+                    if (with_rows or not ticket.begun) and ticket.batch.is_of(keys):
+                        return self._tickets.pop(place)
+        return Ticket(_sorted(table, keys))
+
+    def _usable(self) -> Table:
+        """Say before any work that there is no store to ask."""
+        _ = self._table.shard
+        return self._table
+
+    def _put(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._tickets.append(ticket)
+
+    # ---- forward and backward ------------------------------------------------------------------------------------
+
+    @property
+    def pushes(self) -> bool:
+        """Whether a backward of what forward returns now would push: in training mode, where gradients are recorded."""
+        return self.training and torch.is_grad_enabled()
+
+    def claim(self, keys: Keys) -> Ticket:
+        """Begin a forward: raise what went wrong with earlier pushes, and have the pull under way."""
+        self._raise_failed()
+        ticket = self._find(keys)
+        ticket.begin(self._table)
+        return ticket
+
+    def push(self, batch: KeyBatch, grads: Rows) -> None:
+        """End a backward: push the gradients of a batch's unique keys, or keep them for later."""
+        if self._kept is not None:
+            self._kept.append((batch, grads))
+        else:
+            self._pushes.append(self._table.push_unique(batch, grads, copy=False))
+
+    def _raise_failed(self) -> None:
+        pushes = self._pushes
+        while pushes and pushes[0].done:
+            pushes.popleft().wait()
+
+    def keep(self) -> None:
+        """Keep the gradients of every backward from now on."""
+        if self._kept is not None:
+            raise RuntimeError(
+                f"gradients of table {self._table.name!r} are accumulated already: leave that block first"
+            )
+        self._kept = []
+
+    def release(self, *, push: bool) -> None:
+        """Push what was kept, as one step, or drop it."""
+        kept, self._kept = self._kept, None
+        if not kept or not push:
+            return
+        if len(kept) == 1:
+            self.push(*kept[0])
+        else:
+            keys = np.concatenate([batch.keys for batch, _ in kept])
+            self._pushes.append(self._table.push(keys, np.concatenate([grads for _, grads in kept])))
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Say in ``state_dict()`` whose rows these are: the rows themselves are saved by ``store.save``."""
+        return {"version": _VERSION, "table": self._table.name}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Check that ``load_state_dict`` was given the state of a module over a table of this name.
+
+        Raises
+        ------
+        ValueError
+            It is another table's, or of a later version.
+        """
+        if state.get("version") != _VERSION:
+            raise ValueError(
+                f"the state of an embedding has version {state.get('version')!r}, this shoal knows {_VERSION}"
+            )
+        if state.get("table") != self._table.name:
+            raise ValueError(
+                f"this state is of an embedding over table {state.get('table')!r}, the module's is "
+                f"{self._table.name!r}. Rows are not part of it: store.save() and store.load() move them"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError(
+            f"an embedding over table {self._table.name!r} is not copied: its rows are the store's. Make another "
+            "module over the same table, or one over another table"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"an embedding over table {self._table.name!r} is not pickled: its rows are the store's. Save "
+            "model.state_dict() and store.save(folder), and make the model anew over the store that loads it"
+        )
+
+
+@contextmanager
+def accumulate(*modules: nn.Module) -> Iterator[None]:
+    """Add up the gradients of several backward calls and push them as one step.
+
+    Parameters
+    ----------
+    *modules : nn.Module
+        Models or embeddings: all embeddings inside are meant.
+
+    Raises
+    ------
+    RuntimeError
+        Gradients of one of them are accumulated already.
+
+    Notes
+    -----
+    The push is made at the end of the block. If the block raises, nothing is pushed. As in torch, gradients are added
+    and not averaged: divide the losses by the number of calls where a mean is meant.
+
+    Examples
+    --------
+    >>> store = shoal.local()
+    >>> user = shoal.torch.Embedding(store.table("user", dim=1, optimizer=shoal.SGD(lr=1.0)))
+    >>> with accumulate(user):
+    ...     for keys in ([7, 3], [7]):
+    ...         user(torch.tensor(keys)).sum().backward()
+    >>> user.table.step, user(torch.tensor([7, 3])).tolist()
+    (1, [[-2.0], [-1.0]])
+    """
+    found = list(dict.fromkeys(m for module in modules for m in module.modules() if isinstance(m, SparseModule)))
+    begun: list[SparseModule] = []
+    done = False
+    try:
+        for module in found:
+            module.keep()
+            begun.append(module)
+        yield
+        done = True
+    finally:
+        for module in begun:
+            module.release(push=done)
+
+
+def pull_together(requests: Iterable[tuple[Any, ...]]) -> list[Tensor]:
+    """Call several modules, all of whose pulls are begun before any is waited for: one round trip for all.
+
+    Parameters
+    ----------
+    requests : iterable of tuple
+        A module each and what it is called with: ``(embedding, keys)``, ``(bag, keys, offsets)``, ``(bag, batch)``.
+
+    Returns
+    -------
+    list of float32 tensors
+        What the modules return.
+
+    Examples
+    --------
+    >>> store, keys = shoal.local(), torch.tensor([[7, 3], [7, 7]])
+    >>> wide = shoal.torch.EmbeddingBag(store.table("wide", dim=1))
+    >>> deep = shoal.torch.Embedding(store.table("deep", dim=16))
+    >>> [tuple(out.shape) for out in pull_together([(wide, keys), (deep, keys)])]
+    [(2, 1), (2, 2, 16)]
+    """
+    calls = list(requests)
+    if torch.compiler.is_compiling():  # the compiler sees tensors only: each module asks for itself
+        return [module(*given) for module, *given in calls]
+    begun = [module.begin(*given) for module, *given in calls]
+    return [module.finish(*one) for (module, *_), one in zip(calls, begun, strict=True)]

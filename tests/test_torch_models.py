@@ -1,0 +1,275 @@
+"""The click models: shapes, and each one's formula against a slow plain twin in float64."""
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the models are torch modules")
+
+from torch import nn  # noqa: E402
+
+from shoal.torch.fields import Inputs  # noqa: E402
+from shoal.torch.models import DCNV2, DIN, DLRM, FM, LR, MODELS, AutoInt, DeepFM, WideAndDeep  # noqa: E402
+
+ROWS = 40  # of each table: keys are 0 to 39
+N, FIELDS, DIM = 7, 5, 4
+SMALL = (8, 6)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(5)
+
+
+def make(name: str, dim: int) -> nn.Module:
+    """A maker of torch's own tables, whose rows are large enough to see."""
+    table = nn.Embedding(ROWS, dim)
+    nn.init.normal_(table.weight, std=0.5)
+    return table
+
+
+def some(*, valued: bool = False, dense: int = 0, history: bool = False) -> Inputs:
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([0, 3, 1, 0, 2, 5, 0])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Inputs(
+        torch.randint(ROWS, (N, FIELDS), generator=generator),
+        torch.rand(N, FIELDS, generator=generator) if valued else None,
+        (torch.randint(ROWS, (int(lengths.sum()),), generator=generator), offsets) if history else None,
+        torch.randn(N, dense, generator=generator) if dense else None,
+    )
+
+
+def built(name: str, *, dense: int = 0, per_field: bool = False) -> nn.Module:
+    kind = MODELS[name]
+    takes = inspect.signature(kind).parameters
+    how = {"dim": DIM, "hidden": SMALL, "dense": dense, "per_field": per_field, "item": 2, "attention": (3,)}
+    return kind(make, FIELDS, **{name: value for name, value in how.items() if name in takes})
+
+
+def wide(tensor) -> np.ndarray:
+    return tensor.detach().double().numpy()
+
+
+def rows_of(lookup, x: Inputs) -> np.ndarray:
+    """The rows of fixed fields by plain indexing, float64[n, fields, dim], times the values."""
+    keys = x.keys.numpy()
+    tables = [wide(table.weight) for table in lookup.tables]
+    out = np.stack([tables[i % len(tables)][keys[:, i]] for i in range(FIELDS)], axis=1)
+    return out if x.values is None else out * wide(x.values)[:, :, None]
+
+
+def through(layers: nn.Module, x: np.ndarray) -> np.ndarray:
+    """Fully connected layers and ReLUs, row by row."""
+    for layer in layers.modules():
+        if isinstance(layer, nn.Linear):
+            bias = 0 if layer.bias is None else wide(layer.bias)
+            x = np.array([[np.dot(w, row) for w in wide(layer.weight)] for row in x]) + bias
+        elif isinstance(layer, nn.ReLU):
+            x = np.maximum(x, 0)
+    return x
+
+
+def agrees(model: nn.Module, x: Inputs, expected: np.ndarray) -> None:
+    got = model(x)
+    assert got.shape == (N,)
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(wide(got), expected, rtol=2e-5, atol=2e-5)
+    got.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} is not part of the logit"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("per_field", [False, True])
+@pytest.mark.parametrize("valued", [False, True])
+def test_a_model_gives_one_logit_an_example_and_every_parameter_takes_part(name, per_field, valued):
+    model = built(name, per_field=per_field)
+    logits = model(some(valued=valued, history=name == "din"))
+    assert logits.shape == (N,)
+    logits.square().sum().backward()
+    # Of a tower whose ReLUs are all off the gradient is 0, but it is there.
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_a_table_for_each_field_if_asked(name):
+    made: list[tuple[str, int]] = []
+
+    def noting(table: str, dim: int) -> nn.Module:
+        made.append((table, dim))
+        return make(table, dim)
+
+    kind = MODELS[name]
+    kind(noting, FIELDS, per_field=True)
+    dims = {"lr": [1], "fm": [1, 16], "wide_deep": [1, 16], "deepfm": [1, 16]}.get(name, [16])
+    stem = {1: "linear", 16: "embedding"}
+    assert made == [(f"{stem[dim]}-{i}", dim) for dim in dims for i in range(FIELDS)]
+    made.clear()
+    kind(noting, FIELDS)
+    assert made == [(stem[dim], dim) for dim in dims]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_starts_at_the_same_values_for_the_same_seed(name):
+    x = some(history=name == "din")
+    logits = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        logits.append(built(name)(x))
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lr", "fm")])
+def test_dense_columns_change_the_logit(name):
+    model = built(name, dense=3)
+    x = some(dense=3, history=name == "din")
+    assert not torch.equal(model(x), model(x._replace(dense=x.dense + 1)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_empty_batch_gives_no_logits(name):
+    history = (torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)) if name == "din" else None
+    assert built(name)(Inputs(torch.zeros(0, FIELDS, dtype=torch.int64), None, history)).shape == (0,)
+
+
+@pytest.mark.parametrize("valued", [False, True])
+def test_lr_is_a_sum_of_weights(valued):
+    x = some(valued=valued)
+    model = LR(make, FIELDS)
+    nn.init.constant_(model.linear.bias, 0.25)
+    agrees(model, x, 0.25 + rows_of(model.weights, x).sum(axis=(1, 2)))
+
+
+def second_order(rows: np.ndarray) -> np.ndarray:
+    """Pair by pair."""
+    return np.array([sum(np.dot(a, b) for a, b in itertools.combinations(example, 2)) for example in rows])
+
+
+@pytest.mark.parametrize("valued", [False, True])
+@pytest.mark.parametrize("per_field", [False, True])
+def test_fm_adds_the_products_of_all_pairs(valued, per_field):
+    x = some(valued=valued)
+    model = FM(make, FIELDS, dim=DIM, per_field=per_field)
+    nn.init.constant_(model.linear.bias, -0.5)
+    first = rows_of(model.weights, x).sum(axis=(1, 2)) - 0.5
+    agrees(model, x, first + second_order(rows_of(model.factors, x)))
+
+
+@pytest.mark.parametrize("dense", [0, 2])
+def test_wide_and_deep_adds_a_tower_over_the_vectors(dense):
+    x = some(valued=True, dense=dense)
+    model = WideAndDeep(make, FIELDS, dim=DIM, hidden=SMALL, dense=dense)
+    rows = rows_of(model.embedding, x).reshape(N, -1)
+    side = rows if x.dense is None else np.hstack([rows, wide(x.dense)])
+    deep = through(model.deep, through(model.tower, side))[:, 0]
+    agrees(model, x, rows_of(model.weights, x).sum(axis=(1, 2)) + deep)
+
+
+def test_deepfm_is_a_machine_and_a_tower_over_the_same_vectors():
+    x = some(valued=True)
+    model = DeepFM(make, FIELDS, dim=DIM, hidden=SMALL)
+    rows = rows_of(model.embedding, x)
+    deep = through(model.deep, through(model.tower, rows.reshape(N, -1)))[:, 0]
+    agrees(model, x, rows_of(model.weights, x).sum(axis=(1, 2)) + second_order(rows) + deep)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+@pytest.mark.parametrize("structure", ["stacked", "parallel"])
+def test_dcn_crosses_the_first_layer_with_every_later_one(rank, structure):
+    x = some(valued=True, dense=2)
+    model = DCNV2(make, FIELDS, dim=DIM, hidden=SMALL, dense=2, cross=2, rank=rank, structure=structure)
+    first = np.hstack([rows_of(model.embedding, x).reshape(N, -1), wide(x.dense)])
+    crossed = first
+    for layer in model.cross.weights:
+        matrices = [wide(one.weight) for one in layer.modules() if isinstance(one, nn.Linear)]
+        (bias,) = [wide(one.bias) for one in layer.modules() if isinstance(one, nn.Linear) and one.bias is not None]
+        matrix = matrices[0] if rank is None else matrices[1] @ matrices[0]
+        following = np.empty_like(crossed)
+        for example in range(N):
+            for i in range(crossed.shape[1]):
+                inner = sum(matrix[i, j] * crossed[example, j] for j in range(crossed.shape[1]))
+                following[example, i] = first[example, i] * (inner + bias[i]) + crossed[example, i]
+        crossed = following
+    out = through(model.tower, crossed) if structure == "stacked" else np.hstack([crossed, through(model.tower, first)])
+    agrees(model, x, through(model.last, out)[:, 0])
+
+
+@pytest.mark.parametrize("dense", [0, 3])
+def test_dlrm_takes_each_pair_of_vectors_once(dense):
+    x = some(dense=dense)
+    model = DLRM(make, FIELDS, dim=DIM, hidden=SMALL, dense=dense, bottom=(6,))
+    rows = rows_of(model.embedding, x)
+    bottom = np.zeros((N, 0))
+    vectors = rows
+    if dense:
+        bottom = through(model.bottom, wide(x.dense))
+        vectors = np.concatenate([bottom[:, None, :], rows], axis=1)
+    products = [[np.dot(example[i], example[j]) for i in range(len(example)) for j in range(i)] for example in vectors]
+    agrees(model, x, through(model.last, through(model.tower, np.hstack([bottom, np.array(products)])))[:, 0])
+
+
+@pytest.mark.parametrize("hidden", [(), SMALL])
+def test_autoint_lets_each_field_attend_to_all_in_every_head(hidden):
+    x = some(valued=True)
+    heads, width = 2, 6
+    model = AutoInt(make, FIELDS, dim=DIM, hidden=hidden, layers=2, heads=heads, width=width)
+    rows = rows_of(model.embedding, x)
+    seen = rows
+    for layer in model.attention:
+        query, key, value, residual = (
+            wide(one.weight) for one in (layer.query, layer.key, layer.value, layer.residual)
+        )
+        out = np.zeros((N, FIELDS, width))
+        for example, m in itertools.product(range(N), range(FIELDS)):
+            e = seen[example]
+            for h in range(heads):
+                part = slice(h * width // heads, (h + 1) * width // heads)
+                scores = [np.dot(query[part] @ e[m], key[part] @ e[k]) for k in range(FIELDS)]
+                total = sum(math.exp(score) for score in scores)
+                for k in range(FIELDS):
+                    out[example, m, part] += math.exp(scores[k]) / total * (value[part] @ e[k])
+            out[example, m] = np.maximum(out[example, m] + residual @ e[m], 0)
+        seen = out
+    expected = through(model.last, seen.reshape(N, -1))[:, 0]
+    if hidden:
+        expected += through(model.deep, through(model.tower, rows.reshape(N, -1)))[:, 0]
+    agrees(model, x, expected)
+
+
+@pytest.mark.parametrize("per_field", [False, True])
+def test_din_weighs_each_item_of_the_history_by_the_item_at_hand(per_field):
+    x = some(valued=True, history=True)
+    model = DIN(make, FIELDS, item=2, dim=DIM, hidden=SMALL, attention=(3,), per_field=per_field)
+    table = wide(model.embedding.tables[2 if per_field else 0].weight)
+    keys, offsets = (one.numpy() for one in x.history)
+    interest = np.zeros((N, DIM))
+    for example in range(N):
+        item = table[x.keys[example, 2].item()]
+        for key in keys[offsets[example] : offsets[example + 1]]:
+            h = table[key]
+            weight = through(model.interest.tower, np.concatenate([h, item, h - item, h * item])[None])[0, 0]
+            interest[example] += weight * h
+    assert np.count_nonzero(interest.any(axis=1)) == 4  # three examples have no history
+    out = np.hstack([interest, rows_of(model.embedding, x).reshape(N, -1)])
+    agrees(model, x, through(model.last, through(model.tower, out))[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("make_it", "says"),
+    [
+        (lambda: DIN(make, 3, item=3), r"item is 3: pass the number of one of 3 fields"),
+        (lambda: DIN(make, FIELDS)(some()), r"DIN needs a history"),
+        (lambda: AutoInt(make, 3, heads=3, width=32), r"width is 32, which 3 heads cannot share"),
+        (lambda: AutoInt(make, 3, dense=2, hidden=()), r"2 dense columns enter the tower"),
+        (lambda: DeepFM(make, 3, hidden=()), r"hidden is empty"),
+        (lambda: DCNV2(make, 3, structure="both"), r"structure is 'both'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_built_is_told(make_it: Callable[[], object], says: str):
+    with pytest.raises(ValueError, match=says):
+        make_it()
