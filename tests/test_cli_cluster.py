@@ -37,7 +37,7 @@ def catching(monkeypatch, name):
         (["server"], "pass --connect tcp://HOST:PORT"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "a thread at least"),
         (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),
-        (["launch", "--servers", "0", "train.py"], "0 servers and 1 workers: pass 1 or more of each"),
+        (["launch", "--servers", "0", "train.py"], "--servers 0 --workers 1: pass 1 or more of each"),
         (["launch", "--workers", "0", "train.py"], "1 servers and 0 workers"),
     ],
 )

@@ -524,7 +524,7 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
 @pytest.mark.parametrize(
     ("join", "text"),
     [
-        (Join(None, ("tcp://:7",)), "the cluster has its 1 servers"),
+        (Join(None, ("tcp://:7",)), "the cluster has all its servers, 1: start"),
         (Join(None, ()), "an address at least"),
         (Join(4, ("tcp://:7",)), "there is no server 4 in a cluster of 2"),
         (Join(0, ("tcp://:7",)), r"server 0 \(server .*\) has that rank"),

@@ -99,7 +99,7 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t crc
 // bytes, H x^64 + L, may be replaced by what they are worth d bits further on, H (x^(64+d) mod P) + L (x^d mod P), which
 // is added to the 16 bytes that stand there. Sixteen such lanes go through the bytes side by side, d = 2048 bits ahead;
 // the 256 bytes that are left in the end have the checksum of all.
-constexpr std::size_t kLanes = 256;  // bytes of the sixteen together
+constexpr std::size_t kLanes = 256;         // bytes of the sixteen together
 constexpr std::size_t kFolds = 4 * kLanes;  // from here on it pays
 
 // x^n mod P for a multiplication of reflected numbers, whose product comes out one bit too low.

@@ -234,7 +234,8 @@ TEST(crc32c_has_the_known_values_and_extends) {
   for (auto& byte : data) {
     byte = static_cast<unsigned char>(random());
   }
-  std::vector<std::size_t> sizes = {0, 1, 7, 8, 9, 300, 3071, 3072, 3073, 6144, 16'383, 16'384, 16'385, 20'000};
+  std::vector<std::size_t> sizes = {0,    1,    7,    8,      9,      300,    3071,
+                                    3072, 3073, 6144, 16'383, 16'384, 16'385, 20'000};
   for (std::size_t n = 1000; n < 1600; ++n) {
     sizes.push_back(n);  // about where other instructions take over, and each remainder
   }

@@ -131,7 +131,9 @@ inline int fail(int number) {
   return -1;
 }
 
-inline Fake::Content*& of(zmq::Message* message) { return *reinterpret_cast<Fake::Content**>(message->bytes); }
+inline Fake::Content*& of(zmq::Message* message) {
+  return *reinterpret_cast<Fake::Content**>(message->bytes);
+}
 inline Fake::Content* of(const zmq::Message* message) {
   return *reinterpret_cast<Fake::Content* const*>(message->bytes);
 }

@@ -107,7 +107,7 @@ class Policy:
     pause: float = 0.02
     longest_pause: float = 1.0
     credit: int = 64 << 20
-    message_bytes: int = 2 << 20
+    message_bytes: int = 1 << 20
     largest_message: int = 64 << 20
 
 
