@@ -636,6 +636,25 @@ def test_a_compiled_model_is_the_same_without_graph_breaks(store, name, backend)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_pulled_together_is_compiled_too(local, name):
+    torch.compiler.reset()
+    how = {"dim": 2, "optimizer": shoal.SGD(lr=1.0)}
+    deep, wide = local.table(name, **how), local.table(name + " wide", **how)
+    embedding, bag = shoal.torch.Embedding(deep), shoal.torch.EmbeddingBag(wide)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def loss(keys):
+        rows, pooled = shoal.torch.pull_together([(embedding, keys), (bag, keys)])
+        return rows.sum() + pooled.sum()
+
+    with shoal.torch.accumulate(embedding, bag):
+        for _ in range(2):
+            loss(torch.tensor([[7, 3], [7, 7]])).backward()
+    for table in (deep, wide):
+        assert table.step == 1
+        assert table.pull(np.array([7, 3], np.uint64)).tolist() == [[-6, -6], [-2, -2]]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, of itself

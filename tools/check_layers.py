@@ -34,12 +34,13 @@ PYTHON = {
     "data": "_core _reader errors sealed",
     "gate": "errors",
     "handle": "errors",
+    "lifecycle": "_core",
     "functions": "_core",
-    "table": "_core errors optim gate handle functions",
+    "table": "_core errors optim gate handle lifecycle functions",
     "dense": "handle optim table",
     "sealed": "_core errors",
     "checkpoint": "_core errors optim table sealed",
-    "store": "_core errors consistency optim gate handle table dense sealed checkpoint",
+    "store": "_core errors consistency optim gate handle lifecycle table dense sealed checkpoint",
     "rpc": "_core errors consistency handle table",
     "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
@@ -50,7 +51,7 @@ PYTHON = {
     "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports torch rpc "
     "cluster",
     "__main__": "cli",
-    "__init__": "errors consistency optim table dense store rpc cluster data metrics models reports torch",
+    "__init__": "errors consistency optim lifecycle table dense store rpc cluster data metrics models reports torch",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

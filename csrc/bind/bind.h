@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/threads.h"
 #include "kernel/logistic.h"
@@ -43,10 +44,14 @@ class Workers {
   GradientScratch gradient_scratch_;
 };
 
+// A rule of a table's lifecycle as Python describes it: a name and parameters.
+using NamedForm = std::pair<std::string, std::map<std::string, double>>;
+
 // A table as Python describes it.
 TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
                     std::map<std::string, double> params, const std::string& init, double init_parameter,
-                    std::uint64_t init_seed, std::uint64_t seed);
+                    std::uint64_t init_seed, std::uint64_t seed, const std::optional<NamedForm>& admit,
+                    const std::vector<NamedForm>& expire);
 
 void add_base(pybind11::module_& module);
 void add_route(pybind11::module_& module);

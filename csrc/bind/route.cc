@@ -27,12 +27,13 @@ std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size
 }
 
 std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const Array<float>& rows,
-                                         std::size_t dim, std::size_t slots, Workers& workers) {
+                                         std::size_t dim, std::size_t slots, Workers& workers,
+                                         bool counting) {
   const auto given = in(keys);
   const auto from = in(rows);
   const py::gil_scoped_release nogil;
   return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-    return std::make_unique<SummedBatch>(given, from, dim, Slots(slots), workers.pool, scratch);
+    return std::make_unique<SummedBatch>(given, from, dim, Slots(slots), workers.pool, scratch, counting);
   });
 }
 
@@ -117,8 +118,14 @@ void add_route(py::module_& module) {
       .def("verify", &KeyBatch::verify);
   py::class_<SummedBatch>(module, "SummedBatch")
       .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),
-           py::arg("slots"), py::arg("workers"))
+           py::arg("slots"), py::arg("workers"), py::arg("counting") = false)
       .def("__len__", &SummedBatch::size)
+      .def("counts",
+           [](const py::object& self) {
+             const auto& batch = self.cast<const SummedBatch&>();
+             SHOAL_CHECK(batch.counts().size() == batch.size(), "this batch was made without counting");
+             return view(batch.counts(), self);
+           })
       .def_property_readonly(
           "hashes",
           [](const py::object& self) { return view(self.cast<const SummedBatch&>().hashes(), self); })

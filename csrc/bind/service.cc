@@ -40,9 +40,10 @@ void start_job(Service& service, std::uint32_t job, const std::string& mode, std
 
 void add_table(Service& service, std::uint32_t id, std::size_t dim, const std::string& dtype,
                const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
-               double init_parameter, std::uint64_t init_seed, std::uint64_t seed) {
-  const TableSpec spec =
-      make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed, seed);
+               double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
+               const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire) {
+  const TableSpec spec = make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed,
+                                   seed, admit, expire);
   const py::gil_scoped_release nogil;
   service.add_table(id, spec);
 }
@@ -168,7 +169,7 @@ void add_service(py::module_& module) {
       .def("resume", &Service::resume, Nogil())
       .def("add_table", &add_table, py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"),
            py::arg("params"), py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"),
-           py::arg("seed"))
+           py::arg("seed"), py::arg("admit") = py::none(), py::arg("expire") = py::list())
       .def("drop_table", &Service::drop_table, py::arg("id"), Nogil())
       .def("tables", &Service::tables, Nogil())
       .def("shard", &Service::snapshot, py::arg("id"), py::keep_alive<0, 1>(), Nogil())

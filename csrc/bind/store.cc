@@ -32,10 +32,11 @@ Dtype dtype_of(const std::string& name) {
 std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, const std::string& optimizer,
                                   std::map<std::string, double> params, const std::string& init,
                                   double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
-                                  std::size_t slots, Workers& workers) {
-  return std::make_unique<Shard>(
-      make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter, init_seed, seed),
-      Slots(slots), workers.pool);
+                                  std::size_t slots, Workers& workers, const std::optional<NamedForm>& admit,
+                                  const std::vector<NamedForm>& expire) {
+  return std::make_unique<Shard>(make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter,
+                                           init_seed, seed, admit, expire),
+                                 Slots(slots), workers.pool);
 }
 
 void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
@@ -45,17 +46,20 @@ void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
 }
 
 template <class Batch>
-std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads) {
+std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads,
+                   const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock) {
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
+  const Sightings sightings{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
+                            .clock = clock};
   const py::gil_scoped_release nogil;
-  return shard.push(slices(batch), from);
+  return shard.push(slices(batch), from, sightings);
 }
 
-void assign(Shard& shard, const KeyBatch& batch, const Array<float>& rows) {
+void assign(Shard& shard, const KeyBatch& batch, const Array<float>& rows, std::uint32_t clock) {
   const auto from = in(rows);
   const py::gil_scoped_release nogil;
-  shard.assign(slices(batch), from);
+  shard.assign(slices(batch), from, clock);
 }
 
 std::size_t erase(Shard& shard, const KeyBatch& batch) {
@@ -145,6 +149,34 @@ Array<double> reduced(Shard& shard, std::uint32_t function, const Array<double>&
   return copied(answers);
 }
 
+// Words, see Shard::sweep.
+Array<std::uint64_t> sweep(Shard& shard, const Array<double>& rules, std::uint32_t clock, bool dry_run) {
+  const std::vector<Expiry> asked = Lifecycle::expiries(in(rules));
+  std::vector<std::uint64_t> words;
+  {
+    const py::gil_scoped_release nogil;
+    words = shard.sweep(0, shard.slots().count(), clock, asked, dry_run);
+  }
+  return copied(words);
+}
+
+Array<std::uint8_t> filter(const Shard& shard, std::size_t slot) {
+  check_slot(shard, slot);
+  std::vector<std::byte> bytes;
+  {
+    const py::gil_scoped_release nogil;
+    shard.filter(Slot{static_cast<std::uint32_t>(slot)}, bytes);
+  }
+  return Array<std::uint8_t>(static_cast<py::ssize_t>(bytes.size()),
+                             reinterpret_cast<const std::uint8_t*>(bytes.data()));
+}
+
+void restore_filter(Shard& shard, std::size_t cut, std::size_t slot, const Array<std::uint8_t>& filter) {
+  const auto bytes = std::as_bytes(in(filter));
+  const py::gil_scoped_release nogil;
+  shard.restore_filter(Slots(cut), Slot{static_cast<std::uint32_t>(slot)}, bytes);
+}
+
 py::dict stats(const Shard& shard) {
   const ShardStats stats = shard.stats();
   py::dict all;
@@ -158,6 +190,12 @@ py::dict stats(const Shard& shard) {
   all["rows_created"] = stats.rows_created;
   all["rows_erased"] = stats.rows_erased;
   all["nonfinite_rows"] = stats.nonfinite_rows;
+  all["refused"] = stats.refused;
+  all["waiting"] = stats.waiting;
+  const char* const kinds[] = {"TimeToLive", "DecayedScore", "MinNorm", "MaxRows"};
+  for (std::size_t k = 0; k < stats.expired.size(); ++k) {
+    all[(std::string("expired_by_") + kinds[k]).c_str()] = stats.expired[k];
+  }
   return all;
 }
 
@@ -165,12 +203,19 @@ py::dict stats(const Shard& shard) {
 
 TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
                     std::map<std::string, double> params, const std::string& init, double init_parameter,
-                    std::uint64_t init_seed, std::uint64_t seed) {
+                    std::uint64_t init_seed, std::uint64_t seed, const std::optional<NamedForm>& admit,
+                    const std::vector<NamedForm>& expire) {
+  std::vector<NamedRule> rules;
+  for (const auto& [name, values] : expire) {
+    rules.push_back({name, values});
+  }
   return {.dim = dim,
           .dtype = dtype_of(dtype),
           .optimizer = Optimizer(optimizer, std::move(params)),
           .init = Init(init, init_parameter, init_seed),
-          .seed = seed};
+          .seed = seed,
+          .lifecycle =
+              Lifecycle(admit ? std::optional(NamedRule{admit->first, admit->second}) : std::nullopt, rules)};
 }
 
 void add_store(py::module_& module) {
@@ -186,14 +231,29 @@ void add_store(py::module_& module) {
   module.def(
       "check_init", [](const std::string& name, double parameter) { Init(name, parameter, 0); },
       py::arg("name"), py::arg("parameter"));
+  module.def(
+      "check_admission",
+      [](const std::string& name, std::map<std::string, double> params) {
+        Lifecycle::admission({name, std::move(params)});
+      },
+      py::arg("name"), py::arg("params"));
+  module.def(
+      "check_expiry",
+      [](const std::string& name, std::map<std::string, double> params) {
+        Lifecycle::expiry({name, std::move(params)});
+      },
+      py::arg("name"), py::arg("params"));
   py::class_<Shard>(module, "Shard")
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
-           py::arg("slots"), py::arg("workers"), py::keep_alive<1, 11>())
+           py::arg("slots"), py::arg("workers"), py::arg("admit") = py::none(),
+           py::arg("expire") = py::list(), py::keep_alive<1, 11>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
-      .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert())
-      .def("push", &push<SummedBatch>, py::arg("batch"), py::arg("grads").noconvert())
-      .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert())
+      .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0)
+      .def("push", &push<SummedBatch>, py::arg("batch"), py::arg("grads").noconvert(),
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0)
+      .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert(), py::arg("clock") = 0)
       .def("erase", &erase, py::arg("batch"))
       .def("contains", &contains, py::arg("batch"))
       .def("columns", &columns)
@@ -203,8 +263,14 @@ void add_store(py::module_& module) {
       .def("reserve", &reserve, py::arg("rows"))
       .def("read_slot", &read_slot, py::arg("slot"))
       .def("reduce", &reduced, py::arg("function"), py::arg("parameters").noconvert())
+      .def("sweep", &sweep, py::arg("rules").noconvert(), py::arg("clock") = 0, py::kw_only(),
+           py::arg("dry_run"))
+      .def("filter", &filter, py::arg("slot"))
+      .def("restore_filter", &restore_filter, py::arg("cut"), py::arg("slot"), py::arg("filter").noconvert())
       .def("freeze", &Shard::freeze, py::call_guard<py::gil_scoped_release>())
       .def("thaw", &Shard::thaw)
+      .def("table_clock", &Shard::table_clock, py::arg("store_clock"))
+      .def("set_clock", &Shard::set_clock, py::arg("table_clock"), py::arg("store_clock"))
       .def_property("step", &Shard::step, &Shard::set_step)
       .def("__len__", &Shard::size)
       .def("stats", &stats)

@@ -109,7 +109,8 @@ void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
   const std::uint64_t step = shard.step();
   std::size_t stepped = 0;
   try {
-    shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), &stepped);
+    shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim),
+               {.clock = applied_}, &stepped);
   } catch (const std::bad_alloc&) {
     turn.stepped += stepped;  // the rest follows, as the same step
     shard.set_step(step);

@@ -206,7 +206,7 @@ void Service::step(const Call& call, Table& table, const Part& part, Seen& seen)
   View& last = view(table, call.header.worker);
   std::size_t stepped = 0;
   try {
-    table.shard->push(part.slices, part.values, &stepped);
+    table.shard->push(part.slices, part.values, {.clock = call.header.clock}, &stepped);
   } catch (const std::bad_alloc&) {
     // So that it goes on there when it is sent again.
     const auto& [hashes, begins] = part.slices;
@@ -235,7 +235,7 @@ void Service::assign(const Call& call, Table& table) {
   const auto part = fresh_part(call, call.header.dim, seen);
   Lease refused = refusal(call.out);
   if (part) {
-    table.shard->assign(part->slices, part->values);
+    table.shard->assign(part->slices, part->values, call.header.clock);
     mark(call, part->slices, seen);
   }
   send_done(call, std::move(refused));

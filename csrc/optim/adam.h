@@ -12,9 +12,9 @@
 #include <array>
 #include <string_view>
 
+#include "base/params.h"
 #include "optim/block.h"
 #include "optim/in_place.h"
-#include "optim/params.h"
 
 namespace shoal {
 

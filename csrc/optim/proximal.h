@@ -13,8 +13,8 @@
 #include <array>
 #include <string_view>
 
+#include "base/params.h"
 #include "optim/block.h"
-#include "optim/params.h"
 
 namespace shoal {
 

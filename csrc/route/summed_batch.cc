@@ -11,7 +11,7 @@ namespace shoal {
 using hash_order::Place;
 
 SummedBatch::SummedBatch(std::span<const std::uint64_t> keys, std::span<const float> rows, std::size_t dim,
-                         Slots slots, Pool& pool, KeyBatchScratch& scratch)
+                         Slots slots, Pool& pool, KeyBatchScratch& scratch, bool counting)
     : slots_(slots), dim_(dim) {
   const std::size_t n = keys.size();
   SHOAL_CHECK(n <= KeyBatch::kMostKeys,
@@ -24,7 +24,7 @@ SummedBatch::SummedBatch(std::span<const std::uint64_t> keys, std::span<const fl
   begins_ = hashes_ + n;
   Place* const places = scratch.places.claim(n).data();
   const hash_order::Source source(keys, {}, false);
-  if (dim == 1) {
+  if (dim == 1 && !counting) {
     sums_ = Buffer<float>(n);
     size_ = hash_order::sort(source, slots, pool, scratch, hashes_, begins_, places, [&] {
       return [&, sum = 0.0](std::size_t j, std::size_t u, bool fresh) mutable {
@@ -45,6 +45,12 @@ SummedBatch::SummedBatch(std::span<const std::uint64_t> keys, std::span<const fl
     return [&](std::size_t j, std::size_t u, bool /*fresh*/) { firsts[u + 1] = static_cast<Place>(j + 1); };
   });
   sums_ = Buffer<float>(size_ * dim);
+  if (counting) {
+    counts_ = Buffer<std::uint32_t>(size_);
+    for (std::size_t u = 0; u < size_; ++u) {
+      counts_[u] = firsts[u + 1] - firsts[u];
+    }
+  }
   sum_rows(
       {places, n}, firsts.first(size_ + 1), dim, [&](Place place) { return rows.data() + place * dim; },
       {sums_.data(), sums_.size()}, pool);

@@ -8,7 +8,8 @@
 //
 // Invariants
 //   I1  hashes(), begins() are those of a KeyBatch of the same keys.
-//   I2  sums() are, bit for bit, those of its sum(): in order of occurrence, in float64, rounded once.
+//   I2  counts() are those of its counts(), where they were asked for; else there are none.
+//   I3  sums() are, bit for bit, those of its sum(): in order of occurrence, in float64, rounded once.
 //
 // Threads: as KeyBatch.
 
@@ -27,9 +28,9 @@ namespace shoal {
 
 class SummedBatch {
  public:
-  // `rows` is keys x dim.
+  // `rows` is keys x dim. `counting`: with counts().
   SummedBatch(std::span<const std::uint64_t> keys, std::span<const float> rows, std::size_t dim, Slots slots,
-              Pool& pool, KeyBatchScratch& scratch);
+              Pool& pool, KeyBatchScratch& scratch, bool counting = false);
 
   std::size_t size() const noexcept { return size_; }  // unique keys
   std::size_t dim() const noexcept { return dim_; }
@@ -38,6 +39,10 @@ class SummedBatch {
   std::span<const std::uint64_t> hashes() const noexcept { return {hashes_, size_}; }
   std::span<const std::uint64_t> begins() const noexcept { return {begins_, slots_.count() + 1}; }
   std::span<const float> sums() const noexcept { return {sums_.data(), size_ * dim_}; }
+  // How often each hash occurs.
+  std::span<const std::uint32_t> counts() const noexcept {
+    return {counts_.data(), counts_.size() == 0 ? 0 : size_};
+  }
 
  private:
   Slots slots_;
@@ -47,6 +52,7 @@ class SummedBatch {
   std::uint64_t* hashes_ = nullptr;
   std::uint64_t* begins_ = nullptr;
   Buffer<float> sums_;
+  Buffer<std::uint32_t> counts_;
 };
 
 }  // namespace shoal

@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "base/fetch.h"
+#include "table/admission.h"
 #include "table/search.h"
 #include "table/slot_table.h"
 
@@ -37,6 +38,7 @@ struct alignas(kCacheLine) Guarded {
   std::shared_mutex lock;
   bool fills = false;  // whether many of the rows that the last batch changed were not there
   SlotTable table;
+  std::unique_ptr<Doorkeeper> door;  // null where the table admits all keys
 };
 
 // Lock is std::shared_lock or std::unique_lock of a slot's mutex. A Worker is called in the order of the batch:

@@ -17,13 +17,16 @@ constexpr std::uint32_t kWeightColumn =
 
 }  // namespace
 
-Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer)
+Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const Marks& marks)
     : dim_(dim),
       dtype_(dtype),
       columns_(optimizer.columns().size()),
       has_row_state_(!optimizer.row_state().empty()),
       first_bytes_((dim * bytes_of(dtype) + 3) / 4 * 4),
-      bytes_(first_bytes_ + ((columns_ - 1) * dim + (has_row_state_ ? 1 : 0)) * sizeof(float)) {
+      bytes_(first_bytes_ +
+             ((columns_ - 1) * dim + (has_row_state_ ? 1 : 0) + marks.columns()) * sizeof(float)),
+      marks_(marks) {
+  marks_.place(bytes_ - marks.columns() * sizeof(float));
   SHOAL_CHECK(dim >= 1 && dim <= kWidest,
               "dim must be from 1 to " + std::to_string(kWidest) + ", got " + std::to_string(dim));
   SHOAL_CHECK(dtype == Dtype::kFloat32 || dim >= 2,
@@ -38,7 +41,8 @@ Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer)
 }
 
 std::size_t Rows::offset(std::size_t k) const noexcept {
-  return k == 0 ? 0 : first_bytes_ + (k - 1) * dim_ * sizeof(float);
+  const std::size_t wide = std::min(k, columns_);  // columns before it
+  return k == 0 ? 0 : first_bytes_ + ((wide - 1) * dim_ + (k - wide)) * sizeof(float);
 }
 
 std::size_t Rows::width(std::size_t k) const noexcept {

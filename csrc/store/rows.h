@@ -1,6 +1,7 @@
 // Rows: between a row as a table keeps it (table/layout.h) and the columns of a Block (optim/block.h).
 //
-//   row   [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 | row state: float32 ]
+//   row   [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 | row state: float32
+//         | marks: 4 bytes each (table/lifecycle.h) ]
 //
 // Column 0 has 16-bit numbers only where it is w: FTRL's z is an accumulator and stays float32.
 
@@ -15,6 +16,7 @@
 #include "base/half.h"
 #include "optim/block.h"
 #include "optim/optimizer.h"
+#include "table/lifecycle.h"
 
 namespace shoal {
 
@@ -23,7 +25,7 @@ class Rows {
   static constexpr std::size_t kWidest = 4096;
   static constexpr std::size_t kMostNumbers = kMostColumns + 1;  // of a row at dim 1
 
-  Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer);
+  Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const Marks& marks = {});
 
   std::size_t dim() const noexcept { return dim_; }
   Dtype dtype() const noexcept { return dtype_; }
@@ -31,7 +33,11 @@ class Rows {
   bool has_row_state() const noexcept { return has_row_state_; }
   std::size_t bytes() const noexcept { return bytes_; }
 
-  // Where column k (or the row state, k == columns()) starts in a row, and its bytes without padding.
+  const Marks& marks() const noexcept { return marks_; }
+
+  // All that a row holds, as a section of a checkpoint does: the columns, then the row state, then the marks.
+  std::size_t stored() const noexcept { return columns_ + (has_row_state_ ? 1U : 0U) + marks_.columns(); }
+  // Where number k of these starts in a row (the row state is number columns()), and its bytes without padding.
   std::size_t offset(std::size_t k) const noexcept;
   std::size_t width(std::size_t k) const noexcept;
 
@@ -55,6 +61,7 @@ class Rows {
   bool has_row_state_;
   std::size_t first_bytes_;  // column 0 with its padding
   std::size_t bytes_;
+  Marks marks_;
 };
 
 }  // namespace shoal

@@ -130,12 +130,22 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool)
     : spec_(spec),
       slots_(slots),
       pool_(pool),
-      rows_(spec.dim, spec.dtype, spec.optimizer),
+      rows_(spec.dim, spec.dtype, spec.optimizer, spec.lifecycle.marks()),
       layout_(rows_.bytes(), slots),
+      doors_(spec.lifecycle.admit(), slots),
       stamp_(process_stamp()) {
+  for (const Expiry& rule : spec.lifecycle.expire()) {
+    SHOAL_CHECK(rule.kind != Expiry::Kind::kMaxRows || rule.rows >= slots.count(),
+                "MaxRows needs at least one row a slot, " + std::to_string(slots.count()) + ", got " +
+                    std::to_string(rule.rows) + ": raise it, or make the store with fewer slots");
+  }
   tables_.reserve(slots.count());
   for (std::size_t s = 0; s < slots.count(); ++s) {
-    tables_.push_back(std::make_unique<Guarded>(layout_, Slot{static_cast<std::uint32_t>(s)}));
+    const Slot slot{static_cast<std::uint32_t>(s)};
+    tables_.push_back(std::make_unique<Guarded>(layout_, slot));
+    if (!doors_.admits_all()) {
+      tables_.back()->door = std::make_unique<Doorkeeper>(doors_, slot);
+    }
   }
   if (spec.init.same_for_all() && spec.dtype == Dtype::kFloat32) {
     std::vector<std::byte> row(rows_.bytes());
@@ -227,6 +237,8 @@ void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
   const std::uint32_t take = 1;
   Fetches none;
   rows_.scatter(block, {&take, 1}, {&row, 1}, none);
+  const std::size_t marked = rows_.marks().columns() * sizeof(std::uint32_t);
+  std::memset(row + rows_.bytes() - marked, 0, marked);
 }
 
 void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
@@ -242,16 +254,49 @@ void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& b
 }
 
 std::size_t Shard::insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
-                                  std::span<std::byte*> rows) const {
+                                  std::span<std::byte*> rows, std::uint32_t now) const {
   std::size_t inserted = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] == nullptr) {
       rows[r] = table.insert(hashes[r]);
       fill_fresh(hashes[r], rows[r]);
+      rows_.marks().begin(rows[r], now);
       ++inserted;
     }
   }
   return inserted;
+}
+
+std::size_t Shard::admit(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+                         std::size_t first, Making& making) const {
+  const auto each_missing = [&](const auto& use) {
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      if (rows[r] == nullptr) {
+        use(r);
+      }
+    }
+  };
+  std::size_t missing = 0;
+  each_missing([&](std::size_t r) {
+    slot.door->fetch(hashes[r]);
+    ++missing;
+  });
+  // Memory may run out here, and no sighting has been counted yet.
+  slot.door->make_room(missing);
+  slot.table.make_room(missing);
+  std::size_t admitted = 0;
+  each_missing([&](std::size_t r) {
+    const std::uint32_t count = making.counts.empty() ? 1 : making.counts[first + r];
+    if (slot.door->ask(hashes[r], count, making.now)) {
+      rows[r] = slot.table.insert(hashes[r]);
+      fill_fresh(hashes[r], rows[r]);
+      rows_.marks().begin(rows[r], making.now.clock);
+      ++admitted;
+    } else {
+      making.refused += count;
+    }
+  });
+  return admitted;
 }
 
 std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t first, Making& making) const {
@@ -263,9 +308,21 @@ std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t firs
     if (missing == 0) {
       continue;
     }
-    make_room(*part.table, missing, batch, first + part.end, making);
-    created += insert_missing(*part.table, batch.hashes.subspan(first + part.begin, size), rows);
     Guarded& slot = *tables_[index_of(slots_.of(batch.hashes[first + part.begin]))];
+    const auto hashes = batch.hashes.subspan(first + part.begin, size);
+    if (making.asks) {
+      created += admit(slot, hashes, rows, first + part.begin, making);
+      continue;
+    }
+    if (slot.door != nullptr) {
+      for (std::size_t r = 0; r < size; ++r) {
+        if (rows[r] == nullptr) {
+          slot.door->forget(hashes[r]);
+        }
+      }
+    }
+    make_room(*part.table, missing, batch, first + part.end, making);
+    created += insert_missing(*part.table, hashes, rows, making.now.clock);
     slot.fills |= missing > size / kFewMissing;
   }
   if (created != 0) {
@@ -280,7 +337,7 @@ std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hash
   const auto missing = static_cast<std::size_t>(std::count(making.rows.begin(), making.rows.end(), nullptr));
   slot.fills = missing > hashes.size() / kFewMissing;
   slot.table.make_room(missing);
-  return insert_missing(slot.table, hashes, making.rows);
+  return insert_missing(slot.table, hashes, making.rows, making.now.clock);
 }
 
 template <class Use>
@@ -312,37 +369,79 @@ void Shard::read(const SlotSlices& batch, std::size_t touched, const Use& use) c
   walk<Lock>(batch, [&] { return Reader{*this, batch, touched, use, Workspace(rows_)}; });
 }
 
+void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
+                std::uint32_t now) noexcept {
+  const Marks marks = rows_.marks();
+  std::array<std::uint64_t, kAges> returns{};
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] != nullptr) {
+      const std::uint32_t count = counts.empty() ? 1 : counts[r];
+      returns[static_cast<std::size_t>(std::bit_width(marks.see(rows[r], count, now)))] += count;
+    }
+  }
+  if (marks.has(Marks::Column::kClock)) {
+    for (std::size_t age = 0; age < kAges; ++age) {
+      if (returns[age] != 0) {
+        returns_[age].fetch_add(returns[age], std::memory_order_relaxed);
+      }
+    }
+  }
+}
+
 template <class Use>
-void Shard::change(const SlotSlices& batch, const Use& use) {
+void Shard::change(const SlotSlices& batch, const Making& how, const Use& use) {
   using Lock = std::unique_lock<std::shared_mutex>;
   std::atomic<std::uint64_t> created{0};
+  std::atomic<std::uint64_t> refused{0};
   struct Changer {
-    const Shard& shard;
+    Shard& shard;
     const SlotSlices& batch;
     const Use& use_rows;
     std::atomic<std::uint64_t>& created;
+    std::atomic<std::uint64_t>& refused;
     Workspace work;
+    Making making;
     std::size_t touched = shard.rows_.bytes();
-    Making making = {};
 
     void enter(Guarded& slot, std::span<const std::uint64_t> hashes) {
-      if (slot.fills) {
+      if (slot.fills && !making.asks) {
         count(shard.create_all(slot, hashes, making));
       }
     }
 
     void use(Search& run, std::size_t first, Fetches& ahead) {
       count(shard.create(run, batch, first, making));
-      use_rows(work, run.rows(), first, ahead);
+      std::span<std::byte* const> rows = run.rows();
+      std::array<std::byte*, Search::kMost> filled;
+      if (making.asks) {
+        // Keys that wait get a row that is forgotten: so a step has no gaps.
+        std::ranges::copy(rows, filled.begin());
+        for (std::size_t r = 0; r < rows.size(); ++r) {
+          if (rows[r] == nullptr) {
+            filled[r] = work.fresh.get() + r * shard.rows_.bytes();
+            std::memset(filled[r], 0, shard.rows_.bytes());
+          }
+        }
+      }
+      use_rows(work, making.asks ? std::span<std::byte* const>(filled).first(rows.size()) : rows, first,
+               ahead);
+      if (shard.rows_.marks().any()) {
+        shard.see(rows, making.counts.empty() ? making.counts : making.counts.subspan(first, rows.size()),
+                  making.now.clock);
+      }
     }
 
     void count(std::size_t fresh) {
       if (fresh != 0) {
         created.fetch_add(fresh, std::memory_order_relaxed);
       }
+      if (making.refused != 0) {
+        refused.fetch_add(std::exchange(making.refused, 0), std::memory_order_relaxed);
+      }
     }
   };
-  walk<Lock>(batch, [&] { return Changer{*this, batch, use, created, Workspace(rows_)}; });
+  walk<Lock>(batch, [&] { return Changer{*this, batch, use, created, refused, Workspace(rows_), how}; });
+  refused_.fetch_add(refused.load(), std::memory_order_relaxed);
   const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
   if (std::bit_width(before) != std::bit_width(before + created.load())) {
     // Slots that outgrow the heap leave it full of holes. Twice is enough: given back too, what batches are worked on in
@@ -380,14 +479,21 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
   rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
 }
 
-std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads, std::size_t* stepped) {
+std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads, const Sightings& sightings,
+                          std::size_t* stepped) {
   check_batch(batch);
+  SHOAL_CHECK(sightings.counts.empty() || sightings.counts.size() == batch.hashes.size(),
+              "a push has one count of sightings a key: " + std::to_string(batch.hashes.size()) + ", got " +
+                  std::to_string(sightings.counts.size()));
   SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in no order");
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(grads.size() == batch.hashes.size() * dim, "grads must be len(keys) x dim");
   const auto entered = enter();
   const std::uint64_t step = step_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t shared = step_noise(spec_.seed, step);
+  const Making how{.now = {.clock = table_clock(sightings.clock), .step = step},
+                   .asks = !doors_.admits_all(),
+                   .counts = sightings.counts};
   const bool in_place =
       rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kLeastDim && !spec_.optimizer.clip().active();
   std::atomic<std::uint64_t> dropped{0};
@@ -440,26 +546,27 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
           rows_.scatter(block, {moves, block.rows}, rows, ahead);
           return bad;
         };
-        change(
-            batch, [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-              const std::size_t bad =
-                  in_place ? step_in_place(work, rows, first, ahead) : step_block(work, rows, first, ahead);
-              if (stepped != nullptr) {
-                *stepped = first + rows.size();
-              }
-              if (bad != 0) {
-                dropped.fetch_add(bad, std::memory_order_relaxed);
-              }
-            });
+        change(batch, how,
+               [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+                 const std::size_t bad = in_place ? step_in_place(work, rows, first, ahead)
+                                                  : step_block(work, rows, first, ahead);
+                 if (stepped != nullptr) {
+                   *stepped = first + rows.size();
+                 }
+                 if (bad != 0) {
+                   dropped.fetch_add(bad, std::memory_order_relaxed);
+                 }
+               });
       },
       spec_.optimizer.rule());
+  hold_to_most(batch, how.now.clock);
   pushes_.fetch_add(1, std::memory_order_relaxed);
   rows_pushed_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
   nonfinite_rows_.fetch_add(dropped.load(), std::memory_order_relaxed);
   return step;
 }
 
-void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
+void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock) {
   check_batch(batch);
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(weights.size() == batch.hashes.size() * dim, "rows must be len(keys) x dim");
@@ -469,9 +576,10 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
   }
   const auto entered = enter();
   const std::uint64_t shared = step_noise(spec_.seed, 0);
+  const Making how{.now = {.clock = table_clock(clock)}};
   std::visit(
       [&](const auto& rule) {
-        change(batch,
+        change(batch, how,
                [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
                  const Block block = work.block(rows.size(), dim);
                  rows_.gather(rows, block, ahead);
@@ -487,6 +595,7 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights) {
                });
       },
       spec_.optimizer.rule());
+  hold_to_most(batch, how.now.clock);
 }
 
 std::size_t Shard::erase(const SlotSlices& batch) {
@@ -550,7 +659,7 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
 std::vector<std::size_t> Shard::section_offsets(std::size_t rows) const {
   std::vector<std::size_t> offsets{0};
   std::size_t end = rows * sizeof(std::uint64_t);
-  for (std::size_t k = 0; k < rows_.columns() + (rows_.has_row_state() ? 1 : 0); ++k) {
+  for (std::size_t k = 0; k < rows_.stored(); ++k) {
     offsets.push_back(aligned(end));
     end = offsets.back() + rows * rows_.width(k);
   }
@@ -627,6 +736,31 @@ void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
   }
 }
 
+void Shard::filter(Slot slot, std::vector<std::byte>& bytes) const {
+  check_process();
+  bytes.clear();
+  const Guarded& guarded = *tables_[index_of(slot)];
+  const std::shared_lock lock(tables_[index_of(slot)]->lock);
+  if (guarded.door != nullptr) {
+    guarded.door->save(bytes);
+  }
+}
+
+void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes) {
+  check_process();
+  SHOAL_CHECK(index_of(slot) < cut.count(), "there is no slot " + std::to_string(index_of(slot)));
+  SHOAL_CHECK(bytes.empty() || !doors_.admits_all(), "this table has no admission rule that remembers keys");
+  const auto entered = enter();
+  // The slots that share hashes with it: of a finer cut some, of a coarser one the one that it lies in.
+  const std::size_t first = (std::size_t{index_of(slot)} << slots_.bits()) >> cut.bits();
+  const std::size_t end =
+      std::max(first + 1, ((std::size_t{index_of(slot)} + 1) << slots_.bits()) >> cut.bits());
+  for (std::size_t s = first; s < end && !bytes.empty(); ++s) {
+    const std::unique_lock lock(tables_[s]->lock);
+    tables_[s]->door->restore(cut, slot, bytes);
+  }
+}
+
 void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
   check_process();
   SHOAL_CHECK(rows.size() == cut.count(), "reserve takes one number of rows a slot");
@@ -651,24 +785,27 @@ void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector
   const auto entries = tables_[index_of(slot)]->table.entries();
   hashes.resize(entries.size());
   weights.resize(entries.size() * rows_.dim());
+  std::vector<std::byte*> rows(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    hashes[i] = entries[i].hash;
+    rows[i] = const_cast<std::byte*>(entries[i].row);  // gathered from, not written
+  }
+  weights_of(rows, weights.data());
+}
+
+void Shard::weights_of(std::span<std::byte* const> rows, float* weights) const {
   Workspace work(rows_);
-  std::array<std::byte*, Search::kMost> pointers;
   std::visit(
       [&](const auto& rule) {
-        for (std::size_t i = 0; i < entries.size(); i += work.most) {
-          const std::size_t count = std::min(work.most, entries.size() - i);
-          for (std::size_t r = 0; r < count; ++r) {
-            hashes[i + r] = entries[i + r].hash;
-            pointers[r] = const_cast<std::byte*>(entries[i + r].row);  // gathered from, not written
-          }
-          const auto rows = std::span<std::byte* const>(pointers).first(count);
+        for (std::size_t i = 0; i < rows.size(); i += work.most) {
+          const auto some = rows.subspan(i, std::min(work.most, rows.size() - i));
           Fetches none;
           if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
-            const Block block = work.block(count, rows_.dim());
-            rows_.gather(rows, block, none);
-            rule.read(block, weights.data() + i * rows_.dim());
+            const Block block = work.block(some.size(), rows_.dim());
+            rows_.gather(some, block, none);
+            rule.read(block, weights + i * rows_.dim());
           } else {
-            rows_.read_weights(rows, weights.data() + i * rows_.dim(), none);
+            rows_.read_weights(some, weights + i * rows_.dim(), none);
           }
         }
       },
@@ -767,6 +904,10 @@ ShardStats Shard::stats() const {
     stats.rows += guarded->table.size();
     stats.cells += guarded->table.cells();
     stats.bytes += guarded->table.bytes();
+    if (guarded->door != nullptr) {
+      stats.bytes += sizeof(Doorkeeper) + guarded->door->bytes();
+      stats.waiting += guarded->door->waiting();
+    }
   }
   stats.pulls = pulls_.load();
   stats.pushes = pushes_.load();
@@ -775,6 +916,10 @@ ShardStats Shard::stats() const {
   stats.rows_created = rows_created_.load();
   stats.rows_erased = rows_erased_.load();
   stats.nonfinite_rows = nonfinite_rows_.load();
+  stats.refused = refused_.load();
+  for (std::size_t k = 0; k < stats.expired.size(); ++k) {
+    stats.expired[k] = expired_[k].load();
+  }
   return stats;
 }
 

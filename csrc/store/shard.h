@@ -7,6 +7,7 @@
 //   pull     never creates a row; an unseen key reads the row that it would be given
 //   push     one optimizer step per row, creating rows; a row with an all-zero gradient keeps every bit; a row whose
 //            gradient or whose new value is not finite stays whole, and is counted
+//            a key that the table's admission rule does not admit yet gets none, and its gradient is dropped
 //   assign   sets weights, creating rows; the optimizer's state of a row that is there stays
 //   reweigh  sets other weights for all rows; store/functions.h is made of it and of read_slot
 //
@@ -42,6 +43,8 @@
 #include "optim/optimizer.h"
 #include "store/lane.h"
 #include "store/rows.h"
+#include "table/admission.h"
+#include "table/lifecycle.h"
 #include "table/slot_table.h"
 
 namespace shoal {
@@ -57,6 +60,13 @@ struct TableSpec {
   Optimizer optimizer;
   Init init;
   std::uint64_t seed;  // of the rounding noise
+  Lifecycle lifecycle = {};
+};
+
+// When and how often the keys of a push were sighted (table/lifecycle.h).
+struct Sightings {
+  std::span<const std::uint32_t> counts = {};  // of each hash, 1 or more; none: once each
+  std::uint32_t clock = 0;                     // the store's
 };
 
 // A batch as a shard takes it: hashes ascend strictly, slot s is [begins[s], begins[s + 1]).
@@ -76,6 +86,9 @@ struct ShardStats {
   std::uint64_t rows_created = 0;
   std::uint64_t rows_erased = 0;
   std::uint64_t nonfinite_rows = 0;
+  std::uint64_t refused = 0;                               // sightings of keys that got no row by them
+  std::uint64_t waiting = 0;                               // keys that an exact count is kept of
+  std::array<std::uint64_t, Expiry::kKinds> expired = {};  // rows, by the kind of the rule
 };
 
 class Shard {
@@ -95,12 +108,23 @@ class Shard {
   std::uint64_t step() const noexcept { return step_.load(std::memory_order_relaxed); }
   void set_step(std::uint64_t step) noexcept { step_.store(step, std::memory_order_relaxed); }
 
+  // Rows keep the table's clock: the store's and a difference, so that a table goes on where a checkpoint left it though
+  // the store's clock begins anew.
+  std::uint32_t table_clock(std::uint32_t store_clock) const noexcept {
+    return store_clock + origin_.load(std::memory_order_relaxed);
+  }
+  void set_clock(std::uint32_t table_clock, std::uint32_t store_clock) noexcept {
+    origin_.store(table_clock - store_clock, std::memory_order_relaxed);
+  }
+
   void pull(const SlotSlices& batch, std::span<float> weights) const;
   // Returns the number of the step: the next one of the table, taken once all is checked and no save is under way.
   // In a pool of one thread `stepped` counts the rows that have their step, from the front of the batch; so it tells how
   // far a push came that throws.
-  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads, std::size_t* stepped = nullptr);
-  void assign(const SlotSlices& batch, std::span<const float> weights);
+  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads, const Sightings& sightings = {},
+                     std::size_t* stepped = nullptr);
+  // Counts as one sighting of each key.
+  void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
   std::size_t erase(const SlotSlices& batch);
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
   // Column k of the batch's rows as float32, dim a row (1 a row for the row state, k == rows().columns()).
@@ -112,7 +136,7 @@ class Shard {
   // start aligned to kSectionAlignment. Offsets are section_offsets(rows).
   std::size_t section(Slot slot, std::vector<std::byte>& bytes) const;  // returns the rows
   std::vector<std::size_t> section_offsets(
-      std::size_t rows) const;  // columns + 2 numbers: the last is the size
+      std::size_t rows) const;  // rows().stored() + 2 numbers: the last is the size
   static constexpr std::size_t kSectionAlignment = 64;
 
   // Adds the rows of a section, which may come from any cut of the hash space, to a table that has none of them. A wrong
@@ -136,6 +160,34 @@ class Shard {
   void freeze();
   void thaw();
 
+  // --- lifecycle ------------------------------------------------------------------------------------------------
+
+  // Drops the rows of the slots [first, end) that the rules name (store/sweep.cc); an empty list stands for the table's
+  // own. A dry run changes nothing, and says what would be dropped, and what would be at other thresholds. The answer is
+  // words, which may be added up over parts of the slots, word by word:
+  //
+  //   0           rows before
+  //   1, 2        bytes before and after (a dry run: both are those before)
+  //   3           impressions of all rows: decayed scores at the store's clock where rows keep them, else counts, in
+  //               units of 2^-20; 0 where they keep neither
+  //   4           waiting keys that were forgotten
+  //   5 .. 37     sightings of rows since the last sweep that was none but dry, by how long the row had not been sighted:
+  //               0 clocks, 1, 2 to 3, 4 to 7, ...; all 0 where rows keep no clock
+  //   38 + 2 k    of rule k: rows that it drops, which no rule before it does; and their impressions
+  //   then, of a dry run only, for every rule 64 pairs (rows, impressions), all rows in classes of what it looks at:
+  //     an age or a count in classes as above; a score or norm x in class 32 + floor(log2(x)), from 0 to 63
+  //
+  // A rule that needs what rows do not keep: std::invalid_argument.
+  static constexpr std::size_t kAges = 33;
+  static constexpr std::size_t kSweepHead = 5 + kAges;
+  static constexpr std::size_t kClasses = 64;
+  std::vector<std::uint64_t> sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
+                                   std::span<const Expiry> rules, bool dry_run);
+
+  // What a slot's doorkeeper remembers, for checkpoints; and back, from a slot of any cut (table/admission.h).
+  void filter(Slot slot, std::vector<std::byte>& bytes) const;
+  void restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes);
+
   std::size_t size() const;
   ShardStats stats() const;
   // "" where all invariants hold, else which one broke and where.
@@ -156,17 +208,33 @@ class Shard {
   // that is not there is the one that it would be given.
   template <class Use>
   void read(const SlotSlices& batch, std::size_t touched, const Use& use) const;
+  // What a worker that creates rows must know, and what it remembers of its part of a batch.
+  struct Making {
+    const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
+    std::vector<std::byte*> rows = {};   // to work in
+    Moment now = {};
+    bool asks = false;                           // whether a key must be admitted
+    std::span<const std::uint32_t> counts = {};  // sightings of the batch's keys, none: once each
+    std::uint64_t refused = 0;                   // sightings
+  };
   // The same, to be changed, and created where missing. The caller has entered.
   template <class Use>
-  void change(const SlotSlices& batch, const Use& use);
+  void change(const SlotSlices& batch, const Making& how, const Use& use);
   std::shared_lock<std::shared_mutex> enter() const;
 
   void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
-  // What a worker that creates rows remembers of its part of a batch.
-  struct Making {
-    const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
-    std::vector<std::byte*> rows;        // to work in
-  };
+  // Rows of a batch were sighted.
+  void see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
+           std::uint32_t now) noexcept;
+  // The weights of some rows, which somebody has locked: dim floats each.
+  void weights_of(std::span<std::byte* const> rows, float* weights) const;
+  class Judge;  // of rows by expiry rules
+  // Drops the `count` rows of a slot that go first by the judge's first rule, but none of those in `spared`, which ascend.
+  // Returns how many; std::bad_alloc changes nothing.
+  std::size_t evict(SlotTable& table, const Judge& judge, std::size_t count,
+                    std::span<const std::uint64_t> spared) const;
+  // Slots of the batch that exceed the rows that an expiry rule allows give some up.
+  void hold_to_most(const SlotSlices& batch, std::uint32_t now);
   // A slot that misses more than one row in kFewMissing fills: in the next batch its rows are created before it is walked,
   // for inserting moves rows, and every run that has been looked at would be looked at again.
   static constexpr std::size_t kFewMissing = 16;
@@ -176,7 +244,11 @@ class Shard {
   // The same for all hashes of a slot that a batch has.
   std::size_t create_all(Guarded& slot, std::span<const std::uint64_t> hashes, Making& making) const;
   std::size_t insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
-                             std::span<std::byte*> rows) const;
+                             std::span<std::byte*> rows, std::uint32_t now) const;
+  // Asks the slot's doorkeeper about those of a part's rows that are missing, the first of which belongs to the batch's
+  // hash number `first`, and inserts those that it admits: how many.
+  std::size_t admit(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+                    std::size_t first, Making& making) const;
   // Room for `missing` rows, and for those of the slot's hashes from `next` on that are missing too: ascending hashes,
   // poured into a table that grows in small steps, would all queue up at its front. They are counted once a batch.
   void make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
@@ -187,6 +259,7 @@ class Shard {
   Pool& pool_;
   Rows rows_;
   Layout layout_;
+  Doors doors_;
   std::size_t stamp_;  // the process that may use this
   mutable std::vector<std::byte>
       fresh_row_;  // the initial row where it is the same for every key, else empty
@@ -194,6 +267,7 @@ class Shard {
   mutable std::mutex turnstile_;
   mutable std::shared_mutex gate_;
   std::atomic<std::uint64_t> step_{0};
+  std::atomic<std::uint32_t> origin_{0};  // table clock minus store clock
   mutable std::atomic<std::uint64_t> pulls_{0};
   mutable std::atomic<std::uint64_t> rows_pulled_{0};
   std::atomic<std::uint64_t> pushes_{0};
@@ -201,6 +275,9 @@ class Shard {
   std::atomic<std::uint64_t> rows_created_{0};
   std::atomic<std::uint64_t> rows_erased_{0};
   std::atomic<std::uint64_t> nonfinite_rows_{0};
+  std::atomic<std::uint64_t> refused_{0};
+  std::array<std::atomic<std::uint64_t>, Expiry::kKinds> expired_{};
+  std::array<std::atomic<std::uint64_t>, kAges> returns_{};
 };
 
 }  // namespace shoal

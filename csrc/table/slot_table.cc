@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/fetch.h"
 #include "table/search.h"
 
 namespace shoal {
@@ -212,6 +213,31 @@ void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*
     searches[turn].settle();
     std::copy(searches[turn].rows().begin(), searches[turn].rows().end(),
               rows.begin() + static_cast<std::ptrdiff_t>(first));
+  }
+}
+
+std::byte* SlotTable::find_one(std::uint64_t hash) noexcept {
+  if (size_ == 0) {
+    return nullptr;
+  }
+  const std::uint64_t wanted = cell_of(hash);
+  std::size_t b = home(wanted);
+  for (bool at_home = true;; at_home = false) {
+    for (std::size_t c = 0; c < layout_->cells; ++c) {
+      if (cell(b, c) == wanted) {
+        return row_at(payload(b, c));
+      }
+    }
+    if (!full(b)) {
+      return nullptr;
+    }
+    b = at_home ? second_of(wanted, b) : after(b);
+  }
+}
+
+void SlotTable::fetch(std::uint64_t hash) const noexcept {
+  if (buckets_ != 0) {
+    shoal::fetch(bucket(home(cell_of(hash))));
   }
 }
 
@@ -476,7 +502,7 @@ void SlotTable::close_gap(std::size_t b) noexcept {
   }
 }
 
-void SlotTable::give_back() {
+void SlotTable::give_back(bool all) {
   if (size_ == 0) {
     index_ = Region();
     slab_ = Region();
@@ -486,10 +512,10 @@ void SlotTable::give_back() {
     slab_holes_ = 0;
     return;
   }
-  if (std::size_t{slab_holes_} * 4 > slab_end_) {
+  if (slab_holes_ != 0 && (all || std::size_t{slab_holes_} * 4 > slab_end_)) {
     compact_slab();
   }
-  if (size_ < limit_ / 2) {
+  if (all || size_ < limit_ / 2) {
     const std::size_t buckets = buckets_for(rung_above(size_));
     if (buckets < buckets_) {
       if (!layout_->narrow) {

@@ -68,6 +68,9 @@ class SlotTable {
 
   // rows[i] becomes the row of hashes[i], or null. Rows stay where they are until version() changes or the table ends.
   void find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows);
+  // The same for one, and asking for its line ahead of that: for tables that change between one hash and the next.
+  std::byte* find_one(std::uint64_t hash) noexcept;
+  void fetch(std::uint64_t hash) const noexcept;
   // Changes whenever a row may have moved: by insert, reserve, erase and give_back.
   std::uint64_t version() const noexcept { return version_; }
 
@@ -92,9 +95,10 @@ class SlotTable {
   // A row for a hash that is not there, its bytes unspecified. Needs has_room(1).
   std::byte* insert(std::uint64_t hash) noexcept;
 
-  // False where there was none. Follow with give_back() once a batch is erased.
+  // False where there was none. Follow with give_back() once a batch is erased: memory goes back where much of it is free, or
+  // `all` that can.
   bool erase(std::uint64_t hash) noexcept;
-  void give_back();
+  void give_back(bool all = false);
 
   // All rows in ascending order of hash.
   std::vector<Entry> entries() const;

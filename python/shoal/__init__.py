@@ -42,6 +42,7 @@ from shoal.errors import (
     ShoalError,
     WrongProcess,
 )
+from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
 from shoal.metrics import Metrics
 from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
 from shoal.optim import (
@@ -79,11 +80,14 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "AfterBloom",
+    "AfterCount",
     "Batch",
     "ClosedError",
     "Constant",
     "CorruptionError",
     "DeadlineExceeded",
+    "DecayedScore",
     "DenseTable",
     "FactorizationMachine",
     "FeatureNames",
@@ -95,7 +99,9 @@ __all__ = [
     "LocalStore",
     "LogisticRegression",
     "LogisticRegressionGrid",
+    "MaxRows",
     "Metrics",
+    "MinNorm",
     "Momentum",
     "Normal",
     "NotConnected",
@@ -109,7 +115,9 @@ __all__ = [
     "Table",
     "TableSpec",
     "TableStats",
+    "TimeToLive",
     "Uniform",
+    "WithProbability",
     "WrongProcess",
     "Zeros",
     "connect",

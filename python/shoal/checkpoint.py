@@ -56,7 +56,7 @@ class SlotFile(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class SavedTable(TableForm, frozen=True):
+class SavedTable(TableForm, frozen=True, kw_only=True):
     """A table's description and where its rows are."""
 
     step: int

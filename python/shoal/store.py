@@ -21,6 +21,7 @@ from shoal.consistency import ASP, Consistency
 from shoal.dense import BLOCK, DenseTable, shape_of
 from shoal.errors import ClosedError
 from shoal.gate import Gate
+from shoal.lifecycle import Admission, Expiry
 from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
 from shoal.table import KeyBatch, Keys, Shard, Table, TableSpec
 
@@ -296,6 +297,8 @@ class Store(ABC):
         init: Init = _ZEROS,
         dtype: str = "float32",
         seed: int = 0,
+        admit: Admission | None = None,
+        expire: Expiry | Iterable[Expiry] | None = None,
     ) -> Table:
         """Make a table, or get the one that was made by the same description.
 
@@ -313,6 +316,10 @@ class Store(ABC):
             How weights are stored; 16 bits from dim 2, for optimizers that store weights, stochastically rounded.
         seed : int
             Of the rounding of accumulators and 16-bit weights.
+        admit : AfterCount, AfterBloom or WithProbability, optional
+            Which keys get a row; default: all that are pushed. Others wait: they read their initial row.
+        expire : TimeToLive, DecayedScore, MinNorm or MaxRows, or several of them, optional
+            Which rows a sweep drops; default: none.
 
         Returns
         -------
@@ -323,7 +330,10 @@ class Store(ABC):
         ValueError
             A table of that name has another description.
         """
-        spec = TableSpec(name=name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed)
+        rules = () if expire is None else (expire,) if isinstance(expire, Expiry) else tuple(expire)
+        spec = TableSpec(
+            name=name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed, admit=admit, expire=rules
+        )
         with self._locked():
             known = self._tables.get(name)
             if known is None:
@@ -332,7 +342,7 @@ class Store(ABC):
         return known
 
     def _add(self, spec: TableSpec, shard: Shard) -> Table:
-        table = self._tables[spec.name] = Table(spec, shard, self._slots, self._workers, self._gate)
+        table = self._tables[spec.name] = Table(spec, shard, self._slots, self._workers, self._gate, lambda: self.clock)
         return table
 
     def dense(
@@ -551,7 +561,7 @@ def check_same(known: TableSpec, spec: TableSpec) -> None:
     if known != spec:
         differ = [
             f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}"
-            for name in ("dim", "optimizer", "init", "dtype", "seed")
+            for name in ("dim", "optimizer", "init", "dtype", "seed", "admit", "expire")
             if getattr(known, name) != getattr(spec, name)
         ]
         raise ValueError(

@@ -1,6 +1,6 @@
 """Tables: rows by 64-bit key, with their optimizer; and the batches of keys that all requests are made of."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeAlias
 
@@ -12,12 +12,14 @@ from shoal import _core, functions
 from shoal.errors import ClosedError
 from shoal.gate import Gate
 from shoal.handle import Handle, Pending
+from shoal.lifecycle import Admission, Expiry, RuleForm, make_admission, make_expiry
 from shoal.optim import Init, Optimizer, make_init, make_optimizer
 
 __all__ = ["Handle", "KeyBatch", "Shard", "Table", "TableForm", "TableSpec", "TableStats", "mix", "unmix"]
 
 Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.float32]
+Counts: TypeAlias = npt.NDArray[np.uint32]
 
 DTYPES = ("float32", "float16", "bfloat16")
 _WIDEST = 4096
@@ -46,6 +48,16 @@ def as_rows(values: npt.ArrayLike, shape: tuple[int, int], table: str, what: str
             f"table {table!r} has dim {dim}, got {what} {array.shape} for {n} keys: pass float32[{n}, {dim}]"
         )
     return np.ascontiguousarray(array).reshape(shape)
+
+
+def as_counts(counts: npt.ArrayLike, n: int) -> Counts:
+    """View ``counts`` as contiguous uint32[n], each at least 1."""
+    array = np.asarray(counts)
+    if array.dtype.kind not in "iu" or array.shape != (n,):
+        raise ValueError(f"counts must be uint32[{n}], one for each unique key, got {array.dtype}{list(array.shape)}")
+    if n and not 1 <= array.min() <= array.max() < 2**32:
+        raise ValueError(f"counts must be from 1 to 2**32 - 1, got {array.min()} to {array.max()}")
+    return np.ascontiguousarray(array, np.uint32)
 
 
 def as_out(out: Rows | None, shape: tuple[int, int], table: str) -> Rows:
@@ -103,6 +115,10 @@ class TableSpec:
         How weights are stored: ``float32``; from dim 2 also ``float16`` or ``bfloat16``, stochastically rounded.
     seed : int
         Of the rounding.
+    admit : Admission, optional
+        Which keys get a row; default: all that are pushed.
+    expire : tuple of Expiry
+        Which rows sweeps drop, at most one rule of a kind. The first one says which rows go where memory is short.
     """
 
     name: str
@@ -111,6 +127,8 @@ class TableSpec:
     init: Init
     dtype: str
     seed: int
+    admit: Admission | None = None
+    expire: tuple[Expiry, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -125,6 +143,20 @@ class TableSpec:
             raise ValueError(f"table {self.name!r} needs a dtype out of {', '.join(DTYPES)}, got {self.dtype!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
             raise ValueError(f"table {self.name!r} needs a seed from 0 to 2**64 - 1, got {self.seed!r}")
+        if not isinstance(self.admit, Admission | None):
+            raise TypeError(f"table {self.name!r} admits by a rule such as shoal.AfterCount(3), got {self.admit!r}")
+        for rule in self.expire:
+            if not isinstance(rule, Expiry):
+                raise TypeError(f"table {self.name!r} expires rows by rules such as shoal.TimeToLive(9), got {rule!r}")
+        kinds = [type(rule).__name__ for rule in self.expire]
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise ValueError(f"table {self.name!r} takes one {kind}, got {kinds.count(kind)}: choose one of them")
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether it matters to the rules how often a key occurs in a push."""
+        return self.admit is not None or any(rule.needs_counts for rule in self.expire)
 
     def shard(self, slots: int, workers: _core.Workers) -> _core.Shard:
         """Make the empty rows of such a table."""
@@ -139,11 +171,16 @@ class TableSpec:
             seed=self.seed,
             slots=slots,
             workers=workers,
+            admit=None if self.admit is None else self.admit.form().native(),
+            expire=[rule.form().native() for rule in self.expire],
         )
 
 
-class TableForm(msgspec.Struct, frozen=True):
-    """A table's description in plain values: how it is written into a manifest and sent to servers."""
+class TableForm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A table's description in plain values: how it is written into a manifest and sent to servers.
+
+    What a table without rules does not have is left out.
+    """
 
     name: str
     dim: int
@@ -154,6 +191,8 @@ class TableForm(msgspec.Struct, frozen=True):
     init: str
     init_parameter: float
     init_seed: int
+    admit: RuleForm | None = None
+    expire: tuple[RuleForm, ...] = ()
 
     @classmethod
     def of(cls, spec: TableSpec) -> "TableForm":
@@ -168,6 +207,8 @@ class TableForm(msgspec.Struct, frozen=True):
             init=type(spec.init).__name__,
             init_parameter=spec.init.parameter,
             init_seed=spec.init.init_seed,
+            admit=None if spec.admit is None else spec.admit.form(),
+            expire=tuple(rule.form() for rule in spec.expire),
         )
 
     def spec(self) -> TableSpec:
@@ -185,6 +226,8 @@ class TableForm(msgspec.Struct, frozen=True):
             init=make_init(self.init, self.init_parameter, self.init_seed),
             dtype=self.dtype,
             seed=self.seed,
+            admit=None if self.admit is None else make_admission(self.admit),
+            expire=tuple(make_expiry(rule) for rule in self.expire),
         )
 
 
@@ -246,11 +289,17 @@ class Shard(Protocol):
     def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending | None:
         """Fill ``rows``; None: they are filled."""
 
-    def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> Pushed | int:
-        """Apply one step; a number: it is applied. ``grads`` is not changed any more."""
+    def push(
+        self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
+    ) -> Pushed | int:
+        """Apply one step; a number: it is applied. ``grads`` and ``counts`` are not changed any more.
 
-    def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
-        """Set weights."""
+        ``counts`` are the sightings of each key, None where the table's rules do not ask; ``clock`` is that of a store
+        in this process: a cluster's keeps its own.
+        """
+
+    def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
+        """Set weights; ``clock`` as for ``push``."""
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows: how many there were."""
@@ -297,7 +346,7 @@ class KeyBatch:
     [3.0, 5.0, 3.0]
     """
 
-    __slots__ = ("_native", "_workers")
+    __slots__ = ("__weakref__", "_native", "_workers")
 
     def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
         self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
@@ -408,8 +457,17 @@ class Table:
     [[-1.0, -1.0], [-1.0, -1.0], [-0.5, -0.5]]
     """
 
-    def __init__(self, spec: TableSpec, shard: Shard, slots: int, workers: _core.Workers, gate: Gate) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        shard: Shard,
+        slots: int,
+        workers: _core.Workers,
+        gate: Gate,
+        clock: Callable[[], int],
+    ) -> None:
         self._spec = spec
+        self._clock = clock
         self._shard: Shard | None = shard
         self._slots = slots
         self._workers = workers
@@ -486,9 +544,9 @@ class Table:
         """The store's threads, for the kernels that take them."""
         return self._workers
 
-    def key_batch(self, keys: Keys) -> KeyBatch:
-        """Sort keys once, as the store's ``key_batch`` does."""
-        return self._batch(keys)
+    def key_batch(self, keys: Keys, workers: _core.Workers | None = None) -> KeyBatch:
+        """Sort keys once, as the store's ``key_batch`` does; by other threads than the store's, if any are given."""
+        return KeyBatch(keys, self._slots, self._workers if workers is None else workers)
 
     def _check_usable(self) -> None:
         """Say before any work that there are no rows to change."""
@@ -568,11 +626,12 @@ class Table:
         self._check_usable()
         given = as_keys(keys)
         rows = as_rows(grads, (len(given), self.dim), self.name, "grads")
-        batch = _core.SummedBatch(given, rows, self.dim, self._slots, self._workers)
-        return self._push(batch, batch.sums)
+        counting = self._spec.needs_counts
+        batch = _core.SummedBatch(given, rows, self.dim, self._slots, self._workers, counting)
+        return self._push(batch, batch.sums, batch.counts() if counting else None)
 
-    def _push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows) -> Handle[None]:
-        begun: Pending | int = self._gate.change(lambda: self.shard.push(batch, grads))
+    def _push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None) -> Handle[None]:
+        begun: Pending | int = self._gate.change(lambda: self.shard.push(batch, grads, counts, self._clock()))
         return Handle(None if isinstance(begun, int) else begun, _nothing)
 
     def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Handle[Rows]:
@@ -604,11 +663,12 @@ class Table:
         batch = self._batch(keys)
         rows = as_out(out, (batch.given, self.dim), self.name)
         summed = batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads"))
+        counts = batch.counts() if self._spec.needs_counts else None
         unique = np.empty((len(batch), self.dim), np.float32)
 
         def both() -> Pending | None:
             shard = self.shard
-            pushed = shard.push(batch.native, summed)
+            pushed = shard.push(batch.native, summed, counts, self._clock())
             source = shard if isinstance(pushed, int) else pushed
             return source.pull(batch.native, unique)
 
@@ -630,7 +690,9 @@ class Table:
         rows = as_out(out, (len(batch), self.dim), self.name)
         return Handle(self.shard.pull(batch.native, rows), lambda: rows).wait()
 
-    def push_unique(self, batch: KeyBatch, grads: Rows, *, copy: bool = True) -> Handle[None]:
+    def push_unique(
+        self, batch: KeyBatch, grads: Rows, *, counts: Counts | None = None, copy: bool = True
+    ) -> Handle[None]:
         """Apply one optimizer step to a batch's unique keys.
 
         Parameters
@@ -639,6 +701,9 @@ class Table:
             From this store's ``key_batch``.
         grads : float32[m, dim], at dim 1 also float32[m]
             Summed per unique key, in hash order.
+        counts : uint32[m], optional
+            Sightings of each key, at least 1, for tables with rules that count them. Default: how often the batch has
+            it.
         copy : bool
             False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker the
             copy that it sends, perhaps again. A local store has done with it when this returns.
@@ -650,7 +715,9 @@ class Table:
         given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
         if copy and not isinstance(self.shard, _core.Shard):
             given = given.copy()
-        return self._push(batch.native, given)
+        if not self._spec.needs_counts:
+            return self._push(batch.native, given, None)
+        return self._push(batch.native, given, batch.counts() if counts is None else as_counts(counts, len(batch)))
 
     def assign(self, keys: Keys, rows: Rows) -> None:
         """Set the weights of ``keys``, creating rows that are not there.
@@ -676,7 +743,7 @@ class Table:
         given = as_rows(rows, (batch.given, self.dim), self.name, "rows")
         in_order = np.empty_like(given)
         in_order[batch.inverse] = given
-        self._gate.change(lambda: self.shard.assign(batch.native, in_order))
+        self._gate.change(lambda: self.shard.assign(batch.native, in_order, self._clock()))
 
     def erase(self, keys: Keys) -> int:
         """Remove the rows of ``keys``; memory goes back to the system.

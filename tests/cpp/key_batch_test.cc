@@ -246,6 +246,25 @@ TEST(a_batch_outlives_its_keys_and_its_move) {
   CHECK_EQ(batch.hashes()[batch.inverse()[2]], mix(5));
 }
 
+TEST(a_batch_knows_the_keys_that_it_was_made_of) {
+  Pool pool(2);
+  for (const std::size_t n : {std::size_t{1}, std::size_t{5}, std::size_t{100'000}}) {
+    auto keys = random_keys(n, n, 8);
+    keys.front() = ~std::uint64_t{0};
+    const KeyBatch batch(keys, Slots(64), pool);
+    CHECK(batch.is_of(keys, pool));
+    CHECK(!batch.is_of(std::span(keys).first(n - 1), pool));
+    for (const std::size_t place : {std::size_t{0}, n / 2, n - 1}) {
+      auto other = keys;
+      other[place] ^= 1U;
+      CHECK(!batch.is_of(other, pool));
+    }
+    std::rotate(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(n / 2), keys.end());
+    CHECK(n == 1 || !batch.is_of(keys, pool));
+  }
+  CHECK(KeyBatch({}, Slots(64), pool).is_of({}, pool));
+}
+
 TEST(more_keys_than_places_fit_are_refused_before_one_is_read) {
   const std::uint64_t key = 0;
   const std::span<const std::uint64_t> many(&key, std::size_t{1} << 32U);

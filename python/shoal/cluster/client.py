@@ -56,7 +56,7 @@ from shoal.rpc.messages import (
 )
 from shoal.rpc.requests import Call, Requests, Worker
 from shoal.store import Store, check_same
-from shoal.table import Rows, TableSpec
+from shoal.table import Counts, Rows, TableSpec
 
 __all__ = ["ClusterStore", "RemoteShard", "connect"]
 
@@ -508,7 +508,9 @@ class RemoteShard:
         """Fill ``rows``."""
         return _pull(self._channel, self.number, batch, rows, self._filter)
 
-    def push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, /) -> _Pushed:
+    def push(
+        self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
+    ) -> _Pushed:
         """Apply one step."""
         mark = self._channel.repetitions if self._filter is None else None
         begun = self._write(Op.PUSH, batch, grads)
@@ -525,7 +527,7 @@ class RemoteShard:
             filter=self._filter,
         )
 
-    def assign(self, batch: _core.KeyBatch, rows: Rows, /) -> None:
+    def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
         """Set weights."""
         if not np.isfinite(rows).all():  # no server is asked to do half of it
             raise ValueError(f"weights must be finite: one of them is {rows[~np.isfinite(rows)][0]}")

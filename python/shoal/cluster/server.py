@@ -182,6 +182,8 @@ class Server:
                 init_parameter=form.init_parameter,
                 init_seed=form.init_seed,
                 seed=form.seed,
+                admit=None if form.admit is None else form.admit.native(),
+                expire=[rule.native() for rule in form.expire],
             )
         return 0
 

@@ -1,8 +1,11 @@
-// Params: hyper-parameters by name, as a user or a manifest gives them. Each rule takes its own and says what is wrong.
+// Params: the parameters of a rule by name, as a user or a manifest gives them. Each rule takes its own and says what is
+// wrong.
 
 #pragma once
 
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <map>
 #include <string>
 #include <utility>
@@ -36,6 +39,25 @@ class Params {
     return value;
   }
   bool flag(const std::string& name) { return take(name) != 0; }
+  double between(const std::string& name, double least, double most) {
+    const double value = take(name);
+    SHOAL_CHECK(value >= least && value <= most, rule_ + " needs " + name + " from " + shown(least) + " to " +
+                                                     shown(most) + ", got " + shown(value));
+    return value;
+  }
+  // A whole number; at most 2^53, up to which each has a double of its own.
+  std::uint64_t whole(const std::string& name, std::uint64_t least, std::uint64_t most = kMostWhole) {
+    const double value = take(name);
+    SHOAL_CHECK(value == std::floor(value) && value >= static_cast<double>(least) &&
+                    value <= static_cast<double>(most),
+                rule_ + " needs a whole number from " + std::to_string(least) + " to " +
+                    std::to_string(most) + " for " + name + ", got " + shown(value));
+    return static_cast<std::uint64_t>(value);
+  }
+  // For parameters that may be left out.
+  bool has(const std::string& name) const { return values_.contains(name); }
+
+  static constexpr std::uint64_t kMostWhole = std::uint64_t{1} << 53U;
 
   void done() const { SHOAL_CHECK(values_.empty(), rule_ + " has no parameter " + values_.begin()->first); }
 
@@ -48,6 +70,12 @@ class Params {
                 rule_ + " needs a finite float32 for " + name + ", got " + std::to_string(value));
     values_.erase(found);
     return value;
+  }
+
+  static std::string shown(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", value);
+    return text;
   }
 
   std::string rule_;

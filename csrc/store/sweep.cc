@@ -1,0 +1,297 @@
+// The expiry rules of a Shard: what sweeps drop, and which rows go where there are too many.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "store/shard.h"
+#include "table/victims.h"
+
+namespace shoal {
+
+namespace {
+
+using Kind = Expiry::Kind;
+
+constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
+
+constexpr double kImpression = 0x1p20;  // units in one
+
+std::uint64_t units(double impressions) noexcept {
+  return static_cast<std::uint64_t>(std::min(impressions * kImpression, 0x1p62));
+}
+
+// Of ages and counts; see Shard::sweep.
+std::size_t class_of(std::uint32_t number) noexcept {
+  return static_cast<std::size_t>(std::bit_width(number));
+}
+
+std::size_t class_of(double number) noexcept {
+  return number > 0 ? static_cast<std::size_t>(std::clamp(32 + std::ilogb(number), 0, 63)) : 0;
+}
+
+// A row as the rules see it.
+struct Seen {
+  std::uint64_t hash;
+  const std::byte* row;
+  double norm;
+};
+
+}  // namespace
+
+// Looks at rows by one list of rules at one moment.
+class Shard::Judge {
+ public:
+  Judge(const Shard& shard, std::span<const Expiry> rules, std::uint32_t now)
+      : shard_(shard), marks_(shard.rows_.marks()), rules_(rules), now_(now) {
+    for (const Expiry& rule : rules) {
+      const std::string why = shard.spec_.lifecycle.unanswerable(rule);
+      SHOAL_CHECK(why.empty(), "the table cannot be swept by this rule: " + why +
+                                   "; name the rule where the table is made");
+      needs_norms_ |= rule.kind == Kind::kMinNorm;
+    }
+  }
+
+  // see(row) for all rows of a slot that somebody has locked.
+  template <class See>
+  void each_row(SlotTable& table, const See& see) const {
+    if (!needs_norms_) {
+      table.each_row([&](std::uint64_t hash, const std::byte* row) { see(Seen{hash, row, 0}); });
+      return;
+    }
+    constexpr std::size_t kTogether = 1024;
+    const std::size_t dim = shard_.rows_.dim();
+    const std::size_t width =
+        shard_.spec_.optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
+    std::vector<std::uint64_t> hashes;
+    std::vector<std::byte*> rows;
+    std::vector<float> weights(kTogether * dim);
+    const auto flush = [&] {
+      shard_.weights_of(rows, weights.data());
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        double squares = 0;
+        for (std::size_t e = r * dim; e < r * dim + width; ++e) {
+          squares += static_cast<double>(weights[e]) * static_cast<double>(weights[e]);
+        }
+        see(Seen{hashes[r], rows[r], std::sqrt(squares)});
+      }
+      hashes.clear();
+      rows.clear();
+    };
+    table.each_row([&](std::uint64_t hash, std::byte* row) {
+      hashes.push_back(hash);
+      rows.push_back(row);
+      if (rows.size() == kTogether) {
+        flush();
+      }
+    });
+    flush();
+  }
+
+  std::span<const Expiry> rules() const noexcept { return rules_; }
+
+  double impressions(const Seen& seen) const noexcept {
+    if (marks_.has(Marks::Column::kScore)) {
+      return marks_.score(seen.row, now_);
+    }
+    return marks_.has(Marks::Column::kCount) ? marks_.count(seen.row) : 0;
+  }
+
+  std::size_t class_in(const Expiry& rule, const Seen& seen) const noexcept {
+    switch (rule.kind) {
+      case Kind::kDecayedScore:
+        return class_of(marks_.score(seen.row, now_));
+      case Kind::kMinNorm:
+        return class_of(seen.norm);
+      case Kind::kMaxRows:
+        if (rule.frequent) {
+          return class_of(marks_.count(seen.row));
+        }
+        [[fallthrough]];
+      case Kind::kTimeToLive:
+        break;
+    }
+    return class_of(age_at(now_, marks_.clock(seen.row)));
+  }
+
+  // Whether a rule that looks at single rows drops this one.
+  bool drops(const Expiry& rule, const Seen& seen) const noexcept {
+    switch (rule.kind) {
+      case Kind::kTimeToLive:
+        return age_at(now_, marks_.clock(seen.row)) > rule.clocks;
+      case Kind::kDecayedScore:
+        return marks_.score(seen.row, now_) < rule.floor;
+      case Kind::kMinNorm:
+        return seen.norm < rule.floor;
+      case Kind::kMaxRows:
+        break;
+    }
+    return false;
+  }
+
+  // Rows of lower rank go first.
+  std::uint64_t rank(const Expiry& rule, const Seen& seen) const noexcept {
+    switch (rule.kind) {
+      case Kind::kDecayedScore:
+        return rank_of(marks_.score(seen.row, now_));
+      case Kind::kMinNorm:
+        return rank_of(seen.norm);
+      case Kind::kMaxRows:
+        if (rule.frequent) {
+          return marks_.count(seen.row);
+        }
+        [[fallthrough]];
+      case Kind::kTimeToLive:
+        break;
+    }
+    return ~std::uint64_t{age_at(now_, marks_.clock(seen.row))};
+  }
+
+ private:
+  const Shard& shard_;
+  const Marks& marks_;
+  std::span<const Expiry> rules_;
+  std::uint32_t now_;
+  bool needs_norms_ = false;
+};
+
+std::size_t Shard::evict(SlotTable& table, const Judge& judge, std::size_t count,
+                         std::span<const std::uint64_t> spared) const {
+  Victims::begin(table.size());
+  judge.each_row(table, [&](const Seen& seen) {
+    if (!std::ranges::binary_search(spared, seen.hash)) {
+      Victims::add(judge.rank(judge.rules()[0], seen), seen.hash);
+    }
+  });
+  const auto victims = Victims::take(count);
+  for (const auto& victim : victims) {
+    table.erase(victim.hash);
+  }
+  return victims.size();
+}
+
+std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
+                                        std::span<const Expiry> rules, bool dry_run) {
+  check_process();
+  SHOAL_CHECK(first <= end && end <= slots_.count(), "there are no such slots");
+  const std::uint32_t now = table_clock(store_clock);
+  const std::vector<Expiry> own = spec_.lifecycle.expire();
+  rules = rules.empty() ? std::span<const Expiry>(own) : rules;
+  const Judge judge(*this, rules, now);
+  const std::size_t classes = kSweepHead + 2 * rules.size();
+  const std::size_t words = classes + (dry_run ? 2 * kClasses * rules.size() : 0);
+  const bool holds = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind) != rules.end();
+  const auto entered = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
+
+  const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<Seen>& kept,
+                              std::vector<std::uint64_t>& dropped) {
+    Guarded& slot = *tables_[s];
+    const std::unique_lock lock(slot.lock);
+    const auto bytes = [&] { return slot.table.bytes() + (slot.door ? slot.door->bytes() : 0); };
+    const auto drop = [&](std::size_t k, const Seen& seen) {
+      ++total[kSweepHead + 2 * k];
+      total[kSweepHead + 2 * k + 1] += units(judge.impressions(seen));
+      dropped.push_back(seen.hash);
+    };
+    total[0] += slot.table.size();
+    total[1] += bytes();
+    kept.clear();
+    dropped.clear();
+    judge.each_row(slot.table, [&](const Seen& seen) {
+      const std::uint64_t impressions = units(judge.impressions(seen));
+      total[3] += impressions;
+      if (dry_run) {
+        for (std::size_t k = 0; k < rules.size(); ++k) {
+          const std::size_t at = classes + 2 * (k * kClasses + judge.class_in(rules[k], seen));
+          ++total[at];
+          total[at + 1] += impressions;
+        }
+      }
+      for (std::size_t k = 0; k < rules.size(); ++k) {
+        if (judge.drops(rules[k], seen)) {
+          return drop(k, seen);
+        }
+      }
+      if (holds) {
+        kept.push_back(seen);
+      }
+    });
+    for (std::size_t k = 0; k < rules.size(); ++k) {
+      const Slot number{static_cast<std::uint32_t>(s)};
+      if (rules[k].kind != Kind::kMaxRows || kept.size() <= share_of(rules[k].rows, slots_, number)) {
+        continue;
+      }
+      const auto excess = static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, slots_, number));
+      std::nth_element(kept.begin(), kept.begin() + excess, kept.end(), [&](const Seen& a, const Seen& b) {
+        return std::pair(judge.rank(rules[k], a), a.hash) < std::pair(judge.rank(rules[k], b), b.hash);
+      });
+      std::for_each(kept.begin(), kept.begin() + excess, [&](const Seen& seen) { drop(k, seen); });
+      kept.erase(kept.begin(), kept.begin() + excess);
+    }
+    if (!dry_run) {
+      for (const std::uint64_t hash : dropped) {
+        slot.table.erase(hash);
+      }
+      slot.table.give_back(true);
+      total[4] += slot.door != nullptr ? slot.door->sweep(now) : 0;
+    }
+    total[2] += bytes();
+  };
+
+  const Pieces pieces{end - first, parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
+  std::vector<std::vector<std::uint64_t>> totals(pieces.parts, std::vector<std::uint64_t>(words));
+  pool_.run(pieces.parts, [&](std::size_t part) {
+    std::vector<Seen> kept;
+    std::vector<std::uint64_t> dropped;
+    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+      sweep_slot(first + s, totals[part], kept, dropped);
+    }
+  });
+  std::vector<std::uint64_t> total(words);
+  for (const auto& part : totals) {
+    std::transform(part.begin(), part.end(), total.begin(), total.begin(), std::plus<>());
+  }
+  for (std::size_t age = 0; age < kAges; ++age) {
+    total[5 + age] = dry_run ? returns_[age].load() : returns_[age].exchange(0);
+  }
+  if (!dry_run) {
+    for (std::size_t k = 0; k < rules.size(); ++k) {
+      expired_[static_cast<std::size_t>(rules[k].kind)].fetch_add(total[kSweepHead + 2 * k]);
+    }
+  }
+  return total;
+}
+
+void Shard::hold_to_most(const SlotSlices& batch, std::uint32_t now) {
+  const auto& rules = spec_.lifecycle.expire();
+  const auto rule = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind);
+  if (rule == rules.end()) {
+    return;
+  }
+  const Judge judge(*this, {&*rule, 1}, now);
+  std::atomic<std::uint64_t> evicted{0};
+  const Pieces pieces{slots_.count(), batch.hashes.size() < kLeastKeys ? 1 : pool_.threads()};
+  pool_.run(pieces.parts, [&](std::size_t part) {
+    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+      if (batch.begins[s] == batch.begins[s + 1]) {
+        continue;
+      }
+      const std::unique_lock lock(tables_[s]->lock);
+      SlotTable& table = tables_[s]->table;
+      const std::size_t share = share_of(rule->rows, slots_, Slot{static_cast<std::uint32_t>(s)});
+      if (table.size() > share) {
+        try {
+          evicted.fetch_add(evict(table, judge, table.size() - (share - share / 8), {}));
+        } catch (const std::bad_alloc&) {
+          // No room to choose in. The push is done: rows go when the next one comes.
+        }
+      }
+    }
+  });
+  expired_[static_cast<std::size_t>(Kind::kMaxRows)].fetch_add(evicted.load());
+}
+
+}  // namespace shoal

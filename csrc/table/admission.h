@@ -1,0 +1,86 @@
+// Doorkeeper: decides which keys of one slot get a row, and remembers those that wait (table/lifecycle.h has the rules).
+//
+//   Doors        what the doorkeepers of a table's slots have in common: the rule, layouts and sizes
+//   Doorkeeper   of one slot: nothing, Candidates or a Bloom
+//
+// Keys are asked about one after the other in hash order, whatever a batch is cut into, so results do not depend on
+// threads. First make_room, which may run out of memory and changes nothing then; ask takes none.
+//
+//   coin   a key's j-th sighting in the table's push number `step` is hashed from (seed, step, hash, j): no state
+//
+// Threads: none of its own; the slot's owner locks. Doors is immutable.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "table/bloom.h"
+#include "table/candidates.h"
+#include "table/lifecycle.h"
+
+namespace shoal {
+
+// When a push is made: the table's clock, and the number of the push.
+struct Moment {
+  std::uint32_t clock = 0;
+  std::uint64_t step = 0;
+};
+
+class Doors {
+ public:
+  // A table with room for fewer waiting keys than it has slots: std::invalid_argument.
+  Doors(const Admission& rule, Slots slots);
+
+  const Admission& rule() const noexcept { return rule_; }
+  bool admits_all() const noexcept { return rule_.kind == Admission::Kind::kAll; }
+  Slots slots() const noexcept { return slots_; }
+  const Layout& candidates() const noexcept { return candidates_; }
+  const BloomShape* bloom() const noexcept { return bloom_ ? &*bloom_ : nullptr; }
+  std::size_t most_candidates(Slot slot) const noexcept;
+
+ private:
+  Admission rule_;
+  Slots slots_;
+  Layout candidates_;
+  std::optional<BloomShape> bloom_;
+};
+
+class Doorkeeper {
+ public:
+  Doorkeeper(const Doors& doors, Slot slot);
+
+  // Keys that wait, as far as that is known one by one.
+  std::size_t waiting() const noexcept { return candidates_ ? candidates_->size() : 0; }
+  std::size_t bytes() const noexcept;
+
+  // What `more` keys may need that were never asked about.
+  void make_room(std::size_t more);
+  void fetch(std::uint64_t hash) const noexcept;
+  // `count` sightings of a key without a row: whether it gets one.
+  bool ask(std::uint64_t hash, std::uint32_t count, const Moment& now) noexcept;
+  // A key got a row without being asked about.
+  void forget(std::uint64_t hash) noexcept;
+
+  // Forgets what has waited too long. Returns how many keys went, where they are counted.
+  std::size_t sweep(std::uint32_t clock);
+  void clear() noexcept;
+
+  // What is to be kept of it; nothing, where there is nothing. restore() takes what was saved of a slot of any cut and
+  // picks what belongs to this one; bytes that no doorkeeper of the table can have saved: std::invalid_argument, nothing
+  // changed.
+  void save(std::vector<std::byte>& bytes) const;
+  void restore(Slots cut, Slot slot, std::span<const std::byte> bytes);
+
+ private:
+  const Doors* doors_;
+  Slot slot_;
+  std::unique_ptr<Candidates> candidates_;  // from the first key that waits
+  std::optional<Bloom> bloom_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,126 @@
+#include "table/candidates.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "table/victims.h"
+
+namespace shoal {
+
+namespace {
+
+struct Row {
+  std::uint32_t count;
+  std::uint32_t clock;
+};
+static_assert(sizeof(Row) == Candidates::kRowBytes);
+
+Row load(const std::byte* row) noexcept {
+  Row found;
+  std::memcpy(&found, row, sizeof found);
+  return found;
+}
+
+void keep(std::byte* row, const Row& value) noexcept { std::memcpy(row, &value, sizeof value); }
+
+template <class T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto* const from = reinterpret_cast<const std::byte*>(&value);
+  bytes.insert(bytes.end(), from, from + sizeof value);
+}
+
+}  // namespace
+
+bool Candidates::is_stale(const std::byte* row, std::uint32_t now) const noexcept {
+  return within_ != 0 && age_at(now, load(row).clock) > within_;
+}
+
+void Candidates::make_room(std::size_t more) {
+  if (table_.size() + more > most_) {
+    Victims::begin(most_);
+  }
+  table_.make_room(std::min(more, most_ - std::min(most_, table_.size())));
+}
+
+bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept {
+  std::byte* row = table_.find_one(hash);
+  if (row != nullptr) {
+    Row waits = load(row);
+    waits.count = is_stale(row, now) ? 0 : waits.count;
+    if (count >= n_ - std::min(n_, waits.count)) {
+      table_.erase(hash);
+      return true;
+    }
+    waits.count += count;
+    waits.clock += age_at(now, waits.clock);
+    keep(row, waits);
+    return false;
+  }
+  if (count >= n_) {
+    return true;
+  }
+  if (table_.size() >= most_) {
+    forget_oldest();
+  }
+  if (table_.has_room(1)) {
+    keep(table_.insert(hash), {count, now});
+  }
+  return false;
+}
+
+void Candidates::forget_oldest() noexcept {
+  if (table_.size() == 0) {
+    return;
+  }
+  // Clocks are compared as ages at one moment, here that of the newest.
+  std::uint32_t now = 0;
+  bool first = true;
+  table_.each_row([&](std::uint64_t, const std::byte* row) {
+    const std::uint32_t clock = load(row).clock;
+    now = first ? clock : now + age_at(clock, now);
+    first = false;
+  });
+  Victims::begin(table_.size());
+  table_.each_row([&](std::uint64_t hash, const std::byte* row) {
+    Victims::add(~std::uint64_t{age_at(now, load(row).clock)}, hash);
+  });
+  for (const auto& victim : Victims::take(std::max<std::size_t>(1, table_.size() / 8))) {
+    table_.erase(victim.hash);
+  }
+}
+
+std::size_t Candidates::sweep(std::uint32_t now) {
+  std::vector<std::uint64_t> stale;
+  table_.each_row([&](std::uint64_t hash, const std::byte* row) {
+    if (is_stale(row, now)) {
+      stale.push_back(hash);
+    }
+  });
+  for (const std::uint64_t hash : stale) {
+    table_.erase(hash);
+  }
+  table_.give_back();
+  return stale.size();
+}
+
+void Candidates::save(std::vector<std::byte>& bytes) const {
+  const auto entries = table_.entries();
+  bytes.reserve(bytes.size() + entries.size() * kSavedBytes);
+  for (const auto& entry : entries) {
+    append(bytes, entry.hash);
+  }
+  for (const auto& entry : entries) {
+    append(bytes, load(entry.row).count);
+  }
+  for (const auto& entry : entries) {
+    append(bytes, load(entry.row).clock);
+  }
+}
+
+void Candidates::restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept {
+  if (table_.has_room(1) && table_.find_one(hash) == nullptr) {
+    keep(table_.insert(hash), {count, clock});
+  }
+}
+
+}  // namespace shoal

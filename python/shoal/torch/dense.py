@@ -1,0 +1,224 @@
+"""Dense parameters on the servers: those of a torch module, all of them one array of a store.
+
+    parameters of the module, in their order --one line of numbers--> `shoal.DenseTable` --blocks--> servers
+
+    pull   array -> module        what the servers have is copied into the parameters
+    push   module -> array        the gradients, zeros where there is none: one step of the table's optimizer
+
+A worker keeps no state of the optimizer: it lies beside the blocks, is saved by ``store.save`` and moves with them.
+
+Invariants
+    D1  The module's own numbers are where an array starts that the store has not seen; those of the first worker.
+    D2  Which parameters there are, and in which order, is settled when it is made.
+
+Threads: used by one, that of the training loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shoal.dense import BLOCK, DenseTable
+from shoal.errors import DeadlineExceeded
+from shoal.handle import Handle
+from shoal.optim import SGD, Optimizer
+from shoal.store import Store
+
+__all__ = ["DenseParameters"]
+
+_SGD = SGD()
+_PAUSE = 0.02  # seconds between two looks at whether the first worker has set the numbers
+
+
+class DenseParameters:
+    """The parameters of a module, kept and stepped by the servers. All workers of a job make it.
+
+    Parameters
+    ----------
+    store : Store
+    module : torch.nn.Module
+        Its parameters that require a gradient, as they are now, each once; float32, any device.
+    optimizer : Optimizer
+        The rule that a push applies, in place of an optimizer of torch.
+    name : str
+        Unique among the store's tables; the same on all workers.
+    block : int
+        Numbers in a block, 1 to 4096: see :meth:`shoal.Store.dense`.
+    timeout : float
+        Seconds to wait for the first worker's numbers.
+
+    Raises
+    ------
+    ValueError
+        There is no such parameter, one is not float32, or the store has another array of that name.
+    DeadlineExceeded
+        The first worker did not set the numbers in time.
+
+    Notes
+    -----
+    A new array begins with the module's numbers in the worker of rank 0; one that the store has already, from a
+    checkpoint or an earlier job, stays. Either way the module of every worker has the array's numbers afterwards, so
+    the workers need not draw the same.
+
+    **Scaling.** Servers do not know what a loss was divided by. A worker whose loss is the mean over its batch pushes
+    the mean gradient; under ``BSP(reduce="mean")`` the step is that of the mean over workers, which for batches of one
+    size is the mean over all examples, as DDP has it; under ``BSP()`` it is that of the sum.
+
+    A parameter without a gradient counts as one whose gradient is zero. A block whose gradient is all zeros keeps every
+    bit, momentum included; one whose gradient is not finite stays whole; ``clip_norm`` acts on each block
+    (:meth:`shoal.DenseTable.push`).
+
+    Making one blocks, as `pull` does, for a round trip to each server.
+
+    Examples
+    --------
+    >>> import shoal
+    >>> store, mlp = shoal.local(), torch.nn.Linear(3, 1)
+    >>> dense = DenseParameters(store, mlp, optimizer=shoal.Adam(lr=0.01))
+    >>> for x in torch.ones(5, 2, 3):
+    ...     dense.pull()
+    ...     mlp.zero_grad()
+    ...     mlp(x).mean().backward()
+    ...     handle = dense.push()
+    ...     store.tick()
+    >>> dense.size
+    4
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        module: torch.nn.Module,
+        *,
+        optimizer: Optimizer = _SGD,
+        name: str = "dense",
+        block: int = BLOCK,
+        timeout: float = 60.0,
+    ) -> None:
+        self._parameters = dict(_trained(module))
+        if not self._parameters:
+            raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to keep")
+        size = sum(parameter.numel() for parameter in self._parameters.values())
+        self._table = store.dense(name, size, optimizer, block=block)
+        self._begin(store, timeout)
+        self.pull()
+
+    def _begin(self, store: Store, timeout: float) -> None:
+        """Set the array if it is new, or wait until the first worker has."""
+        table, first = self._table.table, store.rank == 0
+        blocks = -(-self.size // table.dim)
+        deadline = time.monotonic() + timeout
+        while (there := len(table)) != blocks:
+            if there and (first or there > blocks):
+                raise ValueError(
+                    f"table {table.name!r} holds {there} blocks, and this module has {blocks}: it is another array, or "
+                    "half of one, choose another name or erase it"
+                )
+            if first:
+                self.assign()
+            elif time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"worker 0 has not set dense table {table.name!r} in {timeout:g} s: every worker makes its "
+                    "DenseParameters before it trains"
+                )
+            else:
+                time.sleep(_PAUSE)
+
+    def __repr__(self) -> str:
+        return f"DenseParameters({self._table.name!r}, {len(self._parameters)} parameters, {self.size} numbers)"
+
+    @property
+    def size(self) -> int:
+        """Numbers in all parameters together."""
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    @property
+    def table(self) -> DenseTable:
+        """The array on the store: float32[size], the parameters in the module's order, each in C order."""
+        return self._table
+
+    def pull(self) -> None:
+        """Copy what the servers have into the module.
+
+        Raises
+        ------
+        DeadlineExceeded
+            A server did not answer within the store's deadline.
+
+        Notes
+        -----
+        Blocks for one round trip to each server; under BSP until all workers have ended the clock before.
+        """
+        array = torch.from_numpy(self._table.pull())
+        with torch.no_grad():
+            for _, parameter, its in self._cut(array):
+                parameter.copy_(its)
+
+    def push(self) -> Handle[None]:
+        """Send the gradients that the parameters have: one optimizer step.
+
+        Returns
+        -------
+        Handle
+            ``wait()`` returns once the push is applied. It need not be waited for: the store's next ``tick`` or
+            ``flush`` raises what went wrong.
+
+        Raises
+        ------
+        ValueError
+            A gradient is sparse. Nothing was sent.
+
+        Notes
+        -----
+        Gradients stay as they are: clear them with ``module.zero_grad()``.
+        """
+        grads = np.zeros(self.size, np.float32)
+        for name, parameter, its in self._cut(torch.from_numpy(grads)):
+            if parameter.grad is None:
+                continue
+            if parameter.grad.layout != torch.strided:
+                raise ValueError(
+                    f"parameter {name!r} has a sparse gradient: make its layer with sparse=False, or look its rows up "
+                    "with shoal.torch.Embedding"
+                )
+            its.copy_(parameter.grad)
+        return self._table.push(grads)
+
+    def assign(self) -> None:
+        """Set what the servers have to the module's numbers; the optimizer's state stays.
+
+        For one worker, between clocks with a barrier beside it.
+
+        Raises
+        ------
+        ValueError
+            A number is not finite. Nothing was set.
+        """
+        array: npt.NDArray[np.float32] = np.empty(self.size, np.float32)
+        for _, parameter, its in self._cut(torch.from_numpy(array)):
+            its.copy_(parameter.detach())
+        self._table.assign(array)
+
+    def _cut(self, array: torch.Tensor) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+        """Give each parameter its part of the array, in its shape."""
+        begin = 0
+        for name, parameter in self._parameters.items():
+            end = begin + parameter.numel()
+            yield name, parameter, array[begin:end].view(parameter.shape)
+            begin = end
+
+
+def _trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}: servers keep float32, train under torch.autocast instead"
+            )
+        yield name, parameter

@@ -1,0 +1,256 @@
+"""Readers in the workers of torch's DataLoader: batches of files, parsed and made into tensors by other processes.
+
+    reader --shard--> worker 0 of 2: batch, prepare(batch)   --> DataLoader --> batches in turn, one of each worker
+           --shard--> worker 1 of 2: batch, prepare(batch)   -->
+
+A shoal reader parses in a thread of its own and needs no processes to keep up with one trainer; they pay where
+``prepare`` is Python that takes long. Batches come in the same order in every run with as many workers: of each worker
+in turn, those whose shard has ended left out.
+
+Invariants
+    L1  The shards of all workers of all jobs' ranks hold each example once.
+    L2  A state names, for each worker, the place behind the last batch of it that the consumer was given, not of those
+        that wait; and whose turn it is. Going on from it gives the batches that would have followed, in their order.
+
+Threads: a pass belongs to one thread at a time. Processes: workers that were forked have copies of the parent's stores,
+which they must not use (`shoal.WrongProcess`) and do not disturb.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+
+from shoal.data import Batch, Reader
+from shoal.data.pieces import Place
+
+__all__ = ["BatchDataset", "BatchLoader"]
+
+StartMethod = Literal["fork", "spawn", "forkserver"]
+
+
+class BatchDataset(torch.utils.data.IterableDataset[Any]):
+    """The batches of a reader as a dataset: each worker of a ``DataLoader`` reads a shard of its own.
+
+    Parameters
+    ----------
+    reader : Reader
+        The whole data, not a shard of it.
+    prepare : callable, optional
+        Makes of a `shoal.Batch` what is given, in the worker; tensors come back through shared memory, arrays through a
+        pipe. With the start methods "spawn" and "forkserver" it must be picklable: a function of a module.
+    rank, workers : int
+        Which of the job's workers this process is, of how many: each reads its own share of the data.
+
+    Notes
+    -----
+    Items are whole batches: give the DataLoader ``batch_size=None``. The reader says how many examples are in each.
+    A pass begins at the beginning; to go on from the middle of one use `BatchLoader`.
+
+    Examples
+    --------
+    >>> loader = torch.utils.data.DataLoader(BatchDataset(reader), batch_size=None, num_workers=2)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, reader: Reader, prepare: Callable[[Batch], Any] | None = None, *, rank: int = 0, workers: int = 1
+    ) -> None:
+        if not 0 <= rank < workers:
+            raise ValueError(f"worker {rank} of {workers}: pass a rank from 0 to the number of workers - 1")
+        self._reader = reader
+        self._prepare = prepare
+        self._rank = rank
+        self._workers = workers
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass over the shard of this process."""
+        info = torch.utils.data.get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        for value, _ in self.pass_over(self.shard(number, count)):
+            yield value
+
+    def shard(self, number: int, count: int) -> Reader:
+        """Return the reader of one of the ``count`` processes that this worker of the job has."""
+        shards = self._workers * count
+        if shards > 1 and self._reader.resumed:
+            raise ValueError(f"{self._reader!r} goes on from a position: {shards} processes that read take the whole")
+        return self._reader if shards == 1 else self._reader.shard(self._rank * count + number, shards)
+
+    def pass_over(self, reader: Reader) -> Iterator[tuple[Any, Place]]:
+        """Give what was made of each batch, and the place behind it."""
+        for batch in reader:
+            yield (batch if self._prepare is None else self._prepare(batch)), reader.place
+
+
+class _Turns(torch.utils.data.IterableDataset[Any]):
+    """What the workers of a `BatchLoader` iterate: shards from the places where they stood."""
+
+    def __init__(self, dataset: BatchDataset, positions: list[dict[str, Any]], first: int) -> None:
+        self._dataset = dataset
+        self._positions = positions
+        self._first = first
+
+    def __iter__(self) -> Iterator[tuple[Any, int, Place | None]]:
+        info = torch.utils.data.get_worker_info()
+        count = len(self._positions)
+        # A DataLoader begins with its worker 0, which therefore has the shard whose turn it is.
+        number = (self._first + (0 if info is None else info.id)) % count
+        shard = self._dataset.shard(number, count).resume(self._positions[number])
+        try:
+            for value, place in self._dataset.pass_over(shard):
+                yield value, number, place
+        except Exception as error:
+            if info is None:
+                raise
+            yield _portable(error), number, None  # a worker that raised would take seconds to end
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error as another process can be told it, with what it says of this one."""
+    told = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(f"in a process that reads:\n{told}")
+    return error
+
+
+class BatchLoader:
+    """The batches of a reader, read and prepared by other processes; each ``for`` is a pass.
+
+    Parameters
+    ----------
+    reader : Reader
+        The whole data, not a shard of it.
+    prepare : callable, optional
+        As for `BatchDataset`.
+    num_workers : int
+        Processes; 0: all is done in this one.
+    rank, workers : int
+        Which of the job's workers this process is, of how many.
+    prefetch : int
+        Batches that each process prepares ahead.
+    start_method : {"fork", "spawn", "forkserver"}, optional
+        How the processes are started; default: Python's.
+    timeout : float
+        Seconds to wait for a batch of a process; 0: as long as the data take. One that dies is noticed all the same.
+
+    Notes
+    -----
+    A pass that was left early, by ``break`` or an exception, is over: its processes end with its iterator. What a
+    process raises is raised in its place here, with the process's traceback as a note. The first
+    pass after `load_state_dict` goes on where the state was taken, later ones begin at the beginning.
+
+    Examples
+    --------
+    ::
+
+        loader = shoal.torch.BatchLoader(shoal.read_criteo("day_0/*.tsv"), prepare, num_workers=2)
+        for keys, labels in loader:
+            ...
+            torch.save({"data": loader.state_dict(), ...}, "state.pt")
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        prepare: Callable[[Batch], Any] | None = None,
+        *,
+        num_workers: int = 0,
+        rank: int = 0,
+        workers: int = 1,
+        prefetch: int = 2,
+        start_method: StartMethod | None = None,
+        timeout: float = 0.0,
+    ) -> None:
+        if num_workers < 0 or prefetch < 1:
+            raise ValueError(f"{num_workers} processes, {prefetch} batches ahead: pass 0 or more, and 1 or more")
+        self._dataset = BatchDataset(reader, prepare, rank=rank, workers=workers)
+        self._num_workers = num_workers
+        self._prefetch = prefetch
+        self._start_method = start_method
+        self._timeout = timeout
+        self._places = [self._dataset.shard(number, self._shards).place for number in range(self._shards)]
+        self._turn = 0
+        self._resumed = False
+
+    @property
+    def _shards(self) -> int:
+        return max(1, self._num_workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass, or go on with the one of a state that was loaded."""
+        if not self._resumed:
+            self._places = [self._dataset.shard(number, self._shards).place for number in range(self._shards)]
+            self._turn = 0
+        self._resumed = False
+        state = self.state_dict()
+        loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            _Turns(self._dataset, state["positions"], self._turn),
+            batch_size=None,
+            num_workers=self._num_workers,
+            collate_fn=_as_it_is,
+            prefetch_factor=self._prefetch if self._num_workers else None,
+            multiprocessing_context=self._start_method if self._num_workers else None,
+            timeout=self._timeout if self._num_workers else 0,
+        )
+        for value, number, place in loader:
+            if place is None:
+                raise value
+            self._places[number] = place
+            self._turn = (number + 1) % self._shards
+            yield value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tell where the pass that began last stands: behind the batch that was given last.
+
+        Returns
+        -------
+        dict
+            Plain values: ``positions``, that of each process's shard as :meth:`shoal.Reader.position` tells it, and
+            ``turn``, the shard that is next.
+        """
+        positions = [
+            self._dataset.shard(number, self._shards).position(place) for number, place in enumerate(self._places)
+        ]
+        return {"positions": positions, "turn": self._turn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on where another stood.
+
+        Parameters
+        ----------
+        state : mapping
+            From `state_dict` of a loader of the same files, with as many processes.
+
+        Raises
+        ------
+        ValueError
+            It is of another number of processes, or of other data. Nothing was changed.
+        """
+        positions, turn = list(state["positions"]), int(state["turn"])
+        if len(positions) != self._shards or not 0 <= turn < self._shards:
+            raise ValueError(
+                f"the state is of {len(positions)} processes that read, this loader has {self._shards}: pass "
+                f"num_workers={len(positions)}"
+            )
+        for number, position in enumerate(positions):
+            shard = self._dataset.shard(number, self._shards)
+            shard.resume(position)  # refuses what does not fit
+            if position["shard"] != shard.position()["shard"]:
+                raise ValueError(
+                    f"the state is of shard {position['shard']}, this loader reads {shard.position()['shard']}: pass "
+                    "the same rank and workers"
+                )
+        self._places = [Place(*position["place"]) for position in positions]
+        self._turn = turn
+        self._resumed = True
+
+
+def _as_it_is(item: Any) -> Any:
+    return item

@@ -1,0 +1,208 @@
+// The pooling of bags against its definition, written out entry by entry.
+
+#include "kernel/pooling.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "check.h"
+#include "random_batch.h"
+
+using namespace shoal;
+
+namespace {
+
+constexpr std::size_t kDims[] = {1, 2, 3, 4, 7, 16, 17, 40};
+constexpr Pooling kPoolings[] = {Pooling::kSum, Pooling::kMean, Pooling::kMax};
+
+// Batches without a bias; those with values are for sums only.
+std::vector<Batch> bags_for(Pooling pooling) {
+  std::vector<Batch> all;
+  for (Batch& batch : batches()) {
+    if (!batch.bias && (pooling == Pooling::kSum || batch.values.empty())) {
+      all.push_back(std::move(batch));
+    }
+  }
+  return all;
+}
+
+struct Pooled {
+  std::vector<float> rows;
+  std::vector<std::uint32_t> winners;
+};
+
+Pooled pooled(Pooling pooling, const Batch& batch, const std::vector<float>& rows, std::size_t dim,
+              Pool& pool) {
+  Pooled result{std::vector<float>(batch.size() * dim, 7.0F),
+                std::vector<std::uint32_t>(pooling == Pooling::kMax ? batch.size() * dim : 0, 5)};
+  pool_rows(pooling, batch.examples(), rows, dim, result.rows, result.winners, pool);
+  return result;
+}
+
+std::vector<float> gradient_of(Pooling pooling, const Batch& batch, const std::vector<float>& grads,
+                               const std::vector<std::uint32_t>& winners, std::size_t dim, Pool& pool) {
+  GradientScratch scratch;
+  std::vector<float> out(batch.keys * dim, 7.0F);
+  pool_gradient(pooling, batch.examples(), grads, winners, dim, batch.occurrences(), out, pool, scratch);
+  return out;
+}
+
+// What entry e of bag i adds to column d, and takes of its gradient.
+double share(Pooling pooling, const Batch& batch, const std::vector<std::uint32_t>& winners, std::size_t dim,
+             std::size_t i, std::size_t e, std::size_t d) {
+  if (pooling == Pooling::kMax) {
+    return winners[i * dim + d] == e ? 1.0 : 0.0;
+  }
+  return pooling == Pooling::kMean ? 1.0 / static_cast<double>(batch.indptr[i + 1] - batch.indptr[i])
+                                   : static_cast<double>(value_of(batch, e));
+}
+
+bool near(float got, double want, double size) {
+  return std::abs(static_cast<double>(got) - want) <= 1e-6 * (size + 1e-3);
+}
+
+}  // namespace
+
+TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_rows) {
+  for (const Pooling pooling : kPoolings) {
+    for (const Batch& batch : bags_for(pooling)) {
+      const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
+      const auto rows = random_floats(batch.keys * dim, 3);
+      const auto [out, winners] = pooled(pooling, batch, rows, dim, *pools()[1]);
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        for (std::size_t d = 0; d < dim; ++d) {
+          double sum = 0;
+          double size = 0;
+          std::uint32_t winner = kNobody;
+          for (auto e = static_cast<std::size_t>(batch.indptr[i]);
+               e < static_cast<std::size_t>(batch.indptr[i + 1]); ++e) {
+            const float v = rows[batch.columns[e] * dim + d];
+            if (winner == kNobody || v > rows[batch.columns[winner] * dim + d]) {
+              winner = static_cast<std::uint32_t>(e);
+            }
+            if (pooling != Pooling::kMax) {
+              const double term = static_cast<double>(v) * share(pooling, batch, {}, dim, i, e, d);
+              sum += term;
+              size += std::abs(term);
+            }
+          }
+          if (pooling == Pooling::kMax) {
+            CHECK(winners[i * dim + d] == winner);
+            CHECK(out[i * dim + d] == (winner == kNobody ? 0.0F : rows[batch.columns[winner] * dim + d]));
+          } else {
+            CHECK(near(out[i * dim + d], sum, size));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(the_gradient_of_a_key_is_the_sum_over_its_places) {
+  for (const Pooling pooling : kPoolings) {
+    for (const Batch& batch : bags_for(pooling)) {
+      const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
+      const auto rows = random_floats(batch.keys * dim, 3);
+      const auto grads = random_floats(batch.size() * dim, 4);
+      const auto winners = pooled(pooling, batch, rows, dim, *pools()[0]).winners;
+      const auto got = gradient_of(pooling, batch, grads, winners, dim, *pools()[2]);
+      std::vector<double> want(batch.keys * dim, 0.0);
+      std::vector<double> size(batch.keys * dim, 0.0);
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        for (auto e = static_cast<std::size_t>(batch.indptr[i]);
+             e < static_cast<std::size_t>(batch.indptr[i + 1]); ++e) {
+          for (std::size_t d = 0; d < dim; ++d) {
+            const double term =
+                share(pooling, batch, winners, dim, i, e, d) * static_cast<double>(grads[i * dim + d]);
+            want[batch.columns[e] * dim + d] += term;
+            size[batch.columns[e] * dim + d] += std::abs(term);
+          }
+        }
+      }
+      for (std::size_t k = 0; k < want.size(); ++k) {
+        CHECK(near(got[k], want[k], size[k]));
+      }
+    }
+  }
+}
+
+TEST(the_gradient_of_a_value_is_the_product_of_its_row_and_the_gradient_of_its_bag) {
+  for (const Batch& batch : bags_for(Pooling::kSum)) {
+    const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
+    const auto rows = random_floats(batch.keys * dim, 3);
+    const auto grads = random_floats(batch.size() * dim, 4);
+    std::vector<float> out(batch.columns.size(), 7.0F);
+    pool_values_gradient(batch.examples(), rows, grads, dim, out, *pools()[1]);
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      for (auto e = static_cast<std::size_t>(batch.indptr[i]);
+           e < static_cast<std::size_t>(batch.indptr[i + 1]); ++e) {
+        double want = 0;
+        double size = 0;
+        for (std::size_t d = 0; d < dim; ++d) {
+          const double term =
+              static_cast<double>(rows[batch.columns[e] * dim + d]) * static_cast<double>(grads[i * dim + d]);
+          want += term;
+          size += std::abs(term);
+        }
+        CHECK(near(out[e], want, size));
+      }
+    }
+  }
+}
+
+TEST(pooling_has_the_same_bits_in_any_number_of_threads) {
+  for (const Pooling pooling : kPoolings) {
+    for (const Batch& batch : bags_for(pooling)) {
+      const std::size_t dim = 16;
+      const auto rows = random_floats(batch.keys * dim, 3);
+      const auto grads = random_floats(batch.size() * dim, 4);
+      const auto first = pooled(pooling, batch, rows, dim, *pools()[0]);
+      const auto first_gradient = gradient_of(pooling, batch, grads, first.winners, dim, *pools()[0]);
+      for (Pool* pool : pools()) {
+        const auto again = pooled(pooling, batch, rows, dim, *pool);
+        CHECK(same_bits(first.rows, again.rows));
+        CHECK(first.winners == again.winners);
+        CHECK(same_bits(first_gradient, gradient_of(pooling, batch, grads, first.winners, dim, *pool)));
+      }
+    }
+  }
+}
+
+TEST(a_nan_is_the_greatest_only_where_it_comes_first) {
+  Batch batch;
+  batch.columns = {0, 1, 1, 0};
+  batch.indptr = {0, 2, 4};
+  batch.index(2);
+  const std::vector<float> rows{std::numeric_limits<float>::quiet_NaN(), 1.0F};
+  const auto [out, winners] = pooled(Pooling::kMax, batch, rows, 1, *pools()[0]);
+  CHECK(std::isnan(out[0]) && winners[0] == 0);
+  CHECK(out[1] == 1.0F && winners[1] == 2);
+}
+
+TEST(pooling_refuses_what_does_not_fit_together) {
+  const Batch plain = random_batch(7, 4, 3, false, Bias::kNone, 1);
+  const Batch valued = random_batch(7, 4, 3, true, Bias::kNone, 1);
+  const Batch biased = random_batch(7, 4, 3, false, Bias::kAlone, 1);
+  Pool& pool = *pools()[0];
+  const auto rows = random_floats(8, 3);
+  std::vector<float> out(14);
+  std::vector<std::uint32_t> winners(14);
+  const auto refuses = [&](Pooling pooling, const Batch& batch, std::size_t dim, std::size_t numbers,
+                           std::size_t given, std::size_t room, const char* says) {
+    CHECK_THROWS(pool_rows(pooling, batch.examples(), std::span(rows).first(numbers), dim,
+                           std::span(out).first(room), std::span(winners).first(given), pool),
+                 says);
+  };
+  refuses(Pooling::kSum, plain, 0, 6, 0, 14, "dim must be 1 or more");
+  refuses(Pooling::kSum, plain, 2, 5, 0, 14, "rows must have 2 numbers each, got 5 in all");
+  refuses(Pooling::kSum, plain, 2, 4, 0, 14, "there are only 2");
+  refuses(Pooling::kSum, plain, 2, 6, 0, 12, "out must have 2 numbers for each of the 7 bags, got 12");
+  refuses(Pooling::kSum, plain, 2, 6, 14, 14, "winners must have 2 numbers for each of the 0 bags, got 14");
+  refuses(Pooling::kMax, plain, 2, 6, 0, 14, "winners must have 2 numbers for each of the 7 bags, got 0");
+  refuses(Pooling::kMax, valued, 2, 6, 14, 14, "values take part in a sum only");
+  refuses(Pooling::kMean, valued, 2, 6, 0, 14, "values take part in a sum only");
+  refuses(Pooling::kSum, biased, 2, 8, 0, 14, "a bag has no bias");
+}
