@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -308,6 +311,43 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
     with cluster(1, 1, heartbeat=0.1) as made:
         found = together_until_each_is_done(made.address, 3, learn)
     assert found[0] > 0
+
+
+def test_a_worker_that_took_a_dead_one_s_place_fits_parts_and_is_refused_a_share(batches, tmp_path):
+    demo.write_log(tmp_path / "log.tsv", demo.PlantedModel(seed=1), 300, 0)
+    reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
+    gone = threading.Event()
+
+    def stay(address):
+        with shoal.connect(address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
+            while store.lost_workers != {1}:
+                time.sleep(0.01)
+            store.tick()
+            store.tick()
+            gone.set()
+            with shoal.LogisticRegression(store=store) as model:
+                for part in store.parts(reader):
+                    model.fit(part, progress=False)
+                return model.examples
+
+    def die_and_come_again(address):
+        store = shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT)
+        store._link.close()  # not a word more
+        assert gone.wait(TIMEOUT)
+        with contextlib.suppress(shoal.ShoalError):
+            store.close()
+        with shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT) as store:
+            assert store.joined_at == 2
+            with shoal.LogisticRegression(store=store) as model:
+                with pytest.raises(shoal.ShoalError, match=r"worker 1 took the place .* at clock 2: .* store.parts"):
+                    model.fit(batches, progress=False)
+                for part in store.parts(reader):
+                    model.fit(part, progress=False)
+                return model.examples
+
+    with cluster(1, 1, heartbeat=0.1) as made, ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(work, made.address) for work in (stay, die_and_come_again)]
+        assert sum(end.result(TIMEOUT) for end in ends) == 300
 
 
 def test_parts_of_the_data_are_learned_without_agreement_between_workers(tmp_path):
