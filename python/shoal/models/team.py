@@ -61,8 +61,8 @@ class Team:
         if not self._alone and store.joined_at > 0:
             raise ShoalError(
                 f"worker {store.rank} took the place of one that had died, at clock {store.joined_at}: the others may "
-                "have begun this fit before that, and would wait where it never comes; end this process, and they go on "
-                "without it. Where workers may come later, share the data by store.parts(reader)"
+                "have begun this fit before that, and would wait where it never comes; end this process, and they go "
+                "on without it. Where workers may come later, share the data by store.parts(reader)"
             )
         if not self._alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
