@@ -5,8 +5,8 @@
 Batches are sorted, unique keys of rows that are there; dim 1 has FTRL, dim 16 Adagrad; ASP. In turns, within one run:
 
     local   the store in this process: table and kernel alone, one thread
-    raw     pyzmq moves the same bytes, header frame included, in one message each way: a Python loop that looks at none of
-            them sends back what it has, always from the same memory; the worker copies what comes to where rows belong
+    raw     pyzmq moves the same bytes, header frame included, in one message each way: a Python loop that looks at none
+            sends back what it has, always from the same memory; the worker copies what comes to where rows belong
     read    the same, and each side reads every byte that came once: to tell what moving without looking is worth
     shoal   a worker's calls, a data loop and a table: checksums, exactly-once windows, optimizer steps
 
