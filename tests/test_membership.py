@@ -535,8 +535,8 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_with_the_reason(join, text):
-    world = World(0, servers=1 if "its 1" in text else 2, workers=1, loss=0.0)
-    if "its 1" not in text:
+    world = World(0, servers=1 if "all its" in text else 2, workers=1, loss=0.0)
+    if "all its" not in text:
         world.processes.pop()
     world.go(2.0)
     other = world.start("server", join)
