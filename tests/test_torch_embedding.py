@@ -568,7 +568,7 @@ def test_tables_are_pulled_together_and_sort_their_keys_once(store, name, rng, m
     sorts = []
     for table in (deep, wide):
         sort = table.key_batch
-        monkeypatch.setattr(table, "key_batch", lambda given, sort=sort: sorts.append(1) or sort(given))
+        monkeypatch.setattr(table, "key_batch", lambda *given, sort=sort: sorts.append(1) or sort(*given))
     a, b, c = shoal.torch.pull_together([(embedding, keys), (bag, keys), (bag, keys.view(-1), torch.tensor([0, 4]))])
     assert len(sorts) == 1
     assert torch.equal(a, embedding(keys))
