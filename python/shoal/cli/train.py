@@ -290,7 +290,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
         workers=arguments.workers,
         threads=arguments.threads,
         curve=arguments.curve,
-        filters=_filters(dict(wanted), arguments.seed) if wanted else None,
+        filters=_filters(dict(wanted), arguments.seed or 0) if wanted else None,
     )
 
 
