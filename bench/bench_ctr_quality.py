@@ -35,7 +35,7 @@ import torch
 
 from quality.search import climb
 from quality.sets import SETS
-from quality.twins import HISTORIES, MODELS, RULES, STEPS, Data, Learned, apart, data_of, steady, train
+from quality.twins import HISTORIES, MODELS, RULES, STEPS, TURNS, Data, Learned, apart, data_of, steady, train
 
 NAMES = ("movielens_tags", "flights_nyc2017", "flights_nyc2017_in_time", "criteo_attribution")
 SETTINGS = Path(__file__).parent / "quality" / "twins.json"
@@ -43,6 +43,7 @@ SEARCHED = ("lr", "fm", "deepfm")  # the others take DeepFM's
 PASSES = 2  # at most
 NEAR, TIMES = 1e-5, 4.0  # of a loss; of what torch differs from itself
 WITHIN = 0.0005  # of AUC
+MARKS = ("<!-- the table of bench_ctr_quality.py -->", "<!-- its end -->")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -115,7 +116,7 @@ def measure(task: Task, settings: dict[str, Any]) -> Found:
     given = (task.model, data, task.rule, settings["lr"], settings["passes"])
     ours, theirs = train("shoal", *given), train("torch", *given)
     first = Learned(ours.losses[:STEPS], [])
-    itself = apart(train("torch", *given, backwards=True, steps=STEPS), theirs)
+    itself = max(apart(train("torch", *given, turned=turned, steps=STEPS), theirs) for turned in TURNS)
     seconds = time.perf_counter() - begun
     return Found(task, ours.aucs[-1], theirs.aucs[-1], apart(first, theirs), itself, settings, seconds)
 
@@ -151,18 +152,25 @@ def margins(found: list[Found]) -> list[str]:
     return missed
 
 
-def tell(found: list[Found], rules: list[str]) -> None:
-    """Print the table."""
+def table(found: list[Found], rules: list[str]) -> str:
+    """Write the table in Markdown."""
     at = {one.task: one for one in found}
     columns = [f"{rule}: AUC shoal, torch | losses apart" for rule in rules]
-    print("| set | model | " + " | ".join(columns) + " |")
-    print("|---" * (2 + 2 * len(rules)) + "|")
+    lines = ["| set | model | " + " | ".join(columns) + " |", "|---" * (2 + 2 * len(rules)) + "|"]
     for name, model in dict.fromkeys((task.name, task.model) for task in at):
         cells = []
         for rule in rules:
             one = at[Task(name, model, rule)]
             cells.append(f"{one.ours:.4f}, {one.theirs:.4f} | {one.apart:.0e} ({one.itself:.0e})")
-        print(f"| {name} | {model} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | {model} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def put(text: str, page: Path) -> None:
+    """Put the table into a page, between its two marks."""
+    before, _, rest = page.read_text().partition(MARKS[0])
+    _, _, behind = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{behind}")
 
 
 def main() -> None:
@@ -173,6 +181,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--search", action="store_true", help="choose settings and write them")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="put the table into docs/ctr-quality.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
     if not os.environ.get("SHOAL_DATA"):
@@ -190,7 +199,9 @@ def main() -> None:
             return
         given = [(task, settings[task.name][task.model][task.rule]) for task in tasks]
         found: list[Found] = pool.starmap(measure, given, chunksize=1)
-    tell(found, options.rules)
+    print(text := table(found, options.rules), end="", flush=True)
+    if options.into:
+        put(text, options.into)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
     if missed := [*(line for one in found for line in one.missed()), *margins(found)]:
