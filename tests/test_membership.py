@@ -537,7 +537,7 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
 @pytest.mark.parametrize(
     ("join", "text"),
     [
-        (Join(None, ("tcp://:7",)), "the cluster has its 1 servers"),
+        (Join(None, ("tcp://:7",)), "the cluster has all its servers, 1: start"),
         (Join(None, ()), "an address at least"),
         (Join(4, ("tcp://:7",)), "there is no server 4 in a cluster of 2"),
         (Join(0, ("tcp://:7",)), r"server 0 \(server .*\) has that rank"),
@@ -548,8 +548,8 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_with_the_reason(join, text):
-    world = World(0, servers=1 if "its 1" in text else 2, workers=1, loss=0.0)
-    if "its 1" not in text:
+    world = World(0, servers=1 if "all its" in text else 2, workers=1, loss=0.0)
+    if "all its" not in text:
         world.processes.pop()
     world.go(2.0)
     other = world.start("server", join)

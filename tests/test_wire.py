@@ -245,6 +245,35 @@ def test_large_messages_are_read_too():
         _core.decode(frames, replies=False)
 
 
+def answer(values: np.ndarray) -> list[object]:
+    head = _core.encode_header(
+        op=_core.Op.PULL, payload=[values], reply=True, dtype=1, dim=2, count=len(values), sequence=5, part=3
+    )
+    return [head, values]
+
+
+@pytest.mark.parametrize("n", [1, 50, 40_000])
+def test_values_are_put_where_they_are_wanted(n):
+    frames = answer(np.arange(2 * n, dtype=np.float32).reshape(n, 2))
+    assert _core.peek(frames) == (5, 3)
+    room = np.zeros((n + 2, 2), np.float32)
+    got = _core.decode(frames, into=room[1:-1])
+    assert got.in_place
+    assert np.array_equal(room[1:-1], frames[1])
+    assert not room[[0, -1]].any()
+    assert np.array_equal(got.values, frames[1].ravel())
+    assert not _core.decode(frames, into=room).in_place  # not as long
+    assert not _core.decode(frames).in_place
+    assert _core.peek([b"x" * 64]) is None
+
+
+def test_a_place_must_be_writable_and_in_one_piece():
+    frames = answer(np.ones((4, 2), np.float32))
+    for place in (b"x" * 32, np.zeros((4, 4), np.float32)[:, ::2]):
+        with pytest.raises((BufferError, ValueError)):
+            _core.decode(frames, into=place)
+
+
 def test_ops_and_statuses_have_the_numbers_of_the_document():
     text = (HERE.parent / "docs" / "wire-format.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]

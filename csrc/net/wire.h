@@ -29,6 +29,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -188,7 +189,13 @@ struct Decoded {
 };
 
 // frames[0] is the header's. The order of the checks is that of docs/wire-format.md: the first that fails is told.
-Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out) noexcept;
+// `into`, where a reply's plain values have just as many bytes and its type: they are copied there in the pass that checks
+// them, and `values` views it. After a fault its bytes may be anything.
+Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,
+             std::span<std::byte> into = {}) noexcept;
+
+// Whom a message is for: nothing where its header cannot be believed. decode() says why.
+std::optional<Header> peek(std::span<const Frame> frames) noexcept;
 
 // Fills in the sizes and checksums of the header, and writes it. The payload is taken as it is. Throws
 // std::invalid_argument if it is 4 GiB or more.

@@ -114,6 +114,11 @@ class Store(ABC):
         return frozenset()
 
     @property
+    def joined_at(self) -> int:
+        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        return 0
+
+    @property
     @abstractmethod
     def consistency(self) -> Consistency:
         """What a pull may see of other workers' pushes."""

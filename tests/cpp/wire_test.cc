@@ -168,6 +168,64 @@ TEST(values_are_float32_however_they_travelled) {
   CHECK_EQ(seen, 18);
 }
 
+TEST(plain_values_of_an_answer_are_put_where_they_are_wanted_and_nothing_else_is) {
+  int put = 0;
+  for (Sent& sent : samples()) {
+    const std::vector<Bytes> frames = sent.frames();
+    const std::vector<Frame> views(frames.begin(), frames.end());
+    const std::size_t last = sent.payload.empty() ? 0 : sent.payload.back().size();
+    for (const std::size_t size : {last, last + 4, std::size_t{24}}) {
+      Bytes room(size + 1, std::byte{0x5a});
+      Decoded straight;
+      Decoded got;
+      CHECK(!decode(views, limits_for(sent), straight));
+      CHECK(!decode(views, limits_for(sent), got, std::span(room).first(size)));
+      CHECK(std::ranges::equal(got.values, straight.values));
+      CHECK(room[size] == std::byte{0x5a});
+      const bool there = !got.values.empty() && got.values.data() == room.data();
+      const Header& header = sent.header;
+      const bool plain = header.is_reply() && header.status == Status::kOk && size == last && size > 0 &&
+                         ((header.dtype == Dtype::kFloat32 && (header.flags & kPacked) == 0) ||
+                          header.op == Op::kContains || header.op == Op::kReduce);
+      CHECK_EQ(there, plain);
+      CHECK(there || std::ranges::count(room, std::byte{0x5a}) == static_cast<std::ptrdiff_t>(size) + 1);
+      put += there ? 1 : 0;
+    }
+    // A damaged one is noticed as ever.
+    if (last > 0) {
+      std::vector<Bytes> damaged = frames;
+      damaged.back().back() ^= std::byte{1};
+      const std::vector<Frame> wrong(damaged.begin(), damaged.end());
+      Bytes room(last);
+      Decoded got;
+      CHECK(static_cast<bool>(decode(wrong, limits_for(sent), got, room)));
+      CHECK(got.values.empty());
+    }
+  }
+  CHECK(put > 4);
+}
+
+TEST(whom_a_message_is_for_is_known_from_a_header_that_holds) {
+  for (Sent& sent : samples()) {
+    std::vector<Bytes> frames = sent.frames();
+    const auto look = [&] {
+      const std::vector<Frame> views(frames.begin(), frames.end());
+      return peek(views);
+    };
+    CHECK(look().has_value());
+    CHECK_EQ(look()->sequence, sent.header.sequence);
+    CHECK_EQ(look()->part(), sent.header.part());
+    for (const std::size_t byte : {0UL, 3UL, 24UL, 56UL, 63UL}) {
+      frames[0][byte] ^= std::byte{4};
+      CHECK(!look().has_value());
+      frames[0][byte] ^= std::byte{4};
+    }
+    frames[0].pop_back();
+    CHECK(!look().has_value());
+  }
+  CHECK(!peek({}).has_value());
+}
+
 TEST(one_decoded_serves_message_after_message_and_keeps_nothing_of_the_last) {
   Decoded got;
   for (Sent& sent : samples()) {

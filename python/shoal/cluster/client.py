@@ -219,6 +219,11 @@ class ClusterStore(Store):
         """Ranks of workers that were taken for dead since this one connected."""
         return self._lost_workers
 
+    @property
+    def joined_at(self) -> int:
+        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        return self._joined.clock
+
     def metrics(self) -> dict[str, int]:
         """Count messages and bytes of this worker since it connected."""
         self._check_usable()

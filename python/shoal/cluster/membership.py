@@ -476,7 +476,7 @@ class Membership:
         if server.rank >= 0:
             return f"{server} joined already"
         if len(self._servers) == self._num_servers:
-            return f"the cluster has its {self._num_servers} servers: start the scheduler with --servers for more"
+            return f"the cluster has all its servers, {self._num_servers}: start the scheduler with --servers for more"
         if join.rank is not None and not 0 <= join.rank < self._num_servers:
             return f"there is no server {join.rank} in a cluster of {self._num_servers}: ranks start at 0"
         if join.rank is not None and join.rank in self._servers:
@@ -502,7 +502,7 @@ class Membership:
             return
         loops = [(address, server.rank) for server in ready for address in server.addresses]
         self._map = cut_evenly(1, self._slots, loops)
-        self.notes.append(f"all {len(ready)} servers are there: {', '.join(address for address, _ in loops)}")
+        self.notes.append(f"all servers are there: {', '.join(address for address, _ in loops)}")
         for server in ready:
             self._reply(server, server.join, Joined(server.rank, self._map, ()))
         self._start_if_complete()

@@ -80,6 +80,7 @@ class Server:
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
         host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
         check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
+        _core.keep_freed_memory()  # else each request of megabytes is received into fresh pages
         self._stopping = False
         self._services: list[_core.Service] = []
         with contextlib.ExitStack() as undo:

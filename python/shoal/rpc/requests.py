@@ -116,7 +116,7 @@ class Policy:
     pause: float = 0.02
     longest_pause: float = 1.0
     credit: int = 64 << 20
-    message_bytes: int = 2 << 20
+    message_bytes: int = 1 << 20
     largest_message: int = 64 << 20
 
 
@@ -662,14 +662,16 @@ class Requests:
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
-    def receive(self, address: str, frames: Sequence[Any], now: float) -> None:
+    def receive(self, address: str, frames: Sequence[Any] | _core.Arrived, now: float) -> None:
         """Take a message that came from an endpoint. Whatever it holds, nothing is raised."""
+        name = _core.peek(frames)
+        part = None if name is None else self._parts.get((address, *name))
         try:
-            reply = _core.decode(frames)
+            # Whatever puts its values into the answer's place, only the true answer settles the part: it comes last.
+            reply = _core.decode(frames, into=None if part is None else self._room(part))
         except ValueError:
             self.counts["garbled"] += 1
             return
-        part = self._parts.get((address, reply.sequence, reply.part))
         worker = self.worker
         if (
             part is None
@@ -716,6 +718,14 @@ class Requests:
         else:
             self._settle(part.call, now, self._refusal(part, reply))
         self._pump(peer, now)
+
+    @staticmethod
+    def _room(part: _Part) -> npt.NDArray[Any] | None:
+        """Return where the values of an answer may be put while they are checked."""
+        out = part.call.out
+        if out is None or not out.flags.carray:
+            return None
+        return out[part.begin : part.end]
 
     @staticmethod
     def _list_is_known(part: _Part, peer: _Peer) -> None:
@@ -769,10 +779,11 @@ class Requests:
         call = part.call
         if call.out is not None:
             target = call.out[part.begin : part.end]
-            values = reply.values
-            if values.size != target.size or values.dtype != target.dtype:
-                raise ValueError(f"{values.dtype}[{values.size}] where {target.dtype}[{target.size}] was asked for")
-            target[...] = values.reshape(target.shape)
+            if not reply.in_place:
+                values = reply.values
+                if values.size != target.size or values.dtype != target.dtype:
+                    raise ValueError(f"{values.dtype}[{values.size}] where {target.dtype}[{target.size}] was asked for")
+                target[...] = values.reshape(target.shape)
             call.result = call.out
             if call.filter is not None:
                 call.filter.pulled(target.nbytes, reply.payload_bytes)
