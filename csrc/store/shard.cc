@@ -253,12 +253,15 @@ void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& b
   table.make_room(missing);
 }
 
-std::size_t Shard::insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
+std::size_t Shard::insert_missing(Guarded& slot, std::span<const std::uint64_t> hashes,
                                   std::span<std::byte*> rows, std::uint32_t now) const {
   std::size_t inserted = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] == nullptr) {
-      rows[r] = table.insert(hashes[r]);
+      if (slot.door != nullptr) {
+        slot.door->forget(hashes[r]);
+      }
+      rows[r] = slot.table.insert(hashes[r]);
       fill_fresh(hashes[r], rows[r]);
       rows_.marks().begin(rows[r], now);
       ++inserted;
@@ -267,35 +270,45 @@ std::size_t Shard::insert_missing(SlotTable& table, std::span<const std::uint64_
   return inserted;
 }
 
-std::size_t Shard::admit(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+std::size_t Shard::admit(Guarded& slot, const SlotSlices& batch, std::span<std::byte*> rows,
                          std::size_t first, Making& making) const {
-  const auto each_missing = [&](const auto& use) {
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      if (rows[r] == nullptr) {
-        use(r);
-      }
-    }
-  };
+  const std::uint64_t* const hashes = batch.hashes.data() + first;
   std::size_t missing = 0;
-  each_missing([&](std::size_t r) {
-    slot.door->fetch(hashes[r]);
-    ++missing;
-  });
-  // Memory may run out here, and no sighting has been counted yet.
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == nullptr) {
+      slot.door->fetch(hashes[r]);
+      ++missing;
+    }
+  }
   slot.door->make_room(missing);
-  slot.table.make_room(missing);
+  const std::size_t end = batch.begins[index_of(slots_.of(hashes[0])) + 1];
+  if (making.at != &slot) {  // nothing about one slot depends on another, which a thread may have or not
+    making.at = &slot;
+    making.asked = 0;
+    making.admitted = 0;
+  }
   std::size_t admitted = 0;
-  each_missing([&](std::size_t r) {
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] != nullptr) {
+      continue;
+    }
+    if (!slot.table.has_room(1)) {
+      // Before the key is asked about, for memory may run out. As many as will be admitted if all goes on as so far:
+      // ascending hashes must not be poured into a table that grows in small steps.
+      slot.table.make_room(1 + (end - first - r) * making.admitted / std::max<std::size_t>(making.asked, 1));
+    }
     const std::uint32_t count = making.counts.empty() ? 1 : making.counts[first + r];
+    ++making.asked;
     if (slot.door->ask(hashes[r], count, making.now)) {
       rows[r] = slot.table.insert(hashes[r]);
       fill_fresh(hashes[r], rows[r]);
       rows_.marks().begin(rows[r], making.now.clock);
       ++admitted;
+      ++making.admitted;
     } else {
       making.refused += count;
     }
-  });
+  }
   return admitted;
 }
 
@@ -311,18 +324,11 @@ std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t firs
     Guarded& slot = *tables_[index_of(slots_.of(batch.hashes[first + part.begin]))];
     const auto hashes = batch.hashes.subspan(first + part.begin, size);
     if (making.asks) {
-      created += admit(slot, hashes, rows, first + part.begin, making);
+      created += admit(slot, batch, rows, first + part.begin, making);
       continue;
     }
-    if (slot.door != nullptr) {
-      for (std::size_t r = 0; r < size; ++r) {
-        if (rows[r] == nullptr) {
-          slot.door->forget(hashes[r]);
-        }
-      }
-    }
     make_room(*part.table, missing, batch, first + part.end, making);
-    created += insert_missing(*part.table, hashes, rows, making.now.clock);
+    created += insert_missing(slot, hashes, rows, making.now.clock);
     slot.fills |= missing > size / kFewMissing;
   }
   if (created != 0) {
@@ -337,7 +343,7 @@ std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hash
   const auto missing = static_cast<std::size_t>(std::count(making.rows.begin(), making.rows.end(), nullptr));
   slot.fills = missing > hashes.size() / kFewMissing;
   slot.table.make_room(missing);
-  return insert_missing(slot.table, hashes, making.rows, making.now.clock);
+  return insert_missing(slot, hashes, making.rows, making.now.clock);
 }
 
 template <class Use>

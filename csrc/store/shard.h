@@ -20,7 +20,8 @@
 //   2. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (store/lane.h). Readers share a slot. No row is ever seen half written.
 // Fork: a child's copy of a shard throws WrongProcess: its locks may be held by threads that the child does not have.
-// Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not.
+// Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not. Of
+// keys that wait, those of the run that fails may have been counted: if the push is made again, they are admitted early.
 
 #pragma once
 
@@ -216,6 +217,9 @@ class Shard {
     bool asks = false;                           // whether a key must be admitted
     std::span<const std::uint32_t> counts = {};  // sightings of the batch's keys, none: once each
     std::uint64_t refused = 0;                   // sightings
+    const Guarded* at = nullptr;  // the last slot where keys were asked about, and how many of them
+    std::size_t asked = 0;
+    std::size_t admitted = 0;
   };
   // The same, to be changed, and created where missing. The caller has entered.
   template <class Use>
@@ -243,12 +247,12 @@ class Shard {
   std::size_t create(Search& run, const SlotSlices& batch, std::size_t first, Making& making) const;
   // The same for all hashes of a slot that a batch has.
   std::size_t create_all(Guarded& slot, std::span<const std::uint64_t> hashes, Making& making) const;
-  std::size_t insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
-                             std::span<std::byte*> rows, std::uint32_t now) const;
-  // Asks the slot's doorkeeper about those of a part's rows that are missing, the first of which belongs to the batch's
-  // hash number `first`, and inserts those that it admits: how many.
-  std::size_t admit(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
-                    std::size_t first, Making& making) const;
+  std::size_t insert_missing(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+                             std::uint32_t now) const;
+  // Asks the slot's doorkeeper about the rows that are missing of those that belong to the batch's hashes from number
+  // `first` on, all of that slot, and inserts those that it admits: how many.
+  std::size_t admit(Guarded& slot, const SlotSlices& batch, std::span<std::byte*> rows, std::size_t first,
+                    Making& making) const;
   // Room for `missing` rows, and for those of the slot's hashes from `next` on that are missing too: ascending hashes,
   // poured into a table that grows in small steps, would all queue up at its front. They are counted once a batch.
   void make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
