@@ -60,20 +60,37 @@ void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<floa
   sum_rows(order(), firsts(), dim, [&](Place place) { return grads.data() + place * dim; }, out, pool);
 }
 
+namespace {
+
+// The rows of the places from `begin` to `end`, for a dim that the compiler knows, or (0) for any.
+template <std::size_t kDim>
+void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std::size_t begin, std::size_t end,
+                 std::size_t dim, float* out) noexcept {
+  constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
+  const std::size_t width = kDim == 0 ? dim : kDim;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (i + kAhead < end) {
+      __builtin_prefetch(rows + inverse[i + kAhead] * width);
+    }
+    std::copy_n(rows + inverse[i] * width, width, out + i * width);
+  }
+}
+
+}  // namespace
+
 void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<float> out, Pool& pool) const {
   SHOAL_CHECK(rows.size() == size() * dim, "rows must be len(unique keys) x dim");
   SHOAL_CHECK(out.size() == given() * dim, "out must be len(keys) x dim");
   const Pieces pieces{given(), parts_for(given() * dim, std::size_t{1} << 16U, pool.threads())};
   pool.run(pieces.parts, [&](std::size_t part) {
+    const std::size_t begin = pieces.begin(part);
     const std::size_t end = pieces.begin(part + 1);
-    if (dim == 1) {
-      for (std::size_t i = pieces.begin(part); i < end; ++i) {
-        out[i] = rows[inverse_[i]];
-      }
-      return;
-    }
-    for (std::size_t i = pieces.begin(part); i < end; ++i) {
-      std::copy_n(rows.data() + inverse_[i] * dim, dim, out.data() + i * dim);
+    switch (dim) {
+      case 1: return expand_rows<1>(rows.data(), inverse(), begin, end, dim, out.data());
+      case 8: return expand_rows<8>(rows.data(), inverse(), begin, end, dim, out.data());
+      case 16: return expand_rows<16>(rows.data(), inverse(), begin, end, dim, out.data());
+      case 32: return expand_rows<32>(rows.data(), inverse(), begin, end, dim, out.data());
+      default: return expand_rows<0>(rows.data(), inverse(), begin, end, dim, out.data());
     }
   });
 }

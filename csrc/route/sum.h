@@ -44,6 +44,46 @@ void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint
   }
 }
 
+// The same for a dim that the compiler knows: a row's sums stay in registers.
+template <std::size_t kDim, class RowOf, class Round>
+void sum_fixed(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t begin,
+               std::size_t end, const RowOf& row_of, const Round& round, float* out) noexcept {
+  constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
+  constexpr std::size_t kLineFloats = 16;
+  for (std::size_t u = begin; u < end; ++u) {
+    float* const to = out + u * kDim;
+    const std::size_t last = firsts[u + 1];
+    std::size_t j = firsts[u];
+    const auto next_row = [&] {
+      if (j + kAhead < order.size()) {
+        const float* const ahead = row_of(order[j + kAhead]);
+        for (std::size_t d = 0; d < kDim; d += kLineFloats) {
+          __builtin_prefetch(ahead + d);
+        }
+      }
+      return row_of(order[j++]);
+    };
+    const float* const first = next_row();
+    if (Round::kKeepsBits && j == last) {
+      std::copy_n(first, kDim, to);
+      continue;
+    }
+    double sums[kDim];
+    for (std::size_t d = 0; d < kDim; ++d) {
+      sums[d] = static_cast<double>(first[d]);
+    }
+    while (j < last) {
+      const float* const row = next_row();
+      for (std::size_t d = 0; d < kDim; ++d) {
+        sums[d] += static_cast<double>(row[d]);
+      }
+    }
+    for (std::size_t d = 0; d < kDim; ++d) {
+      to[d] = round(sums[d]);
+    }
+  }
+}
+
 // The same for any dim, in strips of columns whose sums stay in the first-level cache.
 template <class RowOf, class Round>
 void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts,
@@ -108,10 +148,12 @@ void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_
   pool.run(pieces.parts, [&](std::size_t part) {
     const std::size_t begin = part == 0 ? 0 : hash_at(pieces.begin(part));
     const std::size_t end = part + 1 == pieces.parts ? unique : hash_at(pieces.begin(part + 1));
-    if (dim == 1) {
-      sum_numbers(order, firsts, begin, end, row_of, round, out.data());
-    } else {
-      sum_strips(order, firsts, begin, end, dim, row_of, round, out.data());
+    switch (dim) {
+      case 1: return sum_numbers(order, firsts, begin, end, row_of, round, out.data());
+      case 8: return sum_fixed<8>(order, firsts, begin, end, row_of, round, out.data());
+      case 16: return sum_fixed<16>(order, firsts, begin, end, row_of, round, out.data());
+      case 32: return sum_fixed<32>(order, firsts, begin, end, row_of, round, out.data());
+      default: return sum_strips(order, firsts, begin, end, dim, row_of, round, out.data());
     }
   });
 }

@@ -346,7 +346,7 @@ class KeyBatch:
     [3.0, 5.0, 3.0]
     """
 
-    __slots__ = ("_native", "_workers")
+    __slots__ = ("__weakref__", "_native", "_workers")
 
     def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
         self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
@@ -544,9 +544,9 @@ class Table:
         """The store's threads, for the kernels that take them."""
         return self._workers
 
-    def key_batch(self, keys: Keys) -> KeyBatch:
-        """Sort keys once, as the store's ``key_batch`` does."""
-        return self._batch(keys)
+    def key_batch(self, keys: Keys, workers: _core.Workers | None = None) -> KeyBatch:
+        """Sort keys once, as the store's ``key_batch`` does; by other threads than the store's, if any are given."""
+        return KeyBatch(keys, self._slots, self._workers if workers is None else workers)
 
     def _check_usable(self) -> None:
         """Say before any work that there are no rows to change."""

@@ -6,6 +6,7 @@
     Embedding, EmbeddingBag   the modules; sparse.py is what they share, ops.py what torch.compile sees of them
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
     models/                   click models, which take their sparse parts from a maker
+    pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
 
@@ -35,6 +36,7 @@ from shoal.torch.bag import EmbeddingBag
 from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
 from shoal.torch.loader import BatchDataset, BatchLoader
+from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "DenseParameters",
     "Embedding",
     "EmbeddingBag",
+    "Pipeline",
     "SparseModule",
     "accumulate",
     "models",

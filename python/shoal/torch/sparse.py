@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,9 @@ Rows: TypeAlias = npt.NDArray[np.float32]
 
 _VERSION = 1  # of what state_dict says
 
-# The batch that a store's modules sorted last.
-_last: WeakKeyDictionary[_core.Workers, KeyBatch] = WeakKeyDictionary()
+# The batch that was sorted last by a store's threads, or a pipeline's, while anybody needs it. Weak both ways: a batch
+# holds its threads.
+_last: WeakKeyDictionary[_core.Workers, ref[KeyBatch]] = WeakKeyDictionary()
 
 
 def keys_of(keys: Tensor) -> Keys:
@@ -61,10 +62,13 @@ def floats_of(tensor: Tensor) -> Rows:
     return array
 
 
-def _sorted(table: Table, keys: Keys) -> KeyBatch:
-    last = _last.get(table.workers)
+def _sorted(table: Table, keys: Keys, workers: _core.Workers | None = None) -> KeyBatch:
+    workers = table.workers if workers is None else workers
+    known = _last.get(workers)
+    last = None if known is None else known()
     if last is None or not last.is_of(keys):
-        _last[table.workers] = last = table.key_batch(keys)
+        last = table.key_batch(keys, workers)
+        _last[workers] = ref(last)
     return last
 
 
@@ -136,21 +140,28 @@ class SparseModule(nn.Module):
 
     # ---- ahead of forward ----------------------------------------------------------------------------------------
 
-    def sort_ahead(self, keys: Tensor) -> None:
+    def sort_ahead(self, keys: Tensor, *, workers: _core.Workers | None = None) -> Ticket:
         """Sort the keys of a forward that is to come. Nothing is pulled.
 
         Parameters
         ----------
         keys : int64 or uint64 tensor of any shape
             The first forward with the same keys in the same order uses what was done for them.
+        workers : optional
+            The threads that sort, where the store's own have other things to do.
+
+        Returns
+        -------
+        Ticket
+            For `drop_prefetched`.
 
         Notes
         -----
         Safe from any thread.
         """
-        self._put(Ticket(_sorted(self._usable(), keys_of(keys))))
+        return self._put(Ticket(_sorted(self._usable(), keys_of(keys), workers)))
 
-    def prefetch(self, keys: Tensor) -> None:
+    def prefetch(self, keys: Tensor) -> Ticket:
         """Begin to pull the rows of a forward that is to come.
 
         Parameters
@@ -159,6 +170,11 @@ class SparseModule(nn.Module):
             The first forward with the same keys in the same order uses the rows as they are now: it sees the pushes
             that were begun before this call. `sort_ahead` may have been called for them.
 
+        Returns
+        -------
+        Ticket
+            For `drop_prefetched`.
+
         Notes
         -----
         In a local store the rows are there when this returns; on a cluster the servers are asked. An error of the pull
@@ -166,12 +182,25 @@ class SparseModule(nn.Module):
         """
         ticket = self._find(keys_of(keys), with_rows=False)
         ticket.begin(self._table)
-        self._put(ticket)
+        return self._put(ticket)
 
-    def drop_prefetched(self) -> None:
-        """Forget what `sort_ahead` and `prefetch` have prepared and no forward has used."""
+    def drop_prefetched(self, *tickets: Ticket) -> int:
+        """Forget what `sort_ahead` and `prefetch` have prepared and no forward has used.
+
+        Parameters
+        ----------
+        *tickets : Ticket
+            What is meant; default: all.
+
+        Returns
+        -------
+        int
+            How many were there.
+        """
         with self._lock:
-            self._tickets.clear()
+            before = len(self._tickets)
+            self._tickets = [one for one in self._tickets if tickets and one not in tickets]
+            return before - len(self._tickets)
 
     def _find(self, keys: Keys, *, with_rows: bool = True) -> Ticket:
         """Take the first ticket of these keys, or make one; not ``with_rows``: one whose pull has not begun."""
@@ -188,9 +217,10 @@ class SparseModule(nn.Module):
         _ = self._table.shard
         return self._table
 
-    def _put(self, ticket: Ticket) -> None:
+    def _put(self, ticket: Ticket) -> Ticket:
         with self._lock:
             self._tickets.append(ticket)
+        return ticket
 
     # ---- forward and backward ------------------------------------------------------------------------------------
 

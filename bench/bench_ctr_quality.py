@@ -1,0 +1,203 @@
+"""Click models on real data, each trained twice: over shoal's tables, and over torch's nn.Embedding with torch's optimizer.
+
+    pip install torch pyarrow
+    export SHOAL_DATA=/where/the/data/is               README.md has the names; a set that is not there is left out
+    python bench/bench_ctr_quality.py                  all of it: some ten minutes on two cores
+    python bench/bench_ctr_quality.py --sets criteo_attribution --models lr deepfm --rules Adagrad --json FILE
+    python bench/bench_ctr_quality.py --search         choose the settings anew: quality/twins.json; half an hour
+
+quality/twins.py says how the two are made alike. Settings (the rate of the rows' optimizer, the passes) were chosen on a fifth
+that is cut from the training examples, for logistic regression, FM and DeepFM, whose settings the other towers share, and
+only among those with which torch repeats itself; the test part is looked at once, at the end.
+
+Required, and checked: the losses of the first 200 steps agree to 1e-5 or to four times what torch differs from itself when
+the examples of a batch come in another order; the AUCs of the test part are within 0.0005; and what a model is better (or
+worse) than logistic regression is the same on both sides within twice that. What is missed makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quality.search import climb
+from quality.sets import SETS
+from quality.twins import HISTORIES, MODELS, RULES, STEPS, Data, Learned, apart, data_of, steady, train
+
+NAMES = ("movielens_tags", "flights_nyc2017", "flights_nyc2017_in_time", "criteo_attribution")
+SETTINGS = Path(__file__).parent / "quality" / "twins.json"
+SEARCHED = ("lr", "fm", "deepfm")  # the others take DeepFM's
+PASSES = 3  # at most
+NEAR, TIMES = 1e-5, 4.0  # of a loss; of what torch differs from itself
+WITHIN = 0.0005  # of AUC
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Task:
+    """What one run is about."""
+
+    name: str
+    model: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured: AUCs of the test part, the furthest that losses of the first steps were apart."""
+
+    task: Task
+    ours: float
+    theirs: float
+    apart: float
+    itself: float
+    settings: dict[str, Any]
+    seconds: float
+
+    def missed(self) -> list[str]:
+        """Say what is required and was not reached."""
+        where = f"{self.task.name}, {self.task.model}, {self.task.rule}"
+        most = max(NEAR, TIMES * self.itself)
+        return [
+            *([f"{where}: losses are {self.apart:.1e} apart, at most {most:.1e}"] if not self.apart <= most else []),
+            *([f"{where}: AUCs {self.ours:.5f}, {self.theirs:.5f}"] if not abs(self.ours - self.theirs) <= WITHIN else []),
+        ]
+
+
+@functools.lru_cache(maxsize=1)
+def load(name: str, *, choose: bool) -> Data:
+    """Read a set, once for the tasks about it."""
+    return data_of(name, SETS[name](Path(os.environ["SHOAL_DATA"])), choose=choose)
+
+
+def search(task: Task) -> tuple[Task, dict[str, Any]]:
+    """Find the rate and the passes by AUC, on torch's side: both are the same model."""
+    data = load(task.name, choose=True)
+    rule = RULES[task.rule]
+    passes: dict[float, int] = {}
+
+    def gain(settings: dict[str, Any]) -> float:
+        lr = settings["lr"]
+        if not steady(task.model, data, task.rule, lr):
+            return 0.0
+        aucs = train("torch", task.model, data, task.rule, lr, PASSES, patient=True).aucs
+        passes[lr] = int(np.argmax(aucs)) + 1
+        return max(aucs)
+
+    best, auc, tried = climb({"lr": rule.rates}, {"lr": rule.start}, gain)
+    print(f"{task}: {best}, {passes[best['lr']]} passes, {auc:.4f}, {tried} tried", file=sys.stderr, flush=True)
+    return task, {"lr": best["lr"], "passes": passes[best["lr"]]}
+
+
+def follow(task: Task, settings: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
+    """Take another model's settings, with the next lower rate that is steady."""
+    data = load(task.name, choose=True)
+    lower = [lr for lr in RULES[task.rule].rates if lr <= settings["lr"]]
+    best = next(lr for lr in reversed(lower) if steady(task.model, data, task.rule, lr))
+    print(f"{task}: {best}", file=sys.stderr, flush=True)
+    return task, {**settings, "lr": best}
+
+
+def measure(task: Task, settings: dict[str, Any]) -> Found:
+    """Train the model on both sides, and a little of it a third time."""
+    begun = time.perf_counter()
+    data = load(task.name, choose=False)
+    given = (task.model, data, task.rule, settings["lr"], settings["passes"])
+    ours, theirs = train("shoal", *given), train("torch", *given)
+    first = Learned(ours.losses[:STEPS], [])
+    itself = apart(train("torch", *given, backwards=True, steps=STEPS), theirs)
+    seconds = time.perf_counter() - begun
+    return Found(task, ours.aucs[-1], theirs.aucs[-1], apart(first, theirs), itself, settings, seconds)
+
+
+def begin() -> None:
+    """Begin a process: one thread each, they are two."""
+    torch.set_num_threads(1)
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, which torch warns of
+
+
+def tasks_of(names: Iterable[str], models: Iterable[str], rules: Iterable[str]) -> list[Task]:
+    """List what there is to do; DIN where there is a history."""
+    return [
+        Task(name, model, rule)
+        for name in names
+        for model in models
+        for rule in rules
+        if model != "din" or name in HISTORIES
+    ]
+
+
+def margins(found: list[Found]) -> list[str]:
+    """Compare what models are better than logistic regression, here and there."""
+    at = {one.task: one for one in found}
+    missed = []
+    for task, one in at.items():
+        base = at.get(Task(task.name, "lr", task.rule))
+        if base is None:
+            continue
+        ours, theirs = one.ours - base.ours, one.theirs - base.theirs
+        if not abs(ours - theirs) <= 2 * WITHIN:
+            missed.append(f"{task}: {ours:+.4f} beside logistic regression, with torch {theirs:+.4f}")
+    return missed
+
+
+def tell(found: list[Found], rules: list[str]) -> None:
+    """Print the table."""
+    at = {one.task: one for one in found}
+    columns = [f"{rule}: AUC shoal, torch | losses apart" for rule in rules]
+    print("| set | model | " + " | ".join(columns) + " |")
+    print("|---" * (2 + 2 * len(rules)) + "|")
+    for name, model in dict.fromkeys((task.name, task.model) for task in at):
+        cells = []
+        for rule in rules:
+            one = at[Task(name, model, rule)]
+            cells.append(f"{one.ours:.4f}, {one.theirs:.4f} | {one.apart:.0e} ({one.itself:.0e})")
+        print(f"| {name} | {model} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--search", action="store_true", help="choose settings and write them")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    options = parser.parse_args()
+    if not os.environ.get("SHOAL_DATA"):
+        print("SHOAL_DATA is not set: it names the folder of the data sets; nothing is measured")
+        return
+    tasks = tasks_of(options.sets, options.models, options.rules)
+    settings: dict[str, Any] = json.loads(SETTINGS.read_text()) if SETTINGS.is_file() else {}
+    with multiprocessing.get_context("spawn").Pool(options.processes, begin) as pool:
+        if options.search:
+            for task, best in pool.imap(search, [task for task in tasks if task.model in SEARCHED]):
+                settings.setdefault(task.name, {}).setdefault(task.model, {})[task.rule] = best
+            others = [(task, settings[task.name]["deepfm"][task.rule]) for task in tasks if task.model not in SEARCHED]
+            for task, best in pool.starmap(follow, others, chunksize=1):
+                settings.setdefault(task.name, {}).setdefault(task.model, {})[task.rule] = best
+            SETTINGS.write_text(json.dumps(settings, indent=1) + "\n")
+            return
+        given = [(task, settings[task.name][task.model][task.rule]) for task in tasks]
+        found: list[Found] = pool.starmap(measure, given, chunksize=1)
+    tell(found, options.rules)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    if missed := [*(line for one in found for line in one.missed()), *margins(found)]:
+        raise SystemExit("missed: " + "; ".join(missed))
+
+
+if __name__ == "__main__":
+    main()

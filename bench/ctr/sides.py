@@ -1,0 +1,301 @@
+"""The sides that take turns, a process each: the same network over the same ids, with embeddings of its own kind.
+
+    dense        no embeddings: the network's input is a copy of a fixed tensor, and wants its gradient. What is left to pay
+    torch        nn.EmbeddingBag(sparse=True), one of all rows, a bag for every id; torch's Adagrad or SGD
+    shoal        shoal.torch.Embedding over a table of a local store that holds all rows
+    1 server, .. shoal.torch.Embedding over a table of a launched cluster, by server processes
+
+A side waits on its pipe, without a sip of CPU, until it is its turn; then it draws the batches of the turn, takes a few steps
+unmeasured and the others by the clock. A step is cut into laps: `look up` (ids to the network's input), `dense
+forward`, `dense backward` (to the gradient of that input, which a hook of autograd tells), `give back` (the rest of
+autograd: here the push, there a sparse gradient), `dense step`, `sparse step` (torch's optimizer).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+import shoal
+from ctr.draw import BATCH, FIELDS, Draw, Ids, Rows, first, pieces
+
+LR = 0.05
+EPS = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all sides have in common."""
+
+    rows: int
+    ids: str
+    dim: int
+    optimizer: str
+    hidden: tuple[int, ...]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a side tells of its turn: seconds of the measured steps, whole and by lap; the loss of every step."""
+
+    seconds: float
+    laps: dict[str, float]
+    losses: list[float]
+
+
+@dataclass(slots=True)
+class Laps:
+    """A clock with laps."""
+
+    spent: Counter[str] = field(default_factory=Counter)
+    last: float = 0.0
+
+    def start(self) -> None:
+        """Begin a lap."""
+        self.last = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """End a lap, and begin the next."""
+        now = time.perf_counter()
+        self.spent[name] += now - self.last
+        self.last = now
+
+
+class Embeddings(Protocol):
+    """Rows by id, and how they are read and learned."""
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids[n, fields] side by side: float32[n, fields * dim], part of autograd's graph."""
+
+    def step(self, laps: Laps) -> None:
+        """Do what is left to do after ``backward``."""
+
+    def settle(self) -> None:
+        """Wait for what is under way."""
+
+    def rows(self, ids: Ids) -> Rows:
+        """Read rows as they are."""
+
+    def parts(self, ids: Ids) -> dict[str, float]:
+        """Seconds of what a step does to the rows, part by part, which spoils them; nothing where it cannot be told."""
+
+    def others(self) -> list[int]:
+        """Return the processes besides this one that hold rows."""
+
+
+class Nothing:
+    """No embeddings."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._width = FIELDS * plan.dim
+        self._input = torch.randn(BATCH, self._width) / 100
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Embeddings`."""
+        return self._input.clone().requires_grad_()
+
+    def step(self, laps: Laps) -> None:
+        """See `Embeddings`."""
+
+    def settle(self) -> None:
+        """See `Embeddings`."""
+
+    def rows(self, ids: Ids) -> Rows:
+        """See `Embeddings`."""
+        return np.zeros((0, 0), np.float32)
+
+    def parts(self, ids: Ids) -> dict[str, float]:
+        """See `Embeddings`."""
+        return {}
+
+    def others(self) -> list[int]:
+        """See `Embeddings`."""
+        return []
+
+
+class Torch(Nothing):
+    """One EmbeddingBag of all rows; each id is a bag of its own, so that the rows come side by side."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        torch.sparse.check_sparse_tensor_invariants.disable()  # the default, which torch warns of
+        weight = torch.empty(plan.rows, plan.dim)
+        for begin, end in pieces(plan.rows):
+            weight[begin:end] = torch.from_numpy(first(begin, end, plan.dim))
+        self._bag = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", sparse=True)
+        self._adagrad = plan.optimizer == "Adagrad"
+        self._optimizer: torch.optim.Optimizer = (
+            torch.optim.Adagrad(self._bag.parameters(), lr=LR, eps=EPS)
+            if self._adagrad
+            else torch.optim.SGD(self._bag.parameters(), lr=LR)
+        )
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Embeddings`."""
+        return self._bag(ids.view(-1, 1)).view(len(ids), self._width)
+
+    def step(self, laps: Laps) -> None:
+        """See `Embeddings`. Adagrad would coalesce the gradient itself: it finds that done."""
+        if self._adagrad:
+            self._bag.weight.grad = self._bag.weight.grad.coalesce()
+            laps.end("coalesce")
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        laps.end("sparse step")
+
+    def rows(self, ids: Ids) -> Rows:
+        """See `Embeddings`."""
+        return self._bag.weight.detach()[torch.from_numpy(ids)].numpy()
+
+
+class Shoal(Nothing):
+    """An Embedding over a table that holds all rows."""
+
+    def __init__(self, plan: Plan, store: shoal.Store) -> None:
+        super().__init__(plan)
+        rule = shoal.Adagrad(lr=LR, eps=EPS) if plan.optimizer == "Adagrad" else shoal.SGD(lr=LR)
+        self._store = store
+        self._table = store.table("rows", dim=plan.dim, optimizer=rule)
+        for begin, end in pieces(plan.rows):
+            self._table.assign(np.arange(begin, end), first(begin, end, plan.dim))
+        self._embedding = shoal.torch.Embedding(self._table)
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Embeddings`."""
+        return self._embedding(ids).view(len(ids), self._width)
+
+    def settle(self) -> None:
+        """See `Embeddings`."""
+        self._store.flush()
+
+    def rows(self, ids: Ids) -> Rows:
+        """See `Embeddings`."""
+        return self._table.pull(ids)
+
+    def parts(self, ids: Ids) -> dict[str, float]:
+        """See `Embeddings`. By hand, with gradients of no meaning: nothing is compared afterwards."""
+        grads = np.full((ids.size, self._table.dim), 1e-3, np.float32)
+        laps = Laps()
+        laps.start()
+        keys = self._store.key_batch(ids.reshape(-1))
+        laps.end("dedupe")
+        rows = self._table.pull_unique(keys)
+        laps.end("look up")
+        keys.expand(rows)
+        laps.end("expand")
+        sums = keys.sum(grads)
+        laps.end("sum")
+        self._table.push_unique(keys, sums).wait()
+        laps.end("update")
+        return dict(laps.spent)
+
+    def others(self) -> list[int]:
+        """See `Embeddings`."""
+        return [child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]
+
+
+def embeddings(kind: str, plan: Plan, stack: ExitStack) -> Embeddings:
+    """Make the embeddings of a side; what must be closed goes on the stack."""
+    if kind == "dense":
+        return Nothing(plan)
+    if kind == "torch":
+        return Torch(plan)
+    if servers := re.match(r"\d+", kind):
+        store = shoal.launch(int(servers[0]), threads=plan.threads, consistency=shoal.ASP(), timeout=300)
+        return Shoal(plan, stack.enter_context(store))
+    return Shoal(plan, stack.enter_context(shoal.local(threads=plan.threads)))
+
+
+class Side:
+    """A network over embeddings, and its training."""
+
+    def __init__(self, kind: str, plan: Plan, stack: ExitStack) -> None:
+        self._embeddings = embeddings(kind, plan, stack)
+        torch.manual_seed(7)
+        layers: list[nn.Module] = []
+        width = FIELDS * plan.dim
+        for size in plan.hidden:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            width = size
+        self._network = nn.Sequential(*layers, nn.Linear(width, 1))
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=1e-3, fused=True)
+        self._loss = nn.BCEWithLogitsLoss()
+        self._draw = Draw(plan.rows, plan.ids)
+        self._laps = Laps()
+
+    def _step(self, ids: torch.Tensor, labels: torch.Tensor) -> float:
+        laps = self._laps
+        laps.start()
+        x = self._embeddings.look_up(ids)
+        laps.end("look up")
+        x.register_hook(lambda _: laps.end("dense backward"))
+        loss = self._loss(self._network(x).squeeze(1), labels)
+        laps.end("dense forward")
+        loss.backward()
+        laps.end("give back")
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        laps.end("dense step")
+        self._embeddings.step(laps)
+        return float(loss.detach())
+
+    def turn(self, begin: int, warm: int, steps: int) -> Turn:
+        """Take steps on the batches begin, begin + 1, ...: some unmeasured, then those that count."""
+        examples = [self._draw.batch(number) for number in range(begin, begin + warm + steps)]
+        given = [(torch.from_numpy(one.ids), torch.from_numpy(one.labels)) for one in examples]
+        losses = [self._step(*one) for one in given[:warm]]
+        self._embeddings.settle()
+        self._laps.spent.clear()
+        start = time.perf_counter()
+        losses += [self._step(*one) for one in given[warm:]]
+        self._embeddings.settle()
+        return Turn(time.perf_counter() - start, dict(self._laps.spent), losses)
+
+    def rows(self, ids: Ids) -> Rows:
+        """Read rows as they are."""
+        return self._embeddings.rows(ids)
+
+    def parts(self, begin: int, steps: int) -> dict[str, float]:
+        """Seconds a step of the parts, by hand."""
+        total: Counter[str] = Counter()
+        for number in range(begin, begin + steps):
+            total.update(self._embeddings.parts(self._draw.batch(number).ids))
+        return {name: seconds / steps for name, seconds in total.items()}
+
+    def peaks(self) -> list[int]:
+        """Peak of resident memory, in bytes: of this process, and of each other that holds rows."""
+        return [peak(pid) for pid in [os.getpid(), *self._embeddings.others()]]
+
+
+def peak(pid: int) -> int:
+    """Return the most resident memory that a process has had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+def serve(pipe: Connection, kind: str, plan: Plan) -> None:
+    """Be a side: answer (method, arguments) until there is None."""
+    torch.set_num_threads(plan.threads)
+    empty = peak(os.getpid())
+    with ExitStack() as stack:
+        side = Side(kind, plan, stack)
+        pipe.send(empty)
+        while (asked := pipe.recv()) is not None:
+            method: Callable[..., object] = getattr(side, asked[0])
+            pipe.send(method(*asked[1:]))
+    pipe.send("closed")

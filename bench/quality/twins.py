@@ -1,0 +1,366 @@
+"""The same click model twice: over tables of shoal, and over torch's own nn.Embedding with torch's own optimizer.
+
+    keys of all examples --sorted, numbered--> nn.Embedding(sparse=True), row i for the i-th key
+    shoal's tables, unseen keys --pull--> its rows to begin with: every key that shoal would make a row for has one
+
+Both are made behind the same seed of torch, so the dense parts begin alike too; both see the same batches in the same order.
+Rows are stepped by shoal's rule or by the torch optimizer that is its twin (RULES), dense parts by torch's Adam.
+
+Where the two come apart is how gradients of one key are added up (shoal: in float64, rounded once; torch: in float32), and
+the rounding of what Adagrad keeps: parts in 10^8. What training makes of that is its own affair: with too large a rate any two
+runs part. So a third run tells how far torch is from itself when the examples of each batch come in the reverse order,
+and settings with which torch does not repeat itself are not chosen (`steady`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+import shoal
+import shoal.torch
+from quality.sets import Split
+from shoal import Batch
+from shoal.metrics import auc
+from shoal.models.feed import take
+from shoal.torch.fields import Inputs
+from shoal.torch.models import MODELS, Maker
+
+ENOUGH = 100_000  # examples to learn from in a search
+MANY = 200_000  # examples, from which on batches are of 1024, else of 512
+DIM = 16
+MOST = 10  # of a history, the latest
+DENSE_LR = 1e-3
+N0 = 1e-6  # of Adagrad: (0.001)^2, a gradient's usual size. From 0 the first step is lr * sgn(g), whatever rounding left of g
+STEPS = 200  # at which losses are looked at
+STEADY = 1e-6  # of a loss
+INIT = shoal.Normal(0.01, seed=3)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "lr": {},
+    "fm": {"dim": DIM},
+    "wide_deep": {"dim": DIM, "hidden": (64, 32)},
+    "deepfm": {"dim": DIM, "hidden": (64, 32)},
+    "dcnv2": {"dim": DIM, "hidden": (64, 32), "cross": 2},
+    "dlrm": {"dim": DIM, "hidden": (64, 32)},
+    "autoint": {"dim": DIM, "hidden": (64, 32), "layers": 2, "width": 16},
+    "din": {"dim": DIM, "hidden": (64, 32), "attention": (32, 16)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An optimizer of shoal, its twin in torch, and the learning rates that a search may choose from."""
+
+    ours: Callable[[float], shoal.Optimizer]
+    theirs: Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
+    rates: tuple[float, ...]
+    start: float
+
+
+RULES: dict[str, Rule] = {
+    "SGD": Rule(
+        lambda lr: shoal.SGD(lr=lr),
+        lambda rows, lr: torch.optim.SGD(rows, lr=lr),
+        (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+        30.0,
+    ),
+    "Adagrad": Rule(
+        lambda lr: shoal.Adagrad(lr=lr, eps=1e-10, n0=N0),
+        lambda rows, lr: torch.optim.Adagrad(rows, lr=lr, eps=1e-10, initial_accumulator_value=N0),
+        (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        0.1,
+    ),
+    "Adam": Rule(
+        lambda lr: shoal.Adam(lr=lr, b1=0.9, b2=0.999, eps=1e-8),
+        lambda rows, lr: torch.optim.SparseAdam(rows, lr=lr, betas=(0.9, 0.999), eps=1e-8),
+        (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
+        0.001,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Examples of fixed fields: keys int64[n, fields], labels float32[n], and a history (keys, n + 1 offsets) or none."""
+
+    keys: Tensor
+    labels: Tensor
+    history: tuple[Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        """Count the examples."""
+        return len(self.labels)
+
+    def rows(self, chosen: Tensor) -> tuple[Inputs, Tensor]:
+        """Return some of the examples, as models take them, and their labels."""
+        if self.history is None:
+            return Inputs(self.keys[chosen]), self.labels[chosen]
+        keys, offsets = self.history
+        begins, lengths = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
+        ends = lengths.cumsum(0)
+        at = torch.arange(int(ends[-1])) + (begins - ends + lengths).repeat_interleave(lengths)
+        history = (keys[at], torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
+        return Inputs(self.keys[chosen], history=history), self.labels[chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is learned from and what is measured on; ``item`` is the field that the history is about."""
+
+    learn: Examples
+    seen: Examples
+    item: int | None = None
+    in_time: bool = False
+
+    @property
+    def fields(self) -> int:
+        """How many there are."""
+        return self.learn.keys.shape[1]
+
+    def all_keys(self) -> Tensor:
+        """Return every key once, ascending."""
+        parts = [part for one in (self.learn, self.seen) for part in (one.keys, *(one.history or ())[:1])]
+        return torch.unique(torch.cat([part.reshape(-1) for part in parts]))
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Whose history it is and of what: columns; and whether only examples with label 1 enter it."""
+
+    whose: int
+    item: int
+    clicked: bool
+
+
+# In both sets of flights: where the same aircraft flew before. MovieLens: what the same user tagged before. The
+# attribution sample tells of no user.
+HISTORIES = {
+    "movielens_tags": History(whose=0, item=1, clicked=True),
+    "flights_nyc2017": History(whose=6, item=8, clicked=False),
+    "flights_nyc2017_in_time": History(whose=6, item=8, clicked=False),
+}
+
+
+def arrange(learn: Batch, seen: Batch, history: History | None, *, in_time: bool) -> Data:
+    """Arrange batches, all of whose examples have the same number of features, as fields and histories.
+
+    A history looks back over the examples to learn from, in the order in which they stand there: at the latest ten before
+    this one; for an example to measure on, at the latest ten of all, unless nothing but features enters it, where
+    those to measure on that stand before it count as well.
+    """
+    parts = []
+    before: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=MOST))
+    for part in (learn, seen):
+        keys = part.keys.view(np.int64).reshape(len(part), -1)
+        found = None
+        if history is not None:
+            grows = not history.clicked or part is learn
+            found = _histories(keys, part.labels, history, before, grows=grows)
+        parts.append(Examples(torch.from_numpy(keys), torch.from_numpy(part.labels), found))
+    return Data(*parts, item=None if history is None else history.item, in_time=in_time)
+
+
+def _histories(
+    keys: npt.NDArray[np.int64],
+    labels: npt.NDArray[np.float32],
+    history: History,
+    before: dict[int, deque[int]],
+    *,
+    grows: bool,
+) -> tuple[Tensor, Tensor]:
+    offsets, flat = [0], []
+    triples = zip(keys[:, history.whose].tolist(), keys[:, history.item].tolist(), labels.tolist(), strict=True)
+    for whose, item, label in triples:
+        flat += before[whose]
+        offsets.append(len(flat))
+        if grows and (label == 1 or not history.clicked):
+            before[whose].append(item)
+    return torch.tensor(flat, dtype=torch.int64), torch.tensor(offsets)
+
+
+def data_of(name: str, split: Split, *, choose: bool) -> Data:
+    """Arrange a set: all of it, or the part to learn from and the part to choose settings by, of ENOUGH examples at most."""
+    learn, seen = split.parts()[0] if choose else (split.train, split.test)
+    if choose and len(learn) > ENOUGH:
+        learn = take(learn, np.arange(len(learn) - ENOUGH, len(learn)))
+    return arrange(learn, seen, HISTORIES.get(name), in_time=split.in_time)
+
+
+class Numbered(nn.Module):
+    """torch's rows: an nn.Embedding of all keys, which are found by where they stand among all of them."""
+
+    def __init__(self, keys: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("keys", keys)
+        self.rows = nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """Look rows up."""
+        rows: Tensor = self.rows(torch.searchsorted(self.keys, keys.contiguous()))
+        return rows
+
+
+class Side:
+    """A model, and how it learns from a batch."""
+
+    def __init__(self, model: str, data: Data, make: Maker) -> None:
+        torch.manual_seed(11)
+        more = {"item": data.item} if model == "din" else {}
+        self.model: nn.Module = MODELS[model](make, data.fields, **SHAPES[model], **more)
+        self._loss = nn.BCEWithLogitsLoss()
+
+    def learn(self, x: Inputs, labels: Tensor) -> float:
+        """Take a step; returns the loss before it."""
+        loss: Tensor = self._loss(self.model(x), labels)
+        with self.together():
+            loss.backward()
+        self.step()
+        return float(loss.detach())
+
+    def together(self) -> AbstractContextManager[None]:
+        """Hold until the whole gradient is there."""
+        return nullcontext()
+
+    def step(self) -> None:
+        """Step what ``backward`` has not stepped."""
+
+    def logits(self, examples: Examples) -> npt.NDArray[np.float64]:
+        """Predict."""
+        self.model.eval()
+        with torch.no_grad():
+            found = [self.model(examples.rows(rows)[0]) for rows in torch.arange(len(examples)).split(8192)]
+        self.model.train()
+        return torch.cat(found).double().numpy()
+
+
+class Ours(Side):
+    """Over tables of a local store."""
+
+    def __init__(self, model: str, data: Data, rule: Rule, lr: float, store: shoal.Store) -> None:
+        super().__init__(
+            model,
+            data,
+            lambda name, dim: shoal.torch.Embedding(
+                store.table(name, dim=dim, optimizer=rule.ours(lr), init=shoal.Zeros() if dim == 1 else INIT)
+            ),
+        )
+        self._dense = torch.optim.Adam(self.model.parameters(), lr=DENSE_LR)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Two lookups of one table are one step of it, as they are in torch."""
+        return shoal.torch.accumulate(self.model)
+
+    def step(self) -> None:
+        """See `Side`."""
+        self._dense.step()
+        self._dense.zero_grad()
+
+
+class Theirs(Side):
+    """Over torch's own rows."""
+
+    def __init__(self, model: str, data: Data, rule: Rule, lr: float, store: shoal.Store) -> None:
+        keys = data.all_keys()
+
+        def make(name: str, dim: int) -> nn.Module:
+            table = store.table(name, dim=dim, optimizer=rule.ours(lr), init=shoal.Zeros() if dim == 1 else INIT)
+            return Numbered(keys, torch.from_numpy(table.pull(keys.numpy())))
+
+        super().__init__(model, data, make)
+        tables = [module.rows.weight for module in self.model.modules() if isinstance(module, Numbered)]
+        rows = {id(weight) for weight in tables}
+        self._rows = rule.theirs(tables, lr)
+        self._dense = torch.optim.Adam([p for p in self.model.parameters() if id(p) not in rows], lr=DENSE_LR)
+
+    def step(self) -> None:
+        """See `Side`."""
+        for optimizer in (self._rows, self._dense):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+SIDES = {"shoal": Ours, "torch": Theirs}
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a run gave: the loss of each step, and the AUC after each pass, 0 if it has left the finite numbers."""
+
+    losses: list[float]
+    aucs: list[float]
+
+
+def apart(some: Learned, others: Learned) -> float:
+    """Return the furthest that losses of two runs are apart, over the steps that both made."""
+    n = min(len(some.losses), len(others.losses))
+    return float(np.max(np.abs(np.array(some.losses[:n]) - np.array(others.losses[:n]))))
+
+
+def steady(model: str, data: Data, rule: str, lr: float) -> bool:
+    """Tell whether torch repeats the losses of the first STEPS to STEADY when batches are given backwards."""
+    runs = [train("torch", model, data, rule, lr, STEPS, steps=STEPS, backwards=way) for way in (False, True)]
+    return apart(*runs) <= STEADY
+
+
+def batches(data: Data, number: int, *, backwards: bool = False) -> Iterator[tuple[Inputs, Tensor]]:
+    """Cut the examples to learn from into the batches of a pass: mixed, or in the order of time."""
+    n = len(data.learn)
+    order = torch.arange(n) if data.in_time else torch.from_numpy(np.random.default_rng([4, number]).permutation(n))
+    for rows in order.split(1024 if n >= MANY else 512):
+        yield data.learn.rows(rows.flip(0) if backwards else rows)
+
+
+def train(
+    side: str,
+    model: str,
+    data: Data,
+    rule: str,
+    lr: float,
+    passes: int,
+    *,
+    patient: bool = False,
+    backwards: bool = False,
+    steps: int | None = None,
+) -> Learned:
+    """Train a model on one side.
+
+    Parameters
+    ----------
+    side : {"shoal", "torch"}
+    model : str
+        Of MODELS.
+    data : Data
+    rule : str
+        Of RULES.
+    lr : float
+    passes : int
+    patient : bool
+        Whether to stop after the first pass that was no better than the one before it.
+    backwards : bool
+        Whether the examples of each batch are given in the reverse order.
+    steps : int, optional
+        Stop after so many, and measure nothing.
+    """
+    losses: list[float] = []
+    aucs: list[float] = []
+    with shoal.local(slots=64, threads=1) as store:
+        one = SIDES[side](model, data, RULES[rule], lr, store)
+        for number in range(passes):
+            for x, labels in batches(data, number, backwards=backwards):
+                losses.append(one.learn(x, labels))
+                if len(losses) == steps:
+                    return Learned(losses, aucs)
+            logits = one.logits(data.seen)
+            aucs.append(auc(data.seen.labels.numpy(), logits) if np.all(np.isfinite(logits)) else 0.0)
+            if patient and len(aucs) > 1 and aucs[-1] <= aucs[-2]:
+                break
+    return Learned(losses, aucs)

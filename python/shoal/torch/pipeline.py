@@ -1,0 +1,275 @@
+"""Pipeline: batches read, prepared, sorted and, within a staleness, pulled while the model computes.
+
+    background thread   read --> prepare --> sort the keys of each module       `ahead` batches wait, no more
+    training thread     [begin the pull of batch k + s] --> body of batch k: forward, backward, step --> [tick]
+
+    s = 2    begin 0 1 2 | body 0 | begin 3 | body 1 | begin 4 | body 2 | begin 5 | ...
+             batch 3 is pulled between the pushes of batch 0 and those of batch 1
+
+All that touches tables happens in the training thread, in the order above, whatever the speed of the background thread:
+so with one worker or under BSP a run has the same bits every time.
+
+Invariants
+    P1  With staleness 0 no pull is begun here: forward pulls, as in a loop without a pipeline, and finds its keys
+        sorted.
+    P2  With staleness s the pull of batch i is begun behind the pushes of batch i - 1 - s, and before those of batch
+        i - s. In a local store it is done then; on a cluster the servers are asked, at clock i - s if each body is a
+        clock.
+    P3  A batch is given before the error that came behind it. What a pull raises is raised in the body that uses it, or
+        in its place.
+    P4  However a pass ends, its thread ends with it, and no module keeps a ticket of it.
+
+Threads: a pass belongs to the thread that iterates. The background thread has the batches' iterator, ``prepare`` and
+the functions that tell keys to itself, and does not sort with the store's threads: forward would find them busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shoal import _core
+from shoal.data import Reader
+from shoal.data.ahead import Ahead
+from shoal.models.team import Team
+from shoal.store import Store
+from shoal.torch.loader import BatchLoader
+from shoal.torch.sparse import SparseModule, Ticket
+
+__all__ = ["Pipeline"]
+
+log = logging.getLogger("shoal.torch")
+
+KeysOf: TypeAlias = Callable[[Any], Tensor | Sequence[Tensor]]
+Issued: TypeAlias = dict[Ticket, SparseModule]
+
+
+@dataclass(slots=True)
+class _Item:
+    """A batch on its way."""
+
+    value: Any
+    place: Any
+    tickets: list[tuple[SparseModule, Ticket]]
+    error: Exception | None = None  # of the beginning of its pulls
+
+
+class Pipeline:
+    """Batches to loop over, prepared in the background; each ``for`` is a pass.
+
+    Parameters
+    ----------
+    batches : iterable
+        A `shoal.Reader`, a `BatchLoader`, a torch ``DataLoader``, a list, ...; iterated in the background thread.
+    modules : mapping of module to callable
+        For each embedding that is to be prepared, what tells the keys of a batch (as ``prepare`` made it) that forward
+        will call it with: a tensor, or one for each call. None: only read and prepare ahead.
+    staleness : int
+        How many batches' pushes a pull may miss. 0: none, the bits are those of the loop without a pipeline. s: batch i
+        computes with rows that have the pushes of this worker up to batch i - 1 - s, and none of later ones.
+    prepare : callable, optional
+        Makes of each batch what is given, in the background thread: tensors, for one.
+    ahead : int
+        Batches that may wait, beside the ``staleness`` whose rows are under way.
+    store : Store, optional
+        Ticked behind each body. Its workers begin and end each pass together, however many batches each has.
+    group : torch.distributed.ProcessGroup, optional
+        Whose processes make every step together, as those of DDP do: a pass ends for all with the shortest.
+    name : str
+        Of what the workers of ``store`` agree by, a small table; one for each pipeline that runs at a time.
+
+    Raises
+    ------
+    TypeError
+        One of ``modules`` is not an embedding of shoal.
+    ValueError
+        A number is out of range.
+
+    Notes
+    -----
+    **On a cluster** with ``store`` a body is a clock: batch i is pulled at clock i - s. Under ``BSP()`` it sees all
+    pushes of all workers up to batch i - 1 - s and none of later ones, and the bits do not depend on time or servers.
+    Under ``SSP(t)`` it sees at least those up to batch i - 1 - s - t: the two add up. Under ``ASP()`` others' have no
+    bound. A worker's own pushes are seen, as in any loop, because servers take its calls in order; one that had to be
+    sent again may come late under SSP and ASP, and ``store.flush()`` at the end of the body makes sure.
+
+    **Ticks.** The tick behind the last body is made when the next batch is asked for. After a ``break`` out of a body
+    none is made for it: call ``store.tick()`` if its pushes are to count. A worker that has ended ticks on until all
+    have, unless it has a ``group``, or is in a loop over ``store.parts``; one that ends early, by ``break`` or an
+    error, is not waited for in the end of a pass, but its clock is until it ticks or leaves.
+
+    **Errors** of reading, of ``prepare`` and of telling keys come behind all batches before them; an error of a pull
+    comes in the body that uses its rows. A pass that is left, by ``break``, an error or Ctrl-C, ends its thread, which
+    is waited for 5 seconds at most.
+
+    Waits for data as long as they take; for servers, no longer than the store's deadline; for the group, than its own.
+
+    Examples
+    --------
+    >>> import torch
+    >>> store = shoal.local()
+    >>> user = shoal.torch.Embedding(store.table("user", dim=2, optimizer=shoal.SGD(lr=1.0)))
+    >>> batches = [torch.tensor([7, 3]), torch.tensor([7, 9])]
+    >>> for keys in Pipeline(batches, {user: lambda keys: keys}, staleness=1, store=store):
+    ...     user(keys).sum().backward()
+    >>> user(batches[1]).tolist(), store.clock
+    ([[-2.0, -2.0], [-1.0, -1.0]], 2)
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        modules: Mapping[torch.nn.Module, KeysOf] | None = None,
+        *,
+        staleness: int = 0,
+        prepare: Callable[[Any], Any] | None = None,
+        ahead: int = 2,
+        store: Store | None = None,
+        group: torch.distributed.ProcessGroup | None = None,
+        name: str = "pipeline",
+    ) -> None:
+        if operator.index(staleness) < 0 or operator.index(ahead) < 1:
+            raise ValueError(f"staleness {staleness}, ahead {ahead}: pass 0 or more, and 1 or more")
+        self._modules: dict[SparseModule, KeysOf] = {}
+        for module, keys_of in (modules or {}).items():
+            if not isinstance(module, SparseModule):
+                raise TypeError(f"a {type(module).__name__} pulls nothing: name the shoal.torch.Embedding in it")
+            self._modules[module] = keys_of
+        self._batches = batches
+        self._staleness = staleness
+        self._prepare = prepare
+        self._ahead = ahead
+        self._store = store
+        self._group = group
+        self._name = name
+        self._place: Any = None
+        self._told = False
+
+    def position(self) -> dict[str, Any] | None:
+        """Tell where the loop stands: behind the batch that it was given last, however far reading is ahead of it.
+
+        Returns
+        -------
+        dict or None
+            What :meth:`shoal.Reader.position`, or the state of a `BatchLoader`, was at that batch; None if no batch was
+            given, or ``batches`` is neither.
+        """
+        if self._place is None or not isinstance(self._batches, Reader):
+            place: dict[str, Any] | None = self._place
+            return place
+        return self._batches.position(self._place)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass."""
+        issued: Issued = {}
+        store = self._store
+        team = None if store is None or self._group is not None else Team(store, self._name)
+        try:
+            if team is not None:
+                team.begin()
+            with contextlib.closing(Ahead(self._read(issued), self._ahead, "shoal pipeline")) as reading:
+                yield from self._bodies(reading, issued)
+            if store is not None and team is not None and not team.alone:
+                team.end_pass()
+                store.barrier()  # before any of them begins another pass
+        except BaseException:
+            if team is not None:
+                team.give_up()
+            raise
+        finally:
+            for ticket, module in list(issued.items()):
+                module.drop_prefetched(ticket)
+
+    def _bodies(self, reading: Iterator[_Item], issued: Issued) -> Iterator[Any]:
+        """Give each batch; what is done between two bodies is done here, in the order of P2."""
+        waiting: deque[_Item] = deque()  # begun, where there is a staleness
+        failed: Exception | None = None
+        ended = False
+        while True:
+            while not ended and len(waiting) <= self._staleness:
+                try:
+                    item = next(reading)
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    ended, failed = True, error
+                else:
+                    if self._staleness:
+                        _begin(item)
+                    waiting.append(item)
+            if failed is not None and not waiting:
+                raise failed
+            if not self._all_have(bool(waiting)):
+                return
+            item = waiting.popleft()
+            if item.error is not None:
+                raise item.error
+            self._place = item.place
+            yield item.value
+            self._check_used(item, issued)
+            if self._store is not None:
+                self._store.tick()
+
+    def _all_have(self, one: bool) -> bool:
+        """Whether this worker, and all of the group, have a batch."""
+        if self._group is None:
+            return one
+        flag = torch.tensor([one], dtype=torch.int32)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, self._group)
+        return bool(flag.item())
+
+    def _check_used(self, item: _Item, issued: Issued) -> None:
+        """Forget what a body did not use."""
+        for module, ticket in item.tickets:
+            del issued[ticket]
+            if module.drop_prefetched(ticket) and not self._told:
+                self._told = True
+                log.warning(
+                    "a batch went by without a forward of the embedding over table %r with the keys that `modules` "
+                    "tells for it: what was done ahead is lost (told once)",
+                    module.table.name,
+                )
+
+    def _read(self, issued: Issued) -> Generator[_Item, None, None]:
+        """Read, prepare and sort: in the background thread."""
+        sorter = _core.Workers(1)
+        iterator = iter(self._batches)
+        try:
+            for batch in iterator:
+                place = self._place_of()
+                value = batch if self._prepare is None else self._prepare(batch)
+                tickets: list[tuple[SparseModule, Ticket]] = []
+                for module, keys_of in self._modules.items():
+                    told = keys_of(value)
+                    for keys in (told,) if isinstance(told, Tensor) else told:
+                        ticket = module.sort_ahead(keys, workers=sorter)
+                        issued[ticket] = module
+                        tickets.append((module, ticket))
+                yield _Item(value, place, tickets)
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+    def _place_of(self) -> Any:
+        """Return what tells the position behind the batch that was read just now."""
+        if isinstance(self._batches, Reader):
+            return self._batches.place
+        return self._batches.state_dict() if isinstance(self._batches, BatchLoader) else None
+
+
+def _begin(item: _Item) -> None:
+    """Begin the pulls of a batch; an error waits for its body (P3)."""
+    try:
+        for module, ticket in item.tickets:
+            ticket.begin(module.table)
+    except Exception as error:
+        item.error = error
