@@ -18,7 +18,7 @@ namespace shoal {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHugePage = std::size_t{2} << 20U;
+constexpr std::size_t kHugePage = HugeBlock::kBytes;
 
 constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -73,6 +73,34 @@ void trim_heap() noexcept {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
+}
+
+HugeBlock::HugeBlock() {
+  // The system aligns as it likes: twice the bytes hold a block, and what is beside it goes back.
+  constexpr std::size_t kTwice = 2 * kBytes - kPage;
+  std::byte* const got = map(kTwice);
+  const std::size_t before = (kBytes - reinterpret_cast<std::uintptr_t>(got) % kBytes) % kBytes;
+  data_ = got + before;
+  if (before != 0) {
+    munmap(got, before);
+  }
+  if (kTwice - before != kBytes) {
+    munmap(data_ + kBytes, kTwice - before - kBytes);
+  }
+}
+
+HugeBlock::~HugeBlock() {
+  if (data_ != nullptr) {
+    munmap(data_, kBytes);
+  }
+}
+
+void HugeBlock::forget(std::size_t offset, std::size_t bytes) noexcept {
+  const std::size_t first = round_up(offset, kPage);
+  const std::size_t end = (offset + bytes) / kPage * kPage;
+  if (first < end) {
+    static_cast<void>(madvise(data_ + first, end - first, MADV_DONTNEED));  // advice
+  }
 }
 
 std::size_t Region::rounded(std::size_t bytes) noexcept {

@@ -28,6 +28,25 @@ inline constexpr std::size_t kCacheLine = 64;
 // for every batch.
 void trim_heap() noexcept;
 
+// kBytes of zeroed memory at a multiple of kBytes: one huge page where the system has one to give. std::bad_alloc where
+// there is no memory. Threads: none of its own.
+class HugeBlock {
+ public:
+  static constexpr std::size_t kBytes = std::size_t{2} << 20U;
+
+  HugeBlock();
+  ~HugeBlock();
+  HugeBlock(HugeBlock&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  HugeBlock& operator=(HugeBlock&&) = delete;
+
+  std::byte* data() const noexcept { return data_; }
+  // The whole pages within go back to the system until they are written; what they held is lost.
+  void forget(std::size_t offset, std::size_t bytes) noexcept;
+
+ private:
+  std::byte* data_;
+};
+
 class Region {
  public:
   static constexpr std::size_t kMapped = std::size_t{16} << 10U;

@@ -133,7 +133,7 @@ void Service::resume() {
 }
 
 void Service::add_table(std::uint32_t id, const TableSpec& spec) {
-  auto table = std::make_unique<Table>(std::make_unique<Shard>(spec, slots_, pool_));
+  auto table = std::make_unique<Table>(std::make_unique<Shard>(spec, slots_, pool_, Locks::kOne));
   const std::lock_guard lock(mutex_);
   const bool fresh = tables_.try_emplace(id, std::move(table)).second;
   SHOAL_CHECK(fresh, "there is a table " + std::to_string(id) + " already: drop it first");

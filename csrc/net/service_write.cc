@@ -300,7 +300,7 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
     most -= rows[s];
     here[s] = rows[s];
   }
-  auto fresh = std::make_unique<Shard>(table.shard->spec(), slots_, pool_);
+  auto fresh = std::make_unique<Shard>(table.shard->spec(), slots_, pool_, Locks::kOne);
   fresh->reserve(slots_, here);
   table.loading = std::move(fresh);
   table.loader = call.header.worker;

@@ -12,7 +12,8 @@
 // a batch of 65,536 keys went at two thirds of the speed.
 //
 // Locks. A slot is locked when its first hash is loaded and released when the run with its last one has been used: some
-// neighbouring slots at a time, in ascending order.
+// neighbouring slots at a time, in ascending order. Where all slots have one lock the caller holds it already, and the Lane
+// is one of NoLock: a call of a thousand keys comes by as many slots, and locking each took a fifth of it.
 
 #pragma once
 
@@ -23,6 +24,7 @@
 #include <memory>
 #include <shared_mutex>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "base/fetch.h"
@@ -32,16 +34,25 @@
 
 namespace shoal {
 
-// A slot's table and its lock.
+// A slot's table and its lock, which may be that of all slots.
 struct alignas(kCacheLine) Guarded {
-  Guarded(const Layout& layout, Slot slot) : table(layout, slot) {}
-  std::shared_mutex lock;
+  Guarded(const Layout& layout, Slot slot, Chunks& chunks, std::shared_mutex* of_all)
+      : lock(of_all != nullptr ? *of_all : own), table(layout, slot, chunks) {}
+  // What a batch needs that changes no more than rows is in the first line, and where wide rows stand in the second.
+  std::shared_mutex& lock;
   bool fills = false;  // whether many of the rows that the last batch changed were not there
   SlotTable table;
   std::unique_ptr<Doorkeeper> door;  // null where the table admits all keys
+  alignas(kCacheLine) std::shared_mutex own;
 };
 
-// Lock is std::shared_lock or std::unique_lock of a slot's mutex. A Worker is called in the order of the batch:
+// For slots that are locked already.
+struct NoLock {
+  NoLock() = default;
+  explicit NoLock(std::shared_mutex& /*of_slot*/) noexcept {}
+};
+
+// Lock is std::shared_lock or std::unique_lock of a slot's mutex, or NoLock. A Worker is called in the order of the batch:
 //   enter(slot, hashes)      a slot is locked, and nothing of it has been looked at; it may insert
 //   use(run, first, ahead)   the rows of a run that begins at `first`, null where there are none; it may insert, and
 //                            asks for lines of `ahead` now and then, and for a row of it with each row where rows are wide
@@ -91,12 +102,15 @@ class Lane {
   }
 
  private:
+  // A few runs' locks, held at a time, stay below the 64 that TSan knows.
+  static constexpr std::size_t kMostSlots = std::is_same_v<Lock, NoLock> ? Search::kMostTables : 12;
+
   struct Run {
     explicit Run(const Layout& layout) : search(layout) { search.start(nullptr); }
     Search search;
     std::size_t first = 0;  // in the batch
     std::size_t lock_count = 0;
-    std::array<Lock, Search::kMostTables> locks;  // of the slots that end in this run
+    std::array<Lock, kMostSlots> locks;  // of the slots that end in this run
   };
 
   Run& run(std::size_t n) noexcept { return runs_[n % runs_.size()]; }
@@ -106,7 +120,7 @@ class Lane {
     run.first = next_;
     run.search.start(hashes_.data() + next_);
     std::size_t room = most_;
-    while (room != 0 && next_ != end_ && run.search.has_place()) {
+    while (room != 0 && next_ != end_ && run.search.parts().size() != kMostSlots) {
       while (begins_[slot_ + 1] <= next_) {
         ++slot_;
       }
@@ -129,10 +143,15 @@ class Lane {
 
   // A slot's lock and what a search needs of its table would miss the cache one after the other.
   void fetch_header(std::size_t slot) const noexcept {
-    const auto* const header =
-        reinterpret_cast<const std::byte*>(slots_[std::min(slot, slots_.size() - 1)].get());
+    const Guarded& guarded = *slots_[std::min(slot, slots_.size() - 1)];
+    const auto* const header = reinterpret_cast<const std::byte*>(&guarded);
     fetch(header);
-    fetch(header + kCacheLine);
+    if (lag_ == 2) {
+      fetch(header + kCacheLine);
+    }
+    if constexpr (!std::is_same_v<Lock, NoLock>) {
+      fetch(reinterpret_cast<const std::byte*>(&guarded.own));
+    }
   }
 
   std::span<const std::unique_ptr<Guarded>> slots_;

@@ -126,14 +126,16 @@ struct Shard::Workspace {
   std::unique_ptr<std::byte[]> fresh;
 };
 
-Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool)
+Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks)
     : spec_(spec),
       slots_(slots),
       pool_(pool),
       rows_(spec.dim, spec.dtype, spec.optimizer, spec.lifecycle.marks()),
       layout_(rows_.bytes(), slots),
+      chunks_(rows_.bytes()),
       doors_(spec.lifecycle.admit(), slots),
-      stamp_(process_stamp()) {
+      stamp_(process_stamp()),
+      of_all_(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr) {
   for (const Expiry& rule : spec.lifecycle.expire()) {
     SHOAL_CHECK(rule.kind != Expiry::Kind::kMaxRows || rule.rows >= slots.count(),
                 "MaxRows needs at least one row a slot, " + std::to_string(slots.count()) + ", got " +
@@ -142,7 +144,7 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool)
   tables_.reserve(slots.count());
   for (std::size_t s = 0; s < slots.count(); ++s) {
     const Slot slot{static_cast<std::uint32_t>(s)};
-    tables_.push_back(std::make_unique<Guarded>(layout_, slot));
+    tables_.push_back(std::make_unique<Guarded>(layout_, slot, chunks_, of_all_.get()));
     if (!doors_.admits_all()) {
       tables_.back()->door = std::make_unique<Doorkeeper>(doors_, slot);
     }
@@ -207,10 +209,18 @@ void Shard::split(const SlotSlices& batch, const Work& work) const {
 
 template <class Lock, class MakeWorker>
 void Shard::walk(const SlotSlices& batch, const MakeWorker& make_worker) const {
-  split(batch, [&](std::size_t first, std::size_t end) {
-    auto worker = make_worker();
-    Lane<Lock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most).walk(first, end, worker);
-  });
+  const auto walk_by = [&]<class LaneLock>() {
+    split(batch, [&](std::size_t first, std::size_t end) {
+      auto worker = make_worker();
+      Lane<LaneLock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most).walk(first, end, worker);
+    });
+  };
+  if (of_all_ != nullptr) {
+    const Lock all(*of_all_);
+    walk_by.template operator()<NoLock>();
+  } else {
+    walk_by.template operator()<Lock>();
+  }
 }
 
 // --- rows that are not there ------------------------------------------------------------------------------------
@@ -244,7 +254,7 @@ void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
 void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
                       Making& making) const {
   const std::size_t rest = batch.begins[index_of(slots_.of(batch.hashes[next - 1])) + 1] - next;
-  if (making.counted != &table && rest > table.size() / 8 && !table.has_room(missing + rest)) {
+  if (making.counted != &table && rest > table.size() / 8 && !table.index_has_room(missing + rest)) {
     making.counted = &table;
     making.rows.resize(rest);
     table.find(batch.hashes.subspan(next, rest), making.rows);

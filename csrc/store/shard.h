@@ -19,6 +19,7 @@
 //              freeze stops new writers first (turnstile_), so that it cannot starve.
 //   2. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (store/lane.h). Readers share a slot. No row is ever seen half written.
+//      A shard whose calls come one at a time anyway, as a data loop's do, may have one lock for all slots (Locks::kOne).
 // Fork: a child's copy of a shard throws WrongProcess: its locks may be held by threads that the child does not have.
 // Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not. Of
 // keys that wait, those of the run that fails may have been counted: if the push is made again, they are admitted early.
@@ -92,10 +93,13 @@ struct ShardStats {
   std::array<std::uint64_t, Expiry::kKinds> expired = {};  // rows, by the kind of the rule
 };
 
+// Whether calls may work on different slots at a time, or a writer has all of them: cheaper where there is one caller.
+enum class Locks : std::uint8_t { kBySlot, kOne };
+
 class Shard {
  public:
   // The pool must outlive the shard.
-  Shard(const TableSpec& spec, Slots slots, Pool& pool);
+  Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot);
   ~Shard();
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
@@ -202,7 +206,7 @@ class Shard {
   // work(first, end) for runs of slots that together hold the batch, in the pool's threads.
   template <class Work>
   void split(const SlotSlices& batch, const Work& work) const;
-  // A Lane with a worker() of its own in each thread.
+  // A Lane with a worker() of its own in each thread. Lock is that of a slot.
   template <class Lock, class MakeWorker>
   void walk(const SlotSlices& batch, const MakeWorker& make_worker) const;
   // use(workspace, rows, first, ahead) for every run of rows, in order, of which it reads the first `touched` bytes; a row
@@ -263,10 +267,12 @@ class Shard {
   Pool& pool_;
   Rows rows_;
   Layout layout_;
+  Chunks chunks_;
   Doors doors_;
   std::size_t stamp_;  // the process that may use this
   mutable std::vector<std::byte>
       fresh_row_;  // the initial row where it is the same for every key, else empty
+  std::unique_ptr<std::shared_mutex> of_all_;     // the lock of all slots, where they have one
   std::vector<std::unique_ptr<Guarded>> tables_;  // one a slot
   mutable std::mutex turnstile_;
   mutable std::shared_mutex gate_;

@@ -182,9 +182,12 @@ void Search::find_rows() noexcept {
     return;
   }
   for (const Part& part : parts()) {
+    const Slab& slab = part.table->slab();
     for (std::size_t i = part.begin; i < part.end; ++i) {
       if (at_[i] != nullptr) {
-        at_[i] = part.table->row_at(at_[i]);
+        std::uint32_t number;
+        std::memcpy(&number, at_[i], sizeof number);
+        at_[i] = slab.row(number);
       }
     }
   }

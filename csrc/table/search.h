@@ -33,8 +33,7 @@ namespace shoal {
 class Search {
  public:
   static constexpr std::size_t kMost = 64;  // hashes: more lines would not stay in the nearest cache
-  static constexpr std::size_t kMostTables =
-      12;  // a few runs' locks, held at a time, stay below the 64 that TSan knows
+  static constexpr std::size_t kMostTables = 32;
 
   // Where some consecutive hashes of the run belong.
   struct Part {
@@ -58,9 +57,8 @@ class Search {
 
   // An empty run; its hashes follow by aim, in the order of the array.
   void start(const std::uint64_t* hashes) noexcept;
-  // The next `count` hashes belong to `table`. Needs has_place(), and no more than kMost in all.
+  // The next `count` hashes belong to `table`. No more than kMost in all, and of kMostTables tables.
   void aim(SlotTable& table, std::size_t count) noexcept;
-  bool has_place() const noexcept { return parts_count_ < kMostTables; }
 
   // The lines that look will read. Good until look.
   Fetches homes() const noexcept { return {at_.data(), size_}; }

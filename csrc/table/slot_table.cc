@@ -123,13 +123,14 @@ class SlotTable::Lifted {
   std::uint32_t end_ = 0;
 };
 
-SlotTable::SlotTable(const Layout& layout, Slot slot)
+SlotTable::SlotTable(const Layout& layout, Slot slot, Chunks& chunks)
     : layout_(&layout),
       in_use_(~(~std::uint64_t{0} >> layout.slots.bits())),
       first_hash_(layout.slots.first_hash(slot)),
       load_limit_(highest_load(layout.cells)),
       // The golden ratio's multiples spread any run of slot numbers evenly.
-      phase_(static_cast<double>(index_of(slot) * 0x9e3779b9U) * 0x1p-32) {}
+      phase_(static_cast<double>(index_of(slot) * 0x9e3779b9U) * 0x1p-32),
+      slab_(chunks) {}
 
 // --- where things stand -----------------------------------------------------------------------------------------
 
@@ -177,12 +178,8 @@ std::size_t SlotTable::filled(std::size_t b) const noexcept {
 
 bool SlotTable::full(std::size_t b) const noexcept { return cell(b, layout_->cells - 1) != 0; }
 
-std::byte* SlotTable::slab_row(std::uint32_t number) const noexcept {
-  return const_cast<std::byte*>(slab_.data()) + std::size_t{number} * layout_->row_bytes;
-}
-
 std::byte* SlotTable::row_at(std::byte* payload) const noexcept {
-  return layout_->narrow ? payload : slab_row(load<std::uint32_t>(payload));
+  return layout_->narrow ? payload : slab_.row(load<std::uint32_t>(payload));
 }
 
 // --- finding ----------------------------------------------------------------------------------------------------
@@ -298,7 +295,7 @@ std::byte* SlotTable::insert(std::uint64_t hash) noexcept {
   }
   const std::uint32_t number = take_row();
   keep(at, number);
-  return slab_row(number);
+  return slab_.row(number);
 }
 
 std::size_t SlotTable::buckets_for(std::size_t rows) const noexcept {
@@ -321,22 +318,24 @@ std::size_t SlotTable::rung_above(std::size_t rows) const noexcept {
 }
 
 void SlotTable::make_room(std::size_t more) {
-  if (!has_room(more)) {
-    reserve(rung_above(size_ + more));
+  if (!index_has_room(more)) {
+    grow_index(rung_above(size_ + more));
   }
+  make_slab_room(more);
 }
 
 void SlotTable::reserve(std::size_t rows) {
-  if (rows <= limit_) {
-    return;
+  if (rows > limit_) {
+    grow_index(rows);
   }
+  if (rows > size_) {
+    make_slab_room(rows - size_);
+  }
+}
+
+void SlotTable::grow_index(std::size_t rows) {
   SHOAL_CHECK(rows < kNoRow, "one slot of the store would hold 2^32 rows: choose more slots");
-  const std::size_t buckets = buckets_for(rows);
-  if (!layout_->narrow) {
-    // Rows of the slab that nobody wrote take no memory, so it may be as long as the index could ever fill.
-    slab_.resize(buckets * layout_->cells * layout_->row_bytes);
-  }
-  resize_index(buckets);
+  resize_index(buckets_for(rows));
 }
 
 void SlotTable::resize_index(std::size_t buckets) {
@@ -505,7 +504,7 @@ void SlotTable::close_gap(std::size_t b) noexcept {
 void SlotTable::give_back(bool all) {
   if (size_ == 0) {
     index_ = Region();
-    slab_ = Region();
+    slab_.cut(0);
     set_buckets(0);
     slab_end_ = 0;
     slab_free_ = kNoRow;
@@ -522,9 +521,6 @@ void SlotTable::give_back(bool all) {
         compact_slab();
       }
       resize_index(buckets);
-      if (!layout_->narrow) {
-        slab_.resize(buckets * layout_->cells * layout_->row_bytes);
-      }
     }
   }
 }
@@ -536,13 +532,13 @@ std::uint32_t SlotTable::take_row() noexcept {
     return slab_end_++;
   }
   const std::uint32_t number = slab_free_;
-  slab_free_ = load<std::uint32_t>(slab_row(number));
+  slab_free_ = load<std::uint32_t>(slab_.row(number));
   --slab_holes_;
   return number;
 }
 
 void SlotTable::free_row(std::uint32_t number) noexcept {
-  keep(slab_row(number), slab_free_);
+  keep(slab_.row(number), slab_free_);
   slab_free_ = number;
   ++slab_holes_;
 }
@@ -552,7 +548,7 @@ void SlotTable::compact_slab() {
   const auto live = static_cast<std::uint32_t>(size_);
   std::vector<std::uint32_t> holes;
   holes.reserve(slab_holes_);
-  for (std::uint32_t hole = slab_free_; hole != kNoRow; hole = load<std::uint32_t>(slab_row(hole))) {
+  for (std::uint32_t hole = slab_free_; hole != kNoRow; hole = load<std::uint32_t>(slab_.row(hole))) {
     if (hole < live) {
       holes.push_back(hole);
     }
@@ -562,7 +558,7 @@ void SlotTable::compact_slab() {
     for (std::size_t c = 0; c < n; ++c) {
       const auto number = load<std::uint32_t>(payload(b, c));
       if (number >= live) {
-        std::memcpy(slab_row(holes.back()), slab_row(number), layout_->row_bytes);
+        std::memcpy(slab_.row(holes.back()), slab_.row(number), layout_->row_bytes);
         keep(payload(b, c), holes.back());
         holes.pop_back();
       }
@@ -572,14 +568,21 @@ void SlotTable::compact_slab() {
   slab_end_ = live;
   slab_free_ = kNoRow;
   slab_holes_ = 0;
-  slab_.forget(std::size_t{slab_end_} * layout_->row_bytes);
+  slab_.cut(slab_end_);
+}
+
+void SlotTable::make_slab_room(std::size_t more) {
+  if (!layout_->narrow && more > slab_holes_) {
+    const std::size_t rows = slab_end_ + more - slab_holes_;
+    const std::size_t rows_before = slab_.rows();
+    slab_.make_room(rows, std::max(rows, slab_holes_ + limit_));
+    version_ += slab_.rows() != rows_before ? 1U : 0U;  // a small slab may have moved
+  }
 }
 
 // --- all rows ---------------------------------------------------------------------------------------------------
 
-std::size_t SlotTable::bytes() const noexcept {
-  return index_.bytes() + Region::rounded(std::size_t{slab_end_} * layout_->row_bytes);
-}
+std::size_t SlotTable::bytes() const noexcept { return index_.bytes() + slab_.bytes(); }
 
 std::vector<SlotTable::Entry> SlotTable::entries() const {
   // Homes rise with the hash: counted and poured by home, all are in order but for the few of one home.
@@ -646,12 +649,15 @@ int SlotTable::verify() const {
     return 4;
   }
   std::size_t holes = 0;
-  for (std::uint32_t hole = slab_free_; hole != kNoRow; hole = load<std::uint32_t>(slab_row(hole)), ++holes) {
+  for (std::uint32_t hole = slab_free_; hole != kNoRow;
+       hole = load<std::uint32_t>(slab_.row(hole)), ++holes) {
     if (hole >= slab_end_ || numbers[hole]++ != 0) {
       return 5;
     }
   }
-  return layout_->narrow || (holes == slab_holes_ && holes + size_ == slab_end_) ? 0 : 5;
+  return layout_->narrow || (holes == slab_holes_ && holes + size_ == slab_end_ && slab_end_ <= slab_.rows())
+             ? 0
+             : 5;
 }
 
 }  // namespace shoal

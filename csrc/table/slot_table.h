@@ -13,8 +13,8 @@
 //              homes only move up, and a way leads up from its home. No second copy.
 //   erasing    pulls back what had passed over the freed cell: no tombstones. A table at less than half of its
 //              limit is rebuilt smaller, and memory goes back to the system.
-//   wide rows  stand in a slab, addressed by row number; freed numbers are chained through the freed rows, and the slab
-//              is compacted once a quarter of it is free.
+//   wide rows  stand in a slab, addressed by row number (table/slab.h); freed numbers are chained through the freed rows,
+//              and the slab is compacted once a quarter of it is free.
 //
 // Why the limits. At a load of 0.77, 0.82 and 0.87 a hit reads 1.14, 1.17 and 1.22 lines where a line has four cells, and
 // 2, 2 and 4 in a thousand more than two (simulated; going on to the next bucket at once: 1.31, 1.46 and 1.74, and 60, 82
@@ -28,7 +28,8 @@
 //   I2  Every cell's slot bits are ones, and no hash stands twice.
 //   I3  Every bucket on a hash's way before its own is full.
 //   I4  size() counts the cells, and is at most limit(), which is below the number of cells.
-//   I5  Wide rows: row numbers are distinct and below the slab's end; the freed ones are all the others.
+//   I5  Wide rows: row numbers are distinct and below the end of those handed out, for which the slab has room; the freed
+//       ones are all the others.
 //
 // Cost. A find reads one line or two, an insert one to ten; an erase from a full bucket reads kReach lines. Keys are mixed,
 // so ways are short unless somebody inverts the mix to choose keys with neighbouring hashes: then each costs a walk over
@@ -46,6 +47,7 @@
 
 #include "base/memory.h"
 #include "table/layout.h"
+#include "table/slab.h"
 
 namespace shoal {
 
@@ -58,12 +60,13 @@ class SlotTable {
     const std::byte* row;
   };
 
-  SlotTable(const Layout& layout, Slot slot);
+  // Of wide rows, `chunks` are those of the layout's rows; both must outlive the table.
+  SlotTable(const Layout& layout, Slot slot, Chunks& chunks);
 
   std::size_t size() const noexcept { return size_; }
   std::size_t limit() const noexcept { return limit_; }
   std::size_t cells() const noexcept { return buckets_ * layout_->cells; }
-  // What rows and index take, whole pages of them; the slab's pages that nobody wrote are not there.
+  // What rows and index take, whole pages and chunks of them.
   std::size_t bytes() const noexcept;
 
   // rows[i] becomes the row of hashes[i], or null. Rows stay where they are until version() changes or the table ends.
@@ -85,9 +88,13 @@ class SlotTable {
     return home + 1 + cell % kReach;  // the last bits of a hash, which its place is not made of
   }
   std::byte* row_at(std::byte* payload) const noexcept;
+  const Slab& slab() const noexcept { return slab_; }
 
-  // Room for `more` rows: up to the next rung of the slot's ladder where it must grow. std::bad_alloc changes nothing.
-  bool has_room(std::size_t more) const noexcept { return size_ + more <= limit_; }
+  // Room for `more` rows: up to the next rung of the slot's ladder where the index must grow. std::bad_alloc changes nothing.
+  bool index_has_room(std::size_t more) const noexcept { return size_ + more <= limit_; }
+  bool has_room(std::size_t more) const noexcept {
+    return index_has_room(more) && (layout_->narrow || slab_end_ + more <= slab_.rows() + slab_holes_);
+  }
   void make_room(std::size_t more);
   // Room for `rows` in all, and no more: for callers that know the number.
   void reserve(std::size_t rows);
@@ -139,6 +146,7 @@ class SlotTable {
   std::byte* take_cell(std::size_t b, std::size_t c, std::uint64_t cell) noexcept;
   // A cell of bucket b, which is full, that could be freed by moving its hash on to that one's second bucket; else none.
   std::size_t free_by_moving(std::size_t b, bool wrap) noexcept;
+  void grow_index(std::size_t rows);
   void resize_index(std::size_t buckets);
   class Lifted;
   void spread(std::size_t old_buckets, Lifted& lifted) noexcept;
@@ -150,10 +158,10 @@ class SlotTable {
   std::size_t buckets_for(std::size_t rows) const noexcept;
   void set_buckets(std::size_t buckets) noexcept;
 
-  std::byte* slab_row(std::uint32_t number) const noexcept;
   std::uint32_t take_row() noexcept;
   void free_row(std::uint32_t number) noexcept;
   void compact_slab();
+  void make_slab_room(std::size_t more);
 
   static constexpr std::uint32_t kNoRow = ~std::uint32_t{0};
 
@@ -168,7 +176,7 @@ class SlotTable {
   std::uint64_t first_hash_;  // the slot bits of its hashes
   double load_limit_;
   double phase_;  // where the slot's ladder of sizes starts, in [0, 1) rungs
-  Region slab_;
+  Slab slab_;
   std::uint32_t slab_end_ = 0;        // row numbers ever handed out
   std::uint32_t slab_free_ = kNoRow;  // the chain of freed rows
   std::uint32_t slab_holes_ = 0;      // its length

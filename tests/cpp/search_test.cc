@@ -20,9 +20,9 @@ namespace {
 // A few tables of one store, filled with every other hash of a list that covers all of them.
 struct Store {
   Store(std::size_t row_bytes, std::size_t hash_count, std::size_t slot_count)
-      : slots(slot_count), layout(row_bytes, slots) {
+      : slots(slot_count), layout(row_bytes, slots), chunks(row_bytes) {
     for (std::uint32_t s = 0; s < slots.count(); ++s) {
-      tables.push_back(std::make_unique<SlotTable>(layout, Slot{s}));
+      tables.push_back(std::make_unique<SlotTable>(layout, Slot{s}, chunks));
     }
     std::mt19937_64 random(row_bytes);
     std::set<std::uint64_t> distinct;
@@ -72,6 +72,7 @@ struct Store {
 
   Slots slots;
   Layout layout;
+  Chunks chunks;
   std::vector<std::unique_ptr<SlotTable>> tables;
   std::vector<std::uint64_t> hashes;  // ascending
   std::set<std::uint64_t> there;

@@ -44,8 +44,8 @@ TableSpec ftrl() {
 }
 
 struct Store {
-  Store(const TableSpec& spec, std::size_t slots, std::size_t threads)
-      : pool(threads), cut(slots), shard(spec, cut, pool) {}
+  Store(const TableSpec& spec, std::size_t slots, std::size_t threads, Locks locks = Locks::kBySlot)
+      : pool(threads), cut(slots), shard(spec, cut, pool, locks) {}
 
   std::vector<float> pull(const std::vector<std::uint64_t>& keys) {
     const KeyBatch batch(keys, cut, pool);
@@ -88,18 +88,27 @@ std::vector<std::uint64_t> draw_keys(std::mt19937_64& random, std::size_t n, std
 }
 
 TEST(pushes_and_erasures_agree_with_a_map_for_every_cut_and_number_of_threads) {
-  for (const std::size_t slots : {2UL, 64UL, 4096UL}) {
+  struct Kind {
+    std::size_t slots;
+    std::size_t dim;
+    Locks locks;
+  };
+  for (const auto& [slots, dim, locks] :
+       {Kind{2, 2, Locks::kBySlot}, Kind{64, 2, Locks::kOne}, Kind{4096, 2, Locks::kBySlot},
+        Kind{2, 16, Locks::kBySlot}, Kind{64, 17, Locks::kBySlot}, Kind{1024, 16, Locks::kOne}}) {
     for (const std::size_t threads : {1UL, 3UL}) {
-      Store store(sgd(2, 0.25), slots, threads);
-      std::map<std::uint64_t, std::array<float, 2>> rows;
+      Store store(sgd(dim, 0.25), slots, threads, locks);
+      std::map<std::uint64_t, std::vector<float>> rows;
       std::mt19937_64 random(slots);
       for (int phase = 0; phase < 12; ++phase) {
         const auto keys = draw_keys(random, 6000, 3000);
-        std::vector<float> grads(2 * keys.size());
+        std::vector<float> grads(dim * keys.size());
         for (std::size_t i = 0; i < keys.size(); ++i) {
-          for (std::size_t e = 0; e < 2; ++e) {
-            grads[2 * i + e] = static_cast<float>(static_cast<int>(random() % 9) - 4);
-            rows[keys[i]][e] -= 0.25F * grads[2 * i + e];  // quarters: exact in any order
+          std::vector<float>& row = rows[keys[i]];
+          row.resize(dim);
+          for (std::size_t e = 0; e < dim; ++e) {
+            grads[dim * i + e] = static_cast<float>(static_cast<int>(random() % 9) - 4);
+            row[e] -= 0.25F * grads[dim * i + e];  // quarters: exact in any order
           }
         }
         store.push(keys, grads);
@@ -117,8 +126,8 @@ TEST(pushes_and_erasures_agree_with_a_map_for_every_cut_and_number_of_threads) {
         const auto got = store.pull(asked);
         for (std::size_t i = 0; i < asked.size(); ++i) {
           const auto found = rows.find(asked[i]);
-          for (std::size_t e = 0; e < 2; ++e) {
-            CHECK_EQ(got[2 * i + e], found == rows.end() ? 0.0F : found->second[e]);
+          for (std::size_t e = 0; e < dim; ++e) {
+            CHECK_EQ(got[dim * i + e], found == rows.end() ? 0.0F : found->second[e]);
           }
         }
         CHECK_EQ(store.shard.size(), rows.size());  // a pull creates nothing
@@ -161,8 +170,8 @@ TEST(slots_that_grow_in_the_middle_of_a_batch_lose_no_row_of_it) {
 }
 
 TEST(the_bits_are_the_same_for_every_cut_and_number_of_threads) {
-  const auto run = [](std::size_t slots, std::size_t threads) {
-    Store store(ftrl(), slots, threads);
+  const auto run = [](std::size_t slots, std::size_t threads, Locks locks = Locks::kBySlot) {
+    Store store(ftrl(), slots, threads, locks);
     std::mt19937_64 random(3);
     std::normal_distribution<float> normal;
     for (int t = 0; t < 8; ++t) {
@@ -179,6 +188,7 @@ TEST(the_bits_are_the_same_for_every_cut_and_number_of_threads) {
   CHECK(run(1024, 2) == expected);
   CHECK(run(2, 3) == expected);
   CHECK(run(16384, 4) == expected);
+  CHECK(run(1024, 2, Locks::kOne) == expected);
 }
 
 TEST(an_unseen_key_reads_the_row_that_it_would_be_given) {
@@ -247,10 +257,9 @@ TEST(a_batch_that_is_cut_otherwise_is_refused) {
   CHECK_THROWS(store.shard.pull({batch.hashes(), batch.begins()}, rows), "64 slots");
 }
 
-TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
-  constexpr std::size_t kDim = 4;
+void check_threads_at_once(std::size_t dim, Locks locks) {
   constexpr int kRounds = 40;
-  Store store(sgd(kDim, 0.5), 64, 2);
+  Store store(sgd(dim, 0.5), 64, 2, locks);
   std::vector<std::uint64_t> keys(3000);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     keys[i] = i;
@@ -259,18 +268,18 @@ TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
   const SlotSlices slices{batch.hashes(), batch.begins()};
   std::atomic<bool> torn{false};
   const auto push = [&] {
-    const std::vector<float> ones(keys.size() * kDim, 1.0F);
+    const std::vector<float> ones(keys.size() * dim, 1.0F);
     for (int i = 0; i < kRounds; ++i) {
       store.shard.push(slices, ones);
     }
   };
   const auto pull = [&] {
-    std::vector<float> rows(keys.size() * kDim);
+    std::vector<float> rows(keys.size() * dim);
     for (int i = 0; i < kRounds; ++i) {
       store.shard.pull(slices, rows);
       for (std::size_t r = 0; r < keys.size(); ++r) {
-        for (std::size_t e = 1; e < kDim; ++e) {
-          torn = torn || rows[r * kDim + e] != rows[r * kDim];
+        for (std::size_t e = 1; e < dim; ++e) {
+          torn = torn || rows[r * dim + e] != rows[r * dim];
         }
       }
     }
@@ -284,7 +293,7 @@ TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
         strangers[k] = 1'000'000 + k * static_cast<std::size_t>(i + 1);
       }
       const KeyBatch mine(strangers, store.cut, pool);
-      store.shard.push({mine.hashes(), mine.begins()}, std::vector<float>(mine.size() * kDim, 1.0F));
+      store.shard.push({mine.hashes(), mine.begins()}, std::vector<float>(mine.size() * dim, 1.0F));
       store.shard.freeze();
       store.shard.section(Slot{5}, bytes);
       store.shard.thaw();
@@ -307,6 +316,12 @@ TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
   for (const float w : store.pull(keys)) {
     CHECK_EQ(w, -0.5F * 2 * kRounds);
   }
+}
+
+TEST(threads_at_once_lose_nothing_and_see_no_row_half_written) {
+  check_threads_at_once(4, Locks::kBySlot);
+  check_threads_at_once(16, Locks::kBySlot);
+  check_threads_at_once(16, Locks::kOne);
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which does not follow a fork of a process with threads

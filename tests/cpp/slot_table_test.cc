@@ -68,7 +68,8 @@ void insert(SlotTable& table, Rows& rows, std::uint64_t hash, std::size_t row_by
 void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(std::mt19937_64&)>& draw) {
   const Slots slots(4);
   const Layout layout(row_bytes, slots);
-  SlotTable table(layout, Slot{2});
+  Chunks chunks(layout.row_bytes);
+  SlotTable table(layout, Slot{2}, chunks);
   Rows rows;
   std::mt19937_64 random(row_bytes);
   for (int phase = 0; phase < 30; ++phase) {
@@ -132,7 +133,8 @@ TEST(hash_0_and_the_greatest_hash_have_rows_like_any_other) {
     const Slots slots(count);
     const Layout layout(8, slots);
     for (const std::uint64_t hash : {std::uint64_t{0}, ~std::uint64_t{0}}) {
-      SlotTable table(layout, slots.of(hash));
+      Chunks chunks(layout.row_bytes);
+      SlotTable table(layout, slots.of(hash), chunks);
       Rows rows;
       CHECK(find_one(table, hash) == nullptr);
       insert(table, rows, hash, 8, 7);
@@ -146,7 +148,8 @@ TEST(hash_0_and_the_greatest_hash_have_rows_like_any_other) {
 TEST(many_hashes_are_found_in_one_call_as_they_are_one_by_one) {
   const Slots slots(2);
   const Layout layout(8, slots);
-  SlotTable table(layout, Slot{1});
+  Chunks chunks(layout.row_bytes);
+  SlotTable table(layout, Slot{1}, chunks);
   std::mt19937_64 random(3);
   std::vector<std::uint64_t> hashes;
   for (int i = 0; i < 5000; ++i) {
@@ -191,9 +194,10 @@ TEST(both_ways_of_matching_a_bucket_agree) {
 TEST(a_key_of_8_byte_rows_takes_less_than_20_bytes_at_every_size_of_a_large_table) {
   const Slots slots(64);
   const Layout layout(8, slots);
+  Chunks chunks(layout.row_bytes);
   std::vector<SlotTable> tables;
   for (std::uint32_t s = 0; s < slots.count(); ++s) {
-    tables.emplace_back(layout, Slot{s});
+    tables.emplace_back(layout, Slot{s}, chunks);
   }
   std::size_t keys = 0;
   for (const std::size_t target : {400'000UL, 430'000UL, 460'000UL, 520'000UL, 600'000UL}) {
@@ -215,7 +219,8 @@ TEST(a_key_of_8_byte_rows_takes_less_than_20_bytes_at_every_size_of_a_large_tabl
 TEST(reserve_makes_room_for_that_many_and_keeps_what_is_there) {
   const Slots slots(2);
   const Layout layout(12, slots);
-  SlotTable table(layout, Slot{1});
+  Chunks chunks(layout.row_bytes);
+  SlotTable table(layout, Slot{1}, chunks);
   Rows rows;
   insert(table, rows, kFirst, 12, 1);
   table.reserve(10'000);
@@ -234,7 +239,8 @@ TEST(verify_names_a_broken_invariant) {
   const Slots slots(2);
   const Layout layout(8, slots);
   const auto broken = [&](const std::function<void(std::byte*)>& damage) {
-    SlotTable table(layout, Slot{1});
+    Chunks chunks(layout.row_bytes);
+    SlotTable table(layout, Slot{1}, chunks);
     table.reserve(100);
     std::byte* const row =
         table.insert(kFirst);  // the first cell of the first bucket, whose payloads start at 32

@@ -1,0 +1,132 @@
+#include "table/slab.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/check.h"
+
+namespace shoal {
+
+namespace {
+
+std::size_t rows_of_chunk(std::size_t row_bytes) noexcept {
+  return std::bit_floor(std::max<std::size_t>(Chunks::kChunkBytes / row_bytes, 1));
+}
+
+}  // namespace
+
+Chunks::Chunks(std::size_t row_bytes) noexcept
+    : row_bytes_(row_bytes),
+      shift_(static_cast<unsigned>(std::countr_zero(rows_of_chunk(row_bytes)))),
+      bytes_((row_bytes * rows() + kCacheLine - 1) / kCacheLine * kCacheLine),
+      a_block_(HugeBlock::kBytes / bytes_) {}
+
+void Chunks::add_block() {
+  // All that may throw before the first change.
+  std::vector<std::uint16_t> free(a_block_);
+  for (std::size_t i = 0; i < a_block_; ++i) {
+    free[i] = static_cast<std::uint16_t>(a_block_ - 1 - i);  // the first is taken first
+  }
+  with_free_.reserve(blocks_.size() + 1);
+  HugeBlock memory;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  Block& block =
+      blocks_.try_emplace(address, Block{.memory = std::move(memory), .free = std::move(free)}).first->second;
+  with_free_.push_back(&block);
+  free_ += a_block_;
+}
+
+std::byte* Chunks::take() {
+  const std::lock_guard lock(mutex_);
+  while (!with_free_.empty() && with_free_.back()->free.empty()) {
+    with_free_.back()->listed = false;
+    with_free_.pop_back();
+  }
+  if (with_free_.empty()) {
+    add_block();
+  }
+  Block& block = *with_free_.back();
+  const std::size_t number = block.free.back();
+  block.free.pop_back();
+  ++taken_;
+  --free_;
+  return block.memory.data() + number * bytes_;
+}
+
+void Chunks::give(std::byte* chunk) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto address = reinterpret_cast<std::uintptr_t>(chunk);
+  const auto at = blocks_.find(address - address % HugeBlock::kBytes);
+  SHOAL_DCHECK(at != blocks_.end());
+  Block& block = at->second;
+  const auto offset = static_cast<std::size_t>(chunk - block.memory.data());
+  block.free.push_back(static_cast<std::uint16_t>(offset / bytes_));  // there was room for all of them
+  --taken_;
+  ++free_;
+  if (block.free.size() == a_block_) {
+    std::erase(with_free_, &block);
+    blocks_.erase(at);
+    free_ -= a_block_;
+    return;
+  }
+  if (!block.listed) {
+    block.listed = true;
+    with_free_.push_back(&block);  // there was room for all of them
+  }
+  if (free_ > (taken_ + free_) / 8) {
+    block.memory.forget(offset, bytes_);
+  }
+}
+
+std::size_t Slab::bytes() const noexcept {
+  return small_.bytes() != 0 ? small_.bytes() : places_.size() * chunks_->bytes();
+}
+
+void Slab::make_room(std::size_t rows, std::size_t likely) {
+  if (rows <= rows_) {
+    return;
+  }
+  const std::size_t row_bytes = chunks_->row_bytes();
+  if (places_.size() <= 1 && rows <= chunks_->rows() && (places_.empty() || small_.bytes() != 0)) {
+    places_.reserve(1);
+    const std::size_t wanted = likely <= chunks_->rows() ? std::max(rows, likely) : chunks_->rows();
+    small_.resize(wanted * row_bytes);
+    places_.assign(1, small_.data());
+    rows_ = wanted;
+    return;
+  }
+  const std::size_t wanted = (rows + chunks_->rows() - 1) >> chunks_->shift();
+  if (wanted > places_.capacity()) {
+    places_.reserve(std::max(wanted, 2 * places_.capacity()));
+  }
+  if (small_.bytes() != 0) {
+    std::byte* const first = chunks_->take();
+    std::copy_n(small_.data(), rows_ * row_bytes, first);
+    small_ = Region();
+    places_[0] = first;
+    rows_ = chunks_->rows();
+  }
+  while (places_.size() < wanted) {
+    places_.push_back(chunks_->take());
+    rows_ = places_.size() << chunks_->shift();
+  }
+}
+
+void Slab::cut(std::size_t rows) noexcept {
+  if (small_.bytes() != 0) {
+    if (rows == 0) {
+      small_ = Region();
+      places_.clear();
+      rows_ = 0;
+    }
+    return;
+  }
+  const std::size_t kept = (rows + chunks_->rows() - 1) >> chunks_->shift();
+  while (places_.size() > kept) {
+    chunks_->give(places_.back());
+    places_.pop_back();
+  }
+  rows_ = places_.size() << chunks_->shift();
+}
+
+}  // namespace shoal
