@@ -17,7 +17,8 @@
 // Threads. Any number of callers. Locks, in this order:
 //   1. gate_   shared by push, assign, erase, reweigh and restore; alone by freeze(), which keeps a checkpoint still. A waiting
 //              freeze stops new writers first (turnstile_), so that it cannot starve.
-//   2. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
+//   2. turn    of the memory budget, where there is one: calls that change tables come one by one
+//   3. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (store/lane.h). Readers share a slot. No row is ever seen half written.
 //      A shard whose calls come one at a time anyway, as a data loop's do, may have one lock for all slots (Locks::kOne).
 // Fork: a child's copy of a shard throws WrongProcess: its locks may be held by threads that the child does not have.
@@ -46,6 +47,7 @@
 #include "store/lane.h"
 #include "store/rows.h"
 #include "table/admission.h"
+#include "table/budget.h"
 #include "table/lifecycle.h"
 #include "table/slot_table.h"
 
@@ -99,7 +101,9 @@ enum class Locks : std::uint8_t { kBySlot, kOne };
 class Shard {
  public:
   // The pool must outlive the shard.
-  Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot);
+  // So must the budget, where there is one. MemoryBudgetExceeded: not even an empty table has room.
+  Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot,
+        Budget* budget = nullptr);
   ~Shard();
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
@@ -237,6 +241,19 @@ class Shard {
   // The weights of some rows, which somebody has locked: dim floats each.
   void weights_of(std::span<std::byte* const> rows, float* weights) const;
   class Judge;  // of rows by expiry rules
+
+  // --- under a budget: store/fit.cc
+  std::unique_lock<std::mutex> take_turn() const;  // empty where there is no budget
+  std::size_t bytes_of(const Guarded& slot) const noexcept;
+  // What this table may take in a slot.
+  std::size_t allowed(std::size_t slot) const noexcept;
+  // Notes what a slot takes now.
+  void note(std::size_t slot) noexcept;
+  // Room for all rows and waiting keys that the batch may need, if need be in place of others. What does not fit changes
+  // nothing: MemoryBudgetExceeded.
+  void fit(const SlotSlices& batch, const Making& how);
+  [[noreturn]] void throw_full(std::size_t slot, std::size_t rows) const;
+
   // Drops the `count` rows of a slot that go first by the judge's first rule, but none of those in `spared`, which ascend.
   // Returns how many; std::bad_alloc changes nothing.
   std::size_t evict(SlotTable& table, const Judge& judge, std::size_t count,
@@ -274,6 +291,8 @@ class Shard {
       fresh_row_;  // the initial row where it is the same for every key, else empty
   std::unique_ptr<std::shared_mutex> of_all_;     // the lock of all slots, where they have one
   std::vector<std::unique_ptr<Guarded>> tables_;  // one a slot
+  Budget* budget_;
+  std::vector<std::size_t> noted_;  // what the budget knows of each slot's bytes
   mutable std::mutex turnstile_;
   mutable std::shared_mutex gate_;
   std::atomic<std::uint64_t> step_{0};
