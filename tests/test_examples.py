@@ -41,6 +41,8 @@ def figures(table):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_an_example_is_short_and_says_how_it_is_started(script):
+    if script.name.startswith("torch_"):
+        pytest.importorskip("torch", reason="torch is an extra")
     assert len(script.read_text().splitlines()) <= 80
     shown = run(script.name, "--help")
     assert f"python examples/{script.name}" in shown
@@ -188,3 +190,13 @@ def test_the_small_cnn_of_two_workers_has_the_losses_of_plain_sgd():
     sizes = np.array([64 * 14 + 3, 64 * 14 + 2])  # 28 batches of 64, the last of 5
     assert sizes.sum() == 1797
     np.testing.assert_allclose(sizes @ losses / sizes.sum(), expected, rtol=2e-5)
+
+
+@pytest.mark.timeout(200)
+def test_a_click_model_with_its_tower_on_the_servers_is_learned_by_two_workers():
+    pytest.importorskip("torch", reason="torch is an extra")
+    lines = launched("torch_dense.py", "--optimizer", "adagrad", servers=1, workers=2)
+    found = [re.fullmatch(r"worker (\d) of 2: .*AUC ([\d.]+) .*\(([\d,]+) examples.*", line) for line in lines]
+    assert [one[1] for one in found] == ["0", "1"]
+    assert sum(int(one[3].replace(",", "")) for one in found) == 20_000
+    assert min(float(one[2]) for one in found) > 0.6

@@ -233,9 +233,22 @@ def test_gradients_that_are_not_finite_leave_their_row_and_are_counted(filled):
     assert filled.stats().nonfinite_rows == 1
 
 
+def test_flush_waits_for_all_pushes(store, table):
+    pushes = [table.push(KEYS, grads()) for _ in range(20)]
+    store.flush(timeout=TIMEOUT)
+    assert all(push.done for push in pushes)
+    assert table.step == 20
+
+
 def test_a_forked_child_is_told_whose_store_it_is(store, filled):
     def work():
-        for call in (lambda: filled.pull(KEYS), lambda: filled.push(KEYS, grads()), store.tick, store.barrier):
+        for call in (
+            lambda: filled.pull(KEYS),
+            lambda: filled.push(KEYS, grads()),
+            store.tick,
+            store.barrier,
+            store.flush,
+        ):
             with pytest.raises(shoal.WrongProcess, match="fork"):
                 call()
         store.close()
@@ -273,6 +286,7 @@ CLOSED = {
     "key_batch": lambda store, table, batch: store.key_batch(KEYS),
     "tick": lambda store, table, batch: store.tick(),
     "barrier": lambda store, table, batch: store.barrier(),
+    "flush": lambda store, table, batch: store.flush(),
     "save": lambda store, table, batch: store.save("nowhere"),
     "load": lambda store, table, batch: store.load("nowhere"),
     "with": lambda store, table, batch: store.__enter__(),

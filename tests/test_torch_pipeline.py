@@ -102,6 +102,15 @@ def test_without_staleness_the_bits_are_those_of_the_plain_loop(kind):
     assert found == plain
 
 
+def test_without_staleness_forward_sees_what_the_body_did_before_it():
+    key = np.array([SHARED], np.uint64)
+    with shoal.local(threads=1) as store:
+        module = Embedding(store.table("t", optimizer=shoal.SGD(lr=1.0)))
+        for i, keys in enumerate(Pipeline([shared_and(i) for i in range(5)], {module: lambda keys: keys})):
+            module.table.assign(key, np.array([[i + 0.5]], np.float32))
+            assert module(keys)[0].item() == i + 0.5
+
+
 def test_under_bsp_the_bits_are_those_of_the_plain_loop_and_the_pipeline_ticks():
     found = []
     for batches, tick in [

@@ -45,8 +45,8 @@ PYTHON = {
     "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
-    "reports": "_core errors optim table sealed checkpoint store data metrics models",
-    "torch": "_core errors consistency optim handle table dense sealed checkpoint store data metrics models reports",
+    "reports": "_core errors optim table sealed checkpoint store data metrics models torch",
+    "torch": "_core errors consistency optim handle table dense sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports torch rpc "
     "cluster",

@@ -1,12 +1,14 @@
-"""Click logs without files: Zipf ids, labels of a planted model, rows to begin with; all of them functions of a seed.
+"""Click logs without files: Zipf ids, labels of a planted model, rows to begin with.
 
     rows R, fields F    field f owns the ids [f * (R // F), (f + 1) * (R // F)), and gives one to every example
-    zipf                token k = 1, 2, 3, ... of a field is drawn with a probability that falls as 1 / k^1.05, without an end
+    zipf                token k = 1, 2, 3, ... of a field has a probability that falls as 1 / k^1.05, without an end
     bounded             the same up to k = R // F: fewer ids are rare
     uniform             every id of a field is as likely as any other
-    id of a token       k * 7368787 modulo R // F, as the hashing trick has it: frequent ids are no neighbours in memory,
-                        and rare tokens share an id
+    id of a token       k * 7368787 modulo R // F, as the hashing trick has it: frequent ids are no neighbours in
+                        memory, and rare tokens share an id
     label               drawn from a logistic model in which every id has a fixed weight
+
+All of them are functions of a seed: every process draws the same.
 """
 
 from __future__ import annotations

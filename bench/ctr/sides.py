@@ -1,12 +1,12 @@
 """The sides that take turns, a process each: the same network over the same ids, with embeddings of its own kind.
 
-    dense        no embeddings: the network's input is a copy of a fixed tensor, and wants its gradient. What is left to pay
+    dense        no embeddings: the network's input is a copy of a fixed tensor, and wants its gradient. What is left
     torch        nn.EmbeddingBag(sparse=True), one of all rows, a bag for every id; torch's Adagrad or SGD
     shoal        shoal.torch.Embedding over a table of a local store that holds all rows
     1 server, .. shoal.torch.Embedding over a table of a launched cluster, by server processes
 
-A side waits on its pipe, without a sip of CPU, until it is its turn; then it draws the batches of the turn, takes a few steps
-unmeasured and the others by the clock. A step is cut into laps: `look up` (ids to the network's input), `dense
+A side waits on its pipe until it is its turn; then it draws the batches of the turn, takes a step unmeasured and the
+others by the clock. A step is cut into laps: `look up` (ids to the network's input), `dense
 forward`, `dense backward` (to the gradient of that input, which a hook of autograd tells), `give back` (the rest of
 autograd: here the push, there a sparse gradient), `dense step`, `sparse step` (torch's optimizer).
 """
@@ -224,6 +224,7 @@ class Side:
     """A network over embeddings, and its training."""
 
     def __init__(self, kind: str, plan: Plan, stack: ExitStack) -> None:
+        self._plan = plan
         self._embeddings = embeddings(kind, plan, stack)
         torch.manual_seed(7)
         layers: list[nn.Module] = []
@@ -268,6 +269,12 @@ class Side:
     def rows(self, ids: Ids) -> Rows:
         """Read rows as they are."""
         return self._embeddings.rows(ids)
+
+    def first_rows(self, ids: Ids) -> Rows:
+        """Make the rows that these ids, ascending, began with."""
+        cuts = pieces(self._plan.rows)
+        found = [first(b, e, self._plan.dim)[ids[(ids >= b) & (ids < e)] - b] for b, e in cuts]
+        return np.concatenate(found)
 
     def parts(self, begin: int, steps: int) -> dict[str, float]:
         """Seconds a step of the parts, by hand."""

@@ -64,8 +64,8 @@ namespace {
 
 // The rows of the places from `begin` to `end`, for a dim that the compiler knows, or (0) for any.
 template <std::size_t kDim>
-void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std::size_t begin, std::size_t end,
-                 std::size_t dim, float* out) noexcept {
+void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std::size_t begin,
+                 std::size_t end, std::size_t dim, float* out) noexcept {
   constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
   const std::size_t width = kDim == 0 ? dim : kDim;
   for (std::size_t i = begin; i < end; ++i) {
@@ -86,11 +86,16 @@ void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<fl
     const std::size_t begin = pieces.begin(part);
     const std::size_t end = pieces.begin(part + 1);
     switch (dim) {
-      case 1: return expand_rows<1>(rows.data(), inverse(), begin, end, dim, out.data());
-      case 8: return expand_rows<8>(rows.data(), inverse(), begin, end, dim, out.data());
-      case 16: return expand_rows<16>(rows.data(), inverse(), begin, end, dim, out.data());
-      case 32: return expand_rows<32>(rows.data(), inverse(), begin, end, dim, out.data());
-      default: return expand_rows<0>(rows.data(), inverse(), begin, end, dim, out.data());
+      case 1:
+        return expand_rows<1>(rows.data(), inverse(), begin, end, dim, out.data());
+      case 8:
+        return expand_rows<8>(rows.data(), inverse(), begin, end, dim, out.data());
+      case 16:
+        return expand_rows<16>(rows.data(), inverse(), begin, end, dim, out.data());
+      case 32:
+        return expand_rows<32>(rows.data(), inverse(), begin, end, dim, out.data());
+      default:
+        return expand_rows<0>(rows.data(), inverse(), begin, end, dim, out.data());
     }
   });
 }

@@ -149,11 +149,16 @@ void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_
     const std::size_t begin = part == 0 ? 0 : hash_at(pieces.begin(part));
     const std::size_t end = part + 1 == pieces.parts ? unique : hash_at(pieces.begin(part + 1));
     switch (dim) {
-      case 1: return sum_numbers(order, firsts, begin, end, row_of, round, out.data());
-      case 8: return sum_fixed<8>(order, firsts, begin, end, row_of, round, out.data());
-      case 16: return sum_fixed<16>(order, firsts, begin, end, row_of, round, out.data());
-      case 32: return sum_fixed<32>(order, firsts, begin, end, row_of, round, out.data());
-      default: return sum_strips(order, firsts, begin, end, dim, row_of, round, out.data());
+      case 1:
+        return sum_numbers(order, firsts, begin, end, row_of, round, out.data());
+      case 8:
+        return sum_fixed<8>(order, firsts, begin, end, row_of, round, out.data());
+      case 16:
+        return sum_fixed<16>(order, firsts, begin, end, row_of, round, out.data());
+      case 32:
+        return sum_fixed<32>(order, firsts, begin, end, row_of, round, out.data());
+      default:
+        return sum_strips(order, firsts, begin, end, dim, row_of, round, out.data());
     }
   });
 }

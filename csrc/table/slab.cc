@@ -79,6 +79,9 @@ void Chunks::give(std::byte* chunk) noexcept {
 }
 
 std::size_t Slab::bytes() const noexcept {
+  if (places_.empty()) {
+    return 0;
+  }
   return small_.bytes() != 0 ? small_.bytes() : places_.size() * chunks_->bytes();
 }
 
@@ -92,9 +95,9 @@ std::size_t Slab::bytes_with(std::size_t rows, std::size_t likely) const noexcep
   return ((rows + chunks_->rows() - 1) >> chunks_->shift()) * chunks_->bytes();
 }
 
-void Slab::make_room(std::size_t rows, std::size_t likely) {
+bool Slab::make_room(std::size_t rows, std::size_t likely) {
   if (rows <= rows_) {
-    return;
+    return false;
   }
   const std::size_t row_bytes = chunks_->row_bytes();
   if (places_.size() <= 1 && rows <= chunks_->rows() && (places_.empty() || small_.bytes() != 0)) {
@@ -103,13 +106,14 @@ void Slab::make_room(std::size_t rows, std::size_t likely) {
     small_.resize(wanted * row_bytes);
     places_.assign(1, small_.data());
     rows_ = wanted;
-    return;
+    return true;
   }
   const std::size_t wanted = (rows + chunks_->rows() - 1) >> chunks_->shift();
   if (wanted > places_.capacity()) {
     places_.reserve(std::max(wanted, 2 * places_.capacity()));
   }
-  if (small_.bytes() != 0) {
+  const bool moves = small_.bytes() != 0;
+  if (moves) {
     std::byte* const first = chunks_->take();
     std::copy_n(small_.data(), rows_ * row_bytes, first);
     small_ = Region();
@@ -120,9 +124,13 @@ void Slab::make_room(std::size_t rows, std::size_t likely) {
     places_.push_back(chunks_->take());
     rows_ = places_.size() << chunks_->shift();
   }
+  return moves;
 }
 
 void Slab::cut(std::size_t rows) noexcept {
+  if (rows >= rows_) {
+    return;
+  }
   if (small_.bytes() != 0) {
     if (rows == 0) {
       small_ = Region();

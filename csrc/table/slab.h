@@ -63,6 +63,7 @@ class Chunks {
 
 class Slab {
  public:
+  Slab() = default;  // of no rows, now and later
   explicit Slab(Chunks& chunks) noexcept : chunks_(&chunks) {}
 
   // Numbers below this have rows.
@@ -76,13 +77,13 @@ class Slab {
   // What bytes() will be after make_room.
   std::size_t bytes_with(std::size_t rows, std::size_t likely) const noexcept;
   // Room for rows of all numbers below `rows`, which keep their bytes; where that is a small slab, for `likely` ones if that
-  // still is one. Rows may move while the slab is small. std::bad_alloc changes nothing.
-  void make_room(std::size_t rows, std::size_t likely);
+  // still is one. Whether rows may have moved: a small slab's do. std::bad_alloc loses nothing.
+  bool make_room(std::size_t rows, std::size_t likely);
   // Rows from number `rows` on are forgotten, and chunks without others given back.
   void cut(std::size_t rows) noexcept;
 
  private:
-  Chunks* chunks_;
+  Chunks* chunks_ = nullptr;
   std::vector<std::byte*> places_;  // of the chunks; of small_ where there is none
   Region small_;
   std::size_t rows_ = 0;

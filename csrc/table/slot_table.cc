@@ -123,14 +123,17 @@ class SlotTable::Lifted {
   std::uint32_t end_ = 0;
 };
 
-SlotTable::SlotTable(const Layout& layout, Slot slot, Chunks& chunks)
+SlotTable::SlotTable(const Layout& layout, Slot slot, Chunks& chunks) : SlotTable(layout, slot) {
+  slab_ = Slab(chunks);
+}
+
+SlotTable::SlotTable(const Layout& layout, Slot slot)
     : layout_(&layout),
       in_use_(~(~std::uint64_t{0} >> layout.slots.bits())),
       first_hash_(layout.slots.first_hash(slot)),
       load_limit_(highest_load(layout.cells)),
       // The golden ratio's multiples spread any run of slot numbers evenly.
-      phase_(static_cast<double>(index_of(slot) * 0x9e3779b9U) * 0x1p-32),
-      slab_(chunks) {}
+      phase_(static_cast<double>(index_of(slot) * 0x9e3779b9U) * 0x1p-32) {}
 
 // --- where things stand -----------------------------------------------------------------------------------------
 
@@ -590,9 +593,9 @@ void SlotTable::compact_slab() {
 void SlotTable::make_slab_room(std::size_t more) {
   if (!layout_->narrow && more > slab_holes_) {
     const std::size_t rows = slab_end_ + more - slab_holes_;
-    const std::size_t rows_before = slab_.rows();
-    slab_.make_room(rows, std::max(rows, slab_holes_ + limit_));
-    version_ += slab_.rows() != rows_before ? 1U : 0U;  // a small slab may have moved
+    if (slab_.make_room(rows, std::max(rows, slab_holes_ + limit_))) {
+      ++version_;
+    }
   }
 }
 

@@ -60,8 +60,9 @@ class SlotTable {
     const std::byte* row;
   };
 
-  // Of wide rows, `chunks` are those of the layout's rows; both must outlive the table.
+  // Of wide rows, `chunks` are those that they are kept in; narrow ones need none. Both must outlive the table.
   SlotTable(const Layout& layout, Slot slot, Chunks& chunks);
+  SlotTable(const Layout& layout, Slot slot);
 
   std::size_t size() const noexcept { return size_; }
   std::size_t limit() const noexcept { return limit_; }

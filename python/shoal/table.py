@@ -373,11 +373,19 @@ class KeyBatch:
     [3.0, 5.0, 3.0]
     """
 
-    __slots__ = ("__weakref__", "_native", "_workers")
+    __slots__ = ("_native", "_workers")
 
     def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
         self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
         self._workers = workers
+
+    @classmethod
+    def of(cls, native: _core.KeyBatch, workers: _core.Workers) -> "KeyBatch":
+        """Make one of an engine's object that is there, and of its store's threads."""
+        batch = cls.__new__(cls)
+        batch._native = native
+        batch._workers = workers
+        return batch
 
     def __len__(self) -> int:
         """Count the unique keys."""
@@ -445,7 +453,9 @@ class KeyBatch:
         array = np.asarray(grads)
         if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
             raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
-        return self._native.sum(np.ascontiguousarray(array), array.shape[1], self._workers)
+        sums = np.empty((len(self), array.shape[1]), np.float32)
+        self._native.sum(np.ascontiguousarray(array), array.shape[1], sums, self._workers)
+        return sums
 
     def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
         """Give the row of each unique key to every key as given.

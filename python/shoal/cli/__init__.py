@@ -12,7 +12,7 @@ Expected errors are one line, never a traceback. Heavy imports wait for a comman
 
     answers.py     what commands say, and the printing
     arguments.py   what their parsers share
-    train.py, predict.py, report.py, inspect.py, audit.py, demo.py, cluster.py, keygen.py
+    train.py, ctr.py, predict.py, report.py, inspect.py, audit.py, demo.py, cluster.py, keygen.py
                    the commands: add(commands), and a function for each
 """
 
@@ -24,7 +24,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shoal.cli import audit, cluster, demo, inspect, keygen, predict, report, train
+from shoal.cli import audit, cluster, ctr, demo, inspect, keygen, predict, report, train
 from shoal.cli.answers import FAILED, INTERRUPTED, WRONG_INPUT, Answer, complain, one_line, tell
 from shoal.cli.arguments import command
 
@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     whole = command(None, "shoal", "A sparse parameter server: train, use and look at models.", EXAMPLES)
     whole.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, predict, report, inspect, audit, demo, cluster, keygen):
+    ctr.add(train.add(commands))
+    for module in (predict, report, inspect, audit, demo, cluster, keygen):
         module.add(commands)
     return whole

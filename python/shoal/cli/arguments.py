@@ -112,7 +112,7 @@ def open_reader(
     return READERS[form](path, **schema, **how)
 
 
-_OF_TEXT = ("sep", "columns", "na_values", "keep_default_na")
+_OF_TEXT = ("sep", "list_separator", "columns", "na_values", "keep_default_na")
 
 
 def _names(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 
 if TYPE_CHECKING:
     from shoal.data import Reader
-    from shoal.models import Model
+    from shoal.models.predictor import Predictor
 
 PREDICT_EXAMPLES = """\
 examples:
@@ -74,9 +74,14 @@ def predict(arguments: argparse.Namespace) -> Answer:
 
 def evaluate(arguments: argparse.Namespace) -> Answer:
     """Measure predictions against the labels."""
+    from shoal.models.training import measure
+
+    note = ""
     with _loaded(arguments) as (model, reader):
-        metrics = model.evaluate(reader)
-        note = f"\n{reader.skipped:,} malformed lines skipped" if reader.skipped else ""
+        metrics, _, grouped = measure([model], reader)[0]
+        if grouped is not None:
+            note = f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} of one class left out)"
+        note += f"\n{reader.skipped:,} malformed lines skipped" if reader.skipped else ""
         facts = {
             "model": arguments.model,
             "data": reader.path,
@@ -87,27 +92,35 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
             "weight": metrics.weight,
             "base_rate": metrics.base_rate,
             "normalized_entropy": metrics.normalized_entropy,
+            "gauc": None if grouped is None else grouped.gauc,
             "skipped": reader.skipped,
         }
         return Answer(f"{metrics}{note}", facts)
 
 
 @contextmanager
-def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Model, Reader]]:
+def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]:
     """Load the model, and the data in the model's format."""
     from shoal import models
+    from shoal.models import files
     from shoal.store import local
 
     with local(threads=arguments.threads) as store:
         if not Path(arguments.model).exists():
             raise ValueError(f"{arguments.model}: there is no such model")
-        model = models.load(arguments.model, store=store)
+        model: Predictor
+        if files.read(Path(arguments.model)).model == files.CLICK:
+            from shoal.torch import load
+
+            model = load(arguments.model, store=store)
+        else:
+            model = models.load(arguments.model, store=store)
         form = arguments.format or model.format
         if form is None:
             raise ValueError(f"{arguments.model} does not tell the format that it was trained on: pass --format")
         reader = open_reader(arguments.data, form, arguments, model.schema)
         model.check_format(reader)
-        yield model, reader
+        yield model, model.reading(reader)
 
 
 @contextmanager

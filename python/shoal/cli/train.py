@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.consistency import Consistency
     from shoal.data import Reader
     from shoal.models import GridResult, LogisticRegressionGrid, Model
+    from shoal.models.predictor import Predictor
     from shoal.store import Store
 
 EXAMPLES = """\
@@ -24,6 +25,7 @@ examples:
   $ shoal train lr --train train.libsvm --format libsvm --model first
   $ shoal train lr --help                   # all settings of logistic regression
   $ shoal train fm --help                   # and of factorisation machines
+  $ shoal train ctr --help                  # deep click models, with PyTorch
 """
 
 LR_EXAMPLES = """\
@@ -83,8 +85,8 @@ learned up to then, and ends with status 130.
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command, with one below it for each kind of model."""
+def add(commands: Any) -> Any:
+    """Add the command, with one below it for each kind of model; return where other kinds may be added."""
     train = command(commands, "train", "Train a model on a file of examples.", EXAMPLES)
     kinds = train.add_subparsers(title="models", metavar="MODEL", required=True)
     lr = command(kinds, "train lr", "Train logistic regression by FTRL-Proximal and save it.", LR_EXAMPLES, train_lr)
@@ -111,6 +113,7 @@ def add(commands: Any) -> None:
     reading(fm)
     machine(fm)
     clustered(fm)
+    return kinds
 
 
 def learning(parser: argparse.ArgumentParser) -> None:
@@ -157,17 +160,22 @@ def learning(parser: argparse.ArgumentParser) -> None:
         choices=("isotonic", "platt"),
         help="fit probabilities to --valid in the end, and save that with the model",
     )
-    parser.add_argument(
-        "--progress",
-        type=_step,
-        metavar="STEP",
-        help="lines in place of the bar: 100000 is every so many examples, 2.0 at the powers of two",
-    )
+    progressing(parser)
     parser.add_argument(
         "--seed", type=int, default=0, help="of shuffle, sample and rounding of accumulators (default: %(default)s)"
     )
     parser.add_argument(
         "--slots", type=int, default=1024, help="parts of the table; any gives equal bits (default: 1024)"
+    )
+
+
+def progressing(parser: argparse.ArgumentParser) -> None:
+    """Add how progress is shown."""
+    parser.add_argument(
+        "--progress",
+        type=_step,
+        metavar="STEP",
+        help="lines in place of the bar: 100000 is every so many examples, 2.0 at the powers of two",
     )
 
 
@@ -293,7 +301,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     _check_learned(model.examples, train, interrupted)
     if rank != 0:
         return Answer(
-            "\n".join([*_passes(model), *_names(train), f"{'model':<12} saved by worker 0 of {workers}"]),
+            "\n".join([*pass_lines(model), *_names(train), f"{'model':<12} saved by worker 0 of {workers}"]),
             {"model": None, "worker": rank, "interrupted": interrupted, "names": _named(train), **_learned(model)},
             INTERRUPTED if interrupted else DONE,
         )
@@ -303,7 +311,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     if interrupted:
         complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
     return Answer(
-        "\n".join([*_passes(model), *_table(model), *_names(train), f"{'model':<12} {target}"]),
+        "\n".join([*pass_lines(model), *_table(model), *_names(train), f"{'model':<12} {target}"]),
         {"model": str(target), "worker": rank, "interrupted": interrupted, "names": _named(train), **_facts(model)},
         INTERRUPTED if interrupted else DONE,
     )
@@ -353,7 +361,8 @@ def _calibrate(arguments: argparse.Namespace, models: Sequence[Model], valid: Re
             model.calibrate(valid, arguments.calibrate)
 
 
-def _passes(model: Model) -> list[str]:
+def pass_lines(model: Predictor) -> list[str]:
+    """Tell of each pass of a model, and what was kept of them."""
     lines = []
     history = model.history
     for done in history.passes:
@@ -364,6 +373,9 @@ def _passes(model: Model) -> list[str]:
             lines.append(f"{'skipped':<12} {done.skipped:,} malformed lines")
         if done.valid is not None:
             lines.append(f"{'valid':<12} {done.valid}")
+        if done.grouped is not None:
+            of = f"{done.grouped.groups:,} groups, {done.grouped.left_out:,} of one class left out"
+            lines.append(f"{'':<12} GAUC {done.grouped.gauc:.6f}  ({of})")
     if history.best_pass is not None:
         lines.append(
             f"{'kept':<12} the weights of pass {history.best_pass} of {len(history.passes)}, the best on --valid"
@@ -438,7 +450,13 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     if interrupted:
         complain(f"interrupted after {grid.examples:,} examples; the models of that moment are in {target}")
     best = results[0]
-    lines = [*_results(results), "", f"{'best':<12} {_name(best.settings)}", *_passes(best.model), *_table(best.model)]
+    lines = [
+        *_results(results),
+        "",
+        f"{'best':<12} {_name(best.settings)}",
+        *pass_lines(best.model),
+        *_table(best.model),
+    ]
     lines += _names(train)
     lines.append(f"{'model':<12} {where[0]}" if len(where) == 1 else f"{'models':<12} {target}, one folder each")
     facts = [

@@ -43,6 +43,7 @@ def pyarrow() -> Any:
     """
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError("Parquet and Arrow take pyarrow: pip install 'shoal[arrow]'") from error
@@ -215,7 +216,12 @@ def _featured(
     labels = _labels(table.column(columns.label), columns)
     weights = None if columns.weight is None else _weights(table.column(columns.weight), columns.weight)
     flat, products = keys[there], None if values is None else values[there]
-    of = np.broadcast_to(fields, keys.shape)[there] if columns.pairs or fielded else None
+    of = np.broadcast_to(fields, keys.shape)[there] if columns.pairs or columns.lists or fielded else None
+    if columns.lists:
+        assert of is not None
+        places = np.broadcast_to(np.array([list(kinds).index(name) for name in features], np.int64), keys.shape)[there]
+        lists = [(name, *_listed(table.column(name), columns.lists[name], name, named)) for name in columns.lists]
+        indptr, flat, products, of = _with_lists(indptr, flat, products, of, places, lists, list(kinds))
     if columns.pairs:
         assert of is not None
         pairs = np.array(columns.pairs, np.uint64).reshape(-1)
@@ -269,6 +275,42 @@ def _tokens(
         spans = np.column_stack([ends[:-1], ends[1:]])[there]
         named.note(bytes_of.data, keys[there], fields, spans, functools.partial(_spell, name))
     return keys, there
+
+
+def _listed(
+    column: Any, shared: str, name: str, named: FeatureNames | None
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the row and the key of each text in a column of lists; keys are those of the column it shares."""
+    arrow = pyarrow()
+    if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
+        raise ValueError(f"column {name!r} holds {column.type}, no lists: name it as categorical")
+    rows = np.asarray(arrow.compute.list_parent_indices(column)).astype(np.int64)
+    keys, there = _tokens(arrow.compute.list_flatten(column), field_of(shared), shared, named)
+    return rows[there], keys[there]
+
+
+def _with_lists(
+    indptr: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    values: NDArray[np.float32] | None,
+    fields: NDArray[np.uint64],
+    places: NDArray[np.int64],
+    lists: Sequence[tuple[str, NDArray[np.int64], NDArray[np.uint64]]],
+    columns: Sequence[str],
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.float32] | None, NDArray[np.uint64]]:
+    """Put the features of lists among the others, each row's in the order of its columns."""
+    counts = [len(some) for _, _, some in lists]
+    rows = np.concatenate([np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), *(rows for _, rows, _ in lists)])
+    at = np.repeat([columns.index(name) for name, _, _ in lists], counts)
+    order = np.lexsort((np.concatenate([places, at]), rows))
+    of = np.repeat(np.array([field_of(name) for name, _, _ in lists], np.uint64), counts)
+    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(indptr) - 1))])
+    return (
+        begins,
+        np.concatenate([keys, *(some for _, _, some in lists)])[order],
+        None if values is None else np.concatenate([values, np.ones(sum(counts), np.float32)])[order],
+        np.concatenate([fields, of])[order],
+    )
 
 
 def _spell(name: str, text: memoryview | bytes, begin: int, end: int, field: int) -> str:

@@ -5,13 +5,14 @@ columns that nobody asked for.
 
     categorical   key(field, text of the cell), value 1
     numeric       key(field, no text), value the cell's number
+    list          for each text of the cell: key(field it shares, text), value 1
     missing       no feature
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_pairs, pairs_of
 
-PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL = range(5)  # as formats/csv.pxi has them
+PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST = range(6)  # as formats/csv.pxi has them
 
 # Cells that hold nothing, as pandas has them.
 MISSING = (
@@ -37,10 +38,14 @@ class Bound:
     names : tuple of str
         Of all columns of the file, in its order.
     kinds : uint8[columns]
-        PASSED_OVER, LABEL, WEIGHT, NUMERIC or CATEGORICAL.
+        PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL or LIST.
     fields : uint64[columns]
+    hashed : uint64[columns]
+        The field that a column's texts are hashed in: its own, but for a list that shares another's.
     separator : int
         The byte between cells.
+    list_separator : int
+        The byte between the texts of a list.
     missing : tuple of bytes
         Cells that hold nothing.
     positive : bytes or None
@@ -50,7 +55,9 @@ class Bound:
     names: tuple[str, ...]
     kinds: NDArray[np.uint8]
     fields: NDArray[np.uint64]
+    hashed: NDArray[np.uint64]
     separator: int
+    list_separator: int
     missing: tuple[bytes, ...]
     positive: bytes | None
 
@@ -70,16 +77,21 @@ class Columns:
     numeric: Sequence[str] = ()
     weight: str | None = None
     positive: str | None = None
+    lists: Mapping[str, str] = field(default_factory=dict)
     interactions: Interactions = ()
 
     def __post_init__(self) -> None:
         for name, given in (("categorical", self.categorical), ("numeric", self.numeric)):
             if isinstance(given, str) or not all(isinstance(column, str) for column in given or ()):
                 raise TypeError(f"{name} is {given!r}: pass a list of names of columns")
-        roles = [self.label, *self.numeric, *(self.categorical or ()), *([] if self.weight is None else [self.weight])]
+        texts = self.lists.items() if isinstance(self.lists, Mapping) else [("", None)]
+        if not all(isinstance(name, str) and isinstance(shared, str) for name, shared in texts):
+            raise TypeError(f'lists is {self.lists!r}: pass {{"column": "column whose keys it shares"}}')
+        roles = [self.label, *self.numeric, *(self.categorical or ()), *self.lists]
+        roles += [] if self.weight is None else [self.weight]
         for column in roles:
             if roles.count(column) > 1:
-                raise ValueError(f"column {column!r} has two roles: it can be label, weight, category or number")
+                raise ValueError(f"column {column!r} has two roles: it can be label, weight, category, number or list")
         for column in self._interacting():
             known = self.categorical is None or column in self.categorical or column in self.numeric
             if not known or column in (self.label, self.weight):
@@ -108,6 +120,8 @@ class Columns:
             told["weight"] = self.weight
         if self.positive is not None:
             told["positive"] = self.positive
+        if self.lists:
+            told["lists"] = dict(self.lists)
         if pairs := named_pairs(self.interactions):
             told["interactions"] = [list(pair) for pair in pairs]
         return told
@@ -123,6 +137,7 @@ class Columns:
         roles: Mapping[str, int] = {
             **dict.fromkeys(self.categorical or (), CATEGORICAL),
             **dict.fromkeys(self.numeric, NUMERIC),
+            **dict.fromkeys(self.lists, LIST),
             **({} if self.weight is None else {self.weight: WEIGHT}),
             self.label: LABEL,
         }
@@ -133,13 +148,15 @@ class Columns:
         others = CATEGORICAL if self.categorical is None else PASSED_OVER
         return [roles.get(name, others) for name in names]
 
-    def bind(self, names: Sequence[str], separator: str, missing: Iterable[str]) -> Bound:
+    def bind(self, names: Sequence[str], separator: str, list_separator: str, missing: Iterable[str]) -> Bound:
         """Find the columns in a file of text."""
         return Bound(
             tuple(names),
             np.array(self.kinds_of(names), np.uint8),
             np.array([field_of(name) for name in names], np.uint64),
+            np.array([field_of(self.lists.get(name, name)) for name in names], np.uint64),
             ord(separator),
+            ord(list_separator),
             tuple(cell.encode() for cell in missing),
             None if self.positive is None else self.positive.encode(),
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal import _reader
-from shoal.data.columns import CATEGORICAL, MISSING, NUMERIC, Bound, Columns
+from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, Bound, Columns
 from shoal.data.names import decoded
 from shoal.data.rows import Format, Parse, Rows
 
@@ -22,6 +22,7 @@ class _Header:
 
     columns: Columns
     separator: str
+    list_separator: str
     missing: tuple[str, ...]
     numeric: dict[int, str] = field(default_factory=dict)  # names of the columns that were found, by their numbers
     categorical: dict[int, str] = field(default_factory=dict)
@@ -40,9 +41,11 @@ class _Header:
 
     def of(self, names: Sequence[str]) -> Parse:
         """Return what parses lines with these columns."""
-        bound = self.columns.bind(names, self.separator, self.missing)
+        bound = self.columns.bind(names, self.separator, self.list_separator, self.missing)
         for name, number, kind in zip(names, bound.fields.tolist(), bound.kinds.tolist(), strict=True):
-            if kind in (NUMERIC, CATEGORICAL):
+            if kind == LIST:
+                self.categorical[number] = self.columns.lists[name]
+            elif kind in (NUMERIC, CATEGORICAL):
                 (self.numeric if kind == NUMERIC else self.categorical)[number] = name
         return functools.partial(_parse, bound)
 
@@ -64,6 +67,7 @@ def csv_format(
     columns: Columns,
     *,
     sep: str = ",",
+    list_separator: str = "|",
     names: Sequence[str] | None = None,
     na_values: Sequence[str] = (),
     keep_default_na: bool = True,
@@ -71,13 +75,17 @@ def csv_format(
     """Make the format of CSV files; the parameters are those of `shoal.read_csv`, ``names`` being its ``columns``."""
     if len(sep) != 1 or not sep.isascii() or sep.isalnum() or sep in _NO_SEPARATORS:
         raise ValueError(f"sep is {sep!r}: pass one sign that is neither letter, digit, quote, nor part of a number")
+    if len(list_separator) != 1 or not list_separator.isascii() or list_separator in f'{sep}"\r\n':
+        raise ValueError(f"list_separator is {list_separator!r}: pass one sign that is not sep, a quote or a newline")
     if isinstance(na_values, str) or isinstance(names, str):
         raise TypeError("columns and na_values are lists of text: pass ['...']")
     missing = tuple(dict.fromkeys([*(MISSING if keep_default_na else ()), *na_values]))
-    header = _Header(columns, sep, missing)
+    header = _Header(columns, sep, list_separator, missing)
     schema = columns.schema()
     if sep != ",":
         schema["sep"] = sep
+    if columns.lists and list_separator != "|":
+        schema["list_separator"] = list_separator
     if names is not None:
         schema["columns"] = list(names)
     if na_values:

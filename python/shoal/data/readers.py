@@ -287,6 +287,8 @@ def read_csv(
     numeric: Sequence[str] = (),
     weight: str | None = None,
     positive: str | None = None,
+    lists: Mapping[str, str] | None = None,
+    list_separator: str = "|",
     sep: str = ",",
     columns: Sequence[str] | None = None,
     na_values: Sequence[str] = (),
@@ -314,6 +316,12 @@ def read_csv(
         The column of the examples' weights, 0 or more.
     positive : str, optional
         The text of the label that is 1; any other is 0. Default: labels are numbers.
+    lists : mapping of str to str, optional
+        Columns of which a cell is a list of texts: a feature each, with the value 1.
+        ``{"clicked": "ad"}`` gives those of "clicked" the keys that the same texts have in "ad"; name the column itself
+        for keys of its own.
+    list_separator : str, default "|"
+        Between the texts of a list; what holds nothing between two is no feature.
     sep : str, default ","
         Between cells; ``"\t"`` for TSV.
     columns : list of str, optional
@@ -369,11 +377,19 @@ def read_csv(
         numeric=numeric,
         weight=weight,
         positive=positive,
+        lists=lists or {},
         interactions=interactions,
     )
     return TextReader(
         path,
-        csv_format(asked, sep=sep, names=columns, na_values=na_values, keep_default_na=keep_default_na),
+        csv_format(
+            asked,
+            sep=sep,
+            list_separator=list_separator,
+            names=columns,
+            na_values=na_values,
+            keep_default_na=keep_default_na,
+        ),
         batch_size=batch_size,
         on_error=on_error,
         threads=threads,
@@ -390,6 +406,7 @@ def read_parquet(
     numeric: Sequence[str] = (),
     weight: str | None = None,
     positive: str | None = None,
+    lists: Mapping[str, str] | None = None,
     interactions: Interactions = (),
     batch_size: int = 8192,
     names: FeatureNames | None = None,
@@ -412,6 +429,10 @@ def read_parquet(
         The column of the examples' weights, 0 or more.
     positive : str, optional
         The text of the label that is 1; any other is 0. Default: labels are numbers.
+    lists : mapping of str to str, optional
+        Columns of Arrow's list type, whose elements are taken as text: a feature each, with the value 1.
+        ``{"clicked": "ad"}`` gives those of "clicked" the keys that the same texts have in "ad"; name the column itself
+        for keys of its own.
     interactions : list of pairs of columns, or list of columns, default none
         Features of two features: of each pair, or of all pairs of the columns.
     batch_size : int, default 8192
@@ -448,6 +469,7 @@ def read_parquet(
         numeric=numeric,
         weight=weight,
         positive=positive,
+        lists=lists or {},
         interactions=interactions,
     )
     files = files_of(path, storage_options)
@@ -465,6 +487,7 @@ def read_arrow(
     numeric: Sequence[str] = (),
     weight: str | None = None,
     positive: str | None = None,
+    lists: Mapping[str, str] | None = None,
     interactions: Interactions = (),
     batch_size: int = 8192,
     names: FeatureNames | None = None,
@@ -476,7 +499,7 @@ def read_arrow(
     data : object with ``__arrow_c_stream__``
         A frame of pandas or polars, a table, a dataset's scanner or a RecordBatchReader of pyarrow, a relation of
         DuckDB. What has no length is taken for a stream, which has one pass.
-    label, categorical, numeric, weight, positive, interactions, batch_size, names
+    label, categorical, numeric, weight, positive, lists, interactions, batch_size, names
         As `read_parquet`.
 
     Returns
@@ -511,6 +534,7 @@ def read_arrow(
         numeric=numeric,
         weight=weight,
         positive=positive,
+        lists=lists or {},
         interactions=interactions,
     )
     return TableReader((Tables(data),), "arrow", columns, Settings(batch_size, names=names))

@@ -6,6 +6,7 @@ cdef enum:
     WEIGHT = 2
     NUMERIC = 3
     CATEGORICAL = 4
+    LIST = 5
 
 cdef struct Text:
     const uint8_t* begin
@@ -16,8 +17,9 @@ cdef struct CsvColumns:
     size_t count
     const uint8_t* kinds
     const uint64_t* fields
-    const uint64_t* seeds  # of the fields
+    const uint64_t* seeds  # of the fields that texts are hashed in
     uint8_t separator
+    uint8_t list_separator  # between the texts of a list
     const Text* missing  # cells that hold nothing
     size_t missing_count
     const uint8_t* missing_first  # whether one of them begins with this byte
@@ -156,6 +158,39 @@ cdef inline int put_cell(
     return GOOD
 
 
+cdef inline int put_list(
+    const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out,
+    const uint8_t* begin, const uint8_t* end,
+) noexcept nogil:
+    """A feature for each text of the cell that holds something."""
+    cdef const uint8_t* p = cell.begin
+    cdef const uint8_t* stop = cell.begin + cell.size
+    cdef const uint8_t* behind
+    cdef Text text
+    if is_missing(columns, cell):
+        return GOOD
+    while p <= stop:
+        behind = <const uint8_t*>memchr(p, columns.list_separator, stop - p)
+        if behind == NULL:
+            behind = stop
+        text.begin, text.size = p, <size_t>(behind - p)
+        if text.size > 0 and not is_missing(columns, &text):
+            # The other columns of the line find room behind it.
+            if out.nnz + <int64_t>columns.count > out.room:
+                return NO_ROOM
+            out.keys[out.nnz] = token_key(columns.seeds[column], text.begin, text.size, readable)
+            if out.values != NULL:
+                out.values[out.nnz] = 1.0
+            if out.origins:
+                if readable == columns.unquoted + cell.size:
+                    put_origin(out, out.nnz, columns.fields[column], begin, end)
+                else:
+                    put_origin(out, out.nnz, columns.fields[column], p, behind)
+            out.nnz += 1
+        p = behind + 1
+    return GOOD
+
+
 cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
     cdef const CsvColumns* columns = <const CsvColumns*>known
     cdef const uint8_t* p = place[0]
@@ -173,7 +208,9 @@ cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const 
         fault = read_cell(&p, end, columns, &cell, &readable)
         if fault == QUOTE_CLOSED:
             place[0] = p
-        if fault == GOOD and columns.kinds[column] != PASSED_OVER:
+        if fault == GOOD and columns.kinds[column] == LIST:
+            fault = put_list(columns, column, &cell, readable, out, place[0], p)
+        elif fault == GOOD and columns.kinds[column] != PASSED_OVER:
             fault = put_cell(columns, column, &cell, readable, out, place[0], p)
         if fault != GOOD:
             return fault
@@ -189,6 +226,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     """Append rows of CSV to ``arrays``, by ``columns``, a `shoal.data.columns.Bound`; see docs/readers.md."""
     cdef const uint8_t[::1] kinds = columns.kinds
     cdef const uint64_t[::1] fields = columns.fields
+    cdef const uint64_t[::1] hashed = columns.hashed
     cdef tuple missing = columns.missing
     cdef bytes positive = columns.positive
     cdef vector[uint64_t] seeds
@@ -199,14 +237,17 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     cdef CsvColumns known
     cdef size_t i
     cdef bytes text
-    if kinds.shape[0] == 0 or kinds.shape[0] != fields.shape[0]:
-        raise ValueError(f"kinds and fields must be as long, and not empty, got {kinds.shape[0]} and {fields.shape[0]}")
+    if kinds.shape[0] == 0 or kinds.shape[0] != fields.shape[0] or kinds.shape[0] != hashed.shape[0]:
+        raise ValueError(
+            f"kinds, fields and hashed must be as long, and not empty, got {kinds.shape[0]}, {fields.shape[0]} and "
+            f"{hashed.shape[0]}"
+        )
     if arrays.weights is None and WEIGHT in columns.kinds:
         raise ValueError("weights is None, and a column is the weight")
     if arrays.values is None and NUMERIC in columns.kinds:
         raise ValueError("values is None, and a column is numeric")
     for i in range(<size_t>fields.shape[0]):
-        seeds.push_back(field_seed(fields[i]))
+        seeds.push_back(field_seed(hashed[i]))
     memset(first, 0, 256)
     known.empty_is_missing = False
     for text in missing:
@@ -224,7 +265,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     unquoted = PyBytes_FromStringAndSize(NULL, block.shape[0])
     known.count = <size_t>kinds.shape[0]
     known.kinds, known.fields, known.seeds = &kinds[0], &fields[0], seeds.data()
-    known.separator = columns.separator
+    known.separator, known.list_separator = columns.separator, columns.list_separator
     known.missing, known.missing_count, known.missing_first = empties.data(), empties.size(), first
     known.unquoted = <uint8_t*>PyBytes_AS_STRING(unquoted)
     return parse(block, start, arrays, skip, csv_line, &known)

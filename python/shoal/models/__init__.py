@@ -2,7 +2,8 @@
 
 What is where:
 
-    model.py        Model: what all kinds share; a kind says how rows become margins, and slopes gradients
+    predictor.py    Predictor: what predicts from batches; a kind says how they become margins
+    model.py        Model: a predictor over tables; a kind says how rows become margins, and slopes gradients
     logistic.py     logistic regression
     fm.py           factorisation machine
     dbpg.py         delayed block proximal gradient: logistic regression to its optimum
@@ -60,4 +61,7 @@ _CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression
 
 def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> Model:
     """Read a model of whatever kind it is; see `Model.load`."""
-    return _CLASSES[files.read(Path(directory)).model].load(directory, store=store)
+    kind = files.read(Path(directory)).model
+    if kind == files.CLICK:
+        raise ValueError(f"{os.fspath(directory)} is a click model, which takes PyTorch: load it with shoal.torch.load")
+    return _CLASSES[kind].load(directory, store=store)

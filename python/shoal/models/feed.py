@@ -22,13 +22,14 @@ import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.data import Batch
 from shoal.data.pieces import joined, rows_of
-from shoal.table import KeyBatch, mix
+from shoal.table import mix
 
 # Batches in the buffer of a shuffle that was asked for by True.
 SHUFFLE_BATCHES = 16
@@ -197,15 +198,18 @@ def check_batch(batch: object) -> None:
         raise TypeError(f"a batch is a {type(batch).__name__}: pass a shoal.Batch, or iterate a reader")
 
 
+Made = TypeVar("Made")
+
+
 def sorted_ahead(
-    batches: Iterable[Batch], sort: Callable[[Batch], KeyBatch], ahead: Callable[[Batch], KeyBatch], *, overlap: bool
-) -> Generator[tuple[Batch, KeyBatch], None, None]:
+    batches: Iterable[Batch], sort: Callable[[Batch], Made], ahead: Callable[[Batch], Made], *, overlap: bool
+) -> Generator[tuple[Batch, Made], None, None]:
     """Sort the keys of each batch; if ``overlap``, ahead where it pays, while the consumer works on the one before.
 
     ``sort`` is called by this thread, ``ahead`` by the helper.
     """
     helper: ThreadPoolExecutor | None = None
-    waiting: tuple[Batch, Future[KeyBatch]] | None = None
+    waiting: tuple[Batch, Future[Made]] | None = None
     try:
         for batch, error in _to_the_end(iter(batches)):
             begun = None

@@ -4,10 +4,12 @@
         model.json            {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
         checkpoint-000001/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
         names-000001.json     names of its features, if they were saved; model.json names it too
+        tower-000001.pt       dense parameters of a click model in PyTorch, its optimizer and its random numbers
+        best-000003/          weights of the best pass of a fit that is not over; standing of model.json tells the pass
 
 Invariants
-    I1  model.json names a complete checkpoint, and complete names, at every moment. Saving writes the new ones beside
-        the old ones, puts a new model.json in place by one rename, and then removes the old ones.
+    I1  model.json names a complete checkpoint, complete names and a complete tower at every moment. Saving writes the
+        new ones beside the old ones, puts a new model.json in place by one rename, and then removes the old ones.
     I2  A directory that is not empty and has no model.json is never written to.
 
 What a cut-off save leaves behind (what no model.json names) the next save removes.
@@ -27,10 +29,12 @@ from typing import Any
 
 import msgspec
 
+from shoal import _core
 from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
-from shoal.sealed import make_directory, read_sealed, write_sealed
+from shoal.models.learner import Standing
+from shoal.sealed import make_directory, read_sealed, write_atomically, write_sealed
 from shoal.store import Store
 from shoal.table import Table
 
@@ -39,14 +43,17 @@ FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"
 FACTORIZATION = "factorization machine"
-KINDS = (LOGISTIC, FACTORIZATION)
+CLICK = "click model"
+KINDS = (LOGISTIC, FACTORIZATION, CLICK)
 
 _MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass", "patience", "data", "batch_size", "grouped")
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
 _NAMES = re.compile(r"names-(\d{6,})\.json")
+_TOWER = re.compile(r"tower-(\d{6,})\.pt")
+_BEST = re.compile(r"best-(\d{6,})")
 _LEFT_BEHIND = re.compile(
-    rf"\.({re.escape(MODEL_FILE)}|{_NAMES.pattern})\.[0-9a-f]{{8}}\.tmp"
+    rf"\.({re.escape(MODEL_FILE)}|{_NAMES.pattern}|{_TOWER.pattern})\.[0-9a-f]{{8}}\.tmp"
 )  # by one that was killed
 
 
@@ -69,6 +76,10 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, Any] = {}
     calibration: dict[str, Any] | None = None
     history: History
+    tower: str | None = None
+    tower_crc32c: str | None = None
+    click: dict[str, Any] | None = None  # what a click model is made by
+    standing: Standing | None = None  # of a fit that is not over
 
 
 def is_model(directory: Path) -> bool:
@@ -99,7 +110,12 @@ def check_target(directory: Path, *, overwrite: bool) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Tell whether this is something that model.json may name."""
-    return bool(_CHECKPOINT.fullmatch(path.name) or _NAMES.fullmatch(path.name))
+    return any(pattern.fullmatch(path.name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST))
+
+
+def best_folder(pass_number: int) -> str:
+    """Name the folder of the weights of a fit's best pass so far."""
+    return f"best-{pass_number:06}"
 
 
 def save(
@@ -110,8 +126,9 @@ def save(
     *,
     overwrite: bool,
     names: FeatureNames | None = None,
+    tower: bytes | None = None,
 ) -> Path:
-    """Write a model; see `shoal.models.Model.save`."""
+    """Write a model; see `shoal.models.Model.save`. ``tower`` is a click model's dense part, as torch writes it."""
     check_target(directory, overwrite=overwrite)
     make_directory(directory)
     taken = [int(found[1]) for path in directory.iterdir() if (found := _CHECKPOINT.fullmatch(path.name))]
@@ -120,11 +137,15 @@ def save(
         described,
         checkpoint=f"checkpoint-{number}",
         names=None if names is None else f"names-{number}.json",
+        tower=None if tower is None else f"tower-{number}.pt",
+        tower_crc32c=None if tower is None else f"{_core.crc32c(tower):08x}",
     )
     try:
         store.save(directory / new.checkpoint, tables=[table.name for table in tables])
         if names is not None and new.names is not None:
             names.save(directory / new.names)
+        if tower is not None and new.tower is not None:
+            write_atomically(directory / new.tower, tower)
         write_sealed(directory / MODEL_FILE, msgspec.json.encode(new))
     finally:
         _remove_unnamed(directory)
@@ -139,7 +160,8 @@ def _remove_unnamed(directory: Path) -> None:
             described = read(directory)
         except CorruptionError:
             return
-        kept = described.checkpoint, described.names
+        best = described.standing.best_pass if described.standing is not None else 0
+        kept = described.checkpoint, described.names, described.tower, best_folder(best) if best else None
     for path in directory.iterdir():
         if path.name in kept or not (_is_ours(path) or _LEFT_BEHIND.fullmatch(path.name)):
             continue
@@ -175,7 +197,29 @@ def read(directory: Path) -> ModelFile:
         raise CorruptionError(f"{path} names no checkpoint but {described.checkpoint!r}")
     if described.names is not None and not _NAMES.fullmatch(described.names):
         raise CorruptionError(f"{path} names no names of features but {described.names!r}")
+    if described.tower is not None and not _TOWER.fullmatch(described.tower):
+        raise CorruptionError(f"{path} names no tower but {described.tower!r}")
     return described
+
+
+def read_tower(directory: Path, described: ModelFile) -> bytes:
+    """Read the dense part of a click model.
+
+    Raises
+    ------
+    CorruptionError
+        It is missing or was changed.
+    """
+    if described.tower is None:
+        raise CorruptionError(f"{directory / MODEL_FILE} names no tower")
+    path = directory / described.tower
+    try:
+        tower = path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptionError(f"{path} is missing: the model is not whole") from None
+    if f"{_core.crc32c(tower):08x}" != described.tower_crc32c:
+        raise CorruptionError(f"{path} is damaged: its checksum does not match")
+    return tower
 
 
 def load(directory: Path, store: Store) -> ModelFile:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Self
 from shoal import _core
 from shoal.data import Batch
 from shoal.models import files
-from shoal.models.model import Floats, Model
+from shoal.models.model import Model
+from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
 from shoal.store import Store
 from shoal.table import KeyBatch, Rows, Table

@@ -24,8 +24,27 @@ from shoal.store import Store
 Prepared = Any  # what a learner made of a batch ahead
 
 
-class Learner(Protocol):
-    """What the training loop trains."""
+class Predicts(Protocol):
+    """What the loop measures."""
+
+    def check_fitted(self) -> None:
+        """Raise ValueError if there is nothing to predict with."""
+
+    def check_format(self, data: object) -> None:
+        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+
+    def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
+        """Prepare each batch, ahead where it pays; an error of ``batches`` comes after all before it."""
+
+    def margins(self, batch: Batch, prepared: Prepared) -> npt.NDArray[np.float64]:
+        """Predict: float64[n]."""
+
+    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
+        """Tell which examples belong together, uint64[n]; None where nothing tells."""
+
+
+class Learner(Predicts, Protocol):
+    """What the loop trains."""
 
     @property
     def name(self) -> str:
@@ -43,29 +62,14 @@ class Learner(Protocol):
     def examples(self) -> int:
         """Examples learned from so far."""
 
-    def check_fitted(self) -> None:
-        """Raise ValueError if there is nothing to predict with."""
-
-    def check_format(self, data: object) -> None:
-        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
-
     def note_format(self, data: object) -> None:
         """Remember the format of what is learned from."""
 
     def nonfinite_rows(self) -> int:
         """Count the gradients that were dropped because they were not finite."""
 
-    def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
-        """Prepare each batch, ahead where it pays; an error of ``batches`` comes after all before it."""
-
     def learn(self, batch: Batch, prepared: Prepared, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
-
-    def margins(self, batch: Batch, prepared: Prepared) -> npt.NDArray[np.float64]:
-        """Predict: float64[n]."""
-
-    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
-        """Tell which examples belong together, uint64[n]; None where nothing tells."""
 
     def keep(self, folder: Path) -> None:
         """Write the weights into a folder that is there and empty, without waiting for the disk."""

@@ -20,8 +20,9 @@ from shoal.data import Batch
 from shoal.metrics import Accumulator
 from shoal.models import dbpg, files
 from shoal.models.dbpg import DBPG, Solved
-from shoal.models.model import Floats, Model
+from shoal.models.model import Model
 from shoal.models.plan import Metric, Plan
+from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Optimizer, Proximal
 from shoal.store import Store
 from shoal.table import KeyBatch, Rows, Table

@@ -25,38 +25,32 @@ it was at some batch boundary.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core, checkpoint
 from shoal.data import Batch, FeatureNames
-from shoal.errors import CorruptionError
-from shoal.metrics import Accumulator, Curves, Metrics, probabilities
+from shoal.metrics import Accumulator
 from shoal.models import feed, files, training
-from shoal.models.calibration import Calibration, from_dict, isotonic, platt
-from shoal.models.history import History, Record
+from shoal.models.history import Record
 from shoal.models.plan import Metric, Plan
+from shoal.models.predictor import Floats, Predictor, read_calibration
 from shoal.optim import Optimizer
 from shoal.store import Store, local
 from shoal.table import KeyBatch, Rows, Table
-
-_NAMED_COLUMNS = ("csv", "parquet", "arrow")  # whose keys are the same
-_FEATURES = ("categorical", "numeric", "interactions")  # of a schema: what keys are made of
-Floats = npt.NDArray[np.float64]
-Method = Literal["isotonic", "platt"]
 
 # The key of the bias: the first eight bytes of SHA-256 of "shoal bias". Any key would do; a small or a round one would
 # be more likely to be somebody's feature, which would then share its row.
 BIAS_KEY = 0x1208DA918DB99F36
 
 
-class Model(ABC):
+class Model(Predictor):
     """A model of log-odds whose weights are tables of a store.
 
     The first table has dim 1 and holds the linear weights, the bias among them.
@@ -79,8 +73,7 @@ class Model(ABC):
         self._owns_store = store is None
         self._store = local() if store is None else store
         self._has_bias = bool(bias)
-        self._record = Record()
-        self._calibration: Calibration | None = None
+        super().__init__()
         # Of the thread that sorts ahead: it would wait for the store's own, or find their memory taken.
         self._sorters = _core.Workers(1)
         try:
@@ -154,31 +147,6 @@ class Model(ABC):
         return self.table.optimizer
 
     @property
-    def record(self) -> Record:
-        """What the training loop notes down."""
-        return self._record
-
-    @property
-    def examples(self) -> int:
-        """Examples learned from so far; an example counts once for each pass."""
-        return self._record.examples
-
-    @property
-    def format(self) -> str | None:
-        """Name of the format that the model was fitted on ("libsvm", "criteo"), if a reader told."""
-        return self._record.format
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """What was asked of the function that made the reader: columns, interactions. See `shoal.Reader.schema`."""
-        return dict(self._record.schema)
-
-    @property
-    def history(self) -> History:
-        """Learning curve and summary of the passes of `fit`."""
-        return self._record.history
-
-    @property
     def has_bias(self) -> bool:
         """Whether every example has a constant feature."""
         return self._has_bias
@@ -189,11 +157,6 @@ class Model(ABC):
         if not self._has_bias:
             return 0.0
         return float(self.table.pull(np.array([BIAS_KEY], np.uint64))[0, 0])
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What `calibrate` fitted; None before, and after the model has learned on."""
-        return self._calibration
 
     def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
         """Read all linear weights that are not zero, the bias left out.
@@ -267,10 +230,6 @@ class Model(ABC):
         if names is None:
             return keys, weights
         return [names.get(key, str(key)) for key in keys.tolist()], weights
-
-    def nonfinite_rows(self) -> int:
-        """Count the gradients that were dropped because they, or the new row, were not finite."""
-        return sum(table.stats().nonfinite_rows for table in self._tables)
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -411,6 +370,13 @@ class Model(ABC):
         self._record.examples += len(batch)
         return loss
 
+    def _margins(self, batch: Batch, prepared: KeyBatch) -> Floats:
+        return self._forward(batch, prepared, [table.pull_unique(prepared) for table in self._tables])[0]
+
+    def prepare(self, batch: Batch) -> KeyBatch:
+        """Sort the keys of a batch and the bias's."""
+        return self.sort(batch)
+
     def sort(self, batch: Batch) -> KeyBatch:
         """Sort the keys of a batch and the bias's."""
         return self._store.key_batch(batch.keys, last=self._last)
@@ -422,10 +388,6 @@ class Model(ABC):
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, KeyBatch]]:
         """Sort the keys of each batch, ahead where it pays."""
         return feed.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
-
-    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
-        """Tell nothing: the features of a batch do not say which examples belong together."""
-        return None
 
     def keep(self, folder: Path) -> None:
         """Write the tables into a folder that is there and empty, without waiting for the disk."""
@@ -440,177 +402,12 @@ class Model(ABC):
         """The key behind those of a batch."""
         return BIAS_KEY if self._has_bias else None
 
-    def note_format(self, data: object) -> None:
-        """Remember the format of what is learned from."""
-        self._record.format = getattr(data, "format", None) or self._record.format
-        self._record.schema = getattr(data, "schema", None) or self._record.schema
-
-    # ---- calibrating -------------------------------------------------------------------------------------------------
-
-    def calibrate(self, data: Batch | Iterable[Batch], method: Method = "isotonic") -> Self:
-        """Fit a map from margins to probabilities that come true, and predict through it from now on.
-
-        Parameters
-        ----------
-        data : Batch, Reader or iterable of Batch
-            Examples that the model has not learned from, with labels; their weights count.
-        method : {"isotonic", "platt"}
-            A function that never falls, for ten thousand examples and more; or a curve of two numbers.
-
-        Returns
-        -------
-        Model
-            Itself. The map is `calibration`; it is saved with the model, and forgotten when the model learns on, since
-            it belongs to the weights that it was fitted for.
-
-        Raises
-        ------
-        ValueError
-            There are no examples, the model has not learned from anything yet, or there is no such method.
-
-        Notes
-        -----
-        Holds all margins and labels, 12 bytes an example, and about 60 more while they are sorted. Predictions keep
-        their order, but for isotonic calibration, which gives one probability to examples of one block: their AUC
-        may change a little.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from shoal import Batch, LogisticRegression
-        >>> batch = Batch(np.array([1, 1, 0], np.float32), np.arange(4), np.array([7, 7, 7], np.uint64), None)
-        >>> with LogisticRegression() as model:
-        ...     _ = model.partial_fit(batch)
-        ...     model.calibrate(batch, "isotonic").predict_proba(batch).round(4).tolist()
-        [0.6667, 0.6667, 0.6667]
-        """
-        fits: dict[str, Callable[..., Calibration]] = {"isotonic": isotonic, "platt": platt}
-        if method not in fits:
-            raise ValueError(f"method is {method!r}: pass 'isotonic' or 'platt'")
-        self.check_fitted()
-        self.check_format(data)
-        batches = [data] if isinstance(data, Batch) else data
-        training.check_iterable(batches, "data", passes=1)
-        before, self._calibration = self._calibration, None
-        try:
-            found = training.predictions([self], batches)
-            before = fits[method](found.margins[0], found.labels, found.weights)
-        finally:
-            self._calibration = before
-        return self
-
-    # ---- predicting --------------------------------------------------------------------------------------------------
-
-    def margins(self, batch: Batch, keys: KeyBatch) -> Floats:
-        """Compute the margins of a batch whose keys are sorted, calibrated if the model is."""
-        margins = self._forward(batch, keys, [table.pull_unique(keys) for table in self._tables])[0]
-        return margins if self._calibration is None else self._calibration.margins(margins)
-
-    def decision_function(self, data: Batch | Iterable[Batch]) -> Floats:
-        """Compute the margins (log-odds) of examples, calibrated if the model is.
-
-        Parameters
-        ----------
-        data : Batch, Reader or iterable of Batch
-
-        Returns
-        -------
-        float64[n]
-
-        Raises
-        ------
-        ValueError
-            The model has not learned from anything yet.
-        """
-        if isinstance(data, Batch):
-            self.check_fitted()
-            return self.margins(data, self.sort(data))
-        training.check_iterable(data, "data", passes=1)
-        self.check_fitted()
-        self.check_format(data)
-        return training.predictions([self], data).margins[0]
-
-    def predict_proba(self, data: Batch | Iterable[Batch]) -> Floats:
-        """Compute the probabilities of label 1.
-
-        Parameters
-        ----------
-        data : Batch, Reader or iterable of Batch
-
-        Returns
-        -------
-        float64[n]
-            One number per example, not one per class.
-
-        Raises
-        ------
-        ValueError
-            The model has not learned from anything yet.
-        """
-        return probabilities(self.decision_function(data))
-
-    def evaluate(self, data: Batch | Iterable[Batch]) -> Metrics:
-        """Measure the predictions of labelled examples; nothing is learned.
-
-        Parameters
-        ----------
-        data : Batch, Reader or iterable of Batch
-
-        Returns
-        -------
-        Metrics
-            Exact and by weight: all margins and labels are held, 12 bytes an example, and about 60 more while the AUC
-            sorts them.
-
-        Raises
-        ------
-        ValueError
-            The model has not learned from anything yet.
-        """
-        return self.measure(data)[0]
-
-    def measure(self, data: Batch | Iterable[Batch]) -> tuple[Metrics, Curves]:
-        """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
-
-        Parameters
-        ----------
-        data : Batch, Reader or iterable of Batch
-
-        Returns
-        -------
-        Metrics
-        Curves
-
-        Raises
-        ------
-        ValueError
-            The model has not learned from anything yet.
-        """
-        measured = training.measure([self], data)[0]
-        return measured.metrics, measured.curves
-
     def check_fitted(self) -> None:
         """Raise ValueError if there is nothing to predict with."""
         if len(self.table) == 0:
             raise ValueError(
                 f"this model has learned nothing yet: call fit or partial_fit, or {type(self).__name__}.load"
             )
-
-    def check_format(self, data: object) -> None:
-        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
-        form = getattr(data, "format", None)
-        if form is not None and self.format is not None and _kind(self.format) != _kind(form):
-            raise ValueError(
-                f"this model learned from {self.format} data, its keys mean nothing for {form}: pass a reader of "
-                f"{self.format} data"
-            )
-        schema = getattr(data, "schema", {})
-        for name in _FEATURES:
-            if self.format is not None and form is not None and schema.get(name) != self.schema.get(name):
-                raise ValueError(
-                    f"this model learned from data with {name}={self.schema.get(name)!r}, and this reader has "
-                    f"{schema.get(name)!r}: pass the same, as in read_{form}(path, **model.schema)"
-                )
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
@@ -691,8 +488,7 @@ class Model(ABC):
         try:
             described = files.load(Path(directory), target)
             model = cls._from_file(described, target)
-            if described.calibration is not None:
-                model._calibration = _calibration_of(described.calibration, directory)
+            model._calibration = read_calibration(described.calibration, directory)
         except BaseException:
             if store is None:
                 target.close()
@@ -700,14 +496,3 @@ class Model(ABC):
         model._owns_store = store is None
         model._record = Record(described.history, described.examples, described.format, described.schema)
         return model
-
-
-def _kind(form: str) -> str:
-    return "columns" if form in _NAMED_COLUMNS else form
-
-
-def _calibration_of(described: dict[str, Any], directory: str | os.PathLike[str]) -> Calibration:
-    try:
-        return from_dict(described)
-    except ValueError as error:
-        raise CorruptionError(f"{os.fspath(directory)}: {error}") from None

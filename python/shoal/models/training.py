@@ -51,13 +51,13 @@ from shoal.data.pieces import joined_or_none
 from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics, gauc, measure_with_curves
 from shoal.models import feed
 from shoal.models.history import Fit, Pass
-from shoal.models.learner import Learner, Prepared, Standing, Watcher
+from shoal.models.learner import Learner, Predicts, Prepared, Standing, Watcher
 from shoal.models.plan import Plan
 from shoal.models.team import Team
 from shoal.models.watch import interrupts_at_boundaries, watch
 
 if TYPE_CHECKING:
-    from shoal.models.model import Floats
+    from shoal.models.predictor import Floats
 
 log = logging.getLogger(__name__)
 
@@ -411,7 +411,8 @@ class Student:
         folder = self._best_folder(self._best_pass)
         if folder is not None:
             self._folder = folder
-            folder.mkdir()
+            shutil.rmtree(folder, ignore_errors=True)  # of a fit that was killed
+            folder.mkdir(parents=True)
             self.model.keep(folder)
             return
         if self._temporary is None:
@@ -424,7 +425,7 @@ class Student:
             shutil.rmtree(old)
 
 
-def measure(models: Sequence[Learner], data: Batch | Iterable[Batch]) -> list[Measured]:
+def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[Measured]:
     """Measure models, which share a store and what they prepare of a batch, in one pass over the data."""
     batches = [data] if isinstance(data, Batch) else data
     check_iterable(batches, "data", passes=1)
@@ -441,7 +442,7 @@ def measure(models: Sequence[Learner], data: Batch | Iterable[Batch]) -> list[Me
     ]
 
 
-def predictions(models: Sequence[Learner], batches: Iterable[Batch]) -> Predictions:
+def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predictions:
     """Return labels, weights, groups and each model's margins of all examples."""
     first = models[0]
     labels: list[npt.NDArray[np.float32]] = []

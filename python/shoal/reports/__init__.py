@@ -12,17 +12,23 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal import checkpoint, models
 from shoal.data import Batch, columns
 from shoal.models import Fit, Model, files
+from shoal.models.predictor import Predictor
 from shoal.optim import Optimizer
 from shoal.reports.page import Facts, HeldOut, page
 from shoal.sealed import write_atomically
-from shoal.store import local
+from shoal.store import Store, local
+
+if TYPE_CHECKING:
+    from shoal.torch import ClickModel
 
 __all__ = ["report"]
 
@@ -85,7 +91,7 @@ def report(
     if target.is_dir():
         raise ValueError(f"{target} is a directory: name a file")
     with local(threads=threads) as store:
-        model = models.load(directory, store=store)
+        model = _loaded(directory, store)
         held_out = None if data is None else _held_out(model, data, data_name)
         if names is None:
             names = models.load_names(directory) or {}
@@ -94,13 +100,62 @@ def report(
     return target
 
 
-def _held_out(model: Model, data: Iterable[Batch], name: str | None) -> HeldOut:
-    metrics, curves = model.measure(data)
+def _loaded(directory: Path, store: Store) -> Model | ClickModel:
+    if files.read(directory).model != files.CLICK:
+        return models.load(directory, store=store)
+    from shoal.torch import load
+
+    return load(directory, store=store)
+
+
+def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> HeldOut:
+    metrics, curves = model.measure(model.reading(data))
     path = getattr(data, "path", None)
     return HeldOut(name=name or (Path(path).name if path is not None else "held out"), metrics=metrics, curves=curves)
 
 
-def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mapping[int, str], top: int) -> Facts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """What a kind of model tells of itself alone."""
+
+    rule: str
+    settings: list[tuple[str, str]]
+    nonzero: int | None = None
+    weights: list[tuple[str, float]] = field(default_factory=list)
+
+
+def _of_model(model: Model, names: Mapping[int, str], top: int) -> _Own:
+    largest, weights = model.top(top, names=names)
+    return _Own(
+        rule=_rule(model.optimizer),
+        settings=[("bias", f"{model.bias:.4f}" if model.has_bias else "no")],
+        nonzero=sum(int(np.count_nonzero(rows)) for _, rows in model.table.items()) - (model.bias != 0),
+        weights=list(zip(largest, weights.tolist(), strict=True)),
+    )
+
+
+def _of_click(model: ClickModel) -> _Own:
+    made_by = model.made_by
+    network = dict(made_by["model"])
+    return _Own(
+        rule=str(network.pop("name")),
+        settings=[
+            *((name.replace("_", " "), str(value)) for name, value in network.items()),
+            ("dense parameters", f"{model.dense_parameters:,}"),
+            ("their optimizer", ", ".join(f"{name} {value}" for name, value in made_by["optimizer"].items())),
+            *((name, _named(value)) for name, value in made_by["fields"].items() if value and name != "form"),
+        ],
+    )
+
+
+def _named(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _facts(
+    directory: Path, model: Model | ClickModel, held_out: HeldOut | None, names: Mapping[int, str], top: int
+) -> Facts:
+    own = _of_model(model, names, top) if isinstance(model, Model) else _of_click(model)
     manifest = checkpoint.read_manifest(directory / files.read(directory).checkpoint)
     on_disk = sum(file.bytes for table in manifest.tables for file in table.files)
     stats = [table.stats() for table in model.tables]
@@ -110,12 +165,12 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
     fits = model.history.fits
     settings = [
         ("model", model.kind),
+        *own.settings,
         *(
             (f"table {table.name!r}", f"dim {table.dim}, {table.dtype}, seed {table.seed}, {_rule(table.optimizer)}")
             for table in model.tables
         ),
         ("slots", f"{manifest.slots:,}"),
-        ("bias", f"{model.bias:.4f}" if model.has_bias else "no"),
         ("calibration", "no" if model.calibration is None else str(model.calibration)),
         *(fits[-1].told() if fits else []),
         *([("fits before this one", _earlier(fits))] if len(fits) > 1 else []),
@@ -140,18 +195,17 @@ def _facts(directory: Path, model: Model, held_out: HeldOut | None, names: Mappi
         ("in memory", f"{in_memory:,} bytes" + (f", {in_memory / rows:.1f} a row" if rows else "")),
         ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} a row" if rows else "")),
     ]
-    largest, weights = model.top(top, names=names)
     return Facts(
         title=directory.resolve().name or str(directory),
-        subtitle=f"{model.kind}, {_rule(model.optimizer)}, {model.examples:,} examples in {len(passes)} "
+        subtitle=f"{model.kind}, {own.rule}, {model.examples:,} examples in {len(passes)} "
         f"{'pass' if len(passes) == 1 else 'passes'}",
         rows=rows,
-        nonzero=sum(int(np.count_nonzero(rows)) for _, rows in model.table.items()) - (model.bias != 0),
+        nonzero=own.nonzero,
         history=model.history,
         held_out=held_out,
         settings=settings,
         data=data,
-        weights=list(zip(largest, weights.tolist(), strict=True)),
+        weights=own.weights,
         version=importlib.metadata.version("shoal"),
     )
 

@@ -53,8 +53,10 @@ class Facts:
     ----------
     title, subtitle : str
         What was trained.
-    rows, nonzero : int
-        Rows of the table, and how many weights are not zero.
+    rows : int
+        Of the table.
+    nonzero : int or None
+        How many linear weights are not zero; None of a model that has more than those.
     history : History
         May be empty.
     held_out : HeldOut or None
@@ -70,7 +72,7 @@ class Facts:
     title: str
     subtitle: str
     rows: int
-    nonzero: int
+    nonzero: int | None
     history: History
     held_out: HeldOut | None
     settings: Sequence[tuple[str, str]]
@@ -140,7 +142,7 @@ def _tiles(facts: Facts, shown: HeldOut | None) -> str:
         of = _progressive(facts.history)
         tiles = _tiles_of(of.metrics, "progressive" if len(passes) == 1 else f"progressive, pass {of.number}")
     tiles += [
-        (f"{facts.rows:,}", "rows", f"{facts.nonzero:,} not zero"),
+        (f"{facts.rows:,}", "rows", "" if facts.nonzero is None else f"{facts.nonzero:,} not zero"),
     ]
     return (
         '<div class="tiles">'
@@ -392,6 +394,7 @@ def _passes(history: History) -> str:
     several = len(set(files.values())) > 1
     earlier = len(history.passes) - _LINES
     learned = "learned from"
+    grouped = any(done.grouped is not None for done in history.passes)
     rows: list[tuple[str, ...]] = []
     for i, done in enumerate(history.passes):
         learned = files.get(done.number, learned) if several else learned
@@ -400,10 +403,13 @@ def _passes(history: History) -> str:
             continue
         name = f"{done.number}{'' if done.complete else ', interrupted'}{', kept' if kept else ''}"
         rate = done.metrics.examples / done.seconds if done.seconds > 0 else math.nan
-        rows.append((name, learned, *_cells(done.metrics), f"{done.seconds:,.1f} s", f"{rate:,.0f}"))
+        last = ("",) if grouped else ()
+        rows.append((name, learned, *_cells(done.metrics), f"{done.seconds:,.1f} s", f"{rate:,.0f}", *last))
         if done.valid is not None:
-            rows.append(("", "validation", *_cells(done.valid), "", ""))
-    head = ("pass", "", "examples", "positive", "log-loss", "NE", "AUC", "calibration", "time", "examples/s")
+            last = (NONE if done.grouped is None else _figure(done.grouped.gauc, 5),) if grouped else ()
+            rows.append(("", "validation", *_cells(done.valid), "", "", *last))
+    head = ["pass", "", "examples", "positive", "log-loss", "NE", "AUC", "calibration", "time", "examples/s"]
+    head += ["GAUC"] if grouped else []
     note = f'<p class="note">The latest {_LINES} of {len(history.passes):,}.</p>' if earlier > 0 else ""
     return f'<section><h2>Passes</h2>{note}<div class="card">{_table(head, rows)}</div></section>'
 
@@ -419,8 +425,8 @@ def _cells(m: Metrics) -> tuple[str, ...]:
     )
 
 
-def _weights(weights: Sequence[tuple[str, float]], nonzero: int) -> str:
-    if not weights:
+def _weights(weights: Sequence[tuple[str, float]], nonzero: int | None) -> str:
+    if not weights or nonzero is None:
         return ""
     most = max(abs(w) for _, w in weights)
     rows = "".join(

@@ -5,7 +5,8 @@
 
     Embedding, EmbeddingBag   the modules; sparse.py is what they share, ops.py what torch.compile sees of them
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
-    models/                   click models, which take their sparse parts from a maker
+    models/                   click models, which take their sparse parts from a maker; tables.py makes makers
+    trainer.py                a click model that learns from readers; logs.py TensorBoard and MLflow, config.py its TOML
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
@@ -33,21 +34,36 @@ except ImportError as error:
 
 from shoal.torch import models
 from shoal.torch.bag import EmbeddingBag
+from shoal.torch.config import load
 from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
+from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.loader import BatchDataset, BatchLoader
+from shoal.torch.logs import MLflow, TensorBoard
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
+from shoal.torch.tables import TableRule, tables
+from shoal.torch.trainer import ClickModel, train
 
 __all__ = [
     "BatchDataset",
     "BatchLoader",
+    "ClickModel",
     "DenseParameters",
     "Embedding",
     "EmbeddingBag",
+    "Fields",
+    "Inputs",
+    "MLflow",
     "Pipeline",
     "SparseModule",
+    "TableRule",
+    "TensorBoard",
     "accumulate",
+    "inputs",
+    "load",
     "models",
     "pull_together",
+    "tables",
+    "train",
 ]

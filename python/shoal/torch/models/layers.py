@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.torch.fields import Inputs
+from shoal.torch.sparse import SparseModule, pull_together
 
 Maker = Callable[[str, int], nn.Module]
 
@@ -57,8 +58,31 @@ class Lookup(nn.Module):
 
 
 def pull(asked: Sequence[tuple[nn.Module, Tensor]]) -> list[Tensor]:
-    """Look up keys of several tables."""
-    return [table(keys) for table, keys in asked]
+    """Look up keys of several tables: float32[..., dim] of each request's keys int64[...].
+
+    A table that is asked more than once is called once, so that backward sums all its gradients into one step. Pulls
+    from a store's tables are all under way before one is waited for.
+    """
+    of: dict[nn.Module, list[int]] = {}
+    for number, (table, _) in enumerate(asked):
+        of.setdefault(table, []).append(number)
+    keys = [
+        asked[some[0]][1] if len(some) == 1 else torch.cat([asked[number][1].flatten() for number in some])
+        for some in of.values()
+    ]
+    together = all(isinstance(table, SparseModule) for table in of)
+    calls = list(zip(of, keys, strict=True))
+    found = pull_together(calls) if together else [table(some_keys) for table, some_keys in calls]
+    out: list[Tensor] = [torch.empty(0)] * len(asked)
+    for some, rows in zip(of.values(), found, strict=True):
+        if len(some) == 1:
+            out[some[0]] = rows
+            continue
+        shapes = [asked[number][1].shape for number in some]
+        parts = rows.split([shape.numel() for shape in shapes])
+        for number, shape, part in zip(some, shapes, parts, strict=True):
+            out[number] = part.unflatten(0, shape)
+    return out
 
 
 def look_up(x: Inputs, *lookups: Lookup) -> list[Tensor]:

@@ -1,0 +1,76 @@
+"""Embeddings and the dense part on servers: workers hold copies, pull them, and push gradients.
+
+    python examples/torch_dense.py                                             # one process; needs PyTorch
+    shoal launch --servers 2 --workers 2 examples/torch_dense.py               # two workers
+    shoal launch --servers 2 --workers 2 examples/torch_dense.py --optimizer adam
+
+There is no all-reduce and no process group: the tower's numbers are an array on the servers, which step it by the
+optimizer that is named here, once a clock, with the mean of the workers' gradients. A checkpoint (store.save) holds all
+there is to save: rows, tower, and the states of both optimizers. A tower of many megabytes is better kept in the
+workers: see torch_ddp.py.
+"""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+import shoal
+from shoal import demo
+from shoal.metrics import Accumulator
+
+RULES = {"sgd": shoal.SGD(lr=0.2), "adagrad": shoal.Adagrad(lr=0.05), "adam": shoal.Adam(lr=0.01)}
+
+
+class Net(torch.nn.Module):
+    """A weight for each feature, and a tower on the sum of the features' vectors."""
+
+    def __init__(self, store: shoal.Store) -> None:
+        super().__init__()
+        rule, init = shoal.Adagrad(lr=0.1), shoal.Normal(0.05, seed=1)
+        self.wide = shoal.torch.EmbeddingBag(store.table("wide", dim=1, optimizer=rule))
+        self.deep = shoal.torch.EmbeddingBag(store.table("deep", dim=8, optimizer=rule, init=init))
+        self.tower = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+    def forward(self, batch: shoal.Batch) -> torch.Tensor:
+        """Give the log-odds of the examples."""
+        return (self.tower(self.deep(batch)) + self.wide(batch)).squeeze(1)
+
+
+def learn(store: shoal.Store, data: shoal.Reader, rule: shoal.SGD | shoal.Adagrad | shoal.Adam) -> Accumulator:
+    """Learn from this worker's shard of the data; return how good each batch was predicted before it was learned."""
+    torch.manual_seed(0)
+    model, seen = Net(store), Accumulator()
+    dense = shoal.torch.DenseParameters(store, model.tower, optimizer=rule, name="tower")
+    asks = dict.fromkeys([model.wide, model.deep], lambda batch: torch.from_numpy(batch.keys))
+    for batch in shoal.torch.Pipeline(data.shard(store.rank, store.num_workers), asks, staleness=1, store=store):
+        dense.pull()
+        model.zero_grad()
+        logits = model(batch)
+        seen.update(batch.labels, logits.detach().numpy())
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels)).backward()
+        dense.push()
+    dense.pull()
+    return seen
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cluster", metavar="ADDRESS", default=os.environ.get("SHOAL_SCHEDULER"), help="the scheduler")
+    parser.add_argument("--optimizer", choices=RULES, default="adam", help="of the tower (default: adam)")
+    arguments = parser.parse_args()
+    mean = shoal.BSP(reduce="mean")  # as the losses are means: the step is that of the mean over all workers
+    connected = shoal.connect(arguments.cluster, consistency=mean) if arguments.cluster else shoal.local()
+    with connected as store, tempfile.TemporaryDirectory() as scratch:
+        demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # every worker draws the same
+        data = shoal.read_criteo(Path(scratch, "log.tsv"), batch_size=128)
+        seen = learn(store, data, RULES[arguments.optimizer])
+        print(f"worker {store.rank} of {store.num_workers}: {seen.result()}", flush=True)
+        store.barrier()
+
+
+if __name__ == "__main__":
+    main()

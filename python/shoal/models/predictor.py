@@ -1,0 +1,293 @@
+"""Predictor: what predicts from batches, whatever it is made of: margins, probabilities, metrics, calibration.
+
+A kind of predictor says how a batch becomes margins (`_margins`), and what it wants to have done with a batch ahead of
+time (`prepare`); the rest is here.
+
+Threads: predictions may be made from any thread, beside one that learns.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import Batch
+from shoal.errors import CorruptionError
+from shoal.metrics import Curves, Metrics, probabilities
+from shoal.models import training
+from shoal.models.calibration import Calibration, from_dict, isotonic, platt
+from shoal.models.history import History, Record
+from shoal.models.learner import Prepared
+from shoal.table import Table
+
+__all__ = ["Floats", "Method", "Predictor", "read_calibration"]
+
+_NAMED_COLUMNS = ("csv", "parquet", "arrow")  # whose keys are the same
+_FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: what keys are made of
+Floats = npt.NDArray[np.float64]
+Method = Literal["isotonic", "platt"]
+
+
+class Predictor(ABC):
+    """Something that turns batches into log-odds, and was learned from a reader."""
+
+    def __init__(self) -> None:
+        self._record = Record()
+        self._calibration: Calibration | None = None
+
+    # ---- what a kind of predictor says -------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def tables(self) -> Sequence[Table]:
+        """All tables whose rows were learned."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> Prepared:
+        """Make of a batch what `margins` takes beside it."""
+
+    @abstractmethod
+    def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
+        """Prepare each batch, ahead where it pays; an error of ``batches`` comes after all before it."""
+
+    @abstractmethod
+    def _margins(self, batch: Batch, prepared: Prepared) -> Floats:
+        """Compute the log-odds, float64[n], not calibrated."""
+
+    @abstractmethod
+    def check_fitted(self) -> None:
+        """Raise ValueError if there is nothing to predict with."""
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def record(self) -> Record:
+        """What the training loop notes down."""
+        return self._record
+
+    @property
+    def examples(self) -> int:
+        """Examples learned from so far; an example counts once for each pass."""
+        return self._record.examples
+
+    @property
+    def format(self) -> str | None:
+        """Name of the format that the model was fitted on ("libsvm", "criteo"), if a reader told."""
+        return self._record.format
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What was asked of the function that made the reader: columns, interactions. See `shoal.Reader.schema`."""
+        return dict(self._record.schema)
+
+    @property
+    def history(self) -> History:
+        """Learning curve and summary of the passes of `fit`."""
+        return self._record.history
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What `calibrate` fitted; None before, and after the model has learned on."""
+        return self._calibration
+
+    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
+        """Tell nothing: the features of a batch do not say which examples belong together."""
+        return None
+
+    def reading(self, data: Any) -> Any:
+        """Return a reader, or whatever it is, whose batches tell what is asked of them."""
+        return data
+
+    def nonfinite_rows(self) -> int:
+        """Count the gradients that were dropped because they, or the new row, were not finite."""
+        return sum(table.stats().nonfinite_rows for table in self.tables)
+
+    def note_format(self, data: object) -> None:
+        """Remember the format of what is learned from."""
+        self._record.format = getattr(data, "format", None) or self._record.format
+        self._record.schema = getattr(data, "schema", None) or self._record.schema
+
+    # ---- calibrating -------------------------------------------------------------------------------------------------
+
+    def calibrate(self, data: Batch | Iterable[Batch], method: Method = "isotonic") -> Self:
+        """Fit a map from margins to probabilities that come true, and predict through it from now on.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+            Examples that the model has not learned from, with labels; their weights count.
+        method : {"isotonic", "platt"}
+            A function that never falls, for ten thousand examples and more; or a curve of two numbers.
+
+        Returns
+        -------
+        Model
+            Itself. The map is `calibration`; it is saved with the model, and forgotten when the model learns on, since
+            it belongs to the weights that it was fitted for.
+
+        Raises
+        ------
+        ValueError
+            There are no examples, the model has not learned from anything yet, or there is no such method.
+
+        Notes
+        -----
+        Holds all margins and labels, 12 bytes an example, and about 60 more while they are sorted. Predictions keep
+        their order, but for isotonic calibration, which gives one probability to examples of one block: their AUC
+        may change a little.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from shoal import Batch, LogisticRegression
+        >>> batch = Batch(np.array([1, 1, 0], np.float32), np.arange(4), np.array([7, 7, 7], np.uint64), None)
+        >>> with LogisticRegression() as model:
+        ...     _ = model.partial_fit(batch)
+        ...     model.calibrate(batch, "isotonic").predict_proba(batch).round(4).tolist()
+        [0.6667, 0.6667, 0.6667]
+        """
+        fits: dict[str, Callable[..., Calibration]] = {"isotonic": isotonic, "platt": platt}
+        if method not in fits:
+            raise ValueError(f"method is {method!r}: pass 'isotonic' or 'platt'")
+        self.check_fitted()
+        self.check_format(data)
+        batches = [data] if isinstance(data, Batch) else data
+        training.check_iterable(batches, "data", passes=1)
+        before, self._calibration = self._calibration, None
+        try:
+            found = training.predictions([self], batches)
+            before = fits[method](found.margins[0], found.labels, found.weights)
+        finally:
+            self._calibration = before
+        return self
+
+    # ---- predicting --------------------------------------------------------------------------------------------------
+
+    def margins(self, batch: Batch, prepared: Prepared) -> Floats:
+        """Compute the margins of a batch that is prepared, calibrated if the predictor is."""
+        margins = self._margins(batch, prepared)
+        return margins if self._calibration is None else self._calibration.margins(margins)
+
+    def decision_function(self, data: Batch | Iterable[Batch]) -> Floats:
+        """Compute the margins (log-odds) of examples, calibrated if the model is.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        float64[n]
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        if isinstance(data, Batch):
+            self.check_fitted()
+            return self.margins(data, self.prepare(data))
+        training.check_iterable(data, "data", passes=1)
+        self.check_fitted()
+        self.check_format(data)
+        return training.predictions([self], data).margins[0]
+
+    def predict_proba(self, data: Batch | Iterable[Batch]) -> Floats:
+        """Compute the probabilities of label 1.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        float64[n]
+            One number per example, not one per class.
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        return probabilities(self.decision_function(data))
+
+    def evaluate(self, data: Batch | Iterable[Batch]) -> Metrics:
+        """Measure the predictions of labelled examples; nothing is learned.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        Metrics
+            Exact and by weight: all margins and labels are held, 12 bytes an example, and about 60 more while the AUC
+            sorts them.
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        return self.measure(data)[0]
+
+    def measure(self, data: Batch | Iterable[Batch]) -> tuple[Metrics, Curves]:
+        """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
+
+        Parameters
+        ----------
+        data : Batch, Reader or iterable of Batch
+
+        Returns
+        -------
+        Metrics
+        Curves
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet.
+        """
+        measured = training.measure([self], data)[0]
+        return measured.metrics, measured.curves
+
+    def check_format(self, data: object) -> None:
+        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+        form = getattr(data, "format", None)
+        if form is not None and self.format is not None and _kind(self.format) != _kind(form):
+            raise ValueError(
+                f"this model learned from {self.format} data, its keys mean nothing for {form}: pass a reader of "
+                f"{self.format} data"
+            )
+        schema = getattr(data, "schema", {})
+        for name in _FEATURES:
+            if self.format is not None and form is not None and schema.get(name) != self.schema.get(name):
+                raise ValueError(
+                    f"this model learned from data with {name}={self.schema.get(name)!r}, and this reader has "
+                    f"{schema.get(name)!r}: pass the same, as in read_{form}(path, **model.schema)"
+                )
+
+
+def read_calibration(described: dict[str, Any] | None, directory: str | os.PathLike[str]) -> Calibration | None:
+    """Make the calibration that a model's file describes.
+
+    Raises
+    ------
+    CorruptionError
+        It describes none.
+    """
+    if described is None:
+        return None
+    try:
+        return from_dict(described)
+    except ValueError as error:
+        raise CorruptionError(f"{os.fspath(directory)}: {error}") from None
+
+
+def _kind(form: str) -> str:
+    return "columns" if form in _NAMED_COLUMNS else form

@@ -1,0 +1,463 @@
+"""The configuration of `shoal train ctr`: a TOML file, checked to the last key, and the model that it describes.
+
+    [data]     what is read, and which of its fields the model takes
+    [model]    which model, and its sizes
+    [tables]   optimizer, initial rows and dtype of the tables; [tables.NAME] of one of them
+    [train]    batches, passes, dense optimizer, early stopping
+    [logging]  TensorBoard, MLflow
+    [output]   where the model and its checkpoints go
+
+Every section is a struct below, every key a member with its description: docs/ctr.md lists them, and a test holds it to
+them. A key that is not there is an error that names the nearest one that is.
+
+Threads: configurations are immutable; `build` belongs to the caller's thread, whose torch generator it draws from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+import torch
+from msgspec import Meta, Struct
+from torch import nn
+
+from shoal import optim
+from shoal.models import files
+from shoal.optim import Init, Normal, Optimizer
+from shoal.store import Store, local
+from shoal.torch.fields import Fields, to_json
+from shoal.torch.models import MODELS
+from shoal.torch.tables import TableRule, tables
+from shoal.torch.trainer import ClickModel
+
+__all__ = ["Config", "Data", "Logging", "Output", "TableSettings", "Tables", "Train", "build", "load", "parse", "read"]
+
+Spec = dict[str, Any]  # {"name": "Adagrad", "lr": 0.02}
+_COLUMNS = ("csv", "tsv", "parquet")
+_OF_DATA = ("make", "fields", "item", "dense")  # parameters of models that follow from [data]
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What is read, and which of its fields the model takes."""
+
+    train: Annotated[list[str], Meta(description="Files, patterns or URLs to learn from.")]
+    format: Annotated[Literal["libffm", "vw", "criteo", "csv", "tsv", "parquet"], Meta(description="Of all the files.")]
+    valid: Annotated[list[str], Meta(description="Held-out files, measured after every pass.")] = []
+    label: Annotated[str | None, Meta(description="Column of labels; csv, tsv and parquet.")] = None
+    categorical: Annotated[list[str], Meta(description="Columns of texts; csv, tsv and parquet.")] = []
+    numeric: Annotated[list[str], Meta(description="Columns of numbers; csv, tsv and parquet.")] = []
+    weight: Annotated[str | None, Meta(description="Column of the examples' weights.")] = None
+    positive: Annotated[str | None, Meta(description="Text of the label that is 1; else labels are numbers.")] = None
+    columns: Annotated[list[str], Meta(description="Columns of csv and tsv without a header.")] = []
+    na_values: Annotated[list[str], Meta(description="More texts of cells that hold nothing.")] = []
+    fields: Annotated[
+        list[str],
+        Meta(
+            description="The model's fixed fields, in order. Default: all categorical and numeric columns that are not "
+            "dense, or the 39 columns of criteo."
+        ),
+    ] = []
+    dense: Annotated[list[str], Meta(description="Numeric columns that the model takes as numbers.")] = []
+    log: Annotated[bool, Meta(description="Whether dense columns become sign(x) ln(1 + |x|).")] = False
+    history: Annotated[str | None, Meta(description="Column of lists of items, for din.")] = None
+    item: Annotated[str | None, Meta(description="The fixed field that the history is about.")] = None
+    list_separator: Annotated[str, Meta(description="Between the items of a history in csv and tsv.")] = "|"
+    group: Annotated[str | None, Meta(description="Field whose key tells which examples belong together: GAUC.")] = None
+    on_error: Annotated[Literal["raise", "skip"], Meta(description="What a malformed line does.")] = "raise"
+    parsers: Annotated[int, Meta(ge=1, description="Threads that parse.")] = 1
+
+
+class TableSettings(Struct, frozen=True, kw_only=True):
+    """How a table is made; what is not given is as `[tables]` has it."""
+
+    optimizer: Annotated[Spec | None, Meta(description="Update rule: its name and settings.")] = None
+    init: Annotated[Spec | None, Meta(description="Where rows start: Zeros, Constant, Uniform or Normal.")] = None
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Meta(description="How rows are stored.")] = None
+
+
+class Tables(TableSettings, frozen=True, kw_only=True):
+    """How tables are made."""
+
+    linear_optimizer: Annotated[
+        Spec | None, Meta(description="Update rule of the weights of first order, if another.")
+    ] = None
+    rules: dict[str, TableSettings] = {}
+
+
+class Train(Struct, frozen=True, kw_only=True):
+    """How the model is trained."""
+
+    batch_size: Annotated[int, Meta(ge=1, description="Examples of a batch.")] = 4096
+    epochs: Annotated[int, Meta(ge=1, description="Passes over the data, at most.")] = 1
+    optimizer: Annotated[
+        Spec, Meta(description="Of the dense parameters: a class of torch.optim and its settings.")
+    ] = msgspec.field(default_factory=lambda: {"name": "Adam", "lr": 0.001})
+    shuffle: Annotated[int, Meta(ge=0, description="Batches in the buffer of the shuffle; 0: as they come.")] = 0
+    negative_rate: Annotated[float, Meta(description="Share of the negatives to learn from, reweighted.")] = 1.0
+    patience: Annotated[
+        int | None, Meta(description="Stop when so many passes in a row were not better on valid; keep the best.")
+    ] = None
+    min_delta: Annotated[float, Meta(description="Better means by more than this.")] = 0.0
+    metric: Annotated[Literal["logloss", "auc"], Meta(description="What patience looks at.")] = "logloss"
+    seed: Annotated[int, Meta(ge=0, description="Of initial values, shuffle and sample.")] = 0
+
+
+class Logging(Struct, frozen=True, kw_only=True):
+    """Where numbers go while it trains."""
+
+    every: Annotated[int, Meta(ge=1, description="Batches between two numbers.")] = 100
+    tensorboard: Annotated[str | None, Meta(description="Directory of TensorBoard's event files.")] = None
+    mlflow: Annotated[str | None, Meta(description="URI of MLflow's tracking server, or a folder.")] = None
+    experiment: Annotated[str, Meta(description="MLflow's experiment.")] = "shoal"
+
+
+class Output(Struct, frozen=True, kw_only=True):
+    """Where the model goes."""
+
+    dir: Annotated[str | None, Meta(description="Directory of the model and of its checkpoints.")] = None
+    every: Annotated[
+        int | None, Meta(description="Batches between two checkpoints; each pass ends with one anyway.")
+    ] = None
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """A whole configuration."""
+
+    data: Data
+    model: dict[str, Any]
+    tables: Tables = Tables()
+    train: Train = Train()
+    logging: Logging = Logging()
+    output: Output = Output()
+
+    @property
+    def fields(self) -> Fields:
+        """The fields that the model takes."""
+        data = self.data
+        names = data.fields or self._usual_fields()
+        form = "csv" if data.format == "tsv" else data.format
+        return Fields(
+            names=names,
+            form=form,
+            dense=data.dense,
+            log=data.log,
+            history=data.history,
+            item=data.item,
+            group=data.group,
+        )
+
+    def _usual_fields(self) -> list[str]:
+        data = self.data
+        if data.format == "criteo":
+            return [*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+        taken = {*data.dense, data.history}
+        names = [name for name in (*data.categorical, *data.numeric) if name not in taken]
+        if not names:
+            what = "categorical and numeric, or fields" if data.format in _COLUMNS else "fields"
+            raise ValueError(f"[data] names no fields of {data.format} data: give {what}")
+        return names
+
+    def schema(self) -> dict[str, Any]:
+        """Tell what the function that makes the reader takes beside files and batch size."""
+        data = self.data
+        told: dict[str, Any] = {}
+        for name in ("label", "weight", "positive", "columns", "na_values", "categorical", "numeric"):
+            value = getattr(data, name)
+            if value and data.format not in _COLUMNS:
+                raise ValueError(f"[data] {name} is for {', '.join(_COLUMNS)}, not for {data.format}: leave it out")
+            if value:
+                told[name] = value
+        if data.format not in _COLUMNS:
+            return told
+        if data.label is None:
+            raise ValueError(f"[data] has no label: {data.format} needs the name of a column")
+        told["categorical"] = list(data.categorical)
+        if data.history is not None:
+            told["lists"] = {data.history: data.item or data.history}
+            if data.format != "parquet":
+                told["list_separator"] = data.list_separator
+        return told
+
+    def made_by(self) -> dict[str, Any]:
+        """Tell what `build` needs, as JSON."""
+        return {
+            "model": self.model,
+            "fields": to_json(self.fields),
+            "tables": msgspec.to_builtins(self.tables),
+            "optimizer": self.train.optimizer,
+            "seed": self.train.seed,
+        }
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | os.PathLike[str], more: Mapping[tuple[str, str], Any] | None = None) -> Config:
+    """Read a configuration.
+
+    Parameters
+    ----------
+    path : path
+        A TOML file.
+    more : mapping of (section, key) to value, optional
+        What takes the place of the file's.
+
+    Raises
+    ------
+    ValueError
+        It is no TOML, a key is unknown, missing or of another type; the message names file, section and key.
+    OSError
+        It cannot be read.
+    """
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return parse(raw, more)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from None
+
+
+def parse(raw: Mapping[str, Any], more: Mapping[tuple[str, str], Any] | None = None) -> Config:
+    """Check a configuration that was read; see `read`."""
+    sections = {name: dict(_table(value, f"[{name}]")) for name, value in raw.items()}
+    for (section, key), value in (more or {}).items():
+        sections.setdefault(section, {})[key] = value
+    _known(sections, _keys(Config), "the configuration", "section")
+    for name, kind in (("data", Data), ("train", Train), ("logging", Logging), ("output", Output)):
+        _known(sections.get(name, {}), _keys(kind), f"[{name}]")
+    given = sections.get("tables", {})
+    rules = {name: value for name, value in given.items() if name not in _keys(Tables) and isinstance(value, dict)}
+    usual = {name: value for name, value in given.items() if name not in rules}
+    _known(usual, [name for name in _keys(Tables) if name != "rules"], "[tables]")
+    for name, rule in rules.items():
+        stem, _, number = name.partition("-")
+        if stem not in _TABLES or (number and not number.isdecimal()):
+            _known([name], [*_TABLES, *_keys(TableSettings)], "[tables]", "table")
+        _known(rule, _keys(TableSettings), f"[tables.{name}]")
+    sections["tables"] = {**usual, "rules": rules}
+    sections["model"] = _model(sections.get("model", {}))
+    for name in ("data", "model"):
+        if name not in sections:
+            raise ValueError(f"there is no section [{name}]")
+    config = _converted(sections, Config)
+    _ = config.schema(), config.fields, _rule(config.tables), _dense(config.train.optimizer)
+    for name, rule in config.tables.rules.items():
+        _rule(rule, f"[tables.{name}]")
+    return config
+
+
+_TABLES = ("linear", "embedding")  # that models make
+
+
+def _keys(kind: type[Struct]) -> list[str]:
+    return list(kind.__struct_fields__)
+
+
+def _table(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is {value!r}: it must be a section")
+    return value
+
+
+def _known(given: Iterable[str], known: Sequence[str], where: str, what: str = "key") -> None:
+    """Raise ValueError if something is given that is not known, and name the nearest that is."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ValueError(f"{where} has no {what} {name!r}: did you mean {near[0]!r}? There are {', '.join(known)}")
+
+
+def _converted(value: Any, kind: Any, where: str = "") -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        section, _, key = place.rstrip("`").lstrip(".").partition(".")
+        at = where or (f"[{section}] {key}".rstrip() if section else "the configuration")
+        raise ValueError(f"{at}: {text[:1].lower()}{text[1:]}") from None
+
+
+def _model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the settings of a model against what its class takes."""
+    if "name" not in given:
+        raise ValueError(f"[model] has no name: it is one of {', '.join(MODELS)}")
+    name = given["name"]
+    _known([str(name)], list(MODELS), "[model]", "model")
+    takes = _takes(MODELS[name])
+    out: dict[str, Any] = {"name": name}
+    _known([key for key in given if key != "name"], list(takes), f"[model] of {name}")
+    for key, value in given.items():
+        if key != "name":
+            out[key] = _converted(value, takes[key], f"[model] {key}")
+    return out
+
+
+def _takes(kind: type[nn.Module]) -> dict[str, Any]:
+    """Return the settings of a model with their types."""
+    hints = get_type_hints(kind.__init__)
+    return {name: hints[name] for name in inspect.signature(kind).parameters if name not in _OF_DATA}
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+
+def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
+    """Make the model that a configuration describes, with its tables in ``store``.
+
+    Parameters
+    ----------
+    config : Config or mapping
+        Or what `Config.made_by` told.
+    store : Store
+
+    Returns
+    -------
+    ClickModel
+
+    Notes
+    -----
+    Dense parameters are drawn from a generator of the configuration's seed; torch's own goes on from there, so that
+    dropout can be repeated too.
+
+    Raises
+    ------
+    ValueError
+        The model does not take what the data has: a history, dense columns.
+    """
+    made_by = config.made_by() if isinstance(config, Config) else dict(config)
+    settings = dict(made_by["model"])
+    kind = MODELS[settings.pop("name")]
+    fields = Fields(**made_by["fields"])
+    takes = inspect.signature(kind).parameters
+    name = made_by["model"]["name"]
+    if fields.dense:
+        if "dense" not in takes:
+            raise ValueError(f"model {name} takes no dense columns: name them among [data] fields, or take another")
+        settings["dense"] = len(fields.dense)
+    if (fields.history is None) == ("item" in takes):
+        which = "needs [data] history and item" if "item" in takes else "takes no history"
+        raise ValueError(f"model {name} {which}")
+    if fields.history is not None:
+        settings["item"] = fields.item_index
+    rules = _converted(made_by["tables"], Tables)
+    seed = made_by["seed"]
+    usual = _rule(rules, seed=seed)
+    make = tables(
+        store,
+        **{key: value for key in ("optimizer", "dtype") if (value := getattr(usual, key)) is not None},
+        init=usual.init or Normal(0.01, seed=seed),
+        linear_optimizer=None if rules.linear_optimizer is None else _optimizer(rules.linear_optimizer, "[tables]"),
+        rules={table: _rule(rule, f"[tables.{table}]", seed=seed) for table, rule in rules.rules.items()},
+        seed=seed,
+    )
+    torch.manual_seed(seed)
+    module = kind(make, len(fields), **settings)
+    dense = list(module.parameters())
+    optimizer_class, how = _dense(made_by["optimizer"])
+    return ClickModel(module, fields, store, optimizer_class(dense, **how), made_by=made_by)
+
+
+def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> ClickModel:
+    """Read a click model that was trained by a configuration; it predicts, bit for bit, as the one that was saved.
+
+    Parameters
+    ----------
+    directory : path
+    store : Store, optional
+        Where the tables go; without one into a new local store, closed by the model's `close`.
+
+    Returns
+    -------
+    ClickModel
+
+    Raises
+    ------
+    CorruptionError
+        A file is missing, cut short or changed.
+    ValueError
+        It is no click model, or one whose module was made by the caller: make it, and call `ClickModel.take`.
+    """
+    described = files.read(Path(directory))
+    if described.model != files.CLICK:
+        raise ValueError(f"{os.fspath(directory)} is a {described.model}: load it with shoal.models.load")
+    if not described.click:
+        raise ValueError(
+            f"the module of {os.fspath(directory)} was not made by a configuration: make it over the same tables, and "
+            f"call ClickModel(module, fields, store).take({os.fspath(directory)!r})"
+        )
+    target = local() if store is None else store
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = build(described.click, target)
+        model.take(directory)
+    except BaseException:
+        if store is None:
+            target.close()
+        raise
+    model.owns_store = store is None
+    return model
+
+
+def _rule(settings: TableSettings, where: str = "[tables]", *, seed: int = 0) -> TableRule:
+    return TableRule(
+        optimizer=None if settings.optimizer is None else _optimizer(settings.optimizer, where),
+        init=None if settings.init is None else _init(settings.init, where, seed),
+        dtype=settings.dtype,
+    )
+
+
+def _optimizer(spec: Spec, where: str) -> Optimizer:
+    made: Optimizer = _described(spec, f"{where} optimizer", _kinds_of(Optimizer), {})
+    return made
+
+
+def _init(spec: Spec, where: str, seed: int) -> Init:
+    made: Init = _described(spec, f"{where} init", _kinds_of(Init), {"seed": seed})
+    return made
+
+
+def _kinds_of(base: type) -> dict[str, Any]:
+    found = {name: getattr(optim, name) for name in optim.__all__}
+    return {
+        name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, base) and kind != base
+    }
+
+
+def _named(spec: Spec, where: str, kinds: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Find what a spec names, and its settings, which are checked to be known."""
+    settings = dict(spec)
+    name = settings.pop("name", None)
+    if name is None:
+        raise ValueError(f'{where} has no name: write {{ name = "{next(iter(kinds))}", ... }}')
+    _known([str(name)], list(kinds), where, "kind")
+    parameters = inspect.signature(kinds[name]).parameters
+    _known(settings, [one for one in parameters if one != "params"], f"{where} {name}")
+    return kinds[name], settings
+
+
+def _described(spec: Spec, where: str, kinds: Mapping[str, Any], usual: Mapping[str, Any]) -> Any:
+    kind, settings = _named(spec, where, kinds)
+    takes = inspect.signature(kind).parameters
+    try:
+        return kind(**{**{name: value for name, value in usual.items() if name in takes}, **settings})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+_DENSE = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "NAdam", "RAdam")
+
+
+def _dense(spec: Spec) -> tuple[Any, dict[str, Any]]:
+    """Find the optimizer of the dense parameters."""
+    kind, settings = _named(spec, "[train] optimizer", {name: getattr(torch.optim, name) for name in _DENSE})
+    try:
+        kind([nn.Parameter(torch.zeros(1))], **settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"[train] optimizer: {error}") from None
+    return kind, settings

@@ -1,0 +1,180 @@
+"""Writers: where the numbers of a fit go while it goes on: TensorBoard, MLflow, or whatever has their three calls.
+
+    progressive/logloss, auc, calibration, examples_per_second      every so many batches, over examples learned from
+    valid/logloss, auc, calibration, gauc                           after every pass
+    rows/NAME                                                       of each table, after every pass
+
+Both libraries are extras, imported when a writer is made.
+
+Threads: a writer belongs to the thread that fits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.metrics import Accumulator
+from shoal.models.learner import Standing
+
+if TYPE_CHECKING:
+    from shoal.torch.trainer import ClickModel
+
+__all__ = ["MLflow", "TensorBoard", "Writer", "Written"]
+
+
+class Writer(Protocol):
+    """Where numbers go."""
+
+    def settings(self, settings: Mapping[str, Any]) -> None:
+        """Note what a fit is made by: names and plain values."""
+
+    def numbers(self, examples: int, numbers: Mapping[str, float]) -> None:
+        """Note numbers, all finite, after so many examples."""
+
+    def close(self) -> None:
+        """Write all that is left."""
+
+
+class TensorBoard:
+    """Writes event files that TensorBoard shows.
+
+    Parameters
+    ----------
+    directory : path
+
+    Raises
+    ------
+    ImportError
+        tensorboard is not installed (extra ``tensorboard``).
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("event files take tensorboard: pip install 'shoal[tensorboard]'") from error
+        self._writer: Any = SummaryWriter(str(directory))
+
+    def settings(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings as a table of text."""
+        rows = [f"| {name} | {value} |" for name, value in settings.items()]
+        self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
+
+    def numbers(self, examples: int, numbers: Mapping[str, float]) -> None:
+        """Write a scalar each."""
+        for name, number in numbers.items():
+            self._writer.add_scalar(name, number, examples)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class MLflow:
+    """Writes a run of MLflow.
+
+    Parameters
+    ----------
+    uri : str
+        Of the tracking server, or of a folder.
+    experiment : str
+        Made if it is not there.
+
+    Raises
+    ------
+    ImportError
+        mlflow is not installed (extra ``mlflow``).
+    """
+
+    def __init__(self, uri: str, experiment: str = "shoal") -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ImportError("runs of MLflow take mlflow: pip install 'shoal[mlflow]'") from error
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        known = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if known is None else known.experiment_id
+        self._run: str = self._client.create_run(number).info.run_id
+
+    def settings(self, settings: Mapping[str, Any]) -> None:
+        """Write a parameter each."""
+        for name, value in settings.items():
+            self._client.log_param(self._run, name, value)
+
+    def numbers(self, examples: int, numbers: Mapping[str, float]) -> None:
+        """Write a metric each."""
+        for name, number in numbers.items():
+            self._client.log_metric(self._run, name, number, step=examples)
+
+    def close(self) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run)
+
+
+class Written:
+    """Tells writers how a fit goes; a `shoal.models.learner.Watcher`.
+
+    Parameters
+    ----------
+    model : ClickModel
+    writers : sequence of Writer
+    every : int
+        Batches between two numbers.
+    """
+
+    def __init__(self, model: ClickModel, writers: Sequence[Writer], every: int) -> None:
+        if every < 1:
+            raise ValueError(f"write_every is {every}: pass the batches between two numbers, 1 or more")
+        self._model = model
+        self._writers = writers
+        self._every = every
+        self._batches = 0
+        self._examples = model.examples
+        self._time = time.perf_counter()
+
+    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+        """Write the progressive metrics, if they are due."""
+        self._batches += 1
+        if self._batches % self._every:
+            return
+        now = time.perf_counter()
+        rate = (self._model.examples - self._examples) / max(now - self._time, 1e-9)
+        self._examples, self._time = self._model.examples, now
+        one = seen[0]
+        self._write(
+            {
+                "progressive/logloss": one.logloss,
+                "progressive/auc": one.auc,
+                "progressive/calibration": one.calibration,
+                "progressive/examples_per_second": rate,
+            }
+        )
+
+    def pass_done(self, standing: Standing) -> None:
+        """Write the metrics of the pass, and rows."""
+        done = self._model.history.passes[-1]
+        numbers = {f"rows/{table.name}": float(len(table)) for table in self._model.tables}
+        for kind, metrics in (("pass", done.metrics), ("valid", done.valid)):
+            if metrics is not None:
+                for name in ("logloss", "auc", "calibration", "normalized_entropy"):
+                    numbers[f"{kind}/{name}"] = getattr(metrics, name)
+        if done.grouped is not None:
+            numbers["valid/gauc"] = done.grouped.gauc
+        self._write(numbers)
+        self._examples, self._time = self._model.examples, time.perf_counter()
+
+    def interrupted(self, standing: Standing) -> None:
+        """Do nothing: what is written stays."""
+
+    def best_folder(self, pass_number: int) -> Path | None:
+        """Name none."""
+        return None
+
+    def _write(self, numbers: Mapping[str, float]) -> None:
+        finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
+        for writer in self._writers:
+            writer.numbers(self._model.examples, finite)

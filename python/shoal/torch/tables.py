@@ -1,0 +1,99 @@
+"""Makers of sparse modules over a store's tables: what `shoal.torch.models` take as ``make``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from shoal.optim import Adagrad, Init, Normal, Optimizer, Zeros
+from shoal.store import Store
+from shoal.torch.embedding import Embedding
+from shoal.torch.models.layers import Maker
+
+__all__ = ["TableRule", "tables"]
+
+_ADAGRAD = Adagrad(lr=0.02)
+_NORMAL = Normal(0.01)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRule:
+    """How a table is made; what is None is as `tables` has it for all.
+
+    Parameters
+    ----------
+    optimizer : Optimizer or None
+    init : Init or None
+    dtype : {"float32", "float16", "bfloat16"} or None
+    """
+
+    optimizer: Optimizer | None = None
+    init: Init | None = None
+    dtype: str | None = None
+
+
+def tables(
+    store: Store,
+    optimizer: Optimizer = _ADAGRAD,
+    *,
+    init: Init = _NORMAL,
+    dtype: str = "float32",
+    linear_optimizer: Optimizer | None = None,
+    rules: Mapping[str, TableRule] | None = None,
+    prefix: str = "",
+    seed: int = 0,
+) -> Maker:
+    """Return a maker of embeddings over tables of a store.
+
+    Parameters
+    ----------
+    store : Store
+    optimizer : Optimizer
+        The update rule of the tables.
+    init : Init
+        Where rows start. Those of dim 1, the weights of first order, start at 0.
+    dtype : {"float32", "float16", "bfloat16"}
+        How rows are stored; those of dim 1 in float32.
+    linear_optimizer : Optimizer, optional
+        The update rule of tables of dim 1, if another.
+    rules : mapping of str to TableRule, optional
+        What is different for a table: by its name, as the model has it ("linear", "embedding", of one field
+        "embedding-3"), or by the name without the number.
+    prefix : str
+        In front of the tables' names in the store: two models in one store need two.
+    seed : int
+        Of the tables: of the rounding of accumulators and of 16-bit rows.
+
+    Returns
+    -------
+    callable
+        ``make(name, dim)``, an `Embedding` over the table ``prefix + name``, which is made if it is not there.
+
+    Examples
+    --------
+    >>> import shoal
+    >>> store = shoal.local()
+    >>> make = tables(store, shoal.Adagrad(lr=0.05), linear_optimizer=shoal.FTRL(l1=1.0))
+    >>> model = shoal.torch.models.DeepFM(make, fields=3, dim=8, hidden=(16,))
+    >>> {name: (table.dim, type(table.optimizer).__name__) for name, table in store.tables.items()}
+    {'linear': (1, 'FTRL'), 'embedding': (8, 'Adagrad')}
+    """
+    given = dict(rules or {})
+
+    def make(name: str, dim: int) -> nn.Module:
+        rule = given.get(name) or given.get(name.rpartition("-")[0]) or TableRule()
+        narrow = dim == 1
+        usual = linear_optimizer if narrow and linear_optimizer is not None else optimizer
+        table = store.table(
+            prefix + name,
+            dim=dim,
+            optimizer=rule.optimizer or usual,
+            init=rule.init or (Zeros() if narrow else init),
+            dtype=rule.dtype or ("float32" if narrow else dtype),
+            seed=seed,
+        )
+        return Embedding(table)
+
+    return make

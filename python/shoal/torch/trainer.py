@@ -1,0 +1,480 @@
+"""Training a click model from a reader: the loop of `shoal.models.training`, with a torch module as the learner.
+
+    reader --> Fields --> Inputs --> module: sparse rows, dense tower --> logits --> mean loss
+                                       |  backward pushes rows' gradients, the optimizer steps the tower  |
+
+A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, torch's
+random numbers, and where in the data the fit stands (`Standing`). It is replaced as one, by one rename (files.py of
+shoal.models), so a process may be killed at any moment and the fit gone on with: to the same bits.
+
+The loss is the mean over a batch's examples of weight times log-loss, as torch has it. So are the gradients that tables
+get.
+
+Invariants
+    I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
+    I2  Predicting pushes nothing and creates no rows.
+    I3  What a directory's model.json names belongs together: all of one moment between two batches.
+
+Threads: one thread trains. Batches are arranged ahead in another.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from shoal import checkpoint
+from shoal.data import Batch, Reader
+from shoal.metrics import Accumulator
+from shoal.models import feed, files, training
+from shoal.models.history import Record
+from shoal.models.learner import Standing, Watcher
+from shoal.models.plan import Metric, Plan
+from shoal.models.predictor import Floats, Predictor, read_calibration
+from shoal.store import Store
+from shoal.table import Table
+from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.logs import Writer, Written
+from shoal.torch.sparse import SparseModule
+
+__all__ = ["ClickModel", "train"]
+
+_TOWER = "tower.pt"  # beside the tables, in a folder of the best weights
+
+
+class ClickModel(Predictor):
+    """A torch module over tables of a store that learns from readers, predicts, is measured, saved and loaded.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Takes `Inputs`, returns logits float32[n]. Its sparse parts are modules of `shoal.torch`.
+    fields : Fields or int
+        What of a batch it takes; see `inputs`.
+    store : Store
+        Of its tables.
+    optimizer : torch.optim.Optimizer, optional
+        Of its dense parameters; Adam with a learning rate of 0.001 if not given.
+    made_by : mapping, optional
+        What the module was made by, as JSON: kept with the model.
+
+    Raises
+    ------
+    ValueError
+        A sparse part's table is of another store, or the store has more than one worker.
+    """
+
+    kind = files.CLICK
+
+    def __init__(
+        self,
+        module: nn.Module,
+        fields: Fields | int,
+        store: Store,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        made_by: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if store.num_workers > 1:
+            raise ValueError(
+                f"the store has {store.num_workers} workers, and the dense part is this process's own: let one worker "
+                f"train, or share the dense part as docs/torch.md has it"
+            )
+        found = {one.table.name: one.table for one in module.modules() if isinstance(one, SparseModule)}
+        for name, table in found.items():
+            if store.tables.get(name) is not table:
+                raise ValueError(f"table {name!r} is not of this store: pass the store that the module was made with")
+        self.module = module
+        self.fields = fields
+        self._store = store
+        self._tables = tuple(found.values())
+        dense = list(module.parameters())
+        self._optimizer = optimizer or (torch.optim.Adam(dense) if dense else None)
+        self.made_by = dict(made_by or {})
+        self.owns_store = False
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the store if it is the model's own."""
+        if self.owns_store:
+            self._store.close()
+
+    def __repr__(self) -> str:
+        return f"ClickModel({type(self.module).__name__}, examples={self.examples})"
+
+    @property
+    def name(self) -> str:
+        """The name of the first table; "click" of a module without one."""
+        return self._tables[0].name if self._tables else "click"
+
+    @property
+    def store(self) -> Store:
+        """The store of the tables."""
+        return self._store
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of the module's sparse parts."""
+        return self._tables
+
+    @property
+    def dense_parameters(self) -> int:
+        """Numbers in the module's dense parameters."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    # ---- learning and predicting -------------------------------------------------------------------------------------
+
+    def prepare(self, batch: Batch) -> Inputs:
+        """Arrange a batch as the module takes it."""
+        return inputs(batch, self.fields)
+
+    def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
+        """Arrange each batch, ahead where it pays."""
+        return feed.sorted_ahead(batches, self.prepare, self.prepare, overlap=self._store.threads > 1)
+
+    def learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
+        """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
+        if len(batch) == 0:
+            return 0.0
+        self.module.train()
+        logits = self.module(prepared)
+        # What is wrong with a label or a weight is said here, before anything has changed.
+        loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
+        self._calibration = None
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+        weights = None if batch.weights is None else torch.from_numpy(batch.weights)
+        mean = binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels), weights)
+        mean.backward()  # type: ignore[no-untyped-call]
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self._record.examples += len(batch)
+        return loss
+
+    def _margins(self, batch: Batch, prepared: Inputs) -> Floats:
+        self.module.eval()
+        with torch.no_grad():
+            logits: Floats = self.module(prepared).double().numpy()
+        return logits
+
+    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
+        """Tell which examples belong together, if the fields name a group."""
+        if isinstance(self.fields, int) or self.fields.group is None:
+            return None
+        return self.fields.groups(batch)
+
+    def check_fitted(self) -> None:
+        """Raise ValueError if there is nothing to predict with."""
+        if self.examples == 0:
+            raise ValueError("this model has learned nothing yet: call train, or load one")
+
+    def reading(self, data: Any) -> Any:
+        """Return a reader whose batches tell fields, if the module takes them by fields."""
+        return data.with_fields() if isinstance(data, Reader) and isinstance(self.fields, Fields) else data
+
+    # ---- keeping -----------------------------------------------------------------------------------------------------
+
+    def keep(self, folder: Path) -> None:
+        """Write tables and tower into a folder that is there and empty, without waiting for the disk."""
+        self._store.flush()
+        checkpoint.save(folder, list(self._tables), self._store.slots, self._store.threads, durable=False)
+        (folder / _TOWER).write_bytes(self._tower())
+
+    def restore(self, folder: Path) -> None:
+        """Take what `keep` wrote."""
+        self._store.load(folder)
+        self._take_tower((folder / _TOWER).read_bytes(), whole=False)
+
+    def _tower(self) -> bytes:
+        file = io.BytesIO()
+        state = {
+            "module": self.module.state_dict(),
+            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        torch.save(state, file)
+        return file.getvalue()
+
+    def _take_tower(self, tower: bytes, *, whole: bool) -> None:
+        """Take dense parameters; ``whole``: their optimizer and torch's random numbers too."""
+        state = torch.load(io.BytesIO(tower), weights_only=True)
+        self.module.load_state_dict(state["module"])
+        if whole:
+            if self._optimizer is not None:
+                self._optimizer.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["random"])
+
+    def save(
+        self, directory: str | os.PathLike[str], *, overwrite: bool = True, standing: Standing | None = None
+    ) -> Path:
+        """Write the model; a save that is cut off leaves what was there before.
+
+        Parameters
+        ----------
+        directory : path
+            Made if it is not there.
+        overwrite : bool
+            Whether to replace a model that is there.
+        standing : Standing, optional
+            Of a fit that is not over: `take` tells it again.
+
+        Returns
+        -------
+        Path
+            The directory.
+
+        Raises
+        ------
+        ValueError
+            There is a model and ``overwrite`` is False, there is something else, or the module has no table.
+        OSError
+            It cannot be written.
+        """
+        if not self._tables:
+            raise ValueError("this module has no table of a store, and shoal saves tables: keep it by torch.save")
+        self._store.flush()
+        first = self._tables[0]
+        described = files.ModelFile(
+            model=self.kind,
+            table=first.name,
+            more_tables=tuple(table.name for table in self._tables[1:]),
+            bias=False,
+            optimizer=type(first.optimizer).__name__,
+            params=first.optimizer.params(),
+            seed=first.seed,
+            examples=self.examples,
+            format=self.format,
+            schema=self.schema,
+            calibration=None if self._calibration is None else self._calibration.to_dict(),
+            history=self.history,
+            click=self.made_by,
+            standing=standing,
+        )
+        where = Path(directory)
+        return files.save(where, described, self._store, list(self._tables), overwrite=overwrite, tower=self._tower())
+
+    def take(self, directory: str | os.PathLike[str], *, resume: bool = False) -> Standing | None:
+        """Take a model that `save` wrote: rows, dense parameters, the record.
+
+        Parameters
+        ----------
+        directory : path
+        resume : bool
+            Whether the dense parameters' optimizer and torch's random numbers go on too where they stood.
+
+        Returns
+        -------
+        Standing or None
+            Where its fit stands; None: it is over.
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing, cut short or changed.
+        ValueError
+            A table there has another description than this module's.
+        """
+        where = Path(directory)
+        described = files.read(where)
+        tower = files.read_tower(where, described)
+        self._store.load(where / described.checkpoint)
+        self._take_tower(tower, whole=resume)
+        self._record = Record(described.history, described.examples, described.format, described.schema)
+        self._calibration = read_calibration(described.calibration, where)
+        return described.standing
+
+
+def train(
+    module: nn.Module,
+    reader: Iterable[Batch],
+    *,
+    fields: Fields | int,
+    store: Store,
+    valid: Iterable[Batch] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    epochs: int = 1,
+    shuffle: bool | int = False,
+    negative_rate: float = 1.0,
+    seed: int = 0,
+    patience: int | None = None,
+    min_delta: float = 0.0,
+    metric: Metric = "logloss",
+    progress: bool | float = True,
+    directory: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    resume: bool = False,
+    writers: Sequence[Writer] = (),
+    write_every: int = 100,
+) -> ClickModel:
+    """Train a torch module over a store's tables.
+
+    Parameters
+    ----------
+    module, fields, store, optimizer
+        As `ClickModel`. Batch size and order of the files are the reader's.
+    reader : Reader or iterable of Batch
+        Iterated once for each pass.
+    valid : Reader or iterable of Batch, optional
+        Measured after every pass: log-loss, AUC, calibration, and GAUC if ``fields`` names a group.
+    epochs, shuffle, negative_rate, seed, patience, min_delta, metric, progress
+        As `shoal.models.Model.fit`. ``seed`` is that of the shuffle and of the choice of negatives: initial values are
+        drawn when the module is made.
+    directory : path, optional
+        Where checkpoints go, and the model in the end.
+    every : int, optional
+        Write a checkpoint after so many batches too, not only after each pass.
+    resume : bool
+        Go on with the fit whose checkpoint is in ``directory``; if there is none, begin.
+    writers : sequence of Writer
+        Are told settings and numbers; closed by the caller.
+    write_every : int
+        Batches between two numbers of the progressive metrics.
+
+    Returns
+    -------
+    ClickModel
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Ctrl-C, at the end of the batch at hand; with ``directory`` a checkpoint was written, to be resumed.
+    ValueError
+        A setting makes no sense, a malformed line, or a batch that does not fit the fields.
+    """
+    model = ClickModel(module, fields, store, optimizer)
+    fit(
+        model,
+        reader,
+        valid,
+        Plan(
+            epochs=epochs,
+            shuffle=shuffle,
+            negative_rate=negative_rate,
+            warm_up=False,
+            seed=seed,
+            patience=patience,
+            min_delta=min_delta,
+            metric=metric,
+        ),
+        progress=progress,
+        keeper=None if directory is None else Keeper(model, Path(directory), every),
+        resume=resume,
+        writers=writers,
+        write_every=write_every,
+    )
+    return model
+
+
+def fit(
+    model: ClickModel,
+    reader: Iterable[Batch],
+    valid: Iterable[Batch] | None,
+    plan: Plan,
+    *,
+    progress: bool | float = True,
+    keeper: Keeper | None = None,
+    resume: bool = False,
+    writers: Sequence[Writer] = (),
+    write_every: int = 100,
+) -> None:
+    """Train a click model; see `train`."""
+    standing = None
+    if resume:
+        if keeper is None:
+            raise ValueError("resume goes on with the fit of a directory: pass directory=")
+        if files.is_model(keeper.directory):
+            standing = model.take(keeper.directory, resume=True)
+            if standing is None:
+                raise ValueError(f"the fit in {keeper.directory} is over: begin another one in another directory")
+            model.check_format(model.reading(reader))
+            _check_same(model.history.fits[-1].plan, plan)
+    elif keeper is not None:
+        files.check_target(keeper.directory, overwrite=keeper.overwrite)
+    if plan.warm_up:
+        raise ValueError("click models learn from batches as they are: pass warm_up=False")
+    watchers: list[Watcher] = [*([] if keeper is None else [keeper])]
+    if writers:
+        watchers.append(Written(model, writers, write_every))
+    training.train(
+        [model],
+        model.reading(reader),
+        model.reading(valid),
+        plan,
+        progress=progress,
+        watchers=watchers,
+        standing=standing,
+    )
+    if keeper is not None:
+        model.save(keeper.directory)
+
+
+def _check_same(begun: Plan, plan: Plan) -> None:
+    """Raise ValueError if a fit was begun by another plan; it may have more epochs now."""
+    for name in ("shuffle", "negative_rate", "warm_up", "seed", "patience", "min_delta", "metric"):
+        before, now = getattr(begun, name), getattr(plan, name)
+        if before != now:
+            raise ValueError(f"the fit was begun with {name}={before!r}, now it is {now!r}: pass the same to resume")
+
+
+class Keeper:
+    """Keeps checkpoints of a fit in a directory; a `Watcher`.
+
+    Parameters
+    ----------
+    model : ClickModel
+    directory : Path
+    every : int or None
+        Batches between two checkpoints of a pass; None: one after each pass.
+    overwrite : bool
+        Whether the first checkpoint may replace a model that is there.
+    """
+
+    def __init__(
+        self, model: ClickModel, directory: Path, every: int | None = None, *, overwrite: bool = False
+    ) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every is {every}: pass the batches between two checkpoints, 1 or more")
+        self.directory = directory
+        self.overwrite = overwrite
+        self._model = model
+        self._every = every
+        self._batches = 0
+
+    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+        """Write a checkpoint, if one is due."""
+        self._batches += 1
+        if self._every is not None and self._batches % self._every == 0:
+            self._model.save(self.directory, standing=standing())
+
+    def pass_done(self, standing: Standing) -> None:
+        """Write a checkpoint."""
+        self._batches = 0
+        self._model.save(self.directory, standing=standing)
+
+    def interrupted(self, standing: Standing) -> None:
+        """Write a checkpoint."""
+        self._model.save(self.directory, standing=standing)
+
+    def best_folder(self, pass_number: int) -> Path | None:
+        """Name a folder of the directory, which the next checkpoint names too."""
+        return self.directory / files.best_folder(pass_number)

@@ -1,0 +1,147 @@
+"""Columns of lists: a feature for each text of a cell, with the keys of another column."""
+
+import io
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.data.readers import field_number
+
+
+def key(column: str, text: str) -> int:
+    return int(shoal.hash_strings([text], field_number("csv", column))[0])
+
+
+def rows(reader) -> list[tuple[list[int], list[int], list[float] | None]]:
+    """Keys, fields and values of each example."""
+    out = []
+    for batch in reader.with_fields():
+        for begin, end in zip(batch.indptr[:-1], batch.indptr[1:], strict=True):
+            some = slice(begin, end)
+            values = None if batch.values is None else batch.values[some].tolist()
+            out.append((batch.keys[some].tolist(), batch.fields[some].tolist(), values))
+    return out
+
+
+def csv(text: str, **how):
+    usual = {"label": "click", "lists": {"seen": "ad"}, "numeric": ["price"]}
+    return shoal.read_csv(io.BytesIO(text.encode()), **{**usual, **how})
+
+
+TEXT = "click,ad,seen,price\n1,7,8|9|7,0.5\n0,8,,2\n1,NA,7||NA|12,NA\n0,9,|,1\n"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_texts_of_a_list_have_the_keys_of_the_column_they_share(batch_size):
+    ad, seen, price = (field_number("csv", name) for name in ("ad", "seen", "price"))
+    number = key("price", "")
+    # A stream has one pass.
+    assert rows(csv(TEXT, batch_size=batch_size)) == [
+        (
+            [key("ad", "7"), key("ad", "8"), key("ad", "9"), key("ad", "7"), number],
+            [ad, *[seen] * 3, price],
+            [1] * 4 + [0.5],
+        ),
+        ([key("ad", "8"), number], [ad, price], [1, 2]),
+        ([key("ad", "7"), key("ad", "12")], [seen, seen], [1, 1]),
+        ([key("ad", "9"), number], [ad, price], [1, 1]),
+    ]
+
+
+def test_a_list_may_have_keys_of_its_own():
+    (keys, _, _), *_ = rows(csv(TEXT, lists={"seen": "seen"}))
+    assert keys[1:4] == [key("seen", text) for text in "897"]
+
+
+def test_arrow_lists_are_the_lists_of_csv(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for kind in (arrow.list_(arrow.string()), arrow.large_list(arrow.int32())):
+        items = [["8", "9", "7"], None, ["7", None, "12"], []]
+        if kind.value_type != arrow.string():
+            items = [None if some is None else [None if x is None else int(x) for x in some] for some in items]
+        table = arrow.table(
+            {
+                "click": [1, 0, 1, 0],
+                "ad": ["7", "8", None, "9"],
+                "seen": arrow.array(items, kind),
+                "price": [0.5, 2, None, 1],
+            }
+        )
+        parquet.write_table(table, tmp_path / "ads.parquet")
+        how = {"label": "click", "lists": {"seen": "ad"}, "numeric": ["price"]}
+        expected = rows(csv(TEXT))
+        for batch_size in (1, 3, 100):
+            assert rows(shoal.read_arrow(table, **how, batch_size=batch_size)) == expected
+            assert rows(shoal.read_arrow(table.slice(1), **how, batch_size=batch_size)) == expected[1:]
+            assert rows(shoal.read_parquet(tmp_path / "ads.parquet", **how, batch_size=batch_size)) == expected
+
+
+def test_long_lists_make_room_for_themselves():
+    many = [str(i) for i in range(70_000)]  # more than the arrays hold at first
+    text = f"click,ad,seen,price\n1,7,{'|'.join(many)},0.5\n0,8,9,2\n"
+    first, second = rows(csv(text))
+    ad = field_number("csv", "ad")
+    assert first[0][1:-1] == shoal.hash_strings(many, ad).tolist()
+    assert second[0] == [key("ad", "8"), key("ad", "9"), key("price", "")]
+
+
+def test_a_list_in_quotes_and_another_separator():
+    text = 'click,ad,seen,price\n1,7,"8;""a"";b,c",1\n'
+    ((keys, _, _),) = rows(csv(text, list_separator=";"))
+    assert keys[1:4] == [key("ad", text) for text in ("8", '"a"', "b,c")]
+
+
+def test_a_list_is_named_by_the_column_it_shares():
+    names = shoal.FeatureNames()
+    for _ in csv(TEXT, names=names):
+        pass
+    assert sorted(names.values()) == ["ad=12", "ad=7", "ad=8", "ad=9", "price"]
+
+
+def test_models_remember_lists(tmp_path):
+    path = tmp_path / "ads.csv"
+    path.write_text(TEXT)
+    reader = shoal.read_csv(path, label="click", lists={"seen": "ad"}, numeric=["price"])
+    assert reader.schema["lists"] == {"seen": "ad"}
+    with shoal.LogisticRegression() as model:
+        model.fit(reader, progress=False)
+        with pytest.raises(ValueError, match="lists="):
+            model.evaluate(shoal.read_csv(path, label="click", numeric=["price"]))
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"lists": {"ad": "ad"}, "categorical": ["ad"]}, "column 'ad' has two roles"),
+        ({"list_separator": ","}, "list_separator is ','"),
+        ({"list_separator": "ab"}, "list_separator is 'ab'"),
+    ],
+)
+def test_lists_that_make_no_sense_are_told(how, says):
+    with pytest.raises(ValueError, match=says):
+        csv(TEXT, **how)
+
+
+def test_lists_is_a_mapping_of_names():
+    with pytest.raises(TypeError, match="lists is"):
+        csv(TEXT, lists=["seen"])
+    with pytest.raises(ValueError, match="column 'gone' is not there"):
+        list(csv(TEXT, lists={"gone": "ad"}))
+
+
+def test_a_column_that_holds_no_lists_is_told():
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"click": [1], "seen": ["a|b"]})
+    with pytest.raises(ValueError, match="column 'seen' holds string, no lists"):
+        list(shoal.read_arrow(table, label="click", lists={"seen": "seen"}))
+
+
+def test_random_lists_come_back(rng):
+    texts = [[str(x) for x in rng.integers(0, 99, rng.integers(0, 6))] for _ in range(200)]
+    body = "".join(f"{i % 2},x,{'|'.join(some)},{i}\n" for i, some in enumerate(texts))
+    got = rows(csv("click,ad,seen,price\n" + body, batch_size=17))
+    for (keys, _, values), some, i in zip(got, texts, range(200), strict=True):
+        assert keys[1:-1] == shoal.hash_strings(some, field_number("csv", "ad")).tolist()
+        assert values == [1.0] * (1 + len(some)) + [np.float32(i)]

@@ -1,0 +1,668 @@
+"""Click models trained from readers: the loop, configurations, checkpoints, logs, the command line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="click models are torch modules")
+
+import shoal  # noqa: E402
+from shoal.cli import main  # noqa: E402
+from shoal.metrics import gauc, logloss  # noqa: E402
+from shoal.models import files  # noqa: E402
+from shoal.models.plan import Plan  # noqa: E402
+from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, parse, read  # noqa: E402
+from shoal.torch.fields import Fields  # noqa: E402
+from shoal.torch.models import MODELS, DeepFM  # noqa: E402
+from shoal.torch.trainer import ClickModel, Keeper, fit, train  # noqa: E402
+
+COLUMNS = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"], "lists": {"seen": "ad"}}
+FIELDS = Fields(names=["user", "ad", "site"], dense=["price"], group="user")
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory) -> Path:
+    """A log in which users like some ads: train.csv of 1000 examples, valid.csv of 400."""
+    folder = tmp_path_factory.mktemp("clicks")
+    random = np.random.default_rng(8)
+    for name, count in (("train", 1000), ("valid", 400)):
+        rows = ["click,user,ad,site,price,seen"]
+        for _ in range(count):
+            user, ad, site = random.integers(0, 12), random.integers(0, 9), random.integers(0, 4)
+            seen = [str(x) for x in random.integers(0, 9, random.integers(0, 4))]
+            price = 10 * random.random()
+            likes = (7 * user + 3 * ad) % 5 == 0
+            margin = 0.9 * (user % 3) + 0.5 * (ad % 4) - 3 + 2.5 * likes + 1.5 * (str(ad) in seen) + 0.1 * price
+            click = int(random.random() < 1 / (1 + np.exp(-margin)))
+            rows.append(f"{click},{user},{ad},{site or ''},{price:.3f},{'|'.join(seen)}")
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def reader(clicks: Path, name: str = "train", **how):
+    return shoal.read_csv(clicks / f"{name}.csv", **{**COLUMNS, "batch_size": 100, **how})
+
+
+def configured(clicks: Path, kind: str = "deepfm", **sections) -> dict:
+    data = {
+        "format": "csv",
+        "train": [str(clicks / "train.csv")],
+        "valid": [str(clicks / "valid.csv")],
+        "label": "click",
+        "categorical": ["user", "ad", "site"],
+        "numeric": ["price"],
+        "group": "user",
+    }
+    if kind not in ("lr", "fm"):
+        data["dense"] = ["price"]
+    if kind == "din":
+        data |= {"history": "seen", "item": "ad"}
+    settings = {"name": kind, **({} if kind == "lr" else {"dim": 4})}
+    settings |= {} if kind in ("lr", "fm") else {"hidden": [8]}
+    base = {
+        "data": data,
+        "model": settings,
+        "tables": {"optimizer": {"name": "Adagrad", "lr": 0.1}},
+        "train": {"batch_size": 100, "optimizer": {"name": "Adam", "lr": 0.01}, "seed": 3},
+    }
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values}
+    return base
+
+
+def toml(raw: dict) -> str:
+    """Write a configuration: the little of TOML that it takes."""
+
+    def value(one) -> str:
+        if isinstance(one, dict):
+            return "{ " + ", ".join(f"{name} = {value(inner)}" for name, inner in one.items()) + " }"
+        return json.dumps(one)
+
+    return "".join(
+        f"[{section}]\n" + "".join(f"{name} = {value(one)}\n" for name, one in values.items())
+        for section, values in raw.items()
+    )
+
+
+def rows_of(model: ClickModel) -> dict[str, tuple[bytes, bytes]]:
+    """All rows of all tables, bit for bit."""
+    out = {}
+    for table in model.tables:
+        pieces = list(table.items())
+        keys = np.concatenate([keys for keys, _ in pieces])
+        rows = np.concatenate([rows for _, rows in pieces])
+        state = table.state(keys)
+        out[table.name] = (keys.tobytes(), rows.tobytes() + b"".join(state[name].tobytes() for name in state))
+    return out
+
+
+def dense_of(model: ClickModel) -> list[bytes]:
+    return [parameter.detach().numpy().tobytes() for parameter in model.module.parameters()]
+
+
+def same(one: ClickModel, other: ClickModel) -> bool:
+    return rows_of(one) == rows_of(other) and dense_of(one) == dense_of(other)
+
+
+def untimed(history):
+    return [(p.number, p.metrics, p.valid, p.grouped, p.features, p.complete) for p in history.passes], [
+        p for p in history.points if p.auc == p.auc
+    ]
+
+
+def made(store, raw: dict) -> ClickModel:
+    return build(parse(raw), store)
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_learns_from_a_reader(clicks, model):
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks, model))
+        fit(click, reader(clicks), reader(clicks, "valid"), Plan(epochs=4, warm_up=False), progress=False)
+        passes = click.history.passes
+        assert click.examples == 4000
+        assert passes[-1].metrics.logloss < passes[0].metrics.logloss - 0.01
+        assert passes[-1].valid.auc > 0.52
+        assert passes[-1].grouped.groups == 12
+        assert len(passes[-1].curves.deciles) == 10
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_others(clicks):
+    models = []
+    for seed in (3, 3, 4):
+        with shoal.local(threads=2) as store:
+            click = made(store, configured(clicks, train={"seed": seed}))
+            fit(click, reader(clicks), None, Plan(warm_up=False), progress=False)
+            models.append((rows_of(click), dense_of(click), untimed(click.history)))
+    assert models[0] == models[1]
+    assert models[0][0] != models[2][0]
+    assert models[0][1] != models[2][1]
+
+
+def test_train_takes_a_module_of_ones_own(clicks):
+    torch.manual_seed(1)
+    with shoal.local(threads=1) as store:
+        make = shoal.torch.tables(store, shoal.Adagrad(lr=0.1), linear_optimizer=shoal.FTRL(alpha=2.0))
+        module = DeepFM(make, len(FIELDS), dim=4, hidden=(8,), dense=1)
+        model = train(
+            module, reader(clicks), fields=FIELDS, store=store, valid=reader(clicks, "valid"), epochs=2, progress=False
+        )
+        assert type(store.tables["linear"].optimizer) is shoal.FTRL
+        assert len(model.history.passes) == 2
+        whole = list(model.reading(reader(clicks, "valid")))
+        labels = np.concatenate([batch.labels for batch in whole])
+        margins = model.decision_function(whole)
+        groups = np.concatenate([FIELDS.groups(batch) for batch in whole])
+        last = model.history.passes[-1]
+        assert last.valid.logloss == logloss(labels, margins)
+        assert last.grouped == gauc(labels, margins, groups)
+        assert model.evaluate(whole) == last.valid
+        rows = rows_of(model)
+        model.predict_proba(whole)
+        assert rows_of(model) == rows  # predicting pushes nothing
+
+
+def test_the_loss_is_the_mean_by_weight(clicks):
+    """One step of SGD on logistic regression, by hand."""
+    keys = np.array([1, 2, 1, 3], np.uint64)
+    batch = shoal.Batch(np.array([1, 0], np.float32), np.array([0, 2, 4]), keys, None, np.array([3, 1], np.float32))
+    with shoal.local(threads=1) as store:
+        make = shoal.torch.tables(store, shoal.SGD(lr=1.0))
+        module = shoal.torch.models.LR(make, 2)
+        model = train(
+            module,
+            [batch],
+            fields=2,
+            store=store,
+            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+            progress=False,
+        )
+        # d/dw of (3 l1 + l2) / 2 at margin 0: -3/4 for the first example, +1/4 for the second.
+        assert store.tables["linear"].pull(np.array([1, 2, 3], np.uint64))[:, 0].tolist() == [0.5, 0.75, -0.25]
+        assert module.linear.bias.item() == 0.5
+        assert model.history.passes[0].metrics.weight == 4
+
+
+def test_a_label_that_is_none_changes_nothing(clicks):
+    batch = shoal.Batch(np.array([2], np.float32), np.array([0, 1]), np.array([5], np.uint64), None)
+    with shoal.local(threads=1) as store:
+        module = shoal.torch.models.LR(shoal.torch.tables(store), 1)
+        with pytest.raises(ValueError, match="label"):
+            train(module, [batch], fields=1, store=store, progress=False)
+        assert len(store.tables["linear"]) == 0
+
+
+def test_early_stopping_goes_back_to_the_best_pass(clicks, tmp_path):
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks, tables={"optimizer": {"name": "Adagrad", "lr": 0.5}}))
+        plan = Plan(epochs=30, patience=2, warm_up=False)
+        keeper = Keeper(click, tmp_path / "out")
+        fit(click, reader(clicks), reader(clicks, "valid"), plan, progress=False, keeper=keeper)
+        history = click.history
+        best = min(range(len(history.passes)), key=lambda i: history.passes[i].valid.logloss) + 1
+        assert history.best_pass == best == len(history.passes) - 2
+        assert click.evaluate(click.reading(reader(clicks, "valid"))) == history.passes[best - 1].valid
+        assert click.examples == 1000 * best
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        [files.read(tmp_path / "out").checkpoint, files.read(tmp_path / "out").tower, "model.json"]
+    )
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+class Fails:
+    """A writer that raises after some calls: as good as a kill, since nothing is tidied up."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def settings(self, settings) -> None:
+        pass
+
+    def numbers(self, examples, numbers) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("the power failed")
+
+    def close(self) -> None:
+        pass
+
+
+PLANS = {
+    "plain": ({}, {}),
+    "shuffled": ({"shuffle": 3}, {}),
+    "sampled": ({"negative_rate": 0.5}, {}),
+    "patient": ({"patience": 1, "epochs": 6}, {"tables": {"optimizer": {"name": "Adagrad", "lr": 0.6}}}),
+    "dropping out": ({}, {"model": {"dropout": 0.3}}),
+    "rounded": ({}, {"tables": {"dtype": "bfloat16"}}),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("stop", [4, 11, 15])  # within the first pass, behind it, within the second
+def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_path, kind, stop):
+    how, sections = PLANS[kind]
+    plan = Plan(**{"epochs": 2, "warm_up": False, "seed": 5, **how})
+    raw = configured(clicks, **sections)
+
+    def run(directory: Path, stop: int | None, *, resume: bool = False):
+        with shoal.local(threads=1) as store:
+            click = made(store, raw)
+            fit(
+                click,
+                reader(clicks),
+                reader(clicks, "valid"),
+                plan,
+                progress=False,
+                keeper=Keeper(click, directory, every=4),
+                resume=resume,
+                writers=[] if stop is None else [Fails(stop)],
+                write_every=1,
+            )
+            return rows_of(click), dense_of(click), untimed(click.history), click.examples
+
+    expected = run(tmp_path / "whole", None)
+    with pytest.raises(RuntimeError, match="the power failed"):
+        run(tmp_path / "cut", stop)
+    described = files.read(tmp_path / "cut")
+    assert described.standing is not None
+    assert described.examples < 2000
+    assert run(tmp_path / "cut", None, resume=True) == expected
+    assert files.read(tmp_path / "cut").standing is None
+    assert not list((tmp_path / "cut").glob("best-*"))
+
+
+def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(clicks, tmp_path):
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks))
+        keeper = Keeper(click, tmp_path / "out", every=3)
+        plan = Plan(epochs=1, warm_up=False)
+        with pytest.raises(RuntimeError):
+            fit(click, reader(clicks), None, plan, progress=False, keeper=keeper, writers=[Fails(8)], write_every=1)
+        with pytest.raises(ValueError, match=r"begun with seed=0, now it is 9"):
+            fit(click, reader(clicks), None, Plan(seed=9, warm_up=False), progress=False, keeper=keeper, resume=True)
+        with pytest.raises(ValueError, match="holds a model already"):
+            fit(click, reader(clicks), None, plan, progress=False, keeper=keeper)
+        fit(click, reader(clicks), None, plan, progress=False, keeper=keeper, resume=True)
+        assert click.examples == 1000
+        with pytest.raises(ValueError, match="is over"):
+            fit(click, reader(clicks), None, plan, progress=False, keeper=keeper, resume=True)
+        with pytest.raises(ValueError, match="pass directory="):
+            fit(click, reader(clicks), None, plan, progress=False, resume=True)
+
+
+def test_a_model_is_loaded_with_the_bits_that_were_saved(clicks, tmp_path):
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks, "din"))
+        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False, keeper=Keeper(click, tmp_path / "out"))
+        expected = click.decision_function(click.reading(reader(clicks, "valid")))
+        before = torch.get_rng_state()
+    with shoal.torch.load(tmp_path / "out") as loaded:
+        assert torch.equal(torch.get_rng_state(), before)
+        assert np.array_equal(loaded.decision_function(loaded.reading(reader(clicks, "valid"))), expected)
+        assert loaded.examples == 1000
+        assert repr(loaded) == "ClickModel(DIN, examples=1000)"
+        loaded.calibrate(loaded.reading(reader(clicks, "valid")), "platt").save(tmp_path / "calibrated")
+        calibrated = loaded.predict_proba(loaded.reading(reader(clicks, "valid")))
+    with shoal.torch.load(tmp_path / "calibrated") as loaded:
+        assert np.array_equal(loaded.predict_proba(loaded.reading(reader(clicks, "valid"))), calibrated)
+
+
+def test_damage_is_named(clicks, tmp_path):
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks))
+        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False, keeper=Keeper(click, tmp_path / "out"))
+    (tower,) = (tmp_path / "out").glob("tower-*.pt")
+    whole = tower.read_bytes()
+    tower.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(shoal.CorruptionError, match=r"tower-\d+\.pt is damaged"):
+        shoal.torch.load(tmp_path / "out")
+    tower.unlink()
+    with pytest.raises(shoal.CorruptionError, match=r"tower-\d+\.pt is missing"):
+        shoal.torch.load(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"load it with shoal\.torch\.load"):
+        shoal.models.load(tmp_path / "out")
+
+
+# ---- configurations --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "says"),
+    [
+        ("trains", {}, r"no section 'trains': did you mean 'train'"),
+        ("train", {"epoch": 3}, r"\[train\] has no key 'epoch': did you mean 'epochs'"),
+        ("train", {"epochs": "3"}, r"\[train\] epochs: expected `int`, got `str`"),
+        ("train", {"batch_size": 0}, r"\[train\] batch_size: expected `int` >= 1"),
+        ("train", {"optimizer": {"name": "Adan"}}, r"\[train\] optimizer has no kind 'Adan': did you mean 'Adam"),
+        ("train", {"optimizer": {"name": "Adam", "rate": 1}}, r"\[train\] optimizer Adam has no key 'rate'"),
+        ("train", {"optimizer": {"name": "Adam", "lr": -1.0}}, r"\[train\] optimizer: Invalid learning rate"),
+        ("train", {"optimizer": {"lr": 1.0}}, r"\[train\] optimizer has no name"),
+        ("data", {"labels": "click"}, r"\[data\] has no key 'labels': did you mean 'label'"),
+        ("data", {"format": "libsvm"}, r"\[data\] format: invalid enum value 'libsvm'"),
+        ("data", {"format": "criteo", "group": None}, r"\[data\] label is for csv, tsv, parquet, not for criteo"),
+        ("data", {"label": None}, r"\[data\] has no label"),
+        ("model", {"name": "deepfn"}, r"\[model\] has no model 'deepfn': did you mean 'deepfm'"),
+        ("model", {"cross": 2}, r"\[model\] of deepfm has no key 'cross'"),
+        ("model", {"hidden": 400}, r"\[model\] hidden: expected `array`, got `int`"),
+        ("tables", {"optimiser": {}}, r"\[tables\] has no table 'optimiser'|did you mean 'optimizer'"),
+        ("tables", {"linear": {"lr": 1}}, r"\[tables.linear\] has no key 'lr'"),
+        ("tables", {"wide": {"dtype": "float16"}}, r"\[tables\] has no table 'wide': did you mean"),
+        ("tables", {"optimizer": {"name": "Adagrad", "alpha": 1}}, r"\[tables\] optimizer Adagrad has no key 'alpha'"),
+        ("tables", {"optimizer": {"name": "Adagrad", "lr": -1.0}}, r"\[tables\] optimizer: .*lr"),
+        ("tables", {"init": {"name": "Normal", "scale": 1.0}}, r"\[tables\] init Normal has no key 'scale'"),
+        ("logging", {"tensorbord": "x"}, r"did you mean 'tensorboard'"),
+        ("output", {"folder": "x"}, r"\[output\] has no key 'folder'"),
+    ],
+)
+def test_what_is_wrong_in_a_configuration_is_told(clicks, section, given, says):
+    raw = configured(clicks)
+    raw[section] = {k: v for k, v in {**raw.get(section, {}), **given}.items() if v is not None}
+    with pytest.raises(ValueError, match=says):
+        parse(raw)
+
+
+def test_a_model_is_refused_what_it_does_not_take(clicks):
+    with shoal.local(threads=1) as store:
+        with pytest.raises(ValueError, match="model lr takes no dense columns"):
+            made(store, configured(clicks, "lr", data={"dense": ["price"]}))
+        with pytest.raises(ValueError, match="model deepfm takes no history"):
+            made(store, configured(clicks, data={"history": "seen", "item": "ad"}))
+        raw = configured(clicks, "din")
+        del raw["data"]["history"], raw["data"]["item"]
+        with pytest.raises(ValueError, match="model din needs"):
+            made(store, raw)
+
+
+def test_a_table_of_its_own_may_have_rules_of_its_own(clicks):
+    tables = {
+        "linear_optimizer": {"name": "FTRL", "alpha": 0.5},
+        "embedding": {"dtype": "float16"},
+        "embedding-1": {"optimizer": {"name": "SGD", "lr": 0.5}, "init": {"name": "Uniform", "scale": 0.2}},
+    }
+    raw = configured(clicks, tables=tables)
+    raw["model"]["per_field"] = True
+    with shoal.local(threads=1) as store:
+        made(store, raw)
+        found = dict(store.tables)
+        assert [name for name in found if name.startswith("linear")] == ["linear-0", "linear-1", "linear-2"]
+        assert all(type(found[f"linear-{i}"].optimizer) is shoal.FTRL for i in range(3))
+        assert [found[f"embedding-{i}"].dtype for i in range(3)] == ["float16", "float32", "float16"]
+        assert found["embedding-1"].init == shoal.Uniform(0.2, seed=3)
+        assert found["embedding-0"].init == shoal.Normal(0.01, seed=3)
+
+
+def documented(text: str) -> dict[str, dict[str, str]]:
+    """The keys that docs/ctr.md describes, by section."""
+    out: dict[str, dict[str, str]] = {}
+    section = ""
+    for line in text.splitlines():
+        if found := re.match(r"`\[(\w+)\]`", line):
+            section = found[1]
+        if line.startswith("| `"):
+            _, name, _, meaning, _ = re.split(r"(?<!\\)\|", line)
+            out.setdefault(section, {})[name.strip(" `")] = meaning.strip().replace("\\|", "|")
+    return out
+
+
+def test_the_document_describes_every_key():
+    text = (Path(__file__).parent.parent / "docs" / "ctr.md").read_text()
+    told = documented(text)
+    for section, kind in (
+        ("data", Data),
+        ("tables", Tables),
+        ("train", Train),
+        ("logging", Logging),
+        ("output", Output),
+    ):
+        hints = {
+            name: kind.__annotations__.get(name) or Tables.__mro__[1].__annotations__[name]
+            for name in kind.__struct_fields__
+        }
+        keys = [name for name in kind.__struct_fields__ if name != "rules"]
+        assert sorted(told[section]) == sorted(keys)
+        for name in keys:
+            assert " ".join(told[section][name].split()) in re.sub(r'"\s*"', "", str(hints[name])).replace("\\'", "'")
+    models = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", text.split("`[model]`")[1].split("`dim` is")[0], re.MULTILINE
+    )
+    from shoal.torch.config import _takes
+
+    assert {name: re.findall(r"`(\w+)`", keys) for name, keys in models} == {
+        name: list(_takes(kind)) for name, kind in MODELS.items()
+    }
+    assert set(Config.__struct_fields__) == {"data", "model", "tables", "train", "logging", "output"}
+
+
+def test_the_configuration_of_the_document_trains(clicks, tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parent.parent / "docs" / "ctr.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    lines = (clicks / "train.csv").read_text().splitlines()
+    for i in (0, 1):
+        (tmp_path / f"clicks_{i}.csv").write_text("\n".join([lines[0], *lines[1 + i :: 2]]) + "\n")
+    (tmp_path / "clicks_2.csv").write_text((clicks / "valid.csv").read_text())
+    (tmp_path / "ctr.toml").write_text(example)
+    assert read("ctr.toml").model == tomllib.loads(example)["model"]
+    assert main(["train", "ctr", "--config", "ctr.toml", "--quiet", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["kind"] == "din"
+    assert facts["passes"][-1]["grouped"]["groups"] == 12
+    assert set(facts["rows"]) == {"embedding"}
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, raw: dict) -> str:
+    path = tmp_path / "ctr.toml"
+    path.write_text(toml(raw))
+    return str(path)
+
+
+def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_path, capsys):
+    config, out = written(tmp_path, configured(clicks)), str(tmp_path / "out")
+    assert main(["train", "ctr", "--config", config, "--out", out, "--epochs", "2", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    again = ["train", "ctr", "--config", config, "--out", out, "--lr", "0.02", "--dim", "2"]
+    assert main([*again, "--quiet"]) == 2
+    assert "holds a model already" in capsys.readouterr().err
+    assert main([*again, "--overwrite", "--progress", "500"]) == 0
+    said = capsys.readouterr()
+    assert re.search(r"progressive +logloss .*\nvalid +logloss .*\n +GAUC 0\.\d+ +\(12 groups", said.out)
+    assert "table        embedding: " in said.out
+    valid = str(clicks / "valid.csv")
+    assert main(["evaluate", "--model", out, "--data", valid, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    with shoal.torch.load(out) as model:
+        assert facts["logloss"] == model.history.passes[-1].valid.logloss
+        assert facts["gauc"] == model.history.passes[-1].grouped.gauc
+        assert model.made_by["model"]["dim"] == 2
+        assert model.made_by["optimizer"] == {"name": "Adam", "lr": 0.02}
+        expected = model.predict_proba(model.reading(reader(clicks, "valid", lists={})))
+    assert main(["evaluate", "--model", out, "--data", valid]) == 0
+    assert "GAUC" in capsys.readouterr().out
+    assert main(["predict", "--model", out, "--data", valid, "--output", str(tmp_path / "p")]) == 0
+    assert [float(line) for line in (tmp_path / "p").read_text().split()] == expected.tolist()
+    capsys.readouterr()
+    assert main(["report", out]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    for text in ("deepfm", "GAUC", "dense parameters", "Calibration by decile", "table &#x27;linear&#x27;"):
+        assert text in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "deepfn"], "did you mean 'deepfm'"),
+        (["--patience", "1", "--valid"], None),
+        ([], "the model needs a directory: pass --out DIR"),
+        (["--out", "x", "--train", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_the_command_line_tells_what_is_wrong(clicks, tmp_path, capsys, arguments, says):
+    if says is None:
+        with pytest.raises(SystemExit):
+            main(["train", "ctr", "--config", "x", *arguments])
+        return
+    assert main(["train", "ctr", "--config", written(tmp_path, configured(clicks)), *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def command(clicks: Path, folder: Path, out: str, *more: str) -> list[str]:
+    raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"every": 3})
+    path = folder / "long.toml"
+    path.write_text(toml(raw))
+    return [sys.executable, "-m", "shoal", "train", "ctr", "--config", str(path), "--out", out, "--quiet", *more]
+
+
+def until_it_stands(out: Path, process: subprocess.Popen, examples: int) -> None:
+    """Wait for a checkpoint within a pass."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if files.is_model(out) and files.read(out).examples > examples:
+            return
+        time.sleep(0.01)
+    pytest.fail("no checkpoint came")
+
+
+@pytest.mark.timeout(600)
+def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    out = tmp_path / "killed"
+    process = subprocess.Popen(command(clicks, tmp_path, str(out)), env=environment)
+    until_it_stands(out, process, 2000)
+    process.send_signal(signal.SIGKILL)
+    process.wait(240)
+    left = files.read(out)
+    assert left.standing is not None
+    # A little further than where it was killed: in a fit that goes on, and in one that nobody killed.
+    epochs = left.standing.epoch + 2
+    plan = Plan(epochs=epochs, warm_up=False, seed=3)
+    raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"every": 3})
+    got = []
+    for directory, resume in ((out, True), (tmp_path / "whole", False)):
+        with shoal.local() as store:
+            click = made(store, raw)
+            keeper = Keeper(click, directory, every=None)
+            data = [reader(clicks, name, batch_size=50, lists={}) for name in ("train", "valid")]
+            fit(click, *data, plan, progress=False, keeper=keeper, resume=resume)
+            got.append((rows_of(click), dense_of(click), untimed(click.history)))
+    assert got[0] == got[1]
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_keeps_a_checkpoint_and_ends_with_130(clicks, tmp_path):
+    out = tmp_path / "interrupted"
+    process = subprocess.Popen(
+        command(clicks, tmp_path, str(out), "--json"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    until_it_stands(out, process, 100)
+    process.send_signal(signal.SIGINT)
+    said, complained = process.communicate(timeout=240)
+    assert process.returncode == 130, complained
+    facts = json.loads(said)
+    assert facts["interrupted"] is True
+    assert b"--resume goes on" in complained
+    described = files.read(out)
+    assert described.standing is not None
+    assert described.examples == facts["examples"]
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+
+class Notes:
+    """A writer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, dict[str, float]]] = []
+
+    def settings(self, settings) -> None:
+        self.set = dict(settings)
+
+    def numbers(self, examples, numbers) -> None:
+        self.told.append((examples, dict(numbers)))
+
+    def close(self) -> None:
+        pass
+
+
+def test_writers_are_told_progressive_and_held_out_numbers(clicks):
+    notes = Notes()
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks))
+        how = {"progress": False, "writers": [notes], "write_every": 5}
+        fit(click, reader(clicks), reader(clicks, "valid"), Plan(warm_up=False), **how)
+        done = click.history.passes[0]
+        rows = len(store.tables["embedding"])
+    assert [examples for examples, _ in notes.told] == [500, 1000, 1000]
+    assert notes.told[1][1]["progressive/logloss"] == done.metrics.logloss
+    assert notes.told[0][1].keys() == {
+        f"progressive/{name}" for name in ("logloss", "auc", "calibration", "examples_per_second")
+    }
+    last = notes.told[-1][1]
+    assert last["valid/auc"] == done.valid.auc
+    assert last["valid/gauc"] == done.grouped.gauc
+    assert last["rows/embedding"] == rows
+
+
+def test_tensorboard_gets_event_files(clicks, tmp_path, capsys):
+    pytest.importorskip("tensorboard", reason="the extra tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    raw = configured(clicks, logging={"tensorboard": str(tmp_path / "runs"), "every": 5})
+    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    events = EventAccumulator(str(tmp_path / "runs"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("progressive/logloss")] == [500, 1000]
+    with shoal.torch.load(tmp_path / "out") as model:
+        (event,) = events.Scalars("valid/auc")
+        assert event.value == np.float32(model.history.passes[0].valid.auc)
+
+
+def test_mlflow_gets_a_run(clicks, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow.tracking", reason="the extra mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # other stores take more than mlflow-skinny
+    uri = (tmp_path / "runs").as_uri()
+    raw = configured(clicks, logging={"mlflow": uri, "every": 5, "experiment": "clicks"})
+    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["model.name"] == "deepfm"
+    assert run.data.params["train.batch_size"] == "100"
+    history = client.get_metric_history(run.info.run_id, "progressive/logloss")
+    assert [metric.step for metric in history] == [500, 1000]
+
+
+# ---- on a cluster ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_path):
+    got = []
+    for store in (shoal.local(threads=1), shoal.launch(servers=2, threads=1)):
+        with store:
+            click = made(store, configured(clicks))
+            keeper = Keeper(click, tmp_path / type(store).__name__, every=4)
+            fit(click, reader(clicks), reader(clicks, "valid"), Plan(warm_up=False), progress=False, keeper=keeper)
+            got.append((rows_of(click), dense_of(click), untimed(click.history)))
+    assert got[0] == got[1]
