@@ -33,10 +33,10 @@ std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, con
                                   std::map<std::string, double> params, const std::string& init,
                                   double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
                                   std::size_t slots, Workers& workers, const std::optional<NamedForm>& admit,
-                                  const std::vector<NamedForm>& expire) {
+                                  const std::vector<NamedForm>& expire, Budget* budget) {
   return std::make_unique<Shard>(make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter,
                                            init_seed, seed, admit, expire),
-                                 Slots(slots), workers.pool);
+                                 Slots(slots), workers.pool, Locks::kBySlot, budget);
 }
 
 void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
@@ -226,6 +226,12 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
 void add_store(py::module_& module) {
   static const py::exception<void> shoal_error(module, "ShoalError");
   py::register_exception<WrongProcess>(module, "WrongProcess", shoal_error.ptr());
+  py::register_exception<MemoryBudgetExceeded>(module, "MemoryBudgetExceeded", shoal_error.ptr());
+  py::class_<Budget>(module, "Budget")
+      .def(py::init([](std::size_t slots, std::uint64_t bytes) {
+             return std::make_unique<Budget>(Slots(slots), bytes);
+           }),
+           py::arg("slots"), py::arg("bytes"));
   // Descriptions are checked where they are made: a bad one is a ValueError that names the parameter.
   module.def(
       "check_optimizer",
@@ -252,7 +258,8 @@ void add_store(py::module_& module) {
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
            py::arg("slots"), py::arg("workers"), py::arg("admit") = py::none(),
-           py::arg("expire") = py::list(), py::keep_alive<1, 11>())
+           py::arg("expire") = py::list(), py::arg("budget") = py::none(), py::keep_alive<1, 11>(),
+           py::keep_alive<1, 14>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
       .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0)

@@ -5,7 +5,7 @@ else that shoal raises on purpose is a :class:`ShoalError`. Those of a cluster n
 and for how many seconds the peer has been silent.
 """
 
-from shoal._core import ShoalError, TransportError, WrongProcess
+from shoal._core import MemoryBudgetExceeded, ShoalError, TransportError, WrongProcess
 
 __all__ = [
     "ClosedError",
@@ -48,7 +48,3 @@ class ServerLost(NotConnected):
 
 class Fenced(ShoalError):
     """The worker was taken for dead and another has its place: it may change nothing any more."""
-
-
-class MemoryBudgetExceeded(ShoalError):
-    """Rows would outgrow the memory that the store may take: the message names the table. They were not made."""

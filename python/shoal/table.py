@@ -1,7 +1,7 @@
 """Tables: rows by 64-bit key, with their optimizer; and the batches of keys that all requests are made of."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn, Protocol, TypeAlias
 
 import msgspec
@@ -12,7 +12,16 @@ from shoal import _core, functions
 from shoal.errors import ClosedError
 from shoal.gate import Gate
 from shoal.handle import Handle, Pending
-from shoal.lifecycle import Admission, Expiry, RuleForm, make_admission, make_expiry
+from shoal.lifecycle import (
+    Admission,
+    Expiry,
+    RuleForm,
+    TableSweep,
+    make_admission,
+    make_expiry,
+    read_sweep,
+    rules_native,
+)
 from shoal.optim import Init, Optimizer, make_init, make_optimizer
 
 __all__ = ["Handle", "KeyBatch", "Shard", "Table", "TableForm", "TableSpec", "TableStats", "mix", "unmix"]
@@ -155,7 +164,7 @@ class TableSpec:
 
     @property
     def has_rules(self) -> bool:
-        """Whether not every key that is pushed has a row for ever."""
+        """Whether keys wait for their rows, or rows go."""
         return self.admit is not None or bool(self.expire)
 
     @property
@@ -163,8 +172,8 @@ class TableSpec:
         """Whether it matters to the rules how often a key occurs in a push."""
         return self.admit is not None or any(rule.needs_counts for rule in self.expire)
 
-    def shard(self, slots: int, workers: _core.Workers) -> _core.Shard:
-        """Make the empty rows of such a table."""
+    def shard(self, slots: int, workers: _core.Workers, budget: _core.Budget | None = None) -> _core.Shard:
+        """Make the empty rows of such a table, within a memory budget or without one."""
         return _core.Shard(
             dim=self.dim,
             dtype=self.dtype,
@@ -178,6 +187,7 @@ class TableSpec:
             workers=workers,
             admit=None if self.admit is None else self.admit.form().native(),
             expire=[rule.form().native() for rule in self.expire],
+            budget=budget,
         )
 
 
@@ -256,6 +266,12 @@ class TableStats:
     rows_created, rows_erased : int
     nonfinite_rows : int
         Rows that a push left whole because its gradient, or the new row, was not finite.
+    refused : int
+        Sightings of keys that waited for their rows, and got none by them.
+    waiting : int
+        Keys that wait now, where admission counts them one by one.
+    expired : dict of int
+        Rows that each of the table's expiry rules dropped, by the name of its class; for `MaxRows`, in pushes too.
     """
 
     rows: int
@@ -269,6 +285,9 @@ class TableStats:
     rows_created: int
     rows_erased: int
     nonfinite_rows: int
+    refused: int = 0
+    waiting: int = 0
+    expired: Mapping[str, int] = field(default_factory=dict)
 
 
 class Pushed(Pending, Protocol):
@@ -335,6 +354,9 @@ class Shard(Protocol):
 
     def thaw(self) -> None:
         """Let changes in again."""
+
+    def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
+        """Drop what expiry rules name, or only count it (lifecycle.py reads the answer); ``clock`` as for ``push``."""
 
     def stats(self) -> dict[str, int]:
         """Read the figures."""
@@ -982,7 +1004,56 @@ class Table:
             rows_created=native["rows_created"],
             rows_erased=native["rows_erased"],
             nonfinite_rows=native["nonfinite_rows"],
+            refused=native["refused"],
+            waiting=native["waiting"],
+            expired={name: native[f"expired_by_{name}"] for name in (type(rule).__name__ for rule in self.spec.expire)},
         )
+
+    def forecast(self, *rules: Expiry) -> TableSweep:
+        """Say what expiry rules would drop now: nothing is dropped.
+
+        Parameters
+        ----------
+        *rules : Expiry
+            Any rules that can be answered from what rows keep; default: those of the table.
+
+        Returns
+        -------
+        TableSweep
+            How many rows each rule would drop, the share of recent impressions that they carried (`Dropped` says what
+            is recent), and the same at other thresholds, to choose one.
+
+        Raises
+        ------
+        ValueError
+            A rule needs what the table's rows do not keep.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", expire=shoal.TimeToLive(9))
+        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...     for _ in range(20):
+        ...         store.tick()
+        ...     table.push(np.array([9], np.uint64), np.ones(1, np.float32)).wait()
+        ...     print(table.forecast().dropped[0].rows)
+        1
+        """
+        return self.sweep(rules, dry_run=True)
+
+    def sweep(self, rules: Sequence[Expiry] = (), *, dry_run: bool) -> TableSweep:
+        """Sweep this table alone: see :meth:`shoal.store.Store.sweep` and :meth:`forecast`."""
+        asked = tuple(rules) or self.spec.expire
+        for rule in asked:
+            if not isinstance(rule, Expiry):
+                raise TypeError(f"table {self.name!r} is swept by rules such as shoal.TimeToLive(9), got {rule!r}")
+        numbers = rules_native(asked)
+
+        def ask() -> npt.NDArray[np.uint64]:
+            return self.shard.sweep(numbers, self._clock(), dry_run=dry_run)
+
+        return read_sweep(self.name, asked, ask() if dry_run else self._gate.change(ask), dry_run=dry_run)
 
 
 def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:
