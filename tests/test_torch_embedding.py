@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import pickle
 import re
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -319,6 +321,22 @@ def test_a_forward_without_a_backward_pushes_nothing(local, name):
     assert table.step == 0
 
 
+@pytest.mark.parametrize("kind", ["embedding", "bag"])
+def test_several_forwards_may_be_open_at_once(store, name, rng, kind):
+    rows = weights(rng)
+    table = filled(store, name, rows)
+    module = shoal.torch.Embedding(table) if kind == "embedding" else shoal.torch.EmbeddingBag(table)
+    places = [rng.integers(0, 8, (n, 2)) for n in (5, 1, 9, 3)]
+    outs = [module(keys_of(each)) for each in places]
+    for out, each in zip(outs, places, strict=True):
+        expected = rows[each] if kind == "embedding" else rows[each].sum(axis=1)
+        np.testing.assert_array_equal(out.detach().numpy(), expected)
+    for out in (outs[2], outs[0], outs[3], outs[1]):
+        out.sum().backward()
+    counts = np.bincount(np.concatenate([each.ravel() for each in places]), minlength=8)
+    np.testing.assert_array_equal(moved(store, table, rows), np.tile(counts[:, None], DIM))
+
+
 def test_gradients_accumulate_to_one_step(store, name, rng):
     rows = weights(rng)
     table = filled(store, name, rows)
@@ -348,6 +366,19 @@ def test_what_was_accumulated_is_dropped_if_the_block_raises(local, name):
             pass
     embedding(torch.tensor([1])).sum().backward()
     assert table.step == 1
+
+
+def test_what_occurred_counts_for_admission(local, name):
+    how = {"dim": 1, "optimizer": shoal.SGD(lr=1.0), "admit": shoal.AfterCount(3)}
+    table = local.table(name, **how)
+    embedding = shoal.torch.Embedding(table)
+    embedding(torch.tensor([7, 3, 7, 5, 5, 5])).sum().backward()
+    assert table.contains(np.array([7, 3, 5], np.uint64)).tolist() == [False, False, True]
+    with shoal.torch.accumulate(embedding):
+        embedding(torch.tensor([3, 9])).sum().backward()
+        embedding(torch.tensor([3, 9, 7])).sum().backward()
+    assert table.contains(np.array([7, 3, 5, 9], np.uint64)).tolist() == [True, True, True, False]
+    assert embedding(torch.tensor([7, 3, 5, 9])).ravel().tolist() == [-1, -2, -3, 0]
 
 
 def test_under_autocast_rows_are_float32_as_torchs_own_are(local, name, rng):
@@ -453,18 +484,6 @@ def test_a_push_that_no_server_took_is_told(teller):
         out.sum().backward()  # the push is only begun
         with pytest.raises(shoal.ServerLost, match="they say"):
             embedding(torch.tensor([1])) if teller == "forward" else store.flush()
-
-
-def test_flush_waits_for_pushes_and_needs_an_open_store(store, name):
-    table = store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0))
-    for _ in range(20):
-        table.push(np.array([1], np.uint64), np.ones((1, 2), np.float32))
-    store.flush(timeout=TIMEOUT)
-    assert table.pull(np.array([1], np.uint64)).tolist() == [[-20, -20]]
-    closed = shoal.local()
-    closed.close()
-    with pytest.raises(shoal.ClosedError):
-        closed.flush()
 
 
 def test_a_forked_child_is_told_whose_store_it_is(store, name):
@@ -578,6 +597,16 @@ def test_tables_are_pulled_together_and_sort_their_keys_once(store, name, rng, m
     (a.sum() + b.sum()).backward()
     store.flush()
     assert (deep.step, wide.step) == (1, 1)
+
+
+def test_a_store_that_is_gone_leaves_nothing_behind():
+    with shoal.local(threads=2) as store:
+        embedding = shoal.torch.Embedding(store.table("t", dim=2))
+        embedding(torch.tensor([1, 2])).sum().backward()
+        workers = weakref.ref(store.workers)
+    del store, embedding
+    gc.collect()
+    assert workers() is None
 
 
 # ---- torch.compile ---------------------------------------------------------------------------------------------------

@@ -171,14 +171,13 @@ Winners pool_rows(const std::string& pooling, const Array<std::int64_t>& indptr,
   return winners;
 }
 
-Array<float> pool_gradient(const std::string& pooling, const Array<std::int64_t>& indptr,
-                           const Floats& values, const KeyBatch& batch, const Array<float>& grads,
-                           const Winners& winners, Workers& workers) {
+void pool_gradient(const std::string& pooling, const Array<std::int64_t>& indptr, const Floats& values,
+                   const KeyBatch& batch, const Array<float>& grads, const Winners& winners,
+                   Array<float>& sums, Workers& workers) {
   const Pooling how = pooling_of(pooling);
   const Examples bags = examples_of(indptr, values, batch, false);
   const std::size_t dim = dim_of(grads, "grads");
-  Array<float> result = fresh<float>(batch.size(), dim);
-  const auto to = out(result);
+  const auto to = out(sums);
   const auto from = in(grads);
   const auto won = winners ? in(*winners) : std::span<const std::uint32_t>{};
   const py::gil_scoped_release nogil;
@@ -187,7 +186,6 @@ Array<float> pool_gradient(const std::string& pooling, const Array<std::int64_t>
                          scratch);
     return 0;
   });
-  return result;
 }
 
 Array<float> pool_values_gradient(const Array<std::int64_t>& indptr, const KeyBatch& batch,
@@ -227,7 +225,7 @@ void add_kernel(py::module_& module) {
              py::arg("out").noconvert(), py::arg("workers"));
   module.def("pool_gradient", &pool_gradient, py::arg("pooling"), py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("grads").noconvert(),
-             py::arg("winners").noconvert(), py::arg("workers"));
+             py::arg("winners").noconvert(), py::arg("out").noconvert(), py::arg("workers"));
   module.def("pool_values_gradient", &pool_values_gradient, py::arg("indptr").noconvert(), py::arg("batch"),
              py::arg("rows").noconvert(), py::arg("grads").noconvert(), py::arg("workers"));
   module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),

@@ -37,13 +37,12 @@ std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const
   });
 }
 
-Array<float> sum(const KeyBatch& batch, const Array<float>& grads, std::size_t dim, Workers& workers) {
-  Array<float> result = fresh<float>(batch.size(), dim);
+void sum(const KeyBatch& batch, const Array<float>& grads, std::size_t dim, Array<float>& sums,
+         Workers& workers) {
   const auto from = in(grads);
-  const auto to = out(result);
+  const auto to = out(sums);
   const py::gil_scoped_release nogil;
   batch.sum(from, dim, to, workers.pool);
-  return result;
 }
 
 // The rows of unique keys, given to every key of the batch as it came.
@@ -111,7 +110,8 @@ void add_route(py::module_& module) {
       .def_property_readonly(
           "begins", [](const py::object& self) { return view(self.cast<const KeyBatch&>().begins(), self); })
       .def("counts", &counts)
-      .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("workers"))
+      .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
+           py::arg("workers"))
       .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
            py::arg("workers"))
       .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("workers"))

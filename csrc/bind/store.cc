@@ -33,10 +33,10 @@ std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, con
                                   std::map<std::string, double> params, const std::string& init,
                                   double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
                                   std::size_t slots, Workers& workers, const std::optional<NamedForm>& admit,
-                                  const std::vector<NamedForm>& expire) {
+                                  const std::vector<NamedForm>& expire, Budget* budget) {
   return std::make_unique<Shard>(make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter,
                                            init_seed, seed, admit, expire),
-                                 Slots(slots), workers.pool);
+                                 Slots(slots), workers.pool, Locks::kBySlot, budget);
 }
 
 void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
@@ -92,25 +92,30 @@ std::vector<std::string> columns(const Shard& shard) {
   return all;
 }
 
-std::size_t rows_of_section(const Shard& shard, std::size_t slot, std::vector<std::byte>& bytes) {
-  const py::gil_scoped_release nogil;
-  return shard.section(Slot{static_cast<std::uint32_t>(slot)}, bytes);
-}
-
 void check_slot(const Shard& shard, std::size_t slot) {
   SHOAL_CHECK(slot < shard.slots().count(), "there is no slot " + std::to_string(slot));
 }
 
-// (rows, the section's bytes)
-py::tuple section(const Shard& shard, std::size_t slot) {
-  check_slot(shard, slot);
-  auto bytes = std::make_unique<std::vector<std::byte>>();
-  const std::size_t rows = rows_of_section(shard, slot, *bytes);
+// An array that owns its bytes.
+Array<std::uint8_t> owned(std::unique_ptr<std::vector<std::byte>> bytes) {
   auto* const kept = bytes.get();
   const py::capsule owner(bytes.release(),
                           [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
-  const auto* const data = reinterpret_cast<const std::uint8_t*>(kept->data());
-  return py::make_tuple(rows, view(std::span(data, kept->size()), owner));
+  return view(std::span(reinterpret_cast<const std::uint8_t*>(kept->data()), kept->size()), owner);
+}
+
+// (rows, the section's bytes, the filter's bytes)
+py::tuple section(const Shard& shard, std::size_t slot) {
+  check_slot(shard, slot);
+  auto bytes = std::make_unique<std::vector<std::byte>>();
+  auto filter = std::make_unique<std::vector<std::byte>>();
+  std::size_t rows = 0;
+  {
+    const py::gil_scoped_release nogil;
+    rows = shard.section(Slot{static_cast<std::uint32_t>(slot)}, *bytes);
+    shard.filter(Slot{static_cast<std::uint32_t>(slot)}, *filter);
+  }
+  return py::make_tuple(rows, owned(std::move(bytes)), owned(std::move(filter)));
 }
 
 void restore(Shard& shard, std::size_t rows, const Array<std::uint8_t>& section) {
@@ -221,6 +226,12 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
 void add_store(py::module_& module) {
   static const py::exception<void> shoal_error(module, "ShoalError");
   py::register_exception<WrongProcess>(module, "WrongProcess", shoal_error.ptr());
+  py::register_exception<MemoryBudgetExceeded>(module, "MemoryBudgetExceeded", shoal_error.ptr());
+  py::class_<Budget>(module, "Budget")
+      .def(py::init([](std::size_t slots, std::uint64_t bytes) {
+             return std::make_unique<Budget>(Slots(slots), bytes);
+           }),
+           py::arg("slots"), py::arg("bytes"));
   // Descriptions are checked where they are made: a bad one is a ValueError that names the parameter.
   module.def(
       "check_optimizer",
@@ -247,7 +258,8 @@ void add_store(py::module_& module) {
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
            py::arg("slots"), py::arg("workers"), py::arg("admit") = py::none(),
-           py::arg("expire") = py::list(), py::keep_alive<1, 11>())
+           py::arg("expire") = py::list(), py::arg("budget") = py::none(), py::keep_alive<1, 11>(),
+           py::keep_alive<1, 14>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
       .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0)

@@ -64,7 +64,8 @@ void each_piece(const Examples& examples, Pool& pool, const Work& work, std::siz
 // cost the same. A key is never divided.
 template <class Work>
 void each_run_of_keys(Occurrences occurrences, std::size_t numbers, Pool& pool, const Work& work) {
-  const auto [order, firsts] = occurrences;
+  const std::span<const std::uint32_t> order = occurrences.order;
+  const std::span<const std::uint32_t> firsts = occurrences.firsts;
   const std::size_t keys = firsts.size() - 1;
   const std::size_t parts =
       parts_for(order.size() * numbers, kLeastEntries, pool.threads() == 1 ? 1 : 4 * pool.threads());

@@ -126,7 +126,7 @@ struct Shard::Workspace {
   std::unique_ptr<std::byte[]> fresh;
 };
 
-Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks)
+Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks, Budget* budget)
     : spec_(spec),
       slots_(slots),
       pool_(pool),
@@ -135,7 +135,9 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks)
       chunks_(rows_.bytes()),
       doors_(spec.lifecycle.admit(), slots),
       stamp_(process_stamp()),
-      of_all_(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr) {
+      of_all_(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr),
+      budget_(budget),
+      noted_(budget == nullptr ? 0 : slots.count()) {
   for (const Expiry& rule : spec.lifecycle.expire()) {
     SHOAL_CHECK(rule.kind != Expiry::Kind::kMaxRows || rule.rows >= slots.count(),
                 "MaxRows needs at least one row a slot, " + std::to_string(slots.count()) + ", got " +
@@ -154,9 +156,26 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks)
     fill_fresh(0, row.data());
     fresh_row_ = std::move(row);
   }
+  const auto turn = take_turn();
+  for (std::size_t s = 0; s < noted_.size(); ++s) {
+    if (bytes_of(*tables_[s]) > budget->spare(s)) {
+      throw_full(s, 0);
+    }
+  }
+  for (std::size_t s = 0; s < noted_.size(); ++s) {
+    note(s);
+  }
 }
 
-Shard::~Shard() = default;
+Shard::~Shard() {
+  if (stamp_ != process_stamp()) {
+    return;  // the parent may have the turn
+  }
+  const auto turn = take_turn();
+  for (std::size_t s = 0; s < noted_.size(); ++s) {
+    budget_->note(s, noted_[s], 0);
+  }
+}
 
 // --- the walk ---------------------------------------------------------------------------------------------------
 
@@ -263,12 +282,15 @@ void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& b
   table.make_room(missing);
 }
 
-std::size_t Shard::insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
+std::size_t Shard::insert_missing(Guarded& slot, std::span<const std::uint64_t> hashes,
                                   std::span<std::byte*> rows, std::uint32_t now) const {
   std::size_t inserted = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] == nullptr) {
-      rows[r] = table.insert(hashes[r]);
+      if (slot.door != nullptr) {
+        slot.door->forget(hashes[r]);
+      }
+      rows[r] = slot.table.insert(hashes[r]);
       fill_fresh(hashes[r], rows[r]);
       rows_.marks().begin(rows[r], now);
       ++inserted;
@@ -277,35 +299,47 @@ std::size_t Shard::insert_missing(SlotTable& table, std::span<const std::uint64_
   return inserted;
 }
 
-std::size_t Shard::admit(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+std::size_t Shard::admit(Guarded& slot, const SlotSlices& batch, std::span<std::byte*> rows,
                          std::size_t first, Making& making) const {
-  const auto each_missing = [&](const auto& use) {
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      if (rows[r] == nullptr) {
-        use(r);
-      }
-    }
-  };
+  const std::uint64_t* const hashes = batch.hashes.data() + first;
   std::size_t missing = 0;
-  each_missing([&](std::size_t r) {
-    slot.door->fetch(hashes[r]);
-    ++missing;
-  });
-  // Memory may run out here, and no sighting has been counted yet.
-  slot.door->make_room(missing);
-  slot.table.make_room(missing);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == nullptr) {
+      slot.door->fetch(hashes[r]);
+      ++missing;
+    }
+  }
+  if (budget_ == nullptr) {
+    slot.door->make_room(missing);
+  }
+  const std::size_t end = batch.begins[index_of(slots_.of(hashes[0])) + 1];
+  if (making.at != &slot) {  // nothing about one slot depends on another, which a thread may have or not
+    making.at = &slot;
+    making.asked = 0;
+    making.admitted = 0;
+  }
   std::size_t admitted = 0;
-  each_missing([&](std::size_t r) {
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] != nullptr) {
+      continue;
+    }
+    if (!slot.table.has_room(1)) {
+      // Before the key is asked about, for memory may run out. As many as will be admitted if all goes on as so far:
+      // ascending hashes must not be poured into a table that grows in small steps.
+      slot.table.make_room(1 + (end - first - r) * making.admitted / std::max<std::size_t>(making.asked, 1));
+    }
     const std::uint32_t count = making.counts.empty() ? 1 : making.counts[first + r];
+    ++making.asked;
     if (slot.door->ask(hashes[r], count, making.now)) {
       rows[r] = slot.table.insert(hashes[r]);
       fill_fresh(hashes[r], rows[r]);
       rows_.marks().begin(rows[r], making.now.clock);
       ++admitted;
+      ++making.admitted;
     } else {
       making.refused += count;
     }
-  });
+  }
   return admitted;
 }
 
@@ -321,22 +355,15 @@ std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t firs
     Guarded& slot = *tables_[index_of(slots_.of(batch.hashes[first + part.begin]))];
     const auto hashes = batch.hashes.subspan(first + part.begin, size);
     if (making.asks) {
-      created += admit(slot, hashes, rows, first + part.begin, making);
+      created += admit(slot, batch, rows, first + part.begin, making);
       continue;
     }
-    if (slot.door != nullptr) {
-      for (std::size_t r = 0; r < size; ++r) {
-        if (rows[r] == nullptr) {
-          slot.door->forget(hashes[r]);
-        }
-      }
-    }
     make_room(*part.table, missing, batch, first + part.end, making);
-    created += insert_missing(*part.table, hashes, rows, making.now.clock);
+    created += insert_missing(slot, hashes, rows, making.now.clock);
     slot.fills |= missing > size / kFewMissing;
   }
-  if (created != 0) {
-    run.settle();  // the new ones may have moved others
+  if (created != 0 || making.asks) {
+    run.settle();  // the new ones, or room for them, may have moved others
   }
   return created;
 }
@@ -347,7 +374,7 @@ std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hash
   const auto missing = static_cast<std::size_t>(std::count(making.rows.begin(), making.rows.end(), nullptr));
   slot.fills = missing > hashes.size() / kFewMissing;
   slot.table.make_room(missing);
-  return insert_missing(slot.table, hashes, making.rows, making.now.clock);
+  return insert_missing(slot, hashes, making.rows, making.now.clock);
 }
 
 template <class Use>
@@ -499,11 +526,14 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
   const std::size_t dim = rows_.dim();
   SHOAL_CHECK(grads.size() == batch.hashes.size() * dim, "grads must be len(keys) x dim");
   const auto entered = enter();
+  const auto turn = take_turn();
+  Making how{.now = {.clock = table_clock(sightings.clock)},
+             .asks = !doors_.admits_all(),
+             .counts = sightings.counts};
+  fit(batch, how);
   const std::uint64_t step = step_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t shared = step_noise(spec_.seed, step);
-  const Making how{.now = {.clock = table_clock(sightings.clock), .step = step},
-                   .asks = !doors_.admits_all(),
-                   .counts = sightings.counts};
+  how.now.step = step;
   const bool in_place =
       rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kLeastDim && !spec_.optimizer.clip().active();
   std::atomic<std::uint64_t> dropped{0};
@@ -585,8 +615,10 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
                 "weights must be finite: one of them is " + std::to_string(weights[i]));
   }
   const auto entered = enter();
+  const auto turn = take_turn();
   const std::uint64_t shared = step_noise(spec_.seed, 0);
   const Making how{.now = {.clock = table_clock(clock)}};
+  fit(batch, how);
   std::visit(
       [&](const auto& rule) {
         change(batch, how,
@@ -611,6 +643,7 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
 std::size_t Shard::erase(const SlotSlices& batch) {
   check_batch(batch);
   const auto entered = enter();
+  const auto turn = take_turn();
   std::atomic<std::size_t> erased{0};
   split(batch, [&](std::size_t first, std::size_t end) {
     std::size_t count = 0;
@@ -623,6 +656,7 @@ std::size_t Shard::erase(const SlotSlices& batch) {
         count += tables_[s]->table.erase(batch.hashes[i]) ? 1U : 0U;
       }
       tables_[s]->table.give_back();
+      note(s);
     }
     erased.fetch_add(count, std::memory_order_relaxed);
   });
@@ -718,6 +752,7 @@ void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
   SHOAL_CHECK(std::adjacent_find(hashes.begin(), hashes.end(), std::greater_equal<>()) == hashes.end(),
               "the hashes of a section must ascend");
   const auto entered = enter();
+  const auto turn = take_turn();
   for (std::size_t first = 0; first < rows;) {
     const std::size_t slot = index_of(slots_.of(hashes[first]));
     const std::size_t last = static_cast<std::size_t>(
@@ -733,7 +768,12 @@ void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
                   "a key of the section is in the table already: restore into an empty table");
     }
     if (!table.has_room(last - first)) {
+      if (budget_ != nullptr &&
+          bytes_of(*tables_[slot]) - table.bytes() + table.bytes_with(last - first, true) > allowed(slot)) {
+        throw_full(slot, last - first);
+      }
       table.reserve(table.size() + last - first);
+      note(slot);
     }
     for (std::size_t r = first; r < last; ++r) {
       std::byte* const row = table.insert(hashes[r]);
@@ -761,13 +801,19 @@ void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> byte
   SHOAL_CHECK(index_of(slot) < cut.count(), "there is no slot " + std::to_string(index_of(slot)));
   SHOAL_CHECK(bytes.empty() || !doors_.admits_all(), "this table has no admission rule that remembers keys");
   const auto entered = enter();
+  const auto turn = take_turn();
   // The slots that share hashes with it: of a finer cut some, of a coarser one the one that it lies in.
   const std::size_t first = (std::size_t{index_of(slot)} << slots_.bits()) >> cut.bits();
   const std::size_t end =
       std::max(first + 1, ((std::size_t{index_of(slot)} + 1) << slots_.bits()) >> cut.bits());
   for (std::size_t s = first; s < end && !bytes.empty(); ++s) {
     const std::unique_lock lock(tables_[s]->lock);
-    tables_[s]->door->restore(cut, slot, bytes);
+    Guarded& guarded = *tables_[s];
+    if (budget_ != nullptr && bytes_of(guarded) + bytes.size() > allowed(s)) {
+      throw_full(s, 0);
+    }
+    guarded.door->restore(cut, slot, bytes);
+    note(s);
   }
 }
 
@@ -778,15 +824,30 @@ void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
     return;  // which of its finer slots a coarse slot's rows belong to is only known from their hashes
   }
   const auto entered = enter();
+  const auto turn = take_turn();
   const std::size_t together = cut.count() / slots_.count();
-  for (std::size_t s = 0; s < slots_.count(); ++s) {
-    std::size_t total = 0;
-    for (std::size_t c = s * together; c < (s + 1) * together; ++c) {
-      total += rows[c];
+  const auto each = [&](const auto& use) {
+    for (std::size_t s = 0; s < slots_.count(); ++s) {
+      std::size_t total = 0;
+      for (std::size_t c = s * together; c < (s + 1) * together; ++c) {
+        total += rows[c];
+      }
+      const std::unique_lock lock(tables_[s]->lock);
+      use(s, tables_[s]->table, total);
     }
-    const std::unique_lock lock(tables_[s]->lock);
-    tables_[s]->table.reserve(total);
+  };
+  if (budget_ != nullptr) {
+    each([&](std::size_t s, const SlotTable& table, std::size_t total) {
+      const std::size_t more = total - std::min(total, table.size());
+      if (bytes_of(*tables_[s]) - table.bytes() + table.bytes_with(more, true) > allowed(s)) {
+        throw_full(s, more);
+      }
+    });
   }
+  each([&](std::size_t s, SlotTable& table, std::size_t total) {
+    table.reserve(total);
+    note(s);
+  });
 }
 
 void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
@@ -908,14 +969,12 @@ std::size_t Shard::size() const {
 ShardStats Shard::stats() const {
   check_process();
   ShardStats stats;
-  stats.bytes = tables_.size() * sizeof(Guarded);
   for (const auto& guarded : tables_) {
     const std::shared_lock lock(guarded->lock);
     stats.rows += guarded->table.size();
     stats.cells += guarded->table.cells();
-    stats.bytes += guarded->table.bytes();
+    stats.bytes += bytes_of(*guarded);
     if (guarded->door != nullptr) {
-      stats.bytes += sizeof(Doorkeeper) + guarded->door->bytes();
       stats.waiting += guarded->door->waiting();
     }
   }

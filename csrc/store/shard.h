@@ -17,11 +17,13 @@
 // Threads. Any number of callers. Locks, in this order:
 //   1. gate_   shared by push, assign, erase, reweigh and restore; alone by freeze(), which keeps a checkpoint still. A waiting
 //              freeze stops new writers first (turnstile_), so that it cannot starve.
-//   2. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
+//   2. turn    of the memory budget, where there is one: calls that change tables come one by one
+//   3. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (store/lane.h). Readers share a slot. No row is ever seen half written.
 //      A shard whose calls come one at a time anyway, as a data loop's do, may have one lock for all slots (Locks::kOne).
 // Fork: a child's copy of a shard throws WrongProcess: its locks may be held by threads that the child does not have.
-// Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not.
+// Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not. Of
+// keys that wait, those of the run that fails may have been counted: if the push is made again, they are admitted early.
 
 #pragma once
 
@@ -45,6 +47,7 @@
 #include "store/lane.h"
 #include "store/rows.h"
 #include "table/admission.h"
+#include "table/budget.h"
 #include "table/lifecycle.h"
 #include "table/slot_table.h"
 
@@ -98,7 +101,9 @@ enum class Locks : std::uint8_t { kBySlot, kOne };
 class Shard {
  public:
   // The pool must outlive the shard.
-  Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot);
+  // So must the budget, where there is one. MemoryBudgetExceeded: not even an empty table has room.
+  Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot,
+        Budget* budget = nullptr);
   ~Shard();
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
@@ -220,6 +225,9 @@ class Shard {
     bool asks = false;                           // whether a key must be admitted
     std::span<const std::uint32_t> counts = {};  // sightings of the batch's keys, none: once each
     std::uint64_t refused = 0;                   // sightings
+    const Guarded* at = nullptr;  // the last slot where keys were asked about, and how many of them
+    std::size_t asked = 0;
+    std::size_t admitted = 0;
   };
   // The same, to be changed, and created where missing. The caller has entered.
   template <class Use>
@@ -233,6 +241,19 @@ class Shard {
   // The weights of some rows, which somebody has locked: dim floats each.
   void weights_of(std::span<std::byte* const> rows, float* weights) const;
   class Judge;  // of rows by expiry rules
+
+  // --- under a budget: store/fit.cc
+  std::unique_lock<std::mutex> take_turn() const;  // empty where there is no budget
+  std::size_t bytes_of(const Guarded& slot) const noexcept;
+  // What this table may take in a slot.
+  std::size_t allowed(std::size_t slot) const noexcept;
+  // Notes what a slot takes now.
+  void note(std::size_t slot) noexcept;
+  // Room for all rows and waiting keys that the batch may need, if need be in place of others. What does not fit changes
+  // nothing: MemoryBudgetExceeded.
+  void fit(const SlotSlices& batch, const Making& how);
+  [[noreturn]] void throw_full(std::size_t slot, std::size_t rows) const;
+
   // Drops the `count` rows of a slot that go first by the judge's first rule, but none of those in `spared`, which ascend.
   // Returns how many; std::bad_alloc changes nothing.
   std::size_t evict(SlotTable& table, const Judge& judge, std::size_t count,
@@ -247,12 +268,12 @@ class Shard {
   std::size_t create(Search& run, const SlotSlices& batch, std::size_t first, Making& making) const;
   // The same for all hashes of a slot that a batch has.
   std::size_t create_all(Guarded& slot, std::span<const std::uint64_t> hashes, Making& making) const;
-  std::size_t insert_missing(SlotTable& table, std::span<const std::uint64_t> hashes,
-                             std::span<std::byte*> rows, std::uint32_t now) const;
-  // Asks the slot's doorkeeper about those of a part's rows that are missing, the first of which belongs to the batch's
-  // hash number `first`, and inserts those that it admits: how many.
-  std::size_t admit(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
-                    std::size_t first, Making& making) const;
+  std::size_t insert_missing(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
+                             std::uint32_t now) const;
+  // Asks the slot's doorkeeper about the rows that are missing of those that belong to the batch's hashes from number
+  // `first` on, all of that slot, and inserts those that it admits: how many.
+  std::size_t admit(Guarded& slot, const SlotSlices& batch, std::span<std::byte*> rows, std::size_t first,
+                    Making& making) const;
   // Room for `missing` rows, and for those of the slot's hashes from `next` on that are missing too: ascending hashes,
   // poured into a table that grows in small steps, would all queue up at its front. They are counted once a batch.
   void make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
@@ -270,6 +291,8 @@ class Shard {
       fresh_row_;  // the initial row where it is the same for every key, else empty
   std::unique_ptr<std::shared_mutex> of_all_;     // the lock of all slots, where they have one
   std::vector<std::unique_ptr<Guarded>> tables_;  // one a slot
+  Budget* budget_;
+  std::vector<std::size_t> noted_;  // what the budget knows of each slot's bytes
   mutable std::mutex turnstile_;
   mutable std::shared_mutex gate_;
   std::atomic<std::uint64_t> step_{0};

@@ -1,6 +1,14 @@
-// The expiry rules of a Shard: what sweeps drop, and which rows go where there are too many.
+// The expiry rules of a Shard: what sweeps drop, and which rows go where there are too many; and its memory budget.
+//
+// Under a budget, what a call may need is found out and made room for before it changes anything:
+//   1  every slot of the batch: how many of its keys have no row, and whether the slot may take memory for them, or has as
+//      many rows that the batch does not ask for, and a rule by which they go. If not: MemoryBudgetExceeded
+//   2  every slot: rows are evicted, or memory is taken and noted
+//   3  the call finds room wherever it looks for it
+// Keys that admission will refuse are reckoned as rows: some rows are evicted a little early.
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <new>
@@ -185,12 +193,13 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
   const std::size_t words = classes + (dry_run ? 2 * kClasses * rules.size() : 0);
   const bool holds = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind) != rules.end();
   const auto entered = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
+  const auto turn = dry_run ? std::unique_lock<std::mutex>() : take_turn();
 
   const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<Seen>& kept,
                               std::vector<std::uint64_t>& dropped) {
     Guarded& slot = *tables_[s];
     const std::unique_lock lock(slot.lock);
-    const auto bytes = [&] { return slot.table.bytes() + (slot.door ? slot.door->bytes() : 0); };
+    const auto bytes = [&] { return bytes_of(slot); };
     const auto drop = [&](std::size_t k, const Seen& seen) {
       ++total[kSweepHead + 2 * k];
       total[kSweepHead + 2 * k + 1] += units(judge.impressions(seen));
@@ -237,6 +246,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
       }
       slot.table.give_back(true);
       total[4] += slot.door != nullptr ? slot.door->sweep(now) : 0;
+      note(s);
     }
     total[2] += bytes();
   };
@@ -292,6 +302,116 @@ void Shard::hold_to_most(const SlotSlices& batch, std::uint32_t now) {
     }
   });
   expired_[static_cast<std::size_t>(Kind::kMaxRows)].fetch_add(evicted.load());
+}
+
+// --- the memory budget ------------------------------------------------------------------------------------------
+
+std::unique_lock<std::mutex> Shard::take_turn() const {
+  return budget_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(budget_->turn());
+}
+
+std::size_t Shard::bytes_of(const Guarded& slot) const noexcept {
+  return sizeof(Guarded) + slot.table.bytes() +
+         (slot.door == nullptr ? 0 : sizeof(Doorkeeper) + slot.door->bytes());
+}
+
+std::size_t Shard::allowed(std::size_t slot) const noexcept { return noted_[slot] + budget_->spare(slot); }
+
+void Shard::note(std::size_t slot) noexcept {
+  if (budget_ != nullptr) {
+    const std::size_t now = bytes_of(*tables_[slot]);
+    budget_->note(slot, noted_[slot], now);
+    noted_[slot] = now;
+  }
+}
+
+void Shard::throw_full(std::size_t slot, std::size_t rows) const {
+  throw MemoryBudgetExceeded(
+      "the memory budget has no room for " + std::to_string(rows) + " more rows in slot " +
+      std::to_string(slot) + ": all tables take " + std::to_string(budget_->used(slot)) + " of the " +
+      std::to_string(budget_->share()) + " bytes that each of " + std::to_string(budget_->slots()) +
+      " slots has; give the store more memory, or the table an expiry rule, or sweep");
+}
+
+void Shard::fit(const SlotSlices& batch, const Making& how) {
+  if (budget_ == nullptr) {
+    return;
+  }
+  enum class Way : std::uint8_t { kStay, kRung, kExactly, kEvict };
+  struct Plan {
+    Way way = Way::kStay;
+    std::size_t missing = 0;
+    std::size_t evict = 0;
+  };
+  std::vector<Plan> plans(slots_.count());
+  const auto& rules = spec_.lifecycle.expire();
+  const Judge judge(*this, std::span(rules).first(rules.empty() ? 0 : 1), how.now.clock);
+  const Pieces pieces{slots_.count(), batch.hashes.size() < kLeastKeys ? 1 : pool_.threads()};
+  const auto each_slot = [&](const auto& use) {
+    pool_.run(pieces.parts, [&](std::size_t part) {
+      std::vector<std::byte*> rows;
+      for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+        if (batch.begins[s] != batch.begins[s + 1]) {
+          use(s, *tables_[s], batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]),
+              rows);
+        }
+      }
+    });
+  };
+  each_slot([&](std::size_t s, Guarded& slot, std::span<const std::uint64_t> hashes,
+                std::vector<std::byte*>& rows) {
+    const std::shared_lock lock(slot.lock);
+    rows.resize(hashes.size());
+    slot.table.find(hashes, rows);
+    Plan& plan = plans[s];
+    plan.missing = static_cast<std::size_t>(std::ranges::count(rows, nullptr));
+    if (plan.missing == 0) {
+      return;
+    }
+    const std::size_t door = how.asks ? slot.door->least_bytes() - slot.door->bytes() : 0;
+    const std::size_t others = bytes_of(slot) - slot.table.bytes() + door;
+    const std::size_t other_rows = slot.table.size() - (hashes.size() - plan.missing);
+    if (others + slot.table.bytes_with(plan.missing, false) <= allowed(s)) {
+      plan.way = Way::kRung;
+    } else if (others + slot.table.bytes_with(plan.missing, true) <= allowed(s)) {
+      plan.way = Way::kExactly;
+    } else if (!rules.empty() && other_rows >= plan.missing && others + slot.table.bytes() <= allowed(s)) {
+      plan.way = Way::kEvict;
+      plan.evict = std::min(other_rows, std::max(plan.missing, slot.table.size() / 8));
+    } else {
+      throw_full(s, plan.missing);
+    }
+  });
+  std::atomic<std::uint64_t> evicted{0};
+  each_slot(
+      [&](std::size_t s, Guarded& slot, std::span<const std::uint64_t> hashes, std::vector<std::byte*>&) {
+        const Plan& plan = plans[s];
+        if (plan.way == Way::kStay) {
+          return;
+        }
+        const std::unique_lock lock(slot.lock);
+        // However it ends, what the slot takes then is noted.
+        struct Noted {
+          Shard& shard;
+          std::size_t slot;
+          ~Noted() { shard.note(slot); }
+        } const noted{*this, s};
+        if (plan.way == Way::kEvict) {
+          evicted.fetch_add(evict(slot.table, judge, plan.evict, hashes), std::memory_order_relaxed);
+        } else if (plan.way == Way::kRung) {
+          slot.table.make_room(plan.missing);
+        } else {
+          slot.table.reserve(slot.table.size() + plan.missing);
+        }
+        if (how.asks) {
+          // Keys that wait may have a quarter of what the slot has, and what is left.
+          const std::size_t rest = allowed(s) - (bytes_of(slot) - slot.door->bytes());
+          slot.door->make_room(plan.missing, std::min(rest, budget_->share() / 4));
+        }
+      });
+  if (evicted.load() != 0) {
+    expired_[static_cast<std::size_t>(rules[0].kind)].fetch_add(evicted.load());
+  }
 }
 
 }  // namespace shoal

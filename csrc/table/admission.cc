@@ -14,7 +14,10 @@ namespace shoal {
 using Kind = Admission::Kind;
 
 Doors::Doors(const Admission& rule, Slots slots)
-    : rule_(rule), slots_(slots), candidates_(Candidates::kRowBytes, slots) {
+    : rule_(rule),
+      slots_(slots),
+      candidates_(Candidates::kRowBytes, slots),
+      no_chunks_(Candidates::kRowBytes) {
   SHOAL_CHECK(rule.kind != Kind::kCount || rule.capacity == 0 || rule.capacity >= slots.count(),
               "AfterCount needs a capacity of at least one key a slot, " + std::to_string(slots.count()) +
                   ", got " + std::to_string(rule.capacity) +
@@ -39,14 +42,20 @@ std::size_t Doorkeeper::bytes() const noexcept {
   return (candidates_ ? sizeof(Candidates) + candidates_->bytes() : 0) + (bloom_ ? bloom_->bytes() : 0);
 }
 
-void Doorkeeper::make_room(std::size_t more) {
+std::size_t Doorkeeper::least_bytes() const noexcept {
+  return bloom_ ? doors_->bloom()->slot_bytes(doors_->slots()) : bytes();
+}
+
+void Doorkeeper::make_room(std::size_t more, std::size_t bytes) {
   const Admission& rule = doors_->rule();
   if (rule.kind == Kind::kCount && rule.n > 1) {
-    if (!candidates_) {
-      candidates_ = std::make_unique<Candidates>(doors_->candidates(), slot_, rule.n, rule.within,
-                                                 doors_->most_candidates(slot_));
+    if (!candidates_ && bytes > sizeof(Candidates)) {
+      candidates_ = std::make_unique<Candidates>(doors_->candidates(), slot_, doors_->no_chunks(), rule.n,
+                                                 rule.within, doors_->most_candidates(slot_));
     }
-    candidates_->make_room(more);
+    if (candidates_) {
+      candidates_->make_room(more, bytes - std::min(bytes, sizeof(Candidates)));
+    }
   } else if (bloom_) {
     bloom_->make_room();
   }

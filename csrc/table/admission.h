@@ -40,6 +40,7 @@ class Doors {
   bool admits_all() const noexcept { return rule_.kind == Admission::Kind::kAll; }
   Slots slots() const noexcept { return slots_; }
   const Layout& candidates() const noexcept { return candidates_; }
+  Chunks& no_chunks() const noexcept { return no_chunks_; }
   const BloomShape* bloom() const noexcept { return bloom_ ? &*bloom_ : nullptr; }
   std::size_t most_candidates(Slot slot) const noexcept;
 
@@ -47,19 +48,25 @@ class Doors {
   Admission rule_;
   Slots slots_;
   Layout candidates_;
+  mutable Chunks no_chunks_;  // which narrow rows do not use
   std::optional<BloomShape> bloom_;
 };
 
 class Doorkeeper {
  public:
+  static constexpr std::size_t kAny = ~std::size_t{0};
+
   Doorkeeper(const Doors& doors, Slot slot);
 
   // Keys that wait, as far as that is known one by one.
   std::size_t waiting() const noexcept { return candidates_ ? candidates_->size() : 0; }
   std::size_t bytes() const noexcept;
 
-  // What `more` keys may need that were never asked about.
-  void make_room(std::size_t more);
+  // What `more` keys may need that were never asked about. A Bloom filter takes what it takes; others no more than `bytes`
+  // in all, and forget keys where that is not enough.
+  void make_room(std::size_t more, std::size_t bytes = kAny);
+  // What bytes() is at least after it.
+  std::size_t least_bytes() const noexcept;
   void fetch(std::uint64_t hash) const noexcept;
   // `count` sightings of a key without a row: whether it gets one.
   bool ask(std::uint64_t hash, std::uint32_t count, const Moment& now) noexcept;

@@ -35,11 +35,19 @@ bool Candidates::is_stale(const std::byte* row, std::uint32_t now) const noexcep
   return within_ != 0 && age_at(now, load(row).clock) > within_;
 }
 
-void Candidates::make_room(std::size_t more) {
-  if (table_.size() + more > most_) {
-    Victims::begin(most_);
+void Candidates::make_room(std::size_t more, std::size_t bytes) {
+  const std::size_t wanted = std::min(more, most_ - std::min(most_, table_.size()));
+  place_ = most_;
+  if (table_.bytes_with(wanted, false) <= bytes) {
+    table_.make_room(wanted);
+  } else if (table_.bytes_with(wanted, true) <= bytes) {
+    table_.reserve(table_.size() + wanted);
+  } else {
+    place_ = std::min(most_, table_.limit());
   }
-  table_.make_room(std::min(more, most_ - std::min(most_, table_.size())));
+  if (table_.size() + more > place_) {
+    Victims::begin(table_.limit());
+  }
 }
 
 bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept {
@@ -59,7 +67,7 @@ bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now)
   if (count >= n_) {
     return true;
   }
-  if (table_.size() >= most_) {
+  if (table_.size() >= place_) {
     forget_oldest();
   }
   if (table_.has_room(1)) {

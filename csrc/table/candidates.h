@@ -25,14 +25,15 @@ class Candidates {
   static constexpr std::size_t kRowBytes = 2 * sizeof(std::uint32_t);
 
   // `most`: how many may wait; 0: as many as come. The layout is of kRowBytes and outlives this.
-  Candidates(const Layout& layout, Slot slot, std::uint32_t n, std::uint32_t within, std::size_t most)
-      : table_(layout, slot), n_(n), within_(within), most_(most) {}
+  Candidates(const Layout& layout, Slot slot, Chunks& chunks, std::uint32_t n, std::uint32_t within,
+             std::size_t most)
+      : table_(layout, slot, chunks), n_(n), within_(within), most_(most) {}
 
   std::size_t size() const noexcept { return table_.size(); }
   std::size_t bytes() const noexcept { return table_.bytes(); }
 
-  // Place for `more`, as far as `most` allows: before ask.
-  void make_room(std::size_t more);
+  // Place for `more`, as far as `most` and `bytes` allow: before ask.
+  void make_room(std::size_t more, std::size_t bytes);
   // `count` sightings of a key without a row. Whether it gets one; it waits no more then.
   bool ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept;
   // Forgets a key, which has got a row some other way.
@@ -57,7 +58,7 @@ class Candidates {
   std::uint32_t n_;
   std::uint32_t within_;
   std::size_t most_;
-  std::vector<std::uint64_t> oldest_;  // to work in
+  std::size_t place_ = most_;  // for so many, while memory is short
 };
 
 }  // namespace shoal

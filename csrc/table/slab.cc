@@ -85,6 +85,16 @@ std::size_t Slab::bytes() const noexcept {
   return small_.bytes() != 0 ? small_.bytes() : places_.size() * chunks_->bytes();
 }
 
+std::size_t Slab::bytes_with(std::size_t rows, std::size_t likely) const noexcept {
+  if (rows <= rows_) {
+    return bytes();
+  }
+  if (places_.size() <= 1 && rows <= chunks_->rows() && (places_.empty() || small_.bytes() != 0)) {
+    return Region::rounded(std::min(std::max(rows, likely), chunks_->rows()) * chunks_->row_bytes());
+  }
+  return ((rows + chunks_->rows() - 1) >> chunks_->shift()) * chunks_->bytes();
+}
+
 bool Slab::make_room(std::size_t rows, std::size_t likely) {
   if (rows <= rows_) {
     return false;

@@ -74,6 +74,8 @@ class Slab {
     return places_[number >> chunks_->shift()] + (number & (chunks_->rows() - 1)) * chunks_->row_bytes();
   }
 
+  // What bytes() will be after make_room.
+  std::size_t bytes_with(std::size_t rows, std::size_t likely) const noexcept;
   // Room for rows of all numbers below `rows`, which keep their bytes; where that is a small slab, for `likely` ones if that
   // still is one. Whether rows may have moved: a small slab's do. std::bad_alloc loses nothing.
   bool make_room(std::size_t rows, std::size_t likely);

@@ -309,9 +309,25 @@ std::size_t SlotTable::buckets_for(std::size_t rows) const noexcept {
 void SlotTable::set_buckets(std::size_t buckets) noexcept {
   ++version_;
   buckets_ = buckets;
-  limit_ = buckets == 0
-               ? 0
-               : std::min(cells() - 1, static_cast<std::size_t>(static_cast<double>(cells()) * load_limit_));
+  limit_ = limit_of(buckets);
+}
+
+std::size_t SlotTable::limit_of(std::size_t buckets) const noexcept {
+  const std::size_t cells = buckets * layout_->cells;
+  return buckets == 0
+             ? 0
+             : std::min(cells - 1, static_cast<std::size_t>(static_cast<double>(cells) * load_limit_));
+}
+
+std::size_t SlotTable::bytes_with(std::size_t more, bool exactly) const noexcept {
+  const std::size_t buckets =
+      index_has_room(more) ? buckets_ : buckets_for(exactly ? size_ + more : rung_above(size_ + more));
+  const std::size_t index = buckets == buckets_ ? index_.bytes() : Region::rounded(buckets * kCacheLine);
+  if (layout_->narrow || more <= slab_holes_) {
+    return index + slab_.bytes();
+  }
+  const std::size_t rows = slab_end_ + more - slab_holes_;
+  return index + slab_.bytes_with(rows, std::max(rows, slab_holes_ + limit_of(buckets)));
 }
 
 std::size_t SlotTable::rung_above(std::size_t rows) const noexcept {

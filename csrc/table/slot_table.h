@@ -97,6 +97,8 @@ class SlotTable {
     return index_has_room(more) && (layout_->narrow || slab_end_ + more <= slab_.rows() + slab_holes_);
   }
   void make_room(std::size_t more);
+  // What bytes() will be after make_room(more), or, where that takes no more than it must, after reserve(size() + more).
+  std::size_t bytes_with(std::size_t more, bool exactly) const noexcept;
   // Room for `rows` in all, and no more: for callers that know the number.
   void reserve(std::size_t rows);
 
@@ -158,6 +160,7 @@ class SlotTable {
   std::size_t rung_above(std::size_t rows) const noexcept;
   std::size_t buckets_for(std::size_t rows) const noexcept;
   void set_buckets(std::size_t buckets) noexcept;
+  std::size_t limit_of(std::size_t buckets) const noexcept;
 
   std::uint32_t take_row() noexcept;
   void free_row(std::uint32_t number) noexcept;

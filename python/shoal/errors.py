@@ -5,13 +5,14 @@ else that shoal raises on purpose is a :class:`ShoalError`. Those of a cluster n
 and for how many seconds the peer has been silent.
 """
 
-from shoal._core import ShoalError, TransportError, WrongProcess
+from shoal._core import MemoryBudgetExceeded, ShoalError, TransportError, WrongProcess
 
 __all__ = [
     "ClosedError",
     "CorruptionError",
     "DeadlineExceeded",
     "Fenced",
+    "MemoryBudgetExceeded",
     "NotConnected",
     "ProtocolError",
     "ServerLost",

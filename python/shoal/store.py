@@ -21,7 +21,7 @@ from shoal.consistency import ASP, Consistency
 from shoal.dense import BLOCK, DenseTable, shape_of
 from shoal.errors import ClosedError
 from shoal.gate import Gate
-from shoal.lifecycle import Admission, Expiry
+from shoal.lifecycle import Admission, Expiry, SweepReport
 from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
 from shoal.table import KeyBatch, Keys, Shard, Table, TableSpec
 
@@ -45,7 +45,7 @@ class Cuttable(Protocol[Data_co]):
         """Tell the files, with their sizes."""
 
 
-def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
+def local(*, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> "LocalStore":
     """Make a store in this process.
 
     Parameters
@@ -54,7 +54,13 @@ def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
         Threads that share the work of one call; default: the cores that this process may use.
     slots : int
         Into how many parts the hash space is cut: a power of two from 2 to 16384. The default serves from a few rows to
-        billions; results do not depend on it.
+        billions; results do not depend on it, but for limits, of which each slot has its share.
+    memory : int, optional
+        Bytes that the tables may take: index, rows and keys that wait. Never exceeded: each slot has its share, and a
+        push or assignment that needs more evicts rows by the first of the table's expiry rules, those that it would
+        drop first; where the table has no rule, or the push brings more new keys than can be evicted,
+        :class:`shoal.MemoryBudgetExceeded` is raised and nothing has changed. Default: no bound. What a call works in
+        is not counted, nor up to 2 MiB a table of pages that its rows do not fill yet.
 
     Returns
     -------
@@ -65,7 +71,7 @@ def local(*, threads: int | None = None, slots: int = 1024) -> "LocalStore":
     >>> with local(threads=2) as store:
     ...     table = store.table("user", dim=16)
     """
-    return LocalStore(threads=threads, slots=slots)
+    return LocalStore(threads=threads, slots=slots, memory=memory)
 
 
 class Store(ABC):
@@ -112,6 +118,11 @@ class Store(ABC):
     def lost_workers(self) -> frozenset[int]:
         """Ranks of workers that were taken for dead since this one connected."""
         return frozenset()
+
+    @property
+    def joined_at(self) -> int:
+        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        return 0
 
     @property
     @abstractmethod
@@ -391,6 +402,41 @@ class Store(ABC):
         dim = min(block, math.prod(sizes))
         return DenseTable(self.table(name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed), sizes)
 
+    def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        """Drop the rows that the tables' expiry rules name, and give their memory back.
+
+        Parameters
+        ----------
+        dry_run : bool
+            Whether only to say what would be dropped, and what at other thresholds.
+
+        Returns
+        -------
+        SweepReport
+            Of every table that has rules. ``print`` shows it.
+
+        Notes
+        -----
+        Nothing sweeps by itself: call it every so many clocks, on one worker. Waiting keys that their admission rule no
+        longer remembers are forgotten too. Slots are locked one by one while other calls go on. On a cluster under BSP
+        rows go at the end of the clock.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", expire=shoal.TimeToLive(9))
+        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...     for _ in range(10):
+        ...         store.tick()
+        ...     store.sweep().rows_dropped
+        2
+        """
+        self._check_usable()
+        tables = [table for table in self._tables.values() if table.spec.has_rules]
+        return SweepReport(dry_run, tuple(table.sweep(dry_run=dry_run) for table in tables))
+
     def key_batch(self, keys: Keys, *, last: int | None = None) -> KeyBatch:
         """Sort keys once, for pulls and pushes on any table of this store.
 
@@ -438,7 +484,9 @@ class Store(ABC):
             chosen = [self._tables[name] for name in names]
 
         self._undisturbed(
-            lambda: checkpoint.save(Path(directory), chosen, self._slots, self.threads, progress=progress)
+            lambda: checkpoint.save(
+                Path(directory), chosen, self._slots, self.threads, clock=self.clock, progress=progress
+            )
         )
 
     def load(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
@@ -491,8 +539,11 @@ class LocalStore(Store):
     Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is seen when it returns.
     """
 
-    def __init__(self, *, threads: int | None = None, slots: int = 1024) -> None:
+    def __init__(self, *, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> None:
         super().__init__(threads=threads, slots=slots)
+        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or not 0 < memory < 2**63):
+            raise ValueError(f"memory must be a number of bytes above 0, got {memory!r}")
+        self._budget = None if memory is None else _core.Budget(slots, memory)
         self._clock = 0
 
     def __repr__(self) -> str:
@@ -537,13 +588,15 @@ class LocalStore(Store):
             yield number
 
     def _make_shard(self, spec: TableSpec) -> _core.Shard:
-        return spec.shard(self._slots, self._workers)
+        return spec.shard(self._slots, self._workers, self._budget)
 
     def _undisturbed(self, save: Callable[[], None]) -> None:
         self._gate.change(save)  # pushes are kept away by the shards, all of which `save` freezes first
 
     def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
-        loaded = checkpoint.load(directory, manifest, self._make_shard, self.threads, progress=progress)
+        loaded = checkpoint.load(
+            directory, manifest, self._make_shard, self.threads, clock=self._clock, progress=progress
+        )
         with self._locked(), self._gate.shut():
             self._check_known(spec for spec, _ in loaded)  # tables may have been made meanwhile
             for spec, shard in loaded:

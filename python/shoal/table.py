@@ -1,7 +1,7 @@
 """Tables: rows by 64-bit key, with their optimizer; and the batches of keys that all requests are made of."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn, Protocol, TypeAlias
 
 import msgspec
@@ -12,7 +12,16 @@ from shoal import _core, functions
 from shoal.errors import ClosedError
 from shoal.gate import Gate
 from shoal.handle import Handle, Pending
-from shoal.lifecycle import Admission, Expiry, RuleForm, make_admission, make_expiry
+from shoal.lifecycle import (
+    Admission,
+    Expiry,
+    RuleForm,
+    TableSweep,
+    make_admission,
+    make_expiry,
+    read_sweep,
+    rules_native,
+)
 from shoal.optim import Init, Optimizer, make_init, make_optimizer
 
 __all__ = ["Handle", "KeyBatch", "Shard", "Table", "TableForm", "TableSpec", "TableStats", "mix", "unmix"]
@@ -154,12 +163,17 @@ class TableSpec:
                 raise ValueError(f"table {self.name!r} takes one {kind}, got {kinds.count(kind)}: choose one of them")
 
     @property
+    def has_rules(self) -> bool:
+        """Whether keys wait for their rows, or rows go."""
+        return self.admit is not None or bool(self.expire)
+
+    @property
     def needs_counts(self) -> bool:
         """Whether it matters to the rules how often a key occurs in a push."""
         return self.admit is not None or any(rule.needs_counts for rule in self.expire)
 
-    def shard(self, slots: int, workers: _core.Workers) -> _core.Shard:
-        """Make the empty rows of such a table."""
+    def shard(self, slots: int, workers: _core.Workers, budget: _core.Budget | None = None) -> _core.Shard:
+        """Make the empty rows of such a table, within a memory budget or without one."""
         return _core.Shard(
             dim=self.dim,
             dtype=self.dtype,
@@ -173,6 +187,7 @@ class TableSpec:
             workers=workers,
             admit=None if self.admit is None else self.admit.form().native(),
             expire=[rule.form().native() for rule in self.expire],
+            budget=budget,
         )
 
 
@@ -251,6 +266,12 @@ class TableStats:
     rows_created, rows_erased : int
     nonfinite_rows : int
         Rows that a push left whole because its gradient, or the new row, was not finite.
+    refused : int
+        Sightings of keys that waited for their rows, and got none by them.
+    waiting : int
+        Keys that wait now, where admission counts them one by one.
+    expired : dict of int
+        Rows that each of the table's expiry rules dropped, by the name of its class; for `MaxRows`, in pushes too.
     """
 
     rows: int
@@ -264,6 +285,9 @@ class TableStats:
     rows_created: int
     rows_erased: int
     nonfinite_rows: int
+    refused: int = 0
+    waiting: int = 0
+    expired: Mapping[str, int] = field(default_factory=dict)
 
 
 class Pushed(Pending, Protocol):
@@ -319,14 +343,20 @@ class Shard(Protocol):
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows (functions.py), in slot order."""
 
-    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
-        """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission has counted."""
+
+    def table_clock(self, store_clock: int, /) -> int:
+        """Return the table's own clock, at one of the store's; a cluster's store has its own."""
 
     def freeze(self) -> None:
         """Let no change in until thaw()."""
 
     def thaw(self) -> None:
         """Let changes in again."""
+
+    def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
+        """Drop what expiry rules name, or only count it (lifecycle.py reads the answer); ``clock`` as for ``push``."""
 
     def stats(self) -> dict[str, int]:
         """Read the figures."""
@@ -346,11 +376,19 @@ class KeyBatch:
     [3.0, 5.0, 3.0]
     """
 
-    __slots__ = ("__weakref__", "_native", "_workers")
+    __slots__ = ("_native", "_workers")
 
     def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
         self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
         self._workers = workers
+
+    @classmethod
+    def of(cls, native: _core.KeyBatch, workers: _core.Workers) -> "KeyBatch":
+        """Make one of an engine's object that is there, and of its store's threads."""
+        batch = cls.__new__(cls)
+        batch._native = native
+        batch._workers = workers
+        return batch
 
     def __len__(self) -> int:
         """Count the unique keys."""
@@ -418,7 +456,9 @@ class KeyBatch:
         array = np.asarray(grads)
         if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
             raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
-        return self._native.sum(np.ascontiguousarray(array), array.shape[1], self._workers)
+        sums = np.empty((len(self), array.shape[1]), np.float32)
+        self._native.sum(np.ascontiguousarray(array), array.shape[1], sums, self._workers)
+        return sums
 
     def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
         """Give the row of each unique key to every key as given.
@@ -964,7 +1004,56 @@ class Table:
             rows_created=native["rows_created"],
             rows_erased=native["rows_erased"],
             nonfinite_rows=native["nonfinite_rows"],
+            refused=native["refused"],
+            waiting=native["waiting"],
+            expired={name: native[f"expired_by_{name}"] for name in (type(rule).__name__ for rule in self.spec.expire)},
         )
+
+    def forecast(self, *rules: Expiry) -> TableSweep:
+        """Say what expiry rules would drop now: nothing is dropped.
+
+        Parameters
+        ----------
+        *rules : Expiry
+            Any rules that can be answered from what rows keep; default: those of the table.
+
+        Returns
+        -------
+        TableSweep
+            How many rows each rule would drop, the share of recent impressions that they carried (`Dropped` says what
+            is recent), and the same at other thresholds, to choose one.
+
+        Raises
+        ------
+        ValueError
+            A rule needs what the table's rows do not keep.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", expire=shoal.TimeToLive(9))
+        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...     for _ in range(20):
+        ...         store.tick()
+        ...     table.push(np.array([9], np.uint64), np.ones(1, np.float32)).wait()
+        ...     print(table.forecast().dropped[0].rows)
+        1
+        """
+        return self.sweep(rules, dry_run=True)
+
+    def sweep(self, rules: Sequence[Expiry] = (), *, dry_run: bool) -> TableSweep:
+        """Sweep this table alone: see :meth:`shoal.store.Store.sweep` and :meth:`forecast`."""
+        asked = tuple(rules) or self.spec.expire
+        for rule in asked:
+            if not isinstance(rule, Expiry):
+                raise TypeError(f"table {self.name!r} is swept by rules such as shoal.TimeToLive(9), got {rule!r}")
+        numbers = rules_native(asked)
+
+        def ask() -> npt.NDArray[np.uint64]:
+            return self.shard.sweep(numbers, self._clock(), dry_run=dry_run)
+
+        return read_sweep(self.name, asked, ask() if dry_run else self._gate.change(ask), dry_run=dry_run)
 
 
 def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:

@@ -74,8 +74,9 @@ TEST(a_full_slot_of_candidates_forgets_the_eighth_that_was_sighted_longest_ago) 
   CHECK_EQ(door.waiting(), 15);
   door.make_room(3);
   CHECK(!door.ask(hashes[0], 1, {17, 0}));  // forgotten
-  CHECK(!door.ask(hashes[1], 1, {17, 0}));
-  CHECK(door.ask(hashes[2], 1, {17, 0}));
+  CHECK(!door.ask(hashes[1], 1, {17, 0}));  // in whose place hashes 2 and 3 go
+  CHECK(!door.ask(hashes[3], 1, {17, 0}));
+  CHECK(door.ask(hashes[4], 1, {17, 0}));
 }
 
 TEST(a_bloom_filter_admits_early_at_times_and_never_late) {

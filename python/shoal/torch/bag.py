@@ -181,6 +181,8 @@ class EmbeddingBag(SparseModule):
         values = None if bags.values is None else floats_of(bags.values)
         native, workers = ticket.batch.native, self._table.workers
         winners = _core.pool_rows(self.mode, bags.indptr, values, native, rows, out.numpy(), workers)
+        if not keep:
+            self.give_room(rows)
         return out, Pooled(ticket.batch, bags.indptr, winners, rows if keep else None, pushes)
 
     def push_pooled(self, pooled: Pooled, values: Tensor | None, grad: Tensor) -> Tensor | None:
@@ -195,7 +197,9 @@ class EmbeddingBag(SparseModule):
             )
         if pushes:
             weights = None if values is None else floats_of(values)
-            self.push(batch, _core.pool_gradient(self.mode, indptr, weights, native, grads, winners, workers))
+            sums = self.take_room(len(batch))
+            _core.pool_gradient(self.mode, indptr, weights, native, grads, winners, sums, workers)
+            self.push(batch, sums)
         return slopes
 
 

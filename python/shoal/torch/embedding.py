@@ -88,11 +88,14 @@ class Embedding(SparseModule):
         rows = ticket.rows()
         out = torch.empty((*shape, self.dim))
         ticket.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)
+        self.give_room(rows)
         return out
 
     def push_given(self, batch: KeyBatch, grad: Tensor) -> None:
         """Sum the gradient of every key as given, and push."""
-        self.push(batch, batch.native.sum(floats_of(grad), self.dim, self._table.workers))
+        sums = self.take_room(len(batch))
+        batch.native.sum(floats_of(grad), self.dim, sums, self._table.workers)
+        self.push(batch, sums)
 
 
 class _Rows(torch.autograd.Function):

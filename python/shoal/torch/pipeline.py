@@ -270,6 +270,6 @@ def _begin(item: _Item) -> None:
     """Begin the pulls of a batch; an error waits for its body (P3)."""
     try:
         for module, ticket in item.tickets:
-            ticket.begin(module.table)
+            ticket.begin(module.table, module.take_room)
     except Exception as error:
         item.error = error

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,10 @@ Keys: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.float32]
 
 _VERSION = 1  # of what state_dict says
+_ROOMS = 2  # that a module keeps: for the rows of a forward, and for the sums of a backward
 
-# The batch that was sorted last by a store's threads, or a pipeline's, while anybody needs it. Weak both ways: a batch
-# holds its threads.
-_last: WeakKeyDictionary[_core.Workers, ref[KeyBatch]] = WeakKeyDictionary()
+# The batch that a store's threads, or a pipeline's, sorted last: the engine's, which does not keep the threads alive.
+_last: WeakKeyDictionary[_core.Workers, _core.KeyBatch] = WeakKeyDictionary()
 
 
 def keys_of(keys: Tensor) -> Keys:
@@ -64,12 +64,12 @@ def floats_of(tensor: Tensor) -> Rows:
 
 def _sorted(table: Table, keys: Keys, workers: _core.Workers | None = None) -> KeyBatch:
     workers = table.workers if workers is None else workers
-    known = _last.get(workers)
-    last = None if known is None else known()
-    if last is None or not last.is_of(keys):
-        last = table.key_batch(keys, workers)
-        _last[workers] = ref(last)
-    return last
+    last = _last.get(workers)
+    if last is not None and last.is_of(keys, workers):
+        return KeyBatch.of(last, workers)
+    batch = table.key_batch(keys, workers)
+    _last[workers] = batch.native
+    return batch
 
 
 class Ticket:
@@ -87,10 +87,10 @@ class Ticket:
         """Whether the pull was begun."""
         return self._rows is not None
 
-    def begin(self, table: Table) -> None:
-        """Begin the pull, unless that was done."""
+    def begin(self, table: Table, room: Callable[[int], Rows]) -> None:
+        """Begin the pull, unless that was done; ``room(n)`` makes place for n rows."""
         if self._rows is None:
-            rows = np.empty((len(self.batch), table.dim), np.float32)
+            rows = room(len(self.batch))
             self._pending = table.shard.pull(self.batch.native, rows)
             self._rows = rows
 
@@ -122,6 +122,7 @@ class SparseModule(nn.Module):
         self._lock = threading.Lock()  # guards _tickets
         self._tickets: list[Ticket] = []
         self._pushes: deque[Handle[None]] = deque()
+        self._room: list[Rows] = []
         self._kept: list[tuple[KeyBatch, Rows]] | None = None  # under accumulate()
 
     def extra_repr(self) -> str:
@@ -181,7 +182,7 @@ class SparseModule(nn.Module):
         is raised by the forward that uses it. Safe from any thread.
         """
         ticket = self._find(keys_of(keys), with_rows=False)
-        ticket.begin(self._table)
+        ticket.begin(self._table, self.take_room)
         return self._put(ticket)
 
     def drop_prefetched(self, *tickets: Ticket) -> int:
@@ -233,7 +234,7 @@ class SparseModule(nn.Module):
         """Begin a forward: raise what went wrong with earlier pushes, and have the pull under way."""
         self._raise_failed()
         ticket = self._find(keys)
-        ticket.begin(self._table)
+        ticket.begin(self._table, self.take_room)
         return ticket
 
     def push(self, batch: KeyBatch, grads: Rows) -> None:
@@ -242,6 +243,24 @@ class SparseModule(nn.Module):
             self._kept.append((batch, grads))
         else:
             self._pushes.append(self._table.push_unique(batch, grads, copy=False))
+            if isinstance(self._table.shard, _core.Shard):  # it has done with them
+                self.give_room(grads)
+
+    def take_room(self, rows: int) -> Rows:
+        """Find room for so many rows, not set: megabytes in every step, which the system would map and clear anew."""
+        size = rows * self.dim
+        try:
+            room = self._room.pop()
+        except IndexError:
+            room = np.empty(0, np.float32)
+        if room.size < size:
+            room = np.empty(size + size // 4, np.float32)  # batches vary: not for every longest one so far
+        return room[:size].reshape(rows, self.dim)
+
+    def give_room(self, rows: Rows) -> None:
+        """Give back what `take_room` gave: nobody reads or writes it any more."""
+        if len(self._room) < _ROOMS and rows.base is not None:
+            self._room.append(rows.base)
 
     def _raise_failed(self) -> None:
         pushes = self._pushes
@@ -263,9 +282,15 @@ class SparseModule(nn.Module):
             return
         if len(kept) == 1:
             self.push(*kept[0])
-        else:
-            keys = np.concatenate([batch.keys for batch, _ in kept])
-            self._pushes.append(self._table.push(keys, np.concatenate([grads for _, grads in kept])))
+            return
+        table = self._table
+        all_keys = table.key_batch(np.concatenate([batch.keys for batch, _ in kept]))
+        grads = all_keys.sum(np.concatenate([grads for _, grads in kept]))
+        counts = None
+        if table.spec.needs_counts:
+            seen = np.concatenate([batch.counts() for batch, _ in kept])
+            counts = np.bincount(all_keys.inverse, seen, len(all_keys)).astype(np.uint32)
+        self._pushes.append(table.push_unique(all_keys, grads, counts=counts, copy=False))
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
