@@ -5,7 +5,9 @@
 Batches are sorted, unique keys of rows that are there; dim 1 has FTRL, dim 16 Adagrad; ASP. In turns, within one run:
 
     local   the store in this process: table and kernel alone, one thread
-    raw     pyzmq moves the same bytes, header frame included: a Python loop that looks at none sends back what it has
+    raw     pyzmq moves the same bytes, header frame included, in one message each way: a Python loop that looks at none
+            sends back what it has, always from the same memory; the worker copies what comes to where rows belong
+    read    the same, and each side reads every byte that came once: to tell what moving without looking is worth
     shoal   a worker's calls, a data loop and a table: checksums, exactly-once windows, optimizer steps
 
 One request at a time, and four under way. Rates are millions of keys a second, median (least-most); latency is that
@@ -51,6 +53,7 @@ TABLES = {
 
 def serve(threads: int, busy: bool) -> None:
     """Serve a table of each dim by some data loops, and raw messages; end with the standard input."""
+    _core.keep_freed_memory()  # as a server's process does: the raw peer, in the same process, has it too
     context = zmq.Context()
     where = cut_evenly(1, SLOTS, [("tcp://127.0.0.1:0", 0)] * threads)
     loops = [start_loop(service_of(each), context, each.address) for each in where.endpoints]
@@ -85,15 +88,23 @@ def service_of(endpoint: Endpoint) -> _core.Service:
 
 
 def echo(router: zmq.Socket) -> None:
-    """Answer each message with a header and as many bytes as its first 8 ask for."""
+    """Answer each message with a header and as many bytes as its first 8 ask for; look at it if its next says so."""
     replies: dict[int, bytearray] = {}
     while True:
-        peer, header, *_ = router.recv_multipart(copy=False)
+        peer, header, *payload = router.recv_multipart(copy=False)
         size = int.from_bytes(header.buffer[:8], "little")
+        if header.buffer[8]:
+            for frame in payload:
+                look_at(frame.buffer)
         if size not in replies:
             replies[size] = bytearray(size)
         frames = [peer, bytes(64)] + ([replies[size]] if size else [])
         router.send_multipart(frames, copy=False)
+
+
+def look_at(buffer: memoryview) -> None:
+    """Read every byte of some whole words."""
+    np.bitwise_xor.reduce(np.frombuffer(buffer, np.uint32))
 
 
 def compute() -> None:
@@ -140,14 +151,15 @@ class Shoal:
 class Raw:
     """The same bytes by pyzmq alone."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, reads: bool = False) -> None:
+        self.reads = reads
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.connect(address)
 
     def _ask(self, frames: list, size: int) -> None:
-        header = size.to_bytes(8, "little") + bytes(56)
+        header = size.to_bytes(8, "little") + bytes([self.reads]) + bytes(55)
         self.socket.send_multipart([header, *frames], copy=False)
 
     def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
@@ -156,6 +168,8 @@ class Raw:
 
         def wait() -> None:
             _, values = self.socket.recv_multipart(copy=False)
+            if self.reads:
+                look_at(values.buffer)
             memoryview(rows).cast("B")[:] = values.buffer
 
         return wait
@@ -269,8 +283,8 @@ class Bench:
 
     def run(self, names: list[str], what: list[tuple], process: psutil.Process, raw_at: str, loops: list[str]) -> dict:
         """Measure each of ``what``: (op, dim, keys, depth) for each system, in turns."""
-        served, raw = Shoal(loops), Raw(raw_at)
-        systems = {"local": self.local, "raw": raw, "shoal": served}
+        served, raw, read = Shoal(loops), Raw(raw_at), Raw(raw_at, reads=True)
+        systems = {"local": self.local, "raw": raw, "read": read, "shoal": served}
         try:
             self.fill(served)
             if "local" in names:
@@ -296,8 +310,9 @@ class Bench:
             return figures
         finally:
             served.channel.close()
-            raw.socket.close(0)
-            raw.context.term()
+            for each in (raw, read):
+                each.socket.close(0)
+                each.context.term()
 
 
 def main() -> None:
@@ -326,17 +341,18 @@ def main() -> None:
         for depth in options.depths
     ]
     with server(options.threads) as (process, raw_at, loops):
-        figures = bench.run(["local", "raw", "shoal"], what, process, raw_at, loops)
+        figures = bench.run(["local", "raw", "read", "shoal"], what, process, raw_at, loops)
     print(
-        "| op, dim, keys | under way | local | raw | shoal | GB/s | shoal / raw | p50, p99 raw | p50, p99 shoal "
+        "| op, dim, keys | under way | local | raw | read | shoal | GB/s | shoal / raw | p50, p99 raw | p50, p99 shoal "
         "| CPU raw | CPU shoal |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for op, dim, n, depth in what:
-        local, raw, ours = (figures.get((op, dim, n, depth, name)) for name in ("local", "raw", "shoal"))
+        local, raw, read, ours = (figures.get((op, dim, n, depth, name)) for name in ("local", "raw", "read", "shoal"))
         print(
             f"| {op}, {dim}, {n:,} | {depth} | {spread([x / 1e6 for x in local.rates], 1) if local else ''} "
-            f"| {spread([x / 1e6 for x in raw.rates], 1)} | {spread([x / 1e6 for x in ours.rates], 1)} "
+            f"| {spread([x / 1e6 for x in raw.rates], 1)} | {read.rate() / 1e6:.1f} "
+            f"| {spread([x / 1e6 for x in ours.rates], 1)} "
             f"| {ours.rate() * (8 + 4 * dim) / 1e9:.2f} | {ours.rate() / raw.rate():.2f} "
             f"| {raw.latency(50):,.0f}, {raw.latency(99):,.0f} | {ours.latency(50):,.0f}, {ours.latency(99):,.0f} "
             f"| {raw.cpu()} | {ours.cpu()} |",

@@ -63,8 +63,8 @@ class Server:
 def obey(service: _core.Service, order: OrderBody) -> int:
     """Do what the scheduler orders."""
     match order:
-        case StartJob(job, rules, incarnations):
-            service.start_job(job, rules.mode, rules.waits, rules.mean)
+        case StartJob(job, rules, incarnations, before):
+            service.start_job(job, rules.mode, rules.waits, rules.mean, before)
             for rank, incarnation in enumerate(incarnations):
                 service.admit(rank, incarnation, 0)
         case Hold():
@@ -72,7 +72,7 @@ def obey(service: _core.Service, order: OrderBody) -> int:
         case Admit(rank, incarnation, clock):
             service.admit(rank, incarnation, clock)
         case Dismiss(rank, incarnation):
-            service.dismiss(rank, incarnation)
+            return service.dismiss(rank, incarnation)
         case AddTable(number, form):
             service.add_table(number, **described(form.spec()))
     return 0
@@ -89,6 +89,8 @@ def described(spec: shoal.TableSpec) -> dict[str, Any]:
         "init_parameter": spec.init.parameter,
         "init_seed": spec.init.init_seed,
         "seed": spec.seed,
+        "admit": None if spec.admit is None else spec.admit.form().native(),
+        "expire": [rule.form().native() for rule in spec.expire],
     }
 
 

@@ -46,7 +46,7 @@ class Reply:
             values = message.values.reshape(message.count, message.dim).copy()
         elif message.status == Status.OK and message.op == Op.SLOT:
             values = (message.hashes.copy(), message.values.reshape(message.count, message.dim).copy())
-        elif message.status == Status.OK and message.op == Op.STATS:
+        elif message.status == Status.OK and message.op in (Op.STATS, Op.SWEEP):
             values = message.numbers.tolist()
         elif message.status == Status.OK:
             values = message.values.copy()
@@ -102,7 +102,11 @@ class Worker:
         h = np.asarray(hashes, np.uint64)
         values = np.asarray(rows, np.float32).reshape(len(h), -1) if len(h) else np.zeros((0, 1), np.float32)
         dim = fields.pop("dim", values.shape[1])
-        return self._message(op, [h, values], dtype=WireDtype.FLOAT32, dim=dim, count=len(h), **fields)
+        counts = fields.pop("counts", None)
+        packed = None if counts is None else _core.pack_counts(np.asarray(counts, np.uint32))
+        payload = [h, values] if packed is None else [h, values, packed]
+        fields["counted"] = packed is not None
+        return self._message(op, payload, dtype=WireDtype.FLOAT32, dim=dim, count=len(h), **fields)
 
     def push(
         self,
@@ -116,8 +120,10 @@ class Worker:
     ) -> Frames:
         return self._write(Op.PUSH, hashes, grads, sequence=sequence, clock=clock, table=table, **fields)
 
-    def assign(self, hashes: npt.ArrayLike, rows: npt.ArrayLike, *, sequence: int, table: int = 0) -> Frames:
-        return self._write(Op.ASSIGN, hashes, rows, sequence=sequence, table=table)
+    def assign(
+        self, hashes: npt.ArrayLike, rows: npt.ArrayLike, *, sequence: int, table: int = 0, clock: int = 0
+    ) -> Frames:
+        return self._write(Op.ASSIGN, hashes, rows, sequence=sequence, table=table, clock=clock)
 
     def keys(self, op: int, hashes: npt.ArrayLike, **fields: Any) -> Frames:
         """ERASE, CONTAINS, STATE."""
@@ -153,6 +159,13 @@ class Worker:
 
     def section(self, rows: int, section: npt.NDArray[np.uint8], **fields: Any) -> Frames:
         return self._message(Op.LOAD_ROWS, [section], dtype=WireDtype.UINT8, count=rows, **fields)
+
+    def sweep(self, rules: Sequence[float] = (), *, dry_run: bool = False, **fields: Any) -> Frames:
+        values = np.asarray(rules, np.float64)
+        return self._message(Op.SWEEP, [values], dtype=WireDtype.FLOAT64, count=len(values), aux=int(dry_run), **fields)
+
+    def filter(self, cut: int, slot: int, filter: npt.NDArray[np.uint8], **fields: Any) -> Frames:
+        return self._message(Op.LOAD_FILTER, [filter], dtype=WireDtype.UINT8, count=cut, aux=slot, **fields)
 
     def reduce(self, function: int, parameters: Sequence[float] = (), **fields: Any) -> Frames:
         values = np.asarray(parameters, np.float64)

@@ -37,8 +37,8 @@ def catching(monkeypatch, name):
         (["server"], "pass --connect tcp://HOST:PORT"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "a thread at least"),
         (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),
-        (["launch", "--servers", "0", "train.py"], "0 servers and 1 workers: pass 1 or more of each"),
-        (["launch", "--workers", "0", "train.py"], "1 servers and 0 workers"),
+        (["launch", "--servers", "0", "train.py"], "--servers 0 --workers 1: pass 1 or more of each"),
+        (["launch", "--workers", "0", "train.py"], "--servers 1 --workers 0"),
     ],
 )
 def test_arguments_that_make_no_role_are_refused_with_the_remedy(capsys, arguments, text):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -310,6 +313,43 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
     assert found[0] > 0
 
 
+def test_a_worker_that_took_a_dead_one_s_place_fits_parts_and_is_refused_a_share(batches, tmp_path):
+    demo.write_log(tmp_path / "log.tsv", demo.PlantedModel(seed=1), 300, 0)
+    reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
+    gone = threading.Event()
+
+    def stay(address):
+        with shoal.connect(address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
+            while store.lost_workers != {1}:
+                time.sleep(0.01)
+            store.tick()
+            store.tick()
+            gone.set()
+            with shoal.LogisticRegression(store=store) as model:
+                for part in store.parts(reader):
+                    model.fit(part, progress=False)
+                return model.examples
+
+    def die_and_come_again(address):
+        store = shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT)
+        store._link.close()  # not a word more
+        assert gone.wait(TIMEOUT)
+        with contextlib.suppress(shoal.ShoalError):
+            store.close()
+        with shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT) as store:
+            assert store.joined_at == 2
+            with shoal.LogisticRegression(store=store) as model:
+                with pytest.raises(shoal.ShoalError, match=r"worker 1 took the place .* at clock 2: .* store.parts"):
+                    model.fit(batches, progress=False)
+                for part in store.parts(reader):
+                    model.fit(part, progress=False)
+                return model.examples
+
+    with cluster(1, 1, heartbeat=0.1) as made, ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(work, made.address) for work in (stay, die_and_come_again)]
+        assert sum(end.result(TIMEOUT) for end in ends) == 300
+
+
 def test_parts_of_the_data_are_learned_without_agreement_between_workers(tmp_path):
     planted = demo.PlantedModel(seed=1)
     demo.write_log(tmp_path / "log.tsv", planted, 3000, 0)
@@ -348,9 +388,63 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
         assert metrics.logloss == pytest.approx(first["passes"][0]["valid"]["logloss"])
 
 
+def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
+    demo.write_log(tmp_path / "log.tsv", demo.PlantedModel(seed=1), 1000, 0)
+    command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--train", "log.tsv", "--format", "criteo"]
+    command += [
+        "--solver",
+        "dbpg",
+        "--l1",
+        "3",
+        "--blocks",
+        "4",
+        "--slots",
+        "64",
+        "--json",
+        "--quiet",
+        "--threads",
+        "1",
+    ]
+    command += ["--tolerance", "0.02", "--passes", "500"]
+    alone = json.loads(subprocess.run([*command, "--model", "one"], cwd=tmp_path, capture_output=True).stdout)
+    command += ["--model", "m", "--workers", "2", "--filter", "key-caching", "--filter", "zeros,weights=bfloat16"]
+    with cluster(2, 1) as made:
+        workers = [
+            subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        told = [json.loads(worker.communicate(timeout=100)[0]) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert alone["solved"]["converged"]
+    for one in told:
+        assert one["solved"]["passes"] > 1
+        tables = list(one["filters"].values())
+        assert sum(table.get("lists_sent", 0) for table in tables) > 0
+        assert sum(table.get("weight_bytes_saved", 0) for table in tables) > 0
+    (first,) = [one for one in told if one["worker"] == 0]
+    losses = []
+    for name in ("one", "m"):
+        with shoal.LogisticRegression.load(tmp_path / name) as model:
+            losses.append(model.evaluate(shoal.read_criteo(tmp_path / "log.tsv")).logloss)
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert first["nonzero_weights"] == pytest.approx(alone["nonzero_weights"], rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--filter", "zeros"], "--filter is for a cluster"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "holes"], "'holes' is no filter: pass key-caching, zeros,"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "zeros=1"], "'zeros=1' is no filter"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "gradients"], "'gradients' is no filter"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "gradients=int8"], "int8"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "threshold=much"], "threshold=much is no number"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filter", "zeros", "--filter", "zeros"], "names zeros twice"),
+        (["--passes", "3"], "--passes is for --solver dbpg"),
+        (["--solver", "dbpg", "--grid", "l1=0,1"], "--grid is for the online solver"),
+        (["--solver", "dbpg", "--alpha", "0.2"], "--alpha is for the online solver"),
+        (["--solver", "dbpg", "--epochs", "2"], "pass --passes and --tolerance in place of --epochs"),
+        (["--solver", "dbpg", "--delay", "16"], "delay is 16"),
         (["--consistency", "asp"], "--consistency is for a cluster"),
         (["--workers", "2"], "--workers is for a cluster"),
         (["--cluster", "tcp://127.0.0.1:1", "--consistency", "ssp"], "none of bsp, ssp:N"),

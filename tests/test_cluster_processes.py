@@ -173,6 +173,20 @@ def test_launch_runs_a_program_on_all_workers_and_ends_well_when_they_do(program
     assert done.stderr == ""
 
 
+def test_a_bar_that_draws_over_itself_becomes_lines_and_none_of_them_is_empty(tmp_path):
+    path = tmp_path / "bar.py"
+    path.write_text(
+        "import sys\n"
+        "for share in (1, 50):\n"
+        "    print(f'\\r{share}%', end='', file=sys.stderr, flush=True)\n"
+        "print('\\r100%', file=sys.stderr)\n"
+        "print('done\\n\\nreally')\n"
+    )
+    done = subprocess.run(shoal_launch(str(path)), capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines() == ["1%", "50%", "100%", "done", "", "really"]
+
+
 def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(program):
     done = subprocess.run(shoal_launch("--workers", "2", program, "fail"), capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 3, done

@@ -41,12 +41,22 @@ def figures(table):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_an_example_is_short_and_says_how_it_is_started(script):
-    if script.name.startswith("torch_"):
-        pytest.importorskip("torch", reason="torch is an extra")
     assert len(script.read_text().splitlines()) <= 80
+    if "\nimport torch\n" in script.read_text():
+        pytest.importorskip("torch", reason="torch is an extra")
     shown = run(script.name, "--help")
     assert f"python examples/{script.name}" in shown
     assert "examples/" + script.name in (ROOT / "README.md").read_text()
+
+
+def test_ctr_deepfm_trains_stops_early_and_keeps_the_best(tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="torch is an extra")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = run("ctr_deepfm.py", "--epochs", 2)
+    assert re.search(r"^kept +pass \d of \d, [\d,]+ rows$", out, re.MULTILINE)
+    assert float(re.search(r"AUC (0\.\d+)", out)[1]) > 0.6
+    assert len(re.search(r"^scored +(.+)$", out, re.MULTILINE)[1].split()) == 5
+    assert (tmp_path / "clicks" / "model.json").is_file()
 
 
 def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):

@@ -120,7 +120,7 @@ class Process:
             self.admitted[order.body.rank] = order.body.incarnation
         elif isinstance(order.body, Dismiss):
             assert self.admitted.pop(order.body.rank) == order.body.incarnation
-        clock = self.world.clock - self.join.rank if isinstance(order.body, Hold) else 0
+        clock = self.world.clock - self.join.rank if isinstance(order.body, (Hold, Dismiss)) else 0
         told = isinstance(order.body, TellFigures)
         figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
         self.done = Done(self.sender, order.number, clock, "", figures)
@@ -369,6 +369,19 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_begins_at_the_greatest_cloc
     assert again.place.job == two.place.job
 
 
+def test_a_job_is_told_how_many_clocks_the_one_before_had():
+    world, (one, two) = together(workers=2, servers=2)
+    world.clock = 17
+    for worker in (one, two):
+        worker.ask(Leave())
+    world.go(3.0)
+    for rank in range(2):
+        world.start_worker(rank)
+    world.go(3.0)
+    for server in world.processes[:2]:
+        assert [order.before for order in server.executed if isinstance(order, StartJob)] == [0, 17]
+
+
 def test_a_rank_that_is_taken_is_waited_for_until_its_worker_is_dead():
     world, (one, _) = together(workers=2)
     again = world.start_worker(0)
@@ -524,7 +537,7 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
 @pytest.mark.parametrize(
     ("join", "text"),
     [
-        (Join(None, ("tcp://:7",)), "the cluster has its 1 servers"),
+        (Join(None, ("tcp://:7",)), "the cluster has all its servers, 1: start"),
         (Join(None, ()), "an address at least"),
         (Join(4, ("tcp://:7",)), "there is no server 4 in a cluster of 2"),
         (Join(0, ("tcp://:7",)), r"server 0 \(server .*\) has that rank"),
@@ -535,8 +548,8 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_with_the_reason(join, text):
-    world = World(0, servers=1 if "its 1" in text else 2, workers=1, loss=0.0)
-    if "its 1" not in text:
+    world = World(0, servers=1 if "all its" in text else 2, workers=1, loss=0.0)
+    if "all its" not in text:
         world.processes.pop()
     world.go(2.0)
     other = world.start("server", join)

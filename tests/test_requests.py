@@ -189,6 +189,40 @@ def test_any_flipped_bit_of_an_answer_is_garbage():
     assert r.next_time() < 1.1
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns", "every other"])
+def test_rows_come_into_whatever_array_was_given(layout):
+    r = requests()
+    b = batch(40)
+    out = {
+        "rows": np.full((40, 2), np.nan, np.float32),
+        "columns": np.full((40, 2), np.nan, np.float32, order="F"),
+        "every other": np.full((40, 4), np.nan, np.float32)[:, ::2],
+    }[layout]
+    call = r.submit(Op.PULL, 1, 0, 0.0, 60.0, hashes=b.hashes, begins=b.begins, out=out, dim=2)
+    for number, asked in enumerate(taken(r)):
+        r.receive(asked.address, asked.rows(number), 0.1)
+    assert call.get() is out
+    assert set(out.ravel().tolist()) == {0.0, 1.0}
+
+
+def test_a_damaged_or_foreign_answer_leaves_no_trace_in_the_end():
+    r = requests()
+    call = pull(r)
+    asked = taken(r)
+    damaged = [bytearray(bytes(frame)) for frame in asked[0].rows(7)]
+    damaged[1][-1] ^= 1
+    r.receive(asked[0].address, damaged, 0.1)
+    foreign = np.full((asked[0].message.count, 2), 8, np.float32)
+    r.receive(
+        asked[0].address, asked[0].answer(payload=[foreign], count=len(foreign), dim=2, dtype=1, incarnation=9), 0.2
+    )
+    assert (r.counts["garbled"], r.counts["strays"]) == (1, 1)
+    assert not call.done
+    for each in asked:
+        r.receive(each.address, each.rows(1), 0.3)
+    assert (call.get() == 1).all()
+
+
 def test_rows_of_another_shape_are_a_protocol_error():
     r = requests()
     call = pull(r)
@@ -591,8 +625,8 @@ def test_one_slot_is_asked_of_its_owner():
     assert (asked.address, asked.message.aux) == (B, 9)
     section = np.arange(64, dtype=np.uint8)
     r.receive(B, asked.answer(payload=[section], count=5, dtype=Dtype.UINT8, aux=9), 0.1)
-    rows, values = call.get()
-    assert (rows, values.tolist()) == (5, section.tolist())
+    rows, values, filter = call.get()
+    assert (rows, values.tolist(), filter) == (5, section.tolist(), 9)
 
 
 def test_timers_do_not_pile_up():

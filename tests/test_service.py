@@ -545,7 +545,7 @@ def test_a_reply_that_would_be_too_large_is_refused_before_it_is_made() -> None:
         (Worker().numbers(Op.LOAD_BEGIN, [1, 2], sequence=1), "names the rows of 16 slots, got 2"),
         (Worker().numbers(Op.LOAD_BEGIN, [1 << 62] * 16, sequence=1), "no machine has place for"),
         (Worker().numbers(Op.LOAD_END, [1], sequence=1), "no load of this worker is under way"),
-        (Worker().numbers(Op.LOAD_END, [1, 2], sequence=1), "a load ends with the table's step, got 2"),
+        (Worker().numbers(Op.LOAD_END, [1, 2, 3], sequence=1), "a load ends with the table's step and clock, got 3"),
         (Worker().section(0, np.zeros(0, np.uint8), sequence=1), "no load of this worker is under way"),
         (Worker().reduce(77, sequence=1), "77"),
         ([b"junk"], "a header has 64 bytes, got 4"),

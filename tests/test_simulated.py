@@ -151,6 +151,49 @@ def test_assigned_rows_are_there_and_erased_rows_are_counted_once(service):
         assert len(checked) == 24
 
 
+COUNTING = {**SUM, "expire": [("MaxRows", {"rows": 1e9, "frequent": 1.0})]}  # rows keep their sightings
+
+
+def sightings(cluster):
+    """By hash, as the rows have it: the column behind the weight."""
+    found = {}
+    for endpoint in cluster.map.endpoints:
+        for slot in range(endpoint.first_slot, endpoint.end_slot):
+            rows, section, _ = cluster.services[endpoint.address].shard(1).section(slot)
+            padded = [-(-size * rows // 64) * 64 for size in (8, 4)]
+            counts = section[sum(padded) :][: 4 * rows].view(np.uint32)
+            found |= dict(zip(section[: 8 * rows].view(np.uint64).tolist(), counts.tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp(1)", "asp"])
+@pytest.mark.parametrize("service", SERVICES)
+def test_sightings_are_counted_once_on_every_schedule(service, mode):
+    name, staleness = MODES[mode]
+
+    def program(client):
+        rng = random.Random(f"{seed} {client.rank}")
+        for _ in range(5):
+            keys = rng.sample(range(40), 20)
+            counts = [rng.choice([1, 1, 2, 300]) for _ in keys]
+            total.update(dict(zip(_core.mix(np.array(keys, np.uint64)).tolist(), counts, strict=True)))
+            client.push(keys, np.ones((20, 1)), counts=counts)
+            yield client.tick()
+
+    for seed in range(6 if service == "native" else 2):
+        total = Counter()
+        cluster = Cluster(
+            seed, SERVICES[service], mode=name, staleness=staleness, workers=3, endpoints=3, weather=ROUGH,
+            tables={1: COUNTING},
+        )  # fmt: skip
+        cluster.start([program] * 3)
+        if service == "model":
+            for time in (0.01, 0.03, 0.06):
+                cluster.network.at(time, cluster.move, 1, 2, time == 0.03)
+        assert not cluster.run().stuck
+        assert sightings(cluster) == total, f"seed {seed}"
+
+
 # --- the bits of BSP ---
 
 ADAGRAD = {

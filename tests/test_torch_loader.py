@@ -20,7 +20,11 @@ from shoal.torch.loader import BatchDataset, BatchLoader  # noqa: E402
 
 ROWS = 1000
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="forks"),
+    # Python 3.12 warns of every fork beside threads; here that is the point.
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
 
 
 @pytest.fixture

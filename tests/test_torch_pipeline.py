@@ -499,6 +499,10 @@ def reader(tmp_path):
     return shoal.read_libsvm(tmp_path / "a.svm", batch_size=32)
 
 
+FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of Python 3.12, beside threads
+
+
+@FORKS
 @pytest.mark.parametrize("processes", [None, 0, 2])
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_a_pass_goes_on_from_the_batch_that_was_given_last_however_far_reading_was(reader, processes, staleness):
@@ -530,6 +534,7 @@ def test_a_pass_goes_on_from_the_batch_that_was_given_last_however_far_reading_w
         assert given_ == whole
 
 
+@FORKS
 def test_a_data_loader_with_processes_is_read_ahead(reader):
     loader = torch.utils.data.DataLoader(made(6), batch_size=None, num_workers=2)
     with shoal.local(threads=1) as store:

@@ -405,6 +405,18 @@ def test_a_table_of_its_own_may_have_rules_of_its_own(clicks):
         assert found["embedding-0"].init == shoal.Normal(0.01, seed=3)
 
 
+def test_a_table_admits_by_a_rule(clicks):
+    rules = {"admit": {"name": "AfterCount", "n": 2}, "linear": {"admit": {"name": "WithProbability", "p": 0.5}}}
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks, tables=rules))
+        assert store.tables["embedding"].spec.admit == shoal.AfterCount(2)
+        assert store.tables["linear"].spec.admit == shoal.WithProbability(0.5)
+        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False)
+        assert 0 < len(store.tables["embedding"]) <= 12 + 9 + 4
+    with pytest.raises(ValueError, match=r"\[tables\] admit has no kind 'AfterCounts': did you mean 'AfterCount'"):
+        parse(configured(clicks, tables={"admit": {"name": "AfterCounts"}}))
+
+
 def documented(text: str) -> dict[str, dict[str, str]]:
     """The keys that docs/ctr.md describes, by section."""
     out: dict[str, dict[str, str]] = {}

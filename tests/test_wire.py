@@ -61,7 +61,7 @@ def test_every_message_of_version_1_is_still_read():
     read = {path.name: both(opened(path)[1], replies=opened(path)[0]) for path in folder.iterdir()}
     assert len(read) >= 50
     assert [name for name, message in read.items() if message is None] == []
-    assert {message.header["op"] for message in read.values()} == set(range(15))
+    assert {message.header["op"] for message in read.values()} == set(range(17))
     assert {message.header["status"] for message in read.values()} == {s.value for s in _core.Status}
 
 
@@ -92,7 +92,7 @@ def test_the_worked_example_of_the_document_is_right():
 HEX = {f"{byte:02x}" for byte in range(256)}
 FLAGS = ("reply", "packed", "keep", "digest", "counted")
 numbers = {
-    "op": st.integers(0, 14), "status": st.sampled_from([s.value for s in _core.Status]), "dtype": st.integers(0, 6),
+    "op": st.integers(0, 16), "status": st.sampled_from([s.value for s in _core.Status]), "dtype": st.integers(0, 6),
     "dim": st.integers(0, 65535), "table": st.integers(0, 2**32 - 1), "worker": st.integers(0, 2**32 - 1),
     "incarnation": st.integers(0, 2**32 - 1), "sequence": st.integers(0, 2**64 - 1),
     "epoch": st.integers(0, 2**32 - 1), "clock": st.integers(0, 2**32 - 1), "count": st.integers(0, 2**32 - 1),
@@ -139,7 +139,10 @@ def test_who_counts_nothing_is_told():
 @st.composite
 def messages(draw):
     """Mostly right: the frames that the op has, by count and dim, with now and then a thing changed."""
-    op, flags = draw(st.integers(1, 14)), draw(st.sampled_from([0, 0, 0, wire.PACKED, wire.KEEP, wire.DIGEST, 0x700]))
+    op, flags = (
+        draw(st.integers(1, wire.SWEEP)),
+        draw(st.sampled_from([0, 0, 0, wire.PACKED, wire.KEEP, wire.DIGEST, 0x700])),
+    )
     replies = draw(st.booleans())
     count, dim = draw(st.integers(0, 20)), draw(st.integers(1, 3))
     parts, dtypes, allowed = (wire.ANSWERS if replies else wire.REQUESTS).get(op, ([], {0}, 0))
@@ -240,6 +243,35 @@ def test_large_messages_are_read_too():
     frames[2][99_999, 15] = 2
     with pytest.raises(ValueError, match="damaged"):
         _core.decode(frames, replies=False)
+
+
+def answer(values: np.ndarray) -> list[object]:
+    head = _core.encode_header(
+        op=_core.Op.PULL, payload=[values], reply=True, dtype=1, dim=2, count=len(values), sequence=5, part=3
+    )
+    return [head, values]
+
+
+@pytest.mark.parametrize("n", [1, 50, 40_000])
+def test_values_are_put_where_they_are_wanted(n):
+    frames = answer(np.arange(2 * n, dtype=np.float32).reshape(n, 2))
+    assert _core.peek(frames) == (5, 3)
+    room = np.zeros((n + 2, 2), np.float32)
+    got = _core.decode(frames, into=room[1:-1])
+    assert got.in_place
+    assert np.array_equal(room[1:-1], frames[1])
+    assert not room[[0, -1]].any()
+    assert np.array_equal(got.values, frames[1].ravel())
+    assert not _core.decode(frames, into=room).in_place  # not as long
+    assert not _core.decode(frames).in_place
+    assert _core.peek([b"x" * 64]) is None
+
+
+def test_a_place_must_be_writable_and_in_one_piece():
+    frames = answer(np.ones((4, 2), np.float32))
+    for place in (b"x" * 32, np.zeros((4, 4), np.float32)[:, ::2]):
+        with pytest.raises((BufferError, ValueError)):
+            _core.decode(frames, into=place)
 
 
 def test_ops_and_statuses_have_the_numbers_of_the_document():

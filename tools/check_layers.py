@@ -46,7 +46,7 @@ PYTHON = {
     "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models torch",
-    "torch": "_core errors consistency optim handle table dense sealed checkpoint store data metrics models",
+    "torch": "_core errors consistency optim lifecycle handle table dense sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports torch rpc "
     "cluster",

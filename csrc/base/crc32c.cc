@@ -1,10 +1,11 @@
 #include "base/crc32c.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace shoal {
@@ -92,7 +93,88 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t crc
   }
   return by_byte(static_cast<std::uint32_t>(a), p, n);
 }
+
+// Folding (Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
+// Intel, 2009). Bytes are a polynomial over GF(2), and only its remainder modulo the checksum's counts. So the front 16
+// bytes, H x^64 + L, may be replaced by what they are worth d bits further on, H (x^(64+d) mod P) + L (x^d mod P), which
+// is added to the 16 bytes that stand there. Sixteen such lanes go through the bytes side by side, d = 2048 bits ahead;
+// the 256 bytes that are left in the end have the checksum of all.
+constexpr std::size_t kLanes = 256;         // bytes of the sixteen together
+constexpr std::size_t kFolds = 4 * kLanes;  // from here on it pays
+
+// x^n mod P for a multiplication of reflected numbers, whose product comes out one bit too low.
+constexpr std::uint64_t power(unsigned n) noexcept {
+  std::uint32_t x = 0x80000000U;  // 1
+  for (unsigned i = 0; i < n; ++i) {
+    x = (x >> 1U) ^ ((x & 1U) != 0 ? kPolynomial : 0U);
+  }
+  return std::uint64_t{x} << 1U;
+}
+
+// The lower half of 16 bytes comes first, so it is the upper one of the polynomial. (Both powers are 32 lower: so far
+// the product is shifted by its place in a number of 64 bits.)
+constexpr std::uint64_t kFirst = power(8 * kLanes + 32);
+constexpr std::uint64_t kSecond = power(8 * kLanes - 32);
+
+#define SHOAL_FOLDS __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+
+bool has_folds() noexcept {
+  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
+         __builtin_cpu_supports("vpclmulqdq") != 0 && __builtin_cpu_supports("pclmul") != 0;
+}
+
+SHOAL_FOLDS inline __m512i line_at(const std::byte* p) noexcept { return _mm512_loadu_si512(p); }
+
+SHOAL_FOLDS inline __m512i folded(__m512i lanes, __m512i powers, __m512i onto) noexcept {
+  constexpr int kXorOfThree = 0x96;
+  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(lanes, powers, 0x00),
+                                   _mm512_clmulepi64_epi128(lanes, powers, 0x11), onto, kXorOfThree);
+}
+
+// Of n >= kFolds bytes.
+SHOAL_FOLDS std::uint32_t by_folding(std::uint32_t crc, const std::byte* p, std::size_t n) noexcept {
+  const __m512i powers = _mm512_set4_epi64(static_cast<long long>(kSecond), static_cast<long long>(kFirst),
+                                           static_cast<long long>(kSecond), static_cast<long long>(kFirst));
+  const __m512i before = _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc)));
+  __m512i a = _mm512_xor_si512(line_at(p), before);
+  __m512i b = line_at(p + 64);
+  __m512i c = line_at(p + 128);
+  __m512i d = line_at(p + 192);
+  for (p += kLanes, n -= kLanes; n >= kLanes; p += kLanes, n -= kLanes) {
+    a = folded(a, powers, line_at(p));
+    b = folded(b, powers, line_at(p + 64));
+    c = folded(c, powers, line_at(p + 128));
+    d = folded(d, powers, line_at(p + 192));
+  }
+  alignas(64) std::array<std::byte, kLanes> rest;
+  _mm512_store_si512(rest.data(), a);
+  _mm512_store_si512(rest.data() + 64, b);
+  _mm512_store_si512(rest.data() + 128, c);
+  _mm512_store_si512(rest.data() + 192, d);
+  return by_instruction(by_instruction(0, rest.data(), rest.size()), p, n);
+}
 #endif
+
+using Checksum = std::uint32_t (*)(std::uint32_t crc, const std::byte* p, std::size_t n) noexcept;
+
+std::uint32_t by_table(std::uint32_t crc, const std::byte* p, std::size_t n) noexcept {
+  return ~crc32c_portable({p, n}, ~crc);
+}
+
+Checksum choose(std::size_t bytes) noexcept {
+#if defined(__x86_64__)
+  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+  static const bool folds = has_instruction && has_folds();
+  if (folds && bytes >= kFolds) {
+    return by_folding;
+  }
+  if (has_instruction) {
+    return by_instruction;
+  }
+#endif
+  static_cast<void>(bytes);
+  return by_table;
+}
 
 }  // namespace
 
@@ -115,13 +197,18 @@ std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t be
 }
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) noexcept {
-#if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-  if (has_instruction) {
-    return ~by_instruction(~before, bytes.data(), bytes.size());
+  return ~choose(bytes.size())(~before, bytes.data(), bytes.size());
+}
+
+std::uint32_t crc32c_copy(std::span<const std::byte> from, std::span<std::byte> to,
+                          std::uint32_t before) noexcept {
+  constexpr std::size_t kBlock = std::size_t{16} << 10U;  // is still in the first cache when it is copied
+  for (std::size_t at = 0; at < from.size(); at += kBlock) {
+    const auto block = from.subspan(at, std::min(kBlock, from.size() - at));
+    before = crc32c(block, before);
+    std::memcpy(to.data() + at, block.data(), block.size());
   }
-#endif
-  return crc32c_portable(bytes, before);
+  return before;
 }
 
 }  // namespace shoal

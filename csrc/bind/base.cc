@@ -3,6 +3,7 @@
 #include <span>
 
 #include "base/crc32c.h"
+#include "base/heap.h"
 #include "base/mix.h"
 #include "bind/array.h"
 #include "bind/bind.h"
@@ -46,6 +47,7 @@ void add_base(py::module_& module) {
       "unmix",
       [](const Array<Word>& hashes) { return mapped(hashes, [](Word hash) { return unmix(hash); }); },
       py::arg("hashes").noconvert());
+  module.def("keep_freed_memory", &keep_freed_memory);
   module.def("crc32c", &checksum, py::arg("buffer"), py::arg("before") = 0);
 }
 

@@ -60,5 +60,6 @@ void add_store(pybind11::module_& module);
 void add_net(pybind11::module_& module);
 void add_service(pybind11::module_& module);
 void add_loop(pybind11::module_& module);
+void add_courier(pybind11::module_& module);
 
 }  // namespace shoal::bind

@@ -19,8 +19,8 @@ inline constexpr std::size_t kLarge = std::size_t{64} << 10U;
 // The bytes of a bytes object, an array, a zmq.Frame: anything contiguous that lends its memory.
 class Borrowed {
  public:
-  explicit Borrowed(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
+  explicit Borrowed(py::handle object, int access = PyBUF_SIMPLE) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, access) != 0) {
       throw py::error_already_set();
     }
   }
@@ -30,6 +30,10 @@ class Borrowed {
 
   wire::Frame bytes() const {
     return {static_cast<const std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
+  }
+  // Of what was borrowed with PyBUF_WRITABLE.
+  std::span<std::byte> room() const {
+    return {static_cast<std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
   }
 
  private:

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "bind/array.h"
+#include "bind/arrived.h"
 #include "bind/bind.h"
 #include "bind/borrowed.h"
 #include "net/counts.h"
@@ -61,28 +63,67 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
+// Frames as Python gives them, with what keeps their memory: a message as it arrived, or a sequence of buffers.
+struct Given {
+  explicit Given(const py::object& given) {
+    if (py::isinstance<Arrived>(given)) {
+      arrived = given;
+      Parts& parts = given.cast<Arrived&>().parts;
+      for (std::size_t i = 0; i < parts.count(); ++i) {
+        frames.push_back(parts.frame(i));
+      }
+      return;
+    }
+    for (const py::handle frame : given) {
+      frames.push_back(borrowed.emplace_back(frame).bytes());
+    }
+  }
+
+  std::vector<wire::Frame> frames;
+  std::vector<Borrowed> borrowed;
+  py::object arrived;
+};
+
 // A message with the memory that it views.
 struct Message {
-  std::vector<Borrowed> borrowed;
+  explicit Message(const py::object& given) : from(given) {}
+
+  Given from;
+  std::optional<Borrowed> into;
   wire::Decoded decoded;
 };
 
-std::unique_ptr<Message> decode(const py::sequence& given, bool replies, std::uint64_t payload_bytes) {
-  auto message = std::make_unique<Message>();
-  std::vector<wire::Frame> frames;
-  for (const py::handle frame : given) {
-    frames.push_back(message->borrowed.emplace_back(frame).bytes());
+std::unique_ptr<Message> decode(const py::object& given, bool replies, std::uint64_t payload_bytes,
+                                const py::object& into) {
+  auto message = std::make_unique<Message>(given);
+  const auto& frames = message->from.frames;
+  std::span<std::byte> room;
+  if (!into.is_none()) {
+    room = message->into.emplace(into, PyBUF_WRITABLE).room();
   }
   const wire::Limits limits{.payload_bytes = payload_bytes, .replies = replies};
   wire::Fault fault;
   if (total(frames) >= kLarge) {
     const py::gil_scoped_release nogil;
-    fault = wire::decode(frames, limits, message->decoded);
+    fault = wire::decode(frames, limits, message->decoded, room);
   } else {
-    fault = wire::decode(frames, limits, message->decoded);
+    fault = wire::decode(frames, limits, message->decoded, room);
   }
   SHOAL_CHECK(!fault, std::string(fault.message()));
   return message;
+}
+
+// (sequence, part), or nothing where the header cannot be believed.
+py::object peek(const py::object& given) {
+  const Given message(given);
+  const auto header = wire::peek(message.frames);
+  return header ? py::make_tuple(header->sequence, header->part()) : py::object(py::none());
+}
+
+// Whether the values lie where decode() was told to put them.
+bool is_in_place(const Message& message) {
+  const auto values = message.decoded.values;
+  return message.into && !values.empty() && values.data() == message.into->room().data();
 }
 
 py::object values(const py::object& self) {
@@ -244,6 +285,8 @@ void add_wire(py::module_& module) {
       .value("LOAD_END", wire::Op::kLoadEnd)
       .value("STATS", wire::Op::kStats)
       .value("REDUCE", wire::Op::kReduce)
+      .value("LOAD_FILTER", wire::Op::kLoadFilter)
+      .value("SWEEP", wire::Op::kSweep)
       .finalize();
   py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
       .value("OK", wire::Status::kOk)
@@ -259,6 +302,7 @@ void add_wire(py::module_& module) {
       .value("VERSION", wire::Status::kWrongVersion)
       .value("WRONG_JOB", wire::Status::kWrongJob)
       .value("NO_LIST", wire::Status::kNoList)
+      .value("NO_ROOM", wire::Status::kNoRoom)
       .finalize();
   py::native_enum<wire::Dtype>(module, "WireDtype", "enum.IntEnum")
       .value("NONE", wire::Dtype::kNone)
@@ -298,6 +342,7 @@ void add_wire(py::module_& module) {
                              })
       .def_property_readonly("values", &values)
       .def_property_readonly("counts", span_field<&wire::Decoded::counts>())
+      .def_property_readonly("in_place", &is_in_place)
       .def_property_readonly("numbers", span_field<&wire::Decoded::numbers>())
       .def_property_readonly("tables", span_field<&wire::Decoded::tables>())
       .def_property_readonly("slots", span_field<&wire::Decoded::slots>())
@@ -313,7 +358,8 @@ void add_wire(py::module_& module) {
              py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
              py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false);
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
-             py::arg("payload_bytes") = std::uint64_t{1} << 30U);
+             py::arg("payload_bytes") = std::uint64_t{1} << 30U, py::arg("into") = py::none());
+  module.def("peek", &peek, py::arg("frames"));
 }
 
 }  // namespace
@@ -323,6 +369,7 @@ void add_net(py::module_& module) {
   add_filters(module);
   add_service(module);
   add_loop(module);
+  add_courier(module);
 }
 
 }  // namespace shoal::bind

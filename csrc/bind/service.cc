@@ -31,11 +31,11 @@ std::unique_ptr<Service> make_service(std::size_t slots, std::size_t first, std:
 }
 
 void start_job(Service& service, std::uint32_t job, const std::string& mode, std::uint32_t staleness,
-               bool mean) {
+               bool mean, std::uint32_t before) {
   SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp", "no mode " + mode + ": bsp, ssp or asp");
   const Mode chosen = mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
   const py::gil_scoped_release nogil;
-  service.start_job(job, chosen, staleness, mean);
+  service.start_job(job, chosen, staleness, mean, before);
 }
 
 void add_table(Service& service, std::uint32_t id, std::size_t dim, const std::string& dtype,
@@ -162,7 +162,7 @@ void add_service(py::module_& module) {
            py::arg("list_bytes") = limits.list_bytes)
       .def("set_map", &Service::set_map, py::arg("epoch"), py::arg("first"), py::arg("end"), Nogil())
       .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
-           py::arg("mean") = false)
+           py::arg("mean") = false, py::arg("before") = 0)
       .def("admit", &Service::admit, py::arg("rank"), py::arg("incarnation"), py::arg("clock"), Nogil())
       .def("dismiss", &Service::dismiss, py::arg("rank"), py::arg("incarnation"), Nogil())
       .def("hold", &Service::hold, Nogil())

@@ -92,25 +92,30 @@ std::vector<std::string> columns(const Shard& shard) {
   return all;
 }
 
-std::size_t rows_of_section(const Shard& shard, std::size_t slot, std::vector<std::byte>& bytes) {
-  const py::gil_scoped_release nogil;
-  return shard.section(Slot{static_cast<std::uint32_t>(slot)}, bytes);
-}
-
 void check_slot(const Shard& shard, std::size_t slot) {
   SHOAL_CHECK(slot < shard.slots().count(), "there is no slot " + std::to_string(slot));
 }
 
-// (rows, the section's bytes)
-py::tuple section(const Shard& shard, std::size_t slot) {
-  check_slot(shard, slot);
-  auto bytes = std::make_unique<std::vector<std::byte>>();
-  const std::size_t rows = rows_of_section(shard, slot, *bytes);
+// An array that owns its bytes.
+Array<std::uint8_t> owned(std::unique_ptr<std::vector<std::byte>> bytes) {
   auto* const kept = bytes.get();
   const py::capsule owner(bytes.release(),
                           [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
-  const auto* const data = reinterpret_cast<const std::uint8_t*>(kept->data());
-  return py::make_tuple(rows, view(std::span(data, kept->size()), owner));
+  return view(std::span(reinterpret_cast<const std::uint8_t*>(kept->data()), kept->size()), owner);
+}
+
+// (rows, the section's bytes, the filter's bytes)
+py::tuple section(const Shard& shard, std::size_t slot) {
+  check_slot(shard, slot);
+  auto bytes = std::make_unique<std::vector<std::byte>>();
+  auto filter = std::make_unique<std::vector<std::byte>>();
+  std::size_t rows = 0;
+  {
+    const py::gil_scoped_release nogil;
+    rows = shard.section(Slot{static_cast<std::uint32_t>(slot)}, *bytes);
+    shard.filter(Slot{static_cast<std::uint32_t>(slot)}, *filter);
+  }
+  return py::make_tuple(rows, owned(std::move(bytes)), owned(std::move(filter)));
 }
 
 void restore(Shard& shard, std::size_t rows, const Array<std::uint8_t>& section) {

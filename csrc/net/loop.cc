@@ -18,9 +18,6 @@ namespace shoal {
 
 namespace {
 
-// One frame more than a message may have is kept, so that decode() sees that it has too many.
-constexpr std::size_t kKept = 1 + wire::kMostFrames + 1;
-
 extern "C" void give_back_lease(void* /*data*/, void* hint) { Lease::give_back(hint); }
 
 // The reply without its values: the peer asks again after a pause.
@@ -160,29 +157,6 @@ class DataLoop::Socket {
   void* const socket_;
 };
 
-// A request as it arrived: the peer's name, then its frames; those that are kept are closed at the end.
-struct DataLoop::Parts {
-  explicit Parts(const Zmq& functions) noexcept : zmq(functions) {}
-  ~Parts() { clear(); }
-  Parts(const Parts&) = delete;
-  Parts& operator=(const Parts&) = delete;
-
-  void clear() noexcept {
-    while (count > 0) {
-      zmq.close_message(&messages.at(--count));
-    }
-    bytes = 0;
-  }
-  wire::Frame frame(std::size_t i) noexcept {
-    return {static_cast<const std::byte*>(zmq.data(&messages.at(i))), zmq.size(&messages.at(i))};
-  }
-
-  const Zmq& zmq;
-  std::array<zmq::Message, 1 + kKept> messages{};
-  std::size_t count = 0;
-  std::size_t bytes = 0;  // of all frames, also of those that were not kept
-};
-
 DataLoop::DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions options)
     : zmq_(zmq),
       context_(context),
@@ -268,10 +242,10 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
       Counts::add(counts_->wakes);
       reply_to(*socket, [this] { service_.released(memory_->outbox); });
     }
-    const Got got = receive(*socket, parts);
-    if (got == Got::kRequest) {
+    const Parts::Got got = parts.receive(socket->get());
+    if (got == Parts::Got::kMessage) {
       answer(*socket, parts);
-    } else if (got == Got::kEnd) {
+    } else if (got == Parts::Got::kEnd) {
       break;
     } else {
       std::array<zmq::PollItem, 2> items{
@@ -288,37 +262,17 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   running_.store(false, std::memory_order_release);
 }
 
-DataLoop::Got DataLoop::receive(Socket& socket, Parts& parts) noexcept {
-  for (bool more = true; more;) {
-    // Frames that are not kept all go through the last place.
-    if (parts.count == parts.messages.size()) {
-      zmq_.close_message(&parts.messages.back());
-      --parts.count;
-    }
-    zmq::Message& message = parts.messages.at(parts.count);
-    zmq_.init(&message);
-    ++parts.count;
-    // Once the first part is here, so are the others: libzmq hands over whole messages.
-    if (zmq_.receive_message(&message, socket.get(), zmq::kDontWait) < 0) {
-      return zmq_.error() == EAGAIN ? Got::kNothing : Got::kEnd;
-    }
-    parts.bytes += zmq_.size(&message);
-    more = zmq_.more(&message) != 0;
-  }
-  return Got::kRequest;
-}
-
 void DataLoop::answer(Socket& socket, Parts& parts) noexcept {
   const wire::Frame peer = parts.frame(0);
-  std::array<wire::Frame, kKept> frames;
-  for (std::size_t i = 1; i < parts.count; ++i) {
+  std::array<wire::Frame, Parts::kMost> frames;
+  for (std::size_t i = 1; i < parts.count(); ++i) {
     frames.at(i - 1) = parts.frame(i);
   }
   Counts::add(counts_->requests);
-  Counts::add(counts_->request_bytes, parts.bytes - peer.size());
+  Counts::add(counts_->request_bytes, parts.bytes() - peer.size());
   reply_to(socket, [&] {
     service_.handle({reinterpret_cast<const char*>(peer.data()), peer.size()},
-                    std::span(frames).first(parts.count - 1), memory_->outbox);
+                    std::span(frames).first(parts.count() - 1), memory_->outbox);
   });
 }
 

@@ -35,6 +35,7 @@
 
 #include "base/threads.h"
 #include "net/outbox.h"
+#include "net/parts.h"
 #include "net/service.h"
 #include "net/wire.h"
 #include "net/zmq.h"
@@ -92,11 +93,8 @@ class DataLoop {
   class Doorbell;
   struct Counts;
   struct Memory;
-  struct Parts;
-  enum class Got { kRequest, kNothing, kEnd };
 
   void serve(const std::function<void(std::string)>& opened) noexcept;
-  Got receive(Socket& socket, Parts& parts) noexcept;
   void answer(Socket& socket, Parts& parts) noexcept;
   // Whatever goes wrong in `work`, the replies that are there leave.
   template <class Work>

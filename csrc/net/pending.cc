@@ -26,6 +26,14 @@ void Pending::keep(std::uint32_t clock, std::uint32_t table, Kept&& push) {
   add(its, bytes);
 }
 
+void Pending::sweep(std::uint32_t clock, Sweep&& sweep) {
+  Turn& its = turn(clock);
+  const auto place =
+      std::ranges::upper_bound(its.sweeps, std::pair(sweep.rank, sweep.sequence), {},
+                               [](const Sweep& one) { return std::pair(one.rank, one.sequence); });
+  its.sweeps.insert(place, std::move(sweep));
+}
+
 void Pending::tick(std::uint32_t clock, std::span<const std::uint32_t> tables) {
   Turn& its = turn(clock);
   for (const std::uint32_t table : tables) {
@@ -47,7 +55,8 @@ std::size_t Pending::drop(std::uint32_t rank, std::uint32_t clock) {
       });
     }
     std::erase_if(turn.kept, [](const auto& kept) { return kept.second.empty(); });
-    const bool nothing = turn.ticked == 0 && turn.kept.empty();
+    std::erase_if(turn.sweeps, [&](const Sweep& sweep) { return sweep.rank == rank; });
+    const bool nothing = turn.ticked == 0 && turn.kept.empty() && turn.sweeps.empty();
     bytes_ -= nothing ? turn.bytes : 0;
     where = nothing ? turns_.erase(where) : std::next(where);
   }
@@ -59,6 +68,7 @@ void Pending::drop_table(std::uint32_t table) {
     if (next_table() == table && clock == next()) {
       turn.stepped = 0;
     }
+    std::erase_if(turn.sweeps, [&](const Sweep& sweep) { return sweep.table == table; });
     take(turn, turn.tables.erase(table) * kOverhead);
     const auto kept = turn.kept.find(table);
     if (kept != turn.kept.end()) {

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "net/outbox.h"
+#include "table/lifecycle.h"
 
 namespace shoal {
 
@@ -33,32 +34,50 @@ class Pending {
  public:
   static constexpr std::size_t kOverhead = 256;  // of a turn; of one push, beside its numbers
 
-  // One push: the hashes and then the gradients in one block.
+  // One push: the hashes, then the gradients, then how often each row occurred, where not all did once, in one block.
   struct Kept {
     std::uint32_t rank = 0;
     std::uint64_t sequence = 0;
     std::size_t count = 0;
+    bool counted = false;
     Lease block;
 
-    static std::size_t bytes(std::size_t count, std::size_t numbers) noexcept {
-      return count * sizeof(std::uint64_t) + numbers * sizeof(float);
+    static std::size_t bytes(std::size_t count, std::size_t numbers, std::size_t counts) noexcept {
+      return count * sizeof(std::uint64_t) + numbers * sizeof(float) + counts * sizeof(std::uint32_t);
     }
     std::span<const std::uint64_t> hashes() const noexcept { return block.as<std::uint64_t>().first(count); }
-    std::span<const float> grads() const noexcept { return block.as<float>().subspan(2 * count); }
+    std::span<const float> grads() const noexcept {
+      const auto words = block.as<float>().subspan(2 * count);
+      return words.first(words.size() - (counted ? count : 0));
+    }
+    std::span<const std::uint32_t> counts() const noexcept {
+      return block.as<std::uint32_t>().last(counted ? count : 0);
+    }
+  };
+
+  // Rows that go before the step.
+  struct Sweep {
+    std::uint32_t rank = 0;
+    std::uint64_t sequence = 0;
+    std::uint32_t table = 0;
+    std::vector<Expiry> rules;
+    bool done = false;
   };
 
   struct Turn {
     std::size_t ticked = 0;          // workers
     std::set<std::uint32_t> tables;  // those that get a step
     std::map<std::uint32_t, std::vector<Kept>> kept;
+    std::vector<Sweep> sweeps;  // in (rank, sequence) order
     std::size_t bytes = kOverhead;
     // Of the table that comes first, where memory ran out halfway: its rows that are stepped.
     std::size_t stepped = 0;
   };
 
   void keep(std::uint32_t clock, std::uint32_t table, Kept&& push);
+  void sweep(std::uint32_t clock, Sweep&& sweep);
   void tick(std::uint32_t clock, std::span<const std::uint32_t> tables);
-  // Forgets what a worker pushed in clocks that it has not ticked, from `clock` on: how many pushes.
+  // Forgets what a worker pushed, and asked to be swept, in clocks that it has not ticked, from `clock` on: how many pushes.
   std::size_t drop(std::uint32_t rank, std::uint32_t clock);
   void drop_table(std::uint32_t table);
   void clear();

@@ -9,6 +9,7 @@
 //   calls()          of this endpoint: a part of the call has been here (a tick names these)
 //   erased(number)   how many rows the call erased here, for when its reply must be given again
 //   answer(number)   the numbers that a function answered when it changed rows, for the same
+//   swept(number)    those of a sweep
 //
 //   top 70, mask ...1011     70 seen, 69 seen, 68 not, 67 seen; 6 and less count as seen
 //
@@ -72,11 +73,8 @@ class Seen {
   }
 
   // What it held for a call that has left the window is forgotten.
-  std::vector<double>& answer(std::uint64_t number) {
-    answers_.erase(answers_.begin(),
-                   answers_.lower_bound(number < Window::kSpan ? 0 : number - Window::kSpan));
-    return answers_[number];
-  }
+  std::vector<double>& answer(std::uint64_t number) { return kept(answers_, number); }
+  std::vector<std::uint64_t>& swept(std::uint64_t number) { return kept(swept_, number); }
 
   // A push that memory stopped halfway: one slot of it has the rows below `next` and not the others. The call was answered
   // with an error; sent again, it goes on there.
@@ -107,11 +105,21 @@ class Seen {
     std::uint64_t number = 0;
     std::uint64_t rows = 0;
   };
+  template <class T>
+  using Answers = std::map<std::uint64_t, std::vector<T>>;  // by number
+
+  template <class T>
+  static std::vector<T>& kept(Answers<T>& answers, std::uint64_t number) {
+    answers.erase(answers.begin(), answers.lower_bound(number < Window::kSpan ? 0 : number - Window::kSpan));
+    return answers[number];
+  }
+
   std::vector<Window> slots_;
   Window calls_;
   std::array<Erased, Window::kSpan> erased_{};
   std::array<Half, Window::kSpan> halves_{};
-  std::map<std::uint64_t, std::vector<double>> answers_;  // by number
+  Answers<double> answers_;
+  Answers<std::uint64_t> swept_;
 };
 
 }  // namespace shoal

@@ -19,7 +19,8 @@ using wire::Status;
 bool Service::is_read(const Header& header) noexcept {
   const Op op = header.op;
   return op == Op::kPull || op == Op::kContains || op == Op::kState || op == Op::kSlot ||
-         op == Op::kSection || op == Op::kStats || (op == Op::kReduce && !changes(Function{header.aux}));
+         op == Op::kSection || op == Op::kStats || (op == Op::kReduce && !changes(Function{header.aux})) ||
+         (op == Op::kSweep && header.aux != 0);
 }
 
 Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceLimits& limits)
@@ -52,7 +53,8 @@ void Service::handle(std::string_view peer, std::span<const wire::Frame> frames,
   const std::lock_guard lock(mutex_);
   const wire::Fault fault =
       wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_);
-  const Call call{peer, decoded_.header, decoded_.hashes, decoded_.floats(), decoded_.values, out};
+  const Call call{peer, decoded_.header, decoded_.hashes, decoded_.floats(), decoded_.counts, decoded_.values,
+                  out};
   ++metrics_.messages;
   for (const wire::Frame frame : frames) {
     metrics_.bytes_in += frame.size();
@@ -136,8 +138,8 @@ void Service::serve(const Call& call) {
   if (table == nullptr) {
     return send(call, Status::kNoTable);
   }
-  if (header.op == Op::kReduce &&
-      header.epoch < epoch_) {  // whose slots are answered for is the map's to say
+  const bool of_the_map = header.op == Op::kReduce || header.op == Op::kSweep;
+  if (of_the_map && header.epoch < epoch_) {  // whose slots are answered for is the map's to say
     refused_.clear();
     return send(call, {.status = Status::kWrongEpoch}, 1);
   }
@@ -183,8 +185,12 @@ void Service::serve_write(const Call& call, Table& table) {
       return load_rows(call, table);
     case Op::kLoadEnd:
       return load_end(call, table, decoded_.numbers);
+    case Op::kLoadFilter:
+      return load_filter(call, table);
     case Op::kReduce:
       return change(call, table);
+    case Op::kSweep:
+      return sweep(call, table);
     default:
       SHOAL_DCHECK(false);
   }
@@ -271,7 +277,8 @@ void Service::send(const Call& call, Header header, std::size_t frames, Lease fi
 void Service::send(const Call& call, Status status) { send(call, Header{.status = status}); }
 
 void Service::send_text(const Call& call, Status status, std::string_view text) {
-  const bool has_text = status == Status::kBadRequest || status == Status::kInternal;
+  const bool has_text =
+      status == Status::kBadRequest || status == Status::kInternal || status == Status::kNoRoom;
   if (!has_text) {
     return send(call, status);
   }
@@ -297,7 +304,8 @@ void Service::send_done(const Call& call, Lease refusal, std::uint32_t aux) {
 void Service::fail(const Call& call, const std::exception& error) noexcept {
   const bool theirs = dynamic_cast<const std::invalid_argument*>(&error) != nullptr;
   const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
-  const Status status = theirs ? Status::kBadRequest : Status::kInternal;
+  const bool budget = dynamic_cast<const MemoryBudgetExceeded*>(&error) != nullptr;
+  const Status status = theirs ? Status::kBadRequest : budget ? Status::kNoRoom : Status::kInternal;
   try {
     try {
       send_text(call, status, memory ? "the server has no memory left for this request" : error.what());

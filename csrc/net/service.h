@@ -6,7 +6,8 @@
 //
 //   BSP      pushes are kept (net/pending.h). Once all workers have ticked clock c, each table that any of them pushed to
 //            gets one step with the merge of all pushes of c; `applied` becomes c + 1. A read at c waits for applied >= c,
-//            and a pull that comes too late to see nothing of c is refused.
+//            and a pull that comes too late to see nothing of c is refused. A sweep at c waits likewise; its rows go
+//            before the step of c.
 //   SSP(s)   pushes act at once. A read at c waits until c - floor <= s, where all have ticked below `floor`.
 //   ASP      pushes act at once, nothing waits.
 //
@@ -14,7 +15,7 @@
 //              -> slots that have seen this call (net/seen.h): skipped, so sending again changes nothing
 //              -> Shard, or Pending, or Parked -> reply, and whatever else may go now
 //
-// Writes (PUSH, ASSIGN, ERASE, LOAD_*, and functions that change) are done once per slot and sequence. A TICK is taken when
+// Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change) are done once per slot and sequence. A TICK is taken when
 // it is the worker's next one and all pushes that it names have been here; taken already: told so again; else EARLY. It
 // names them by epoch's map: WRONG_EPOCH if there is a newer one here.
 // Only workers that are admitted are served; wire::kNobody may read at any time, whatever the job.
@@ -26,7 +27,8 @@
 //       stopped halfway goes on where it was stopped, and so does a step of many workers.
 //
 // Bounds: reads that wait (number, bytes with their replies), pushes that are kept (bytes; those ahead of the next clock may
-// take half), bytes of a reply. Who meets one is told OVERLOADED, to come again.
+// take half), bytes of a reply. Who meets one is told OVERLOADED, to come again. The rows' memory has a budget
+// (table/budget.h): who meets that is told NO_ROOM. A step of BSP that does is not made, and who pulls or pushes next is told.
 //
 // Threads: any; one mutex, which no call holds while it waits for anything. Blocks of replies come from the outbox.
 
@@ -60,6 +62,7 @@
 #include "route/merge.h"
 #include "store/functions.h"
 #include "store/shard.h"
+#include "table/budget.h"
 
 namespace shoal {
 
@@ -113,11 +116,12 @@ class Service {
   // --- control: from the scheduler ------------------------------------------------------------------------------
 
   void set_map(std::uint32_t epoch, std::size_t first, std::size_t end);
-  // A new job begins with nobody admitted; what the last one left undone is forgotten, tables stay. The job that is under
-  // way: nothing happens.
-  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean);
+  // A new job begins with nobody admitted; what the last one left undone is forgotten, tables stay. Its clock starts at 0,
+  // and the tables' clocks go on behind those that the job `before` reached. The job that is under way: nothing happens.
+  void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
   void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
-  void dismiss(std::uint32_t rank, std::uint32_t incarnation);
+  // Returns the greatest clock that any worker has reached here.
+  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation);
   std::uint32_t hold();
   void resume();
 
@@ -147,14 +151,16 @@ class Service {
     std::string_view peer;
     const wire::Header& header;
     std::span<const std::uint64_t> hashes;
-    std::span<const float> floats;     // gradients, weights
-    std::span<const std::byte> bytes;  // of a section, of a function's parameters
+    std::span<const float> floats;          // gradients, weights
+    std::span<const std::uint32_t> counts;  // of a push's rows; empty: one each
+    std::span<const std::byte> bytes;       // of a section, of a function's parameters
     Outbox& out;
   };
-  // Hashes and their gradients or weights, cut for a Shard.
+  // Hashes and their gradients or weights, and how often they occurred, cut for a Shard.
   struct Part {
     SlotSlices slices;
     std::span<const float> values;
+    std::span<const std::uint32_t> counts;
   };
   // What a worker has been seen to do with a table, where pushes act at once.
   struct View {
@@ -190,17 +196,19 @@ class Service {
   void control(const Change& change);
   void forget_worker(std::uint32_t rank);
 
-  // service_write.cc: PUSH, ASSIGN, ERASE, LOAD_*, TICK, and REDUCE where it changes rows
+  // service_write.cc: PUSH, ASSIGN, ERASE, LOAD_*, TICK, SWEEP, and REDUCE where it changes rows
   void tick(const Call& call, std::span<const std::uint64_t> sequences,
             std::span<const std::uint32_t> tables);
   void push(const Call& call, Table& table);
   void assign(const Call& call, Table& table);
   void erase(const Call& call, Table& table);
   void change(const Call& call, Table& table);
+  void sweep(const Call& call, Table& table);
   // Whether a call that is of no slot has been done; then it is told so.
   bool done_before(const Call& call, Seen& seen);
   void load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows);
   void load_rows(const Call& call, Table& table);
+  void load_filter(const Call& call, Table& table);
   void load_end(const Call& call, Table& table, std::span<const std::uint64_t> step);
   Seen& history(std::uint32_t rank);
   bool check_dim(const Call& call, const Table& table);
@@ -211,7 +219,7 @@ class Service {
   void step(const Call& call, Table& table, const Part& part, Seen& seen);
   static View& view(Table& table, std::uint32_t rank);
 
-  // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE
+  // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE, SWEEP's dry run
   // Notes the slots of a read that are not here.
   void find_refused(const wire::Header& header, std::span<const std::uint64_t> hashes);
   void read(const Call& call, Table& table);
@@ -226,6 +234,9 @@ class Service {
   void answer_section(const Call& call, Table& table);
   void answer_stats(const Call& call, Table& table);
   void send_numbers(const Call& call, std::span<const double> numbers);
+  void send_words(const Call& call, std::span<const std::uint64_t> words);
+  // What a table answers to a SWEEP now.
+  std::vector<std::uint64_t> swept(const Call& call, Table& table, bool dry_run);
   static std::span<const double> doubles_of(const Call& call) noexcept {
     return {reinterpret_cast<const double*>(call.bytes.data()), call.bytes.size() / sizeof(double)};
   }
@@ -267,6 +278,8 @@ class Service {
   std::vector<std::uint16_t> refused_;
   Buffer<std::uint64_t> some_hashes_;  // of the slots that have not seen a call
   Buffer<float> some_values_;
+  Buffer<std::uint32_t> some_counts_;
+  Buffer<std::uint32_t> ones_;  // of pushes that came without counts, to be merged with others
   MergeScratch merge_scratch_;
 
   mutable ServiceMetrics metrics_;

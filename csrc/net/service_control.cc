@@ -49,7 +49,8 @@ void Service::set_map(std::uint32_t epoch, std::size_t first, std::size_t end) {
   });
 }
 
-void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean) {
+void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean,
+                        std::uint32_t before) {
   SHOAL_CHECK(job != 0, "a job's number is not 0");
   control([&] {
     if (job == job_) {
@@ -68,6 +69,8 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
     for (auto& [id, table] : tables_) {
       table->loading.reset();
       table->views.clear();
+      table->full.clear();
+      table->shard->set_clock(table->shard->table_clock(before), 0);
     }
   });
 }
@@ -80,7 +83,7 @@ void Service::forget_worker(std::uint32_t rank) {
     if (where->second.header.worker == rank) {
       const Parked::Read read = parked_.take(where);
       try {
-        send({read.peer, read.header, {}, {}, {}, released_}, Status::kStale);
+        send({read.peer, read.header, {}, {}, {}, {}, released_}, Status::kStale);
       } catch (const std::bad_alloc&) {
         // It is told when it asks again.
       }
@@ -113,14 +116,17 @@ void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t
   });
 }
 
-void Service::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
+std::uint32_t Service::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
+  std::uint32_t greatest = 0;
   control([&] {
     const auto& workers = clocks_.workers();
     if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation) {
       forget_worker(rank);
     }
     clocks_.dismiss(rank, incarnation);
+    greatest = clocks_.greatest();
   });
+  return greatest;
 }
 
 std::uint32_t Service::hold() {
@@ -173,8 +179,11 @@ std::unique_ptr<Shard> Service::snapshot(std::uint32_t id) const {
   for (std::size_t s = 0; s < slots_.count(); ++s) {
     const std::size_t rows = shard.section(Slot{static_cast<std::uint32_t>(s)}, section);
     copy->restore(rows, section);
+    shard.filter(Slot{static_cast<std::uint32_t>(s)}, section);
+    copy->restore_filter(slots_, Slot{static_cast<std::uint32_t>(s)}, section);
   }
   copy->set_step(shard.step());
+  copy->set_clock(shard.table_clock(0), 0);
   return copy;
 }
 

@@ -55,6 +55,9 @@ void Service::read(const Call& call, Table& table) {
   if (!refused_.empty()) {
     return send_done(call, refusal(call.out));
   }
+  if (header.op == Op::kPull && !table.full.empty()) {
+    return send_text(call, Status::kNoRoom, table.full);
+  }
   const std::size_t bytes = reply_bytes(call, table);
   if (bytes > limits_.reply_bytes) {
     return send_text(call, Status::kBadRequest,
@@ -115,6 +118,8 @@ void Service::answer(const Call& call, Table& table) {
     case Op::kReduce:
       return send_numbers(
           call, reduce(*table.shard, Function{call.header.aux}, doubles_of(call), first_slot_, end_slot_));
+    case Op::kSweep:
+      return send_words(call, swept(call, table, true));
     default:
       return answer_stats(call, table);
   }
@@ -215,6 +220,9 @@ void Service::answer_slot(const Call& call, Table& table) {
 void Service::answer_section(const Call& call, Table& table) {
   std::vector<std::byte> bytes;
   const std::size_t rows = table.shard->section(Slot{call.header.aux}, bytes);
+  std::vector<std::byte> filter;
+  table.shard->filter(Slot{call.header.aux}, filter);
+  bytes.insert(bytes.end(), filter.begin(), filter.end());
   if (bytes.size() > limits_.reply_bytes) {
     return send_text(call, Status::kBadRequest,
                      "the section of slot " + std::to_string(call.header.aux) + " has " +
@@ -223,18 +231,25 @@ void Service::answer_section(const Call& call, Table& table) {
   }
   Lease block = call.out.block(bytes.size());
   std::ranges::copy(bytes, block.bytes().begin());
-  send(call, {.dtype = wire::Dtype::kUint8, .count = count_of(rows), .aux = call.header.aux}, 1,
+  send(call, {.dtype = wire::Dtype::kUint8, .count = count_of(rows), .aux = count_of(filter.size())}, 1,
        std::move(block));
 }
 
 void Service::answer_stats(const Call& call, Table& table) {
   const ShardStats stats = table.shard->stats();
-  const std::array numbers = {table.shard->step(), stats.rows,        stats.cells,         stats.bytes,
-                              stats.pulls,         stats.pushes,      stats.rows_pulled,   stats.rows_pushed,
-                              stats.rows_created,  stats.rows_erased, stats.nonfinite_rows};
-  Lease block = call.out.block(numbers.size() * sizeof(std::uint64_t));
-  std::ranges::copy(numbers, block.as<std::uint64_t>().begin());
-  send(call, {.count = count_of(numbers.size())}, 1, std::move(block));
+  std::vector<std::uint64_t> numbers = {
+      table.shard->step(),  stats.rows,        stats.cells,       stats.bytes,        stats.pulls,
+      stats.pushes,         stats.rows_pulled, stats.rows_pushed, stats.rows_created, stats.rows_erased,
+      stats.nonfinite_rows, stats.refused,     stats.waiting};
+  numbers.insert(numbers.end(), stats.expired.begin(), stats.expired.end());
+  numbers.push_back(table.shard->table_clock(call.header.clock));
+  send_words(call, numbers);
+}
+
+void Service::send_words(const Call& call, std::span<const std::uint64_t> words) {
+  Lease block = call.out.block(words.size_bytes());
+  std::ranges::copy(words, block.as<std::uint64_t>().begin());
+  send(call, {.count = count_of(words.size())}, 1, std::move(block));
 }
 
 void Service::send_numbers(const Call& call, std::span<const double> numbers) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "net/service.h"
@@ -18,6 +19,7 @@ struct Service::Table {
   std::uint32_t loader = 0;        // the rank that loads
   std::uint64_t pushes = 0;        // applied
   std::vector<View> views;         // by rank
+  std::string full;  // why a step of BSP was not made: no room for its rows; told until there is some
 };
 
 }  // namespace shoal

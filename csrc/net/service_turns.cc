@@ -44,7 +44,8 @@ void Service::advance(Outbox& out) noexcept {
 
 void Service::release(Parked::Read&& read, Outbox& out) noexcept {
   const Parked::Read mine = std::move(read);
-  const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, mine.parameters.bytes(), out};
+  const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, {}, mine.parameters.bytes(),
+                  out};
   try {
     Table* const table = find(call.header.table);
     find_refused(call.header, call.hashes);
@@ -52,8 +53,13 @@ void Service::release(Parked::Read&& read, Outbox& out) noexcept {
       send(call, wire::Status::kNoTable);
     } else if (!refused_.empty()) {
       send_done(call, refusal(out));
-    } else if (call.header.op != wire::Op::kReduce || check_epoch(call)) {
-      answer(call, *table);
+    } else if ((call.header.op != wire::Op::kReduce && call.header.op != wire::Op::kSweep) ||
+               check_epoch(call)) {
+      if (is_read(call.header)) {
+        answer(call, *table);
+      } else {
+        sweep(call, *table);
+      }
     }
   } catch (const std::exception& error) {
     fail(call, error);
@@ -70,6 +76,15 @@ void Service::apply_turn() {
     applied_ = pending_.next();
     return;
   }
+  // Before the step: what a sweep finds is what its answer told.
+  for (Pending::Sweep& sweep : pending_.first().sweeps) {
+    Table* const table = sweep.done ? nullptr : find(sweep.table);
+    if (table != nullptr) {
+      table->shard->sweep(first_slot_, end_slot_, applied_, sweep.rules, false);
+      table->full.clear();
+    }
+    sweep.done = true;
+  }
   while (const auto id = pending_.next_table()) {
     if (Table* const table = find(*id)) {
       apply(*id, *table, pending_.first());
@@ -85,32 +100,48 @@ void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
   const std::size_t dim = shard.rows().dim();
   const std::size_t divisor = mean_ ? std::max<std::size_t>(turn.ticked, 1) : 1;
   std::vector<SortedList> lists;
+  std::size_t total = 0;
+  std::size_t longest = 0;
   for (const Pending::Kept& push : pending_.lists(id)) {
     if (push.count != 0) {
-      lists.push_back({push.hashes(), push.grads(), {}});
+      lists.push_back({push.hashes(), push.grads(), push.counts()});
+      total += push.count;
+      longest = std::max(longest, push.count);
     }
   }
   SortedList all;
   Lease hashes;
   Lease grads;
+  Lease counts;
   if (lists.size() == 1 && divisor == 1) {
     all = lists[0];
   } else if (!lists.empty()) {
-    std::size_t total = 0;
-    for (const SortedList& list : lists) {
-      total += list.hashes.size();
+    const bool counted = shard.spec().lifecycle.needs_counts();
+    if (counted) {
+      // What came without counts occurred once: where others occurred more often, that must be said.
+      const auto ones = ones_.claim(longest);
+      std::ranges::fill(ones, 1U);
+      for (SortedList& list : lists) {
+        list.counts = list.counts.empty() ? ones.first(list.hashes.size()) : list.counts;
+      }
     }
     hashes = blocks_.take(total * sizeof(std::uint64_t));
     grads = blocks_.take(total * dim * sizeof(float));
-    const MergeRoom room{hashes.as<std::uint64_t>(), grads.as<float>(), {}};
+    counts = blocks_.take(counted ? total * sizeof(std::uint32_t) : 0);
+    const MergeRoom room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
     const std::size_t size = merge(lists, dim, pool_, merge_scratch_, room, divisor);
-    all = {room.hashes.first(size), room.grads.first(size * dim), {}};
+    all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};
   }
   const std::uint64_t step = shard.step();
   std::size_t stepped = 0;
   try {
-    shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim),
-               {.clock = applied_}, &stepped);
+    const Sightings sightings{.counts = all.counts.subspan(all.counts.empty() ? 0 : turn.stepped),
+                              .clock = applied_};
+    shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), sightings,
+               &stepped);
+  } catch (const MemoryBudgetExceeded& error) {
+    // Nobody waits for this step whom it could be told: whoever comes to the table next is.
+    table.full = error.what();
   } catch (const std::bad_alloc&) {
     turn.stepped += stepped;  // the rest follows, as the same step
     shard.set_step(step);

@@ -95,7 +95,7 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
   if (hashes.empty()) {
     // Nothing for any slot: a call of no keys, or all of it belongs elsewhere.
     if (refused_.empty() && !seen.calls().seen(sequence)) {
-      return Part{cut(hashes), {}};
+      return Part{cut(hashes), {}, {}};
     }
     metrics_.duplicates += refused_.empty() ? 1U : 0U;
     return std::nullopt;
@@ -110,8 +110,9 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
   }
   const Seen::Half* const half = seen.half(sequence);
   const auto values = call.floats.subspan(place * dim, hashes.size() * dim);
+  const auto counts = call.counts.empty() ? call.counts : call.counts.subspan(place, hashes.size());
   if (done == 0 && half == nullptr) {
-    return Part{slices, values};
+    return Part{slices, values, counts};
   }
   ++metrics_.duplicates;
   if (done == hashes.size()) {
@@ -119,6 +120,7 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
   }
   const std::span<std::uint64_t> some = some_hashes_.claim(hashes.size());
   const std::span<float> some_values = some_values_.claim(hashes.size() * dim);
+  const std::span<std::uint32_t> some_counts = some_counts_.claim(counts.size());
   std::size_t count = 0;
   for (std::size_t s = first; s <= last; ++s) {
     if (seen.slot(s).seen(sequence)) {
@@ -131,10 +133,14 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
       some[count] = hashes[i];
       std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
                   some_values.begin() + static_cast<std::ptrdiff_t>(count * dim));
+      if (!counts.empty()) {
+        some_counts[count] = counts[i];
+      }
       ++count;
     }
   }
-  return Part{cut(some.first(count)), some_values.first(count * dim)};
+  return Part{cut(some.first(count)), some_values.first(count * dim),
+              some_counts.first(counts.empty() ? 0 : count)};
 }
 
 void Service::mark(const Call& call, const SlotSlices& slices, Seen& seen) noexcept {
@@ -151,6 +157,14 @@ void Service::mark(const Call& call, const SlotSlices& slices, Seen& seen) noexc
 void Service::push(const Call& call, Table& table) {
   if (!check_dim(call, table)) {
     return;
+  }
+  if (!call.counts.empty() && !table.shard->spec().lifecycle.needs_counts()) {
+    return send_text(call, Status::kBadRequest,
+                     "table " + std::to_string(call.header.table) +
+                         " has no rule that counts sightings: send its pushes without counts");
+  }
+  if (!table.full.empty()) {
+    return send_text(call, Status::kNoRoom, table.full);
   }
   Seen& seen = history(call.header.worker);
   const auto part = fresh_part(call, call.header.dim, seen);
@@ -176,7 +190,7 @@ void Service::push(const Call& call, Table& table) {
 bool Service::keep(const Call& call, const Part& part) {
   const Header& header = call.header;
   const auto hashes = part.slices.hashes;
-  const std::size_t bytes = Pending::Kept::bytes(hashes.size(), part.values.size());
+  const std::size_t bytes = Pending::Kept::bytes(hashes.size(), part.values.size(), part.counts.size());
   const std::size_t next = pending_.bytes(applied_);  // of the clock that is merged next
   if (header.clock > applied_ && pending_.bytes() - next + bytes > limits_.pending_bytes / 2) {
     send(call, Status::kOverloaded);
@@ -193,10 +207,12 @@ bool Service::keep(const Call& call, const Part& part) {
   Pending::Kept kept{.rank = header.worker,
                      .sequence = header.sequence,
                      .count = hashes.size(),
+                     .counted = !part.counts.empty(),
                      .block = blocks_.take(bytes)};
   std::ranges::copy(hashes, kept.block.as<std::uint64_t>().begin());
   std::ranges::copy(part.values,
                     kept.block.as<float>().begin() + static_cast<std::ptrdiff_t>(2 * hashes.size()));
+  std::ranges::copy(part.counts, kept.block.as<std::uint32_t>().last(part.counts.size()).begin());
   pending_.keep(header.clock, header.table, std::move(kept));
   metrics_.pending_peak = std::max(metrics_.pending_peak, pending_.bytes());
   return true;
@@ -206,7 +222,8 @@ void Service::step(const Call& call, Table& table, const Part& part, Seen& seen)
   View& last = view(table, call.header.worker);
   std::size_t stepped = 0;
   try {
-    table.shard->push(part.slices, part.values, {.clock = call.header.clock}, &stepped);
+    table.shard->push(part.slices, part.values, {.counts = part.counts, .clock = call.header.clock},
+                      &stepped);
   } catch (const std::bad_alloc&) {
     // So that it goes on there when it is sent again.
     const auto& [hashes, begins] = part.slices;
@@ -247,6 +264,7 @@ void Service::erase(const Call& call, Table& table) {
   Lease refused = refusal(call.out);
   if (part) {
     seen.add_erased(call.header.sequence, table.shard->erase(part->slices));
+    table.full.clear();
     mark(call, part->slices, seen);
   }
   send_done(call, std::move(refused), static_cast<std::uint32_t>(seen.erased(call.header.sequence)));
@@ -265,6 +283,46 @@ void Service::change(const Call& call, Table& table) {
     seen.calls().mark(call.header.sequence);
   }
   send_numbers(call, seen.answer(call.header.sequence));
+}
+
+// --- sweeps -----------------------------------------------------------------------------------------------------
+
+std::vector<std::uint64_t> Service::swept(const Call& call, Table& table, bool dry_run) {
+  return table.shard->sweep(first_slot_, end_slot_, call.header.clock, Lifecycle::expiries(doubles_of(call)),
+                            dry_run);
+}
+
+void Service::sweep(const Call& call, Table& table) {
+  const Header& header = call.header;
+  Seen& seen = history(header.worker);
+  if (seen.calls().seen(header.sequence)) {
+    ++metrics_.duplicates;
+    return send_words(call, seen.swept(header.sequence));
+  }
+  const bool turns = mode_ == Mode::kBsp;
+  if (turns && header.clock < applied_) {
+    return send_text(call, Status::kBadRequest,
+                     "a sweep of clock " + std::to_string(header.clock) + " came after its end");
+  }
+  if (turns && !may_go(header.clock)) {
+    return park(call, 0);
+  }
+  // Place for the answer first: rows that are gone do not come back.
+  auto& answer = seen.swept(header.sequence);
+  answer = swept(call, table, turns);
+  if (turns) {
+    const std::size_t asked = Lifecycle::expiries(doubles_of(call)).size();
+    const std::size_t rules = asked == 0 ? table.shard->spec().lifecycle.expire().size() : asked;
+    answer.resize(Shard::kSweepHead + 2 * rules);  // without what only a dry run tells
+    pending_.sweep(header.clock, {.rank = header.worker,
+                                  .sequence = header.sequence,
+                                  .table = header.table,
+                                  .rules = Lifecycle::expiries(doubles_of(call))});
+  } else {
+    table.full.clear();
+  }
+  seen.calls().mark(header.sequence);
+  send_words(call, answer);
 }
 
 // --- loads ------------------------------------------------------------------------------------------------------
@@ -341,19 +399,47 @@ void Service::load_rows(const Call& call, Table& table) {
   send(call, Status::kOk);
 }
 
+void Service::load_filter(const Call& call, Table& table) {
+  Seen& seen = history(call.header.worker);
+  if (done_before(call, seen)) {
+    return;
+  }
+  if (table.loading == nullptr || table.loader != call.header.worker) {
+    return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
+  }
+  const Slots cut(call.header.count);
+  if (cut.bits() < slots_.bits() || call.header.aux >= cut.count()) {
+    return send_text(call, Status::kBadRequest,
+                     "there is no slot " + std::to_string(call.header.aux) + " of " +
+                         std::to_string(cut.count()) + " in one of " + std::to_string(slots_.count()));
+  }
+  const std::size_t slot = call.header.aux >> (cut.bits() - slots_.bits());
+  refused_.clear();
+  if (!owns(slot)) {
+    refused_.push_back(static_cast<std::uint16_t>(slot));
+    return send_done(call, refusal(call.out));
+  }
+  table.loading->restore_filter(cut, Slot{call.header.aux}, call.bytes);
+  seen.calls().mark(call.header.sequence);
+  send(call, Status::kOk);
+}
+
 void Service::load_end(const Call& call, Table& table, std::span<const std::uint64_t> step) {
   Seen& seen = history(call.header.worker);
   if (done_before(call, seen)) {
     return;
   }
-  if (step.size() != 1) {
-    return send_text(call, Status::kBadRequest,
-                     "a load ends with the table's step, got " + std::to_string(step.size()) + " numbers");
+  if (step.size() != 1 && step.size() != 2) {
+    return send_text(
+        call, Status::kBadRequest,
+        "a load ends with the table's step and clock, got " + std::to_string(step.size()) + " numbers");
   }
   if (table.loading == nullptr || table.loader != call.header.worker) {
     return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
   }
   table.loading->set_step(step[0]);
+  table.loading->set_clock(step.size() == 2 ? static_cast<std::uint32_t>(step[1]) : 0, call.header.clock);
+  table.full.clear();
   table.shard = std::move(table.loading);
   seen.calls().mark(call.header.sequence);
   send(call, Status::kOk);

@@ -17,9 +17,9 @@ namespace shoal::wire {
 
 namespace {
 
-constexpr std::array<std::string_view, 15> kOps = {"none",       "pull",      "push",     "tick",  "assign",
-                                                   "erase",      "contains",  "state",    "slot",  "section",
-                                                   "load begin", "load rows", "load end", "stats", "reduce"};
+constexpr std::array<std::string_view, 17> kOps = {
+    "none",    "pull",       "push",      "tick",     "assign", "erase",  "contains",    "state", "slot",
+    "section", "load begin", "load rows", "load end", "stats",  "reduce", "load filter", "sweep"};
 static_assert(kOps.size() == static_cast<std::size_t>(kLastOp) + 1);
 
 constexpr std::array<std::string_view, 7> kDtypes = {"none",  "float32", "float16", "bfloat16",
@@ -76,8 +76,10 @@ Shape shape_of_request(Op op) noexcept {
     case Op::kLoadEnd:
       return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kLoadRows:
+    case Op::kLoadFilter:
       return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kReduce:
+    case Op::kSweep:
       return {{Part::kOnes}, 1, bit(Dtype::kFloat64), 0};
     case Op::kNone:
     case Op::kSlot:
@@ -101,6 +103,7 @@ Shape shape_of_answer(Op op) noexcept {
     case Op::kSection:
       return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kStats:
+    case Op::kSweep:
       return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kReduce:
       return {{Part::kOnes}, 1, bit(Dtype::kFloat64), 0};
@@ -111,6 +114,7 @@ Shape shape_of_answer(Op op) noexcept {
     case Op::kErase:
     case Op::kLoadBegin:
     case Op::kLoadRows:
+    case Op::kLoadFilter:
     case Op::kLoadEnd:
       break;
   }
@@ -126,6 +130,7 @@ Shape shape_without_flags(const Header& header) noexcept {
       return shape_of_answer(header.op);
     case Status::kBadRequest:
     case Status::kInternal:
+    case Status::kNoRoom:
       return kText;
     case Status::kWrongEpoch:
       return {{Part::kSlots}, 1, bit(Dtype::kNone), 0};
@@ -171,6 +176,16 @@ __attribute__((format(printf, 3, 4))) bool wrong(Fault& fault, Status status, co
 
 using U64 = unsigned long long;  // what printf knows
 
+Header header_at(Frame frame) noexcept {
+  Header read;
+  std::memcpy(&read, frame.data(), sizeof read);
+  return read;
+}
+
+std::uint32_t crc_of_header(Frame frame) noexcept {
+  return crc32c(frame.first(offsetof(Header, header_crc)));
+}
+
 bool read_header(std::span<const Frame> frames, const Limits& limits, Header& header, Fault& fault) noexcept {
   constexpr Status kBad = Status::kBadRequest;
   if (frames.empty() || frames.size() > 1 + kMostFrames) {
@@ -179,14 +194,13 @@ bool read_header(std::span<const Frame> frames, const Limits& limits, Header& he
   if (frames[0].size() != sizeof(Header)) {
     return wrong(fault, kBad, "a header has %zu bytes, got %zu", sizeof(Header), frames[0].size());
   }
-  Header read;
-  std::memcpy(&read, frames[0].data(), sizeof read);
+  const Header read = header_at(frames[0]);
   if (read.magic != kMagic) {
     return wrong(fault, kBad,
                  "no header of shoal begins with %08x: is something else connected to this port?",
                  static_cast<unsigned>(read.magic));
   }
-  const std::uint32_t crc = crc32c(frames[0].first(offsetof(Header, header_crc)));
+  const std::uint32_t crc = crc_of_header(frames[0]);
   if (crc != read.header_crc) {
     return wrong(fault, kBad, "the header's crc32c is %08x, it says %08x: damaged on its way",
                  static_cast<unsigned>(crc), static_cast<unsigned>(read.header_crc));
@@ -292,9 +306,16 @@ constexpr const char* name_of(Part part) noexcept {
   return kNames[static_cast<std::size_t>(part)];
 }
 
-// Sizes first, then checksums; what the frames mean comes after.
+// Whether the last frame's bytes are the values as they are wanted.
+bool is_plain(const Header& header, const Shape& shape) noexcept {
+  const Part last = shape.parts[shape.frames - 1];
+  return header.is_reply() && header.status == Status::kOk &&
+         (last == Part::kOnes || (last == Part::kValues && header.dtype == Dtype::kFloat32));
+}
+
+// Sizes first, then checksums; what the frames mean comes after. `into` becomes empty where the values are not put there.
 bool check_frames(const Header& header, const Shape& shape, std::span<const Frame> payload,
-                  const Limits& limits, Fault& fault) noexcept {
+                  const Limits& limits, std::span<std::byte>& into, Fault& fault) noexcept {
   constexpr Status kBad = Status::kBadRequest;
   const std::string_view op = name(header.op);
   const auto op_size = static_cast<int>(op.size());
@@ -335,9 +356,13 @@ bool check_frames(const Header& header, const Shape& shape, std::span<const Fram
     return wrong(fault, kBad, "the header tells of %u bytes, %llu came",
                  static_cast<unsigned>(header.payload_bytes), static_cast<U64>(bytes));
   }
+  if (payload.empty() || into.size() != payload.back().size() || !is_plain(header, shape)) {
+    into = {};
+  }
   std::uint32_t crc = 0;
-  for (const Frame frame : payload) {
-    crc = crc32c(frame, crc);
+  for (std::size_t i = 0; i < payload.size(); ++i) {
+    const bool there = i + 1 == payload.size() && !into.empty();
+    crc = there ? crc32c_copy(payload[i], into, crc) : crc32c(payload[i], crc);
   }
   if (crc != header.payload_crc) {
     return wrong(fault, kBad, "the payload's crc32c is %08x, the header says %08x: damaged on its way",
@@ -409,9 +434,10 @@ bool read_counts(Frame frame, Decoded& out, Fault& fault) noexcept {
   return true;
 }
 
-bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& out, Fault& fault) noexcept {
+bool read_frames(std::span<const Frame> payload, const Limits& limits, std::span<std::byte> into,
+                 Decoded& out, Fault& fault) noexcept {
   const Shape shape = shape_of(out.header);
-  if (!check_frames(out.header, shape, payload, limits, fault)) {
+  if (!check_frames(out.header, shape, payload, limits, into, fault)) {
     return false;
   }
   bool good = true;
@@ -426,7 +452,13 @@ bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& 
         out.digest = frame;
         break;
       case Part::kValues:
-        good = read_weights(nullptr, frame, copy, out, fault);
+      case Part::kOnes:
+        if (!into.empty()) {
+          out.values = into;
+        } else {
+          good = shape.parts[i] == Part::kValues ? read_weights(nullptr, frame, copy, out, fault)
+                                                 : read_bytes(frame, copy, out, fault);
+        }
         break;
       case Part::kMap:  // read with what it maps
         break;
@@ -436,7 +468,6 @@ bool read_frames(std::span<const Frame> payload, const Limits& limits, Decoded& 
       case Part::kCounts:
         good = read_counts(frame, out, fault);
         break;
-      case Part::kOnes:
       case Part::kBytes:
         good = read_bytes(frame, copy, out, fault);
         break;
@@ -495,11 +526,14 @@ std::string_view name(Status status) noexcept {
       return "wrong job";
     case Status::kNoList:
       return "no list";
+    case Status::kNoRoom:
+      return "no room";
   }
   return "?";
 }
 
-Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out) noexcept {
+Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,
+             std::span<std::byte> into) noexcept {
   Fault fault;
   out.header = Header{.magic = 0, .version = 0, .worker = 0};
   out.hashes = {};
@@ -511,9 +545,18 @@ Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out) 
   out.slots = {};
   out.text = {};
   if (read_header(frames, limits, out.header, fault)) {
-    read_frames(frames.subspan(1), limits, out, fault);
+    read_frames(frames.subspan(1), limits, into, out, fault);
   }
   return fault;
+}
+
+std::optional<Header> peek(std::span<const Frame> frames) noexcept {
+  if (frames.empty() || frames[0].size() != sizeof(Header)) {
+    return std::nullopt;
+  }
+  const Header header = header_at(frames[0]);
+  const bool good = header.magic == kMagic && crc_of_header(frames[0]) == header.header_crc;
+  return good ? std::optional(header) : std::nullopt;
 }
 
 void encode(Header& header, std::span<const Frame> payload, std::span<std::byte, sizeof(Header)> out) {

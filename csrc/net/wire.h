@@ -29,6 +29,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -70,8 +71,10 @@ enum class Op : std::uint8_t {
   kLoadEnd,
   kStats,
   kReduce,
+  kLoadFilter,
+  kSweep,
 };
-inline constexpr Op kLastOp = Op::kReduce;
+inline constexpr Op kLastOp = Op::kSweep;
 
 enum class Status : std::uint8_t {
   kOk = 0,
@@ -87,6 +90,7 @@ enum class Status : std::uint8_t {
   kWrongVersion = 24,
   kWrongJob = 25,
   kNoList = 26,  // nothing is kept under that digest: send the list itself
+  kNoRoom = 27,  // beyond the budget of memory
 };
 
 enum class Dtype : std::uint8_t { kNone, kFloat32, kFloat16, kBfloat16, kUint8, kUint64, kFloat64 };
@@ -157,17 +161,17 @@ struct Decoded {
   Frame digest;                            // 16 bytes in the place of the hashes
   std::span<const std::byte> values;       // of floats(), or count of header.dtype, or a section
   std::span<const std::uint32_t> counts;   // PUSH: how often each row occurred; empty where all did once
-  std::span<const std::uint64_t> numbers;  // TICK: sequences; LOAD_BEGIN: rows; LOAD_END: step; STATS
+  std::span<const std::uint64_t> numbers;  // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP
   std::span<const std::uint32_t> tables;   // TICK
   std::span<const std::uint16_t> slots;    // WRONG_EPOCH: those that are not here
-  std::string_view text;                   // BAD_REQUEST, INTERNAL: UTF-8, as the peer sent it
+  std::string_view text;                   // BAD_REQUEST, INTERNAL, NO_ROOM: UTF-8, as the peer sent it
 
   // Weights or gradients, count x dim.
   std::span<const float> floats() const noexcept {
     const bool there = header.dtype >= Dtype::kFloat32 && header.dtype <= Dtype::kBfloat16;
     return there ? as<float>() : std::span<const float>();
   }
-  // REDUCE: its parameters, its results.
+  // REDUCE: its parameters, its results. SWEEP: its rules.
   std::span<const double> doubles() const noexcept {
     return header.dtype == Dtype::kFloat64 ? as<double>() : std::span<const double>();
   }
@@ -185,7 +189,13 @@ struct Decoded {
 };
 
 // frames[0] is the header's. The order of the checks is that of docs/wire-format.md: the first that fails is told.
-Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out) noexcept;
+// `into`, where a reply's plain values have just as many bytes and its type: they are copied there in the pass that checks
+// them, and `values` views it. After a fault its bytes may be anything.
+Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,
+             std::span<std::byte> into = {}) noexcept;
+
+// Whom a message is for: nothing where its header cannot be believed. decode() says why.
+std::optional<Header> peek(std::span<const Frame> frames) noexcept;
 
 // Fills in the sizes and checksums of the header, and writes it. The payload is taken as it is. Throws
 // std::invalid_argument if it is 4 GiB or more.

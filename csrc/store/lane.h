@@ -5,8 +5,8 @@
 //   run n - 1   follows the few that its lines did not settle
 //   run n - 1   its rows are used, and more lines of run n + 1 asked for; wide rows, which stand in another place again, a
 //               step later: while those of run n - 2 are used, those of run n - 1 are asked for, one for one. (All of a run's
-//               rows at once, as it is settled, were 192 lines of which the machine keeps two dozen under way: a push of rows
-//               of 128 bytes took a third longer.)
+//               rows at once, as it is settled, were 192 lines of which the machine keeps two dozen under way: a pull of rows
+//               of 128 bytes took an eighth longer.)
 //
 // So memory always has something to do, and nobody waits for it: with one run at a time, and a run ending with its slot,
 // a batch of 65,536 keys went at two thirds of the speed.

@@ -7,7 +7,7 @@ is cut off leaves the checkpoint that was there before, or none; never half of o
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,9 +29,11 @@ Result = TypeVar("Result")
 
 MANIFEST = "manifest.json"
 FORMAT = "shoal checkpoint"
-VERSION = 1
+VERSIONS = (1, 2)  # the second where a table has rules of a lifecycle: older readers would lose what they count
 
-_HEADER = b"SHOALSLT" + (VERSION).to_bytes(4, "little") + bytes(52)  # the start of every slot file
+_MAGIC = b"SHOALSLT"
+_HEADER_BYTES = 64
+_ALIGNMENT = 64  # of sections and filters in their file
 _SLOT_FILES = "*.slots"
 _FILE_BYTES = 1 << 30  # a slot file is closed once it is this long
 _AHEAD = 4  # tasks per thread that are done ahead of the disk
@@ -49,6 +51,17 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
     crc32c: int
 
 
+class SavedFilter(msgspec.Struct, frozen=True, array_like=True):
+    """What a slot's admission has counted: a piece of a slot file, of which ``size`` bytes count."""
+
+    slot: int
+    file: int
+    offset: int
+    bytes: int
+    size: int
+    crc32c: int
+
+
 class SlotFile(msgspec.Struct, frozen=True):
     """A file of sections."""
 
@@ -63,6 +76,13 @@ class SavedTable(TableForm, frozen=True, kw_only=True):
     rows: int
     files: list[SlotFile]
     sections: list[Section]
+    filters: tuple[SavedFilter, ...] = ()
+    clock: int = 0
+
+
+def _header(version: int) -> bytes:
+    """Return the start of every slot file."""
+    return (_MAGIC + version.to_bytes(4, "little")).ljust(_HEADER_BYTES, b"\0")
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -97,25 +117,36 @@ def _in_order(
 class _SlotWriter:
     """Appends sections to slot files of one table."""
 
-    def __init__(self, directory: Path, stem: str, *, durable: bool) -> None:
+    def __init__(self, directory: Path, stem: str, version: int, *, durable: bool) -> None:
         self._directory = directory
         self._stem = stem
+        self._header = _header(version)
         self._durable = durable
         self._file: BinaryIO | None = None
         self.files: list[SlotFile] = []
         self.sections: list[Section] = []
+        self.filters: list[SavedFilter] = []
 
     def add(self, slot: int, rows: int, section: np.ndarray[Any, Any], crc32c: int) -> None:
+        """Add the rows of a slot."""
+        self.sections.append(Section(slot, *self._append(section), section.nbytes, rows, crc32c))
+
+    def add_filter(self, slot: int, size: int, padded: np.ndarray[Any, Any], crc32c: int) -> None:
+        """Add what a slot's admission has counted."""
+        self.filters.append(SavedFilter(slot, *self._append(padded), padded.nbytes, size, crc32c))
+
+    def _append(self, data: np.ndarray[Any, Any]) -> tuple[int, int]:
+        """Write it: the number of the file, and where it stands there."""
         if self._file is None:
             name = f"{self._stem}-{len(self.files)}.slots"
             self.files.append(SlotFile(name, 0))
             self._file = (self._directory / name).open("xb")
-            self._file.write(_HEADER)
-        offset = self._file.tell()
-        self._file.write(section.data)
-        self.sections.append(Section(slot, len(self.files) - 1, offset, section.nbytes, rows, crc32c))
+            self._file.write(self._header)
+        file, offset = len(self.files) - 1, self._file.tell()
+        self._file.write(data.data)
         if self._file.tell() >= _FILE_BYTES:
             self.finish_file()
+        return file, offset
 
     def finish_file(self) -> None:
         if self._file is not None:
@@ -132,9 +163,16 @@ class _SlotWriter:
 
 
 def save(
-    directory: Path, tables: list[Table], slots: int, threads: int, *, progress: bool = False, durable: bool = True
+    directory: Path,
+    tables: list[Table],
+    slots: int,
+    threads: int,
+    *,
+    clock: int = 0,
+    progress: bool = False,
+    durable: bool = True,
 ) -> None:
-    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.Store.save`.
+    """Write a full checkpoint of ``tables``; see :meth:`shoal.store.Store.save`. ``clock`` is the store's.
 
     One that is not ``durable`` is whole as long as the machine runs, and waits for no disk: for what is gone with the
     process anyway. Its directory must be there.
@@ -150,13 +188,15 @@ def save(
             bar = still.enter_context(
                 tqdm(total=total, desc="save", unit=" rows", unit_scale=True, disable=not progress)
             )
+            version = 2 if any(spec.has_rules for spec, _ in frozen) else 1
+            writers = [_SlotWriter(directory, f"{stem}-{k}", version, durable=durable) for k in range(len(frozen))]
             saved = [
-                _save_table(directory, f"{stem}-{k}", spec, shard, slots, threads, bar, durable=durable)
-                for k, (spec, shard) in enumerate(frozen)
+                _save_table(writer, spec, shard, slots, threads, clock, bar)
+                for writer, (spec, shard) in zip(writers, frozen, strict=True)
             ]
         if durable:
             sync_directory(directory)
-        body = msgspec.json.encode(Manifest(FORMAT, VERSION, slots, saved))
+        body = msgspec.json.encode(Manifest(FORMAT, version, slots, saved))
         write_sealed(directory / MANIFEST, body, durable=durable)
     except BaseException:
         if not _names_files_of(directory, stem):  # else the new manifest is in place, and the files are the checkpoint
@@ -187,30 +227,28 @@ def _frozen(shard: Shard) -> Iterator[Shard]:
 
 
 def _save_table(
-    directory: Path,
-    stem: str,
-    spec: TableSpec,
-    shard: Shard,
-    slots: int,
-    threads: int,
-    bar: Any,
-    *,
-    durable: bool,
+    writer: _SlotWriter, spec: TableSpec, shard: Shard, slots: int, threads: int, clock: int, bar: Any
 ) -> SavedTable:
-    def make(some: range) -> list[tuple[int, int, np.ndarray[Any, Any], int]]:
-        made = [(slot, *shard.section(slot)) for slot in some]
-        return [(slot, rows, section, _core.crc32c(section)) for slot, rows, section in made]
+    def make(some: range) -> list[tuple[int, int, np.ndarray[Any, Any], int, int, np.ndarray[Any, Any], int]]:
+        made = []
+        for slot in some:
+            rows, section, filter = shard.section(slot)
+            padded = np.zeros(-(-filter.nbytes // _ALIGNMENT) * _ALIGNMENT, np.uint8)
+            padded[: filter.nbytes] = filter
+            made.append((slot, rows, section, _core.crc32c(section), filter.nbytes, padded, _core.crc32c(padded)))
+        return made
 
     step = max(1, slots * _TASK_BYTES // max(_TASK_BYTES, shard.stats()["bytes"]))
     tasks = [range(first, min(first + step, slots)) for first in range(0, slots, step)]
-    writer = _SlotWriter(directory, stem, durable=durable)
     try:
         with ThreadPoolExecutor(threads) as pool:
             for made in _in_order(pool, make, tasks, threads * _AHEAD):
-                for slot, rows, section, crc32c in made:
+                for slot, rows, section, crc32c, size, padded, filter_crc32c in made:
                     if rows:
                         writer.add(slot, rows, section, crc32c)
                         bar.update(rows)
+                    if size:
+                        writer.add_filter(slot, size, padded, filter_crc32c)
         writer.finish_file()
     finally:
         writer.close()
@@ -220,6 +258,8 @@ def _save_table(
         rows=sum(section.rows for section in writer.sections),
         files=writer.files,
         sections=writer.sections,
+        filters=tuple(writer.filters),
+        clock=shard.table_clock(clock) if spec.has_rules else 0,
     )
 
 
@@ -238,8 +278,10 @@ def read_manifest(directory: Path) -> Manifest:
     body = read_sealed(path, missing="this is no checkpoint, or its save was cut off")
     try:
         head = msgspec.json.decode(body)
-        if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") != VERSION:
-            raise CorruptionError(f"{path} is no checkpoint of version {VERSION}: load it with a newer shoal")
+        if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") not in VERSIONS:
+            raise CorruptionError(
+                f"{path} is no checkpoint of version {VERSIONS[0]} to {VERSIONS[-1]}: load it with a newer shoal"
+            )
         manifest = msgspec.json.decode(body, type=Manifest, strict=True)
         if manifest.slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"{manifest.slots} slots are no power of two from 2 to 16384")
@@ -258,24 +300,38 @@ def _check_sections(slots: int, table: SavedTable) -> None:
     for file in table.files:
         if Path(file.name).name != file.name or not file.name.endswith(_SLOT_FILES[1:]):
             raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is no name of a slot file")
-    last = -1
+    if not 0 <= table.clock < 2**32:
+        raise ValueError(f"table {table.name!r} has a clock of {table.clock}")
+    _check_places(slots, table, table.filters)
+    for filter in table.filters:
+        if not 0 < filter.size <= filter.bytes:
+            raise ValueError(f"table {table.name!r}, slot {filter.slot}: a filter of {filter.size} bytes")
+    _check_places(slots, table, table.sections)
     for section in table.sections:
-        if not last < section.slot < slots:
-            raise ValueError(f"table {table.name!r} has rows of slot {section.slot} after slot {last} of {slots}")
-        last = section.slot
-        if not 0 <= section.file < len(table.files):
-            raise ValueError(f"table {table.name!r}, slot {section.slot}: there is no file {section.file}")
-        if min(section.offset, section.bytes, section.rows) < 0 or section.rows * 8 > section.bytes:
+        if section.rows < 0 or section.rows * 8 > section.bytes:
             raise ValueError(f"table {table.name!r}, slot {section.slot}: {section.rows} rows do not fit in its bytes")
-        if section.offset + section.bytes > table.files[section.file].bytes:
-            raise ValueError(f"table {table.name!r}, slot {section.slot}: its rows lie outside of their file")
     if table.step < 0:
         raise ValueError(f"table {table.name!r} has a step of {table.step}")
     if table.rows != sum(section.rows for section in table.sections):
         raise ValueError(f"table {table.name!r}: {table.rows} rows are not the sum of its sections")
 
 
-def _check_files(directory: Path, table: SavedTable) -> None:
+def _check_places(slots: int, table: SavedTable, pieces: Sequence[Section | SavedFilter]) -> None:
+    last = -1
+    for section in pieces:
+        if not last < section.slot < slots:
+            raise ValueError(f"table {table.name!r} has rows of slot {section.slot} after slot {last} of {slots}")
+        last = section.slot
+        if not 0 <= section.file < len(table.files):
+            raise ValueError(f"table {table.name!r}, slot {section.slot}: there is no file {section.file}")
+        if min(section.offset, section.bytes) < 0:
+            raise ValueError(f"table {table.name!r}, slot {section.slot}: {section.bytes} bytes at {section.offset}")
+        if section.offset + section.bytes > table.files[section.file].bytes:
+            raise ValueError(f"table {table.name!r}, slot {section.slot}: its rows lie outside of their file")
+
+
+def _check_files(directory: Path, table: SavedTable, version: int) -> None:
+    header = _header(version)
     for file in table.files:
         path = directory / file.name
         try:
@@ -285,18 +341,23 @@ def _check_files(directory: Path, table: SavedTable) -> None:
         if size != file.bytes:
             raise CorruptionError(f"{path} has {size} bytes instead of {file.bytes}")
         with path.open("rb") as opened:
-            if opened.read(len(_HEADER)) != _HEADER:
+            if opened.read(len(header)) != header:
                 raise CorruptionError(f"{path} is damaged: it does not start as a slot file does")
 
 
-def _sections(directory: Path, table: SavedTable, threads: int) -> Iterator[tuple[Section, np.ndarray[Any, Any]]]:
-    """Read the sections of a table, each checked against its checksum."""
+_Piece = TypeVar("_Piece", Section, SavedFilter)
+
+
+def _pieces(
+    directory: Path, table: SavedTable, pieces: Sequence[_Piece], threads: int
+) -> Iterator[tuple[_Piece, np.ndarray[Any, Any]]]:
+    """Read sections or filters of a table, each checked against its checksum."""
     with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
         descriptors = [
             opened.enter_context((directory / file.name).open("rb", buffering=0)).fileno() for file in table.files
         ]
 
-        def read(section: Section) -> np.ndarray[Any, Any]:
+        def read(section: Section | SavedFilter) -> np.ndarray[Any, Any]:
             data = bytearray(section.bytes)
             path = directory / table.files[section.file].name
             left, offset = memoryview(data), section.offset
@@ -309,7 +370,7 @@ def _sections(directory: Path, table: SavedTable, threads: int) -> Iterator[tupl
                 raise CorruptionError(f"{path} is damaged: the checksum of slot {section.slot} does not match")
             return np.frombuffer(data, np.uint8)
 
-        yield from zip(table.sections, _in_order(pool, read, table.sections, threads * _AHEAD), strict=True)
+        yield from zip(pieces, _in_order(pool, read, pieces, threads * _AHEAD), strict=True)
 
 
 def verify(directory: Path, threads: int = 1, *, progress: bool = False) -> Manifest:
@@ -328,9 +389,11 @@ def verify(directory: Path, threads: int = 1, *, progress: bool = False) -> Mani
     total = sum(table.rows for table in manifest.tables)
     with tqdm(total=total, desc="verify", unit=" rows", unit_scale=True, disable=not progress) as bar:
         for table in manifest.tables:
-            _check_files(directory, table)
-            for section, _ in _sections(directory, table, threads):
+            _check_files(directory, table, manifest.version)
+            for section, _ in _pieces(directory, table, table.sections, threads):
                 bar.update(section.rows)
+            for _ in _pieces(directory, table, table.filters, threads):
+                pass
     return manifest
 
 
@@ -345,8 +408,24 @@ class Fresh(Protocol):
     def restore(self, rows: int, section: np.ndarray[Any, Any], /) -> None:
         """Add the rows of a section."""
 
+    def restore_filter(self, slots: int, slot: int, filter: np.ndarray[Any, Any], /) -> None:
+        """Add what admission has counted in a slot of so many."""
+
+    def set_clock(self, table_clock: int, store_clock: int, /) -> None:
+        """Let the table's clock go on at ``table_clock``, where the store's is ``store_clock``."""
+
 
 _Fresh = TypeVar("_Fresh", bound=Fresh)
+
+
+@contextmanager
+def _damage(directory: Path, table: SavedTable, piece: Section | SavedFilter) -> Iterator[None]:
+    """Say in which file it is that the engine refuses."""
+    try:
+        yield
+    except ValueError as error:
+        path = directory / table.files[piece.file].name
+        raise CorruptionError(f"{path}, slot {piece.slot}: {error}") from None
 
 
 def load(
@@ -355,11 +434,15 @@ def load(
     make: Callable[[TableSpec], _Fresh],
     threads: int,
     *,
+    clock: int = 0,
     progress: bool = False,
 ) -> list[tuple[TableSpec, _Fresh]]:
-    """Read what ``manifest`` names into what ``make`` makes for each table; see :meth:`shoal.store.Store.load`."""
+    """Read what ``manifest`` names into what ``make`` makes for each table; see :meth:`shoal.store.Store.load`.
+
+    ``clock`` is the store's.
+    """
     for table in manifest.tables:
-        _check_files(directory, table)
+        _check_files(directory, table, manifest.version)
     loaded: list[tuple[TableSpec, _Fresh]] = []
     total = sum(table.rows for table in manifest.tables)
     with tqdm(total=total, desc="load", unit=" rows", unit_scale=True, disable=not progress) as bar:
@@ -370,13 +453,14 @@ def load(
             for section in table.sections:
                 rows[section.slot] = section.rows
             shard.reserve(rows)
-            for section, data in _sections(directory, table, threads):
-                try:
+            for section, data in _pieces(directory, table, table.sections, threads):
+                with _damage(directory, table, section):
                     shard.restore(section.rows, data)
-                except ValueError as error:
-                    path = directory / table.files[section.file].name
-                    raise CorruptionError(f"{path}, slot {section.slot}: {error}") from None
                 bar.update(section.rows)
+            for filter, data in _pieces(directory, table, table.filters, threads):
+                with _damage(directory, table, filter):
+                    shard.restore_filter(manifest.slots, filter.slot, data[: filter.size])
             shard.step = table.step
+            shard.set_clock(table.clock, clock)
             loaded.append((spec, shard))
     return loaded

@@ -8,7 +8,7 @@ counts as one, a pull as none. ``docs/lifecycle.md`` says what each rule costs a
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -34,6 +34,8 @@ __all__ = [
     "WithProbability",
     "make_admission",
     "make_expiry",
+    "parse_admission",
+    "parse_expiry",
     "read_sweep",
     "rules_native",
 ]
@@ -483,3 +485,86 @@ def read_sweep(table: str, rules: Sequence[Expiry], words: npt.NDArray[np.uint64
             tuple(answer.thresholds(rule, classes)) for rule, classes in zip(rules, answer.classes, strict=False)
         ),
     )
+
+
+# By the words of the command line and of configuration files: the rule, and what it is given without a name.
+_ADMISSIONS: dict[str, tuple[type[Admission], tuple[str, ...]]] = {
+    "count": (AfterCount, ("n",)),
+    "bloom": (AfterBloom, ("n", "capacity")),
+    "probability": (WithProbability, ("p",)),
+}
+_EXPIRIES: dict[str, tuple[type[Expiry], tuple[str, ...]]] = {
+    "ttl": (TimeToLive, ("clocks",)),
+    "score": (DecayedScore, ("decay", "floor")),
+    "norm": (MinNorm, ("floor",)),
+    "rows": (MaxRows, ("rows",)),
+}
+
+
+def parse_admission(text: str) -> Admission:
+    """Read an admission rule from text, e.g. of the command line.
+
+    Parameters
+    ----------
+    text : str
+        ``count:N``, ``bloom:N:CAPACITY`` or ``probability:P``, and behind it ``:NAME=VALUE`` for what else there is.
+
+    Raises
+    ------
+    ValueError
+        It is none: the message has all forms.
+
+    Examples
+    --------
+    >>> parse_admission("count:3:within=1000")
+    AfterCount(n=3, within=1000, capacity=None)
+    """
+    rule: Admission = _parsed(text, _ADMISSIONS, "an admission rule")
+    return rule
+
+
+def parse_expiry(text: str) -> Expiry:
+    """Read an expiry rule from text, e.g. of the command line.
+
+    Parameters
+    ----------
+    text : str
+        ``ttl:CLOCKS``, ``score:DECAY:FLOOR``, ``norm:FLOOR``, ``rows:ROWS`` or ``rows:ROWS:keep=frequent``.
+
+    Raises
+    ------
+    ValueError
+        It is none: the message has all forms.
+
+    Examples
+    --------
+    >>> parse_expiry("rows:1e6:keep=frequent")
+    MaxRows(rows=1000000, keep='frequent')
+    """
+    rule: Expiry = _parsed(text, _EXPIRIES, "an expiry rule")
+    return rule
+
+
+def _parsed(text: str, kinds: Mapping[str, tuple[type[Any], tuple[str, ...]]], what: str) -> Any:
+    name, *values = text.split(":")
+    kind, names = kinds.get(name, (None, ()))
+    forms = ", ".join(":".join([word, *(one.upper() for one in given)]) for word, (_, given) in kinds.items())
+    unnamed = [value for value in values if "=" not in value]
+    if kind is None or len(unnamed) != len(names) or values[: len(unnamed)] != unnamed:
+        raise ValueError(f"{text!r} is not {what}: write one of {forms}")
+    given = dict(zip(names, unnamed, strict=True))
+    given |= dict(value.split("=", 1) for value in values[len(unnamed) :])
+    try:
+        rule = kind(**{name: value if name == "keep" else _number(name, value) for name, value in given.items()})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{text!r} is not {what}: {error}") from None
+    return rule
+
+
+def _number(name: str, text: str) -> float:
+    number = float(text)
+    if name not in _WHOLE:
+        return number
+    if not number.is_integer():
+        raise ValueError(f"{name} is a whole number, got {text}")
+    return int(number)

@@ -120,6 +120,11 @@ class Store(ABC):
         return frozenset()
 
     @property
+    def joined_at(self) -> int:
+        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        return 0
+
+    @property
     @abstractmethod
     def consistency(self) -> Consistency:
         """What a pull may see of other workers' pushes."""
@@ -479,7 +484,9 @@ class Store(ABC):
             chosen = [self._tables[name] for name in names]
 
         self._undisturbed(
-            lambda: checkpoint.save(Path(directory), chosen, self._slots, self.threads, progress=progress)
+            lambda: checkpoint.save(
+                Path(directory), chosen, self._slots, self.threads, clock=self.clock, progress=progress
+            )
         )
 
     def load(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
@@ -587,7 +594,9 @@ class LocalStore(Store):
         self._gate.change(save)  # pushes are kept away by the shards, all of which `save` freezes first
 
     def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
-        loaded = checkpoint.load(directory, manifest, self._make_shard, self.threads, progress=progress)
+        loaded = checkpoint.load(
+            directory, manifest, self._make_shard, self.threads, clock=self._clock, progress=progress
+        )
         with self._locked(), self._gate.shut():
             self._check_known(spec for spec, _ in loaded)  # tables may have been made meanwhile
             for spec, shard in loaded:

@@ -343,8 +343,11 @@ class Shard(Protocol):
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows (functions.py), in slot order."""
 
-    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
-        """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission has counted."""
+
+    def table_clock(self, store_clock: int, /) -> int:
+        """Return the table's own clock, at one of the store's; a cluster's store has its own."""
 
     def freeze(self) -> None:
         """Let no change in until thaw()."""

@@ -234,8 +234,19 @@ TEST(crc32c_has_the_known_values_and_extends) {
   for (auto& byte : data) {
     byte = static_cast<unsigned char>(random());
   }
-  for (const std::size_t n : {0UL, 1UL, 7UL, 8UL, 9UL, 300UL, 3071UL, 3072UL, 3073UL, 6144UL, 20'000UL}) {
+  std::vector<std::size_t> sizes = {0,    1,    7,    8,      9,      300,    3071,
+                                    3072, 3073, 6144, 16'383, 16'384, 16'385, 20'000};
+  for (std::size_t n = 1000; n < 1600; ++n) {
+    sizes.push_back(n);  // about where other instructions take over, and each remainder
+  }
+  std::vector<std::byte> copy(data.size() + 1);
+  for (const std::size_t n : sizes) {
     const auto all = std::as_bytes(std::span(data)).first(n);
+    copy.assign(copy.size(), std::byte{0});
+    CHECK_EQ(crc32c_copy(all, copy, 12345), crc32c(all, 12345));
+    CHECK(std::ranges::equal(all, std::span(copy).first(n)));
+    CHECK(copy[n] == std::byte{0});
+    CHECK_EQ(crc32c(all.subspan(n / 7), 99), crc32c_portable(all.subspan(n / 7), 99));
     CHECK_EQ(crc32c(all), crc32c_portable(all));
     CHECK_EQ(crc32c(all.subspan(n / 3), crc32c(all.first(n / 3))), crc32c(all));
     CHECK_EQ(crc32c_portable(all.subspan(n / 3), crc32c_portable(all.first(n / 3))), crc32c(all));

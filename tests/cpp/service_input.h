@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "net/counts.h"
 #include "net/lists.h"
 #include "net/service.h"
 #include "net/values.h"
@@ -82,7 +83,7 @@ inline std::vector<std::uint64_t> some_hashes(Source& from, std::size_t count) {
 inline Made make(Source& from) {
   Made made;
   Header& h = made.header;
-  h.op = Op{static_cast<std::uint8_t>(1 + from.below(14))};
+  h.op = Op{static_cast<std::uint8_t>(1 + from.below(16))};
   const std::uint8_t bits = from.byte();
   h.table = from.below(3);
   h.worker = (bits & 1U) != 0 ? from.below(3) : 0;
@@ -133,6 +134,19 @@ inline Made make(Source& from) {
         }
       } else {
         made.payload.emplace_back(hashes.size() * h.dim * 2, std::byte{from.byte()});
+      }
+      if (h.op == Op::kPush && (bits & 128U) != 0) {
+        std::vector<std::uint32_t> counts(hashes.size());
+        for (std::uint32_t& count : counts) {
+          const std::uint32_t byte = from.byte();
+          count = byte < 200 ? 1 + byte / 50 : byte << (byte % 25);
+        }
+        Bytes packed(packed_counts_bytes(std::span<const std::uint32_t>(counts)));
+        if (!packed.empty()) {
+          pack_counts(counts, packed);
+          h.flags |= wire::kCounted;
+          made.payload.push_back(packed);
+        }
       }
       break;
     case Op::kErase:
@@ -185,6 +199,27 @@ inline Made make(Source& from) {
       made.payload.push_back(raw(parameters));
       break;
     }
+    case Op::kLoadFilter: {
+      h.dtype = Dtype::kUint8;
+      Bytes filter(16 * from.below(4));
+      for (std::byte& byte : filter) {
+        byte = std::byte{from.byte()};
+      }
+      h.count = (bits & 16U) != 0 ? from.byte() : kSlots;
+      made.payload.push_back(filter);
+      break;
+    }
+    case Op::kSweep: {
+      h.dtype = Dtype::kFloat64;
+      h.aux %= 2;
+      std::vector<double> rules;
+      for (std::uint32_t n = 3 * from.below(3); n > 0; --n) {
+        rules.push_back(static_cast<double>(from.byte()) / 4.0);
+      }
+      h.count = static_cast<std::uint32_t>(rules.size());
+      made.payload.push_back(raw(rules));
+      break;
+    }
     default:
       h.count = 0;
   }
@@ -229,7 +264,7 @@ inline void order(Service& service, Source& from) {
     }
     case 5:
       service.start_job(1 + from.below(2), Mode{static_cast<std::uint8_t>(from.below(3))}, from.below(3),
-                        from.below(2) != 0);
+                        from.below(2) != 0, from.below(4));
       service.admit(0, 1, 0);
       break;
     default:
@@ -258,7 +293,11 @@ inline void check(std::span<const std::uint8_t> bytes) {
   const std::map<std::string, double> sgd = {{"lr", 1.0}, {"weight_decay", 0.0}};
   service.add_table(0,
                     spec(1, "FTRL", {{"alpha", 0.1}, {"beta", 1.0}, {"l1", 1.0}, {"l2", 0.0}, {"n0", 0.0}}));
-  service.add_table(1, spec(2, "SGD", sgd));
+  TableSpec counting = spec(2, "SGD", sgd);
+  counting.lifecycle =
+      Lifecycle(NamedRule{"AfterCount", {{"n", 2.0}, {"capacity", 16.0}}},
+                {{"TimeToLive", {{"clocks", 2.0}}}, {"MaxRows", {{"rows", 16.0}, {"frequent", 1.0}}}});
+  service.add_table(1, counting);
   service.add_table(2, spec(1, "SGD", sgd));
   service.start_job(kJob, Mode{static_cast<std::uint8_t>(from.below(3))}, 1, from.below(2) != 0);
   service.admit(0, 1, 0);

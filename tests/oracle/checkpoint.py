@@ -21,7 +21,15 @@ COLUMNS = {
     "AdamW": ["w", "m", "v"],
     "Proximal": ["w"],
 }
-HEADER = b"SHOALSLT" + bytes([1, 0, 0, 0]) + bytes(52)
+MARKS = {"TimeToLive": {"clock"}, "DecayedScore": {"clock", "score"}, "MinNorm": set()}
+
+
+def marks(table: dict) -> list[tuple[str, int, str]]:
+    """Return the columns that the rules of a table need."""
+    names: set[str] = set()
+    for rule, params in table.get("expire", []):
+        names |= {"count" if params["frequent"] else "clock"} if rule == "MaxRows" else MARKS[rule]
+    return [(name, 1, kind) for name, kind in (("count", "<u4"), ("clock", "<u4"), ("score", "<f4")) if name in names]
 
 
 def crc32c(data: bytes) -> int:
@@ -69,27 +77,36 @@ def offsets(table: dict, rows: int) -> dict[str, tuple[int, int, str]]:
     if table["params"].get("per_row_step"):
         columns.append(("t", 1, "<f4"))
     found, at = {}, 0
-    for name, width, kind in columns:
+    for name, width, kind in columns + marks(table):
         found[name] = (at, width, kind)
         at = -(-(at + rows * width * np.dtype(kind).itemsize) // 64) * 64
     return found | {"end": (at, 0, "")}
 
 
-def read(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Return the columns of every table, in hash order."""
+def read(folder: Path, filters: dict[str, dict[int, bytes]] | None = None) -> dict[str, dict[str, np.ndarray]]:
+    """Return the columns of every table, in hash order; put what waits into ``filters``, by table and slot."""
+    filters = {} if filters is None else filters
     body = manifest(folder)
-    assert (body["format"], body["version"]) == ("shoal checkpoint", 1)
+    rules = any("admit" in table or "expire" in table for table in body["tables"])
+    assert (body["format"], body["version"]) == ("shoal checkpoint", 1 + rules)
+    header = b"SHOALSLT" + bytes([1 + rules, 0, 0, 0]) + bytes(52)
     tables = {}
     for table in body["tables"]:
         files = [(folder / file["name"]).read_bytes() for file in table["files"]]
         ends = [64] * len(files)
         parts = {name: [] for name in offsets(table, 0) if name != "end"}
-        for slot, number, offset, size, rows, crc in table["sections"]:
+        pieces = [(piece, True) for piece in table["sections"]] + [(piece, False) for piece in table.get("filters", [])]
+        for (slot, number, offset, size, rows, crc), is_section in sorted(pieces, key=lambda piece: piece[0][1:3]):
             data = files[number][offset : offset + size]
-            assert files[number].startswith(HEADER)
+            assert files[number].startswith(header)
             assert crc32c(data) == crc
             assert offset == ends[number]
             ends[number] += size
+            if not is_section:
+                assert 0 < rows <= size == -(-rows // 64) * 64
+                assert not any(data[rows:])
+                filters.setdefault(table["name"], {})[slot] = data[:rows]
+                continue
             places = offsets(table, rows)
             assert places["end"][0] == size
             used = bytearray(size)

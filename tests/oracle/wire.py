@@ -13,12 +13,11 @@ NAMES = [
 ]  # fmt: skip
 MAGIC = int.from_bytes(b"SHOL", "little")
 REPLY, PACKED, KEEP, DIGEST, COUNTED = 1, 2, 4, 8, 16
-PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS, REDUCE = range(
-    1, 15
-)
+PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS = range(1, 14)
+REDUCE, LOAD_FILTER, SWEEP = 14, 15, 16
 BYTES = {0: 0, 1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 8}
 WEIGHTS = {1, 2, 3}
-TEXT, SLOTS, EMPTY = {16, 23}, {17}, {1, 18, 19, 20, 21, 22, 24, 25, 26}
+TEXT, SLOTS, EMPTY = {16, 23, 27}, {17}, {1, 18, 19, 20, 21, 22, 24, 25, 26}
 
 REQUESTS = {
     PULL: (["hashes"], WEIGHTS, PACKED | KEEP | DIGEST),
@@ -35,6 +34,8 @@ REQUESTS = {
     LOAD_END: (["numbers"], {0}, 0),
     STATS: ([], {0}, 0),
     REDUCE: (["ones"], {6}, 0),
+    LOAD_FILTER: (["bytes"], {4}, 0),
+    SWEEP: (["ones"], {6}, 0),
 }
 ANSWERS = {
     PULL: (["values"], WEIGHTS, PACKED),
@@ -44,6 +45,7 @@ ANSWERS = {
     SECTION: (["bytes"], {4}, 0),
     STATS: (["numbers"], {0}, 0),
     REDUCE: (["ones"], {6}, 0),
+    SWEEP: (["numbers"], {0}, 0),
 }
 
 
@@ -139,7 +141,7 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
         raise Wrong("version")
     flags, status, op = h["flags"], h["status"], h["op"]
     is_reply = bool(flags & REPLY)
-    if op > 14 or h["dtype"] > 6 or flags & 0xE0 or is_reply != replies:
+    if op > SWEEP or h["dtype"] > 6 or flags & 0xE0 or is_reply != replies:
         raise Wrong("kind")
     if status not in {0} | TEXT | SLOTS | EMPTY or (not is_reply and (status != 0 or op == 0)):
         raise Wrong("status")

@@ -60,6 +60,10 @@ class Client:
         values = arguments.pop("values", None)
         if values is not None:
             arguments["values"] = batch.sum(np.ascontiguousarray(values, np.float32), arguments["dim"], THREAD)
+        if "counts" in arguments:
+            counts = np.empty(len(batch), np.uint32)
+            counts[batch.inverse] = arguments["counts"]
+            arguments["counts"] = counts
         deadline = arguments.pop("deadline")
         return batch, self.requests.submit(
             op,

@@ -31,6 +31,12 @@ class Push:
     sequence: int
     hashes: np.ndarray
     grads: np.ndarray
+    counts: np.ndarray
+
+    def part(self, pick):
+        """Return the same of some rows."""
+        kept = (self.hashes[pick], self.grads[pick], self.counts[pick])
+        return Push(self.clock, self.table, self.rank, self.sequence, *kept)
 
 
 class Service:
@@ -39,6 +45,7 @@ class Service:
         self.epoch = 1
         self.job, self.mode, self.staleness, self.mean = 0, "asp", 0, False
         self.tables = {}
+        self.counting = set()
         self.members = {}
         self.latest = {}  # rank -> incarnation that was dismissed last
         self.applied = 0
@@ -54,13 +61,15 @@ class Service:
     def set_map(self, epoch, first, end):
         self.epoch, self.first, self.end = epoch, first, end
 
-    def start_job(self, job, mode, staleness, mean):
+    def start_job(self, job, mode, staleness, mean, before=0):
         self.job, self.mode, self.staleness, self.mean = job, mode, staleness, mean
         if mode == "ssp" and staleness == 0:
             self.mode = "bsp"
         self.members, self.latest, self.pending, self.parked = {}, {}, [], {}
         self.ticked.clear()
         self.applied, self.cap = 0, None
+        for shard in self.tables.values():
+            shard.set_clock(shard.table_clock(before), 0)
 
     def admit(self, rank, incarnation, clock):
         self.members[rank] = Member(incarnation, clock)
@@ -83,6 +92,8 @@ class Service:
 
     def add_table(self, table, **spec):
         self.tables[table] = _core.Shard(slots=self.slots, workers=THREAD, **spec)
+        if spec.get("admit") or any(params.get("frequent") for _, params in spec.get("expire", ())):
+            self.counting.add(table)
 
     def shard(self, table):
         return self.tables[table]
@@ -117,19 +128,21 @@ class Service:
                 self.pull(peer, message)
 
     def merge(self, table, pushes, workers):
-        sums = {}
+        sums, counts = {}, Counter()
         for push in pushes:
             for key, row in zip(push.hashes.tolist(), push.grads.astype(np.float64), strict=True):
                 sums[key] = sums[key] + row if key in sums else row
+            counts.update(dict(zip(push.hashes.tolist(), push.counts.tolist(), strict=True)))
         hashes = np.array(sorted(sums), np.uint64)
         dim = pushes[0].grads.shape[1] if pushes else 1
         grads = np.array([sums[key] for key in hashes.tolist()], np.float64).reshape(len(hashes), dim)
         if self.mean:
             grads /= workers
-        self.step(table, hashes, grads.astype(np.float32))
+        counts = np.array([counts[key] for key in hashes.tolist()], np.uint32)
+        self.step(table, hashes, grads.astype(np.float32), counts, self.applied)
 
-    def step(self, table, hashes, grads):
-        self.tables[table].push(self.batch(hashes), grads)
+    def step(self, table, hashes, grads, counts, clock):
+        self.tables[table].push(self.batch(hashes), grads, counts if table in self.counting else None, clock)
 
     def batch(self, hashes):
         return _core.KeyBatch(_core.unmix(hashes), self.slots, THREAD)
@@ -233,10 +246,11 @@ class Service:
     def push(self, peer, message):
         def take(places):
             hashes, grads = message.hashes[places], message.values.reshape(message.count, -1)[places]
+            counts = (message.counts if message.counts.size else np.ones(message.count, np.uint32))[places]
             if self.mode != "bsp":
-                self.step(message.table, hashes, grads)
+                self.step(message.table, hashes, grads, counts, message.clock)
             elif message.clock >= self.members[message.worker].clock:
-                push = Push(message.clock, message.table, message.worker, message.sequence, hashes, grads)
+                push = Push(message.clock, message.table, message.worker, message.sequence, hashes, grads, counts)
                 self.pending.append(push)
 
         self.write(peer, message, take)
@@ -288,7 +302,8 @@ class Service:
         """Move slots [first, end), the last or first ones here, to a neighbour."""
         for table, shard in self.tables.items():
             for slot in range(first, end):
-                rows, section = shard.section(slot)
+                rows, section, filter = shard.section(slot)
+                other.tables[table].restore_filter(self.slots, slot, filter)
                 if rows:
                     hashes, _ = shard.read_slot(slot)
                     other.tables[table].restore(rows, section)
@@ -304,9 +319,7 @@ class Service:
             moves = (first <= slots) & (slots < end)
             for where, pick in ((other.pending, moves), (kept, ~moves)):
                 if pick.any():
-                    where.append(
-                        Push(push.clock, push.table, push.rank, push.sequence, push.hashes[pick], push.grads[pick])
-                    )
+                    where.append(push.part(pick))
         self.pending = kept
         self.set_map(epoch, self.first if first > self.first else end, first if first > self.first else self.end)
         other.set_map(epoch, min(other.first, first), max(other.end, end))

@@ -101,7 +101,7 @@ class ServerProcess(Process):
     def tell(self, address, body):
         service, result = self.world.services[address], 0
         if isinstance(body, m.StartJob):
-            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean)
+            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean, body.before)
             for rank, incarnation in enumerate(body.incarnations):
                 service.admit(rank, incarnation, 0)
         elif isinstance(body, m.Hold):
@@ -109,7 +109,7 @@ class ServerProcess(Process):
         elif isinstance(body, m.Admit):
             service.admit(body.rank, body.incarnation, body.clock)
         elif isinstance(body, m.Dismiss):
-            service.dismiss(body.rank, body.incarnation)
+            result = service.dismiss(body.rank, body.incarnation)
         self.world.reply(address, service.released())
         return result
 

@@ -127,7 +127,7 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
         ) as scheduler,
         _told_to_end(scheduler.stop),
     ):
-        say(f"scheduler at {scheduler.address}, for {servers} servers")
+        say(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
         scheduler.run(_parent_lives(arguments))
     return Answer("", {})
 
@@ -193,7 +193,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             return Answer("", {}, status)
         workers = 1 if arguments.workers is None else arguments.workers
         if workers < 1 or arguments.servers < 1:
-            raise ValueError(f"{arguments.servers} servers and {workers} workers: pass 1 or more of each")
+            raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
         with processes.running(
             arguments.servers,
             workers=workers,

@@ -103,14 +103,22 @@ def inspect(arguments: argparse.Namespace) -> Answer:
                 "rows": table.rows,
                 "bytes": size,
                 "files": table.files,
+                "admit": table.admit,
+                "expire": table.expire,
+                "clock": table.clock,
             }
         )
+        spec = table.spec()
         params = ", ".join(f"{name}={value:g}" for name, value in table.params.items())
         per_row = f" ({size / table.rows:.1f} a row)" if table.rows else ""
         lines.append(
             f"    table {table.name!r}: {table.rows:,} rows, dim {table.dim}, {table.dtype}, seed {table.seed}"
         )
         lines.append(f"        {table.optimizer}({params}), initial rows {table.init}, {table.step:,} pushes")
+        if spec.has_rules:
+            admits = f"admits {spec.admit}, " if spec.admit is not None else ""
+            expires = f"drops {', '.join(map(str, spec.expire))}, " if spec.expire else ""
+            lines.append(f"        {admits}{expires}at clock {table.clock:,}")
         lines.append(f"        {size:,} bytes{per_row} in {len(table.files)} file(s)")
         lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
     facts |= {"checkpoint": str(directory), "slots": manifest.slots, "tables": tables, "verified": True}

@@ -16,8 +16,9 @@ from shoal.cli.arguments import FORMATS, columns, command, machine, open_reader,
 if TYPE_CHECKING:
     from shoal.consistency import Consistency
     from shoal.data import Reader
-    from shoal.models import GridResult, LogisticRegressionGrid, Model
+    from shoal.models import DBPG, GridResult, LogisticRegressionGrid, Model
     from shoal.models.predictor import Predictor
+    from shoal.rpc.filters import Filters
     from shoal.store import Store
 
 EXAMPLES = """\
@@ -55,9 +56,16 @@ examples:
   with the progressive loss at the powers of two, as Vowpal Wabbit prints it, in place of the bar:
   $ shoal train lr --train train.libsvm --format libsvm --progress 2.0 --model told
 
+  to the optimum of an L1 penalty instead, from examples that are held in memory:
+  $ shoal train lr --train train.libsvm --format libsvm --solver dbpg --l1 2 --model sparse
+
   on a cluster, here one of this machine (on others: --cluster tcp://HOST:PORT --workers N, N times):
   $ shoal launch --servers 2 --workers 2 \\
       shoal train lr --cluster --train day_0.tsv --format criteo --model shared
+
+  with fewer bytes on the wire, some of them rounded:
+  $ shoal launch --servers 2 --workers 2 \\
+      shoal train lr --cluster --train day_0.tsv --format criteo --model near --filter zeros,gradients=bfloat16
 
   in place of the model that is there, leaving out malformed lines, for a script:
   $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
@@ -92,6 +100,7 @@ def add(commands: Any) -> Any:
     lr = command(kinds, "train lr", "Train logistic regression by FTRL-Proximal and save it.", LR_EXAMPLES, train_lr)
     learning(lr)
     ftrl(lr)
+    solving(lr)
     lr.add_argument(
         "--grid",
         action="append",
@@ -187,6 +196,27 @@ def ftrl(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--l2", type=float, default=0.0, help="shrinks all weights (default: %(default)s)")
 
 
+def solving(parser: argparse.ArgumentParser) -> None:
+    """Add the solver, and the settings of the one that goes to the optimum."""
+    group = parser.add_argument_group(
+        "the solver",
+        "dbpg holds the examples in memory and goes to the optimum of their losses' sum plus l1 times the weights' "
+        "sizes; --alpha, --beta, --l2, --epochs, --shuffle and --patience have no meaning there.",
+    )
+    group.add_argument(
+        "--solver", choices=("online", "dbpg"), default="online", help="how to learn (default: %(default)s)"
+    )
+    group.add_argument("--blocks", type=int, metavar="N", help="dbpg: parts of the features (default: 16)")
+    group.add_argument("--delay", type=int, metavar="N", help="dbpg: blocks that a gradient may lag (default: 0)")
+    group.add_argument(
+        "--slack", type=float, metavar="S", help="dbpg: of the KKT filter, 0 to 1 (default: 0.1); below 0: no filter"
+    )
+    group.add_argument(
+        "--tolerance", type=float, metavar="T", help="dbpg: stop when the violation has this share (default: 0.001)"
+    )
+    group.add_argument("--passes", type=int, metavar="N", help="dbpg: the most over all blocks (default: 100)")
+
+
 def factors(parser: argparse.ArgumentParser) -> None:
     """Add the settings of factors and of their Adagrad."""
     parser.add_argument("--dim", type=int, default=8, metavar="D", help="factors of a key (default: %(default)s)")
@@ -228,6 +258,14 @@ def clustered(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--workers", type=int, metavar="N", help="how many there are (default: as the environment says)")
     group.add_argument("--curve", metavar="DIR", help="keys of the cluster")
+    group.add_argument(
+        "--filter",
+        action="append",
+        type=_filter,
+        metavar="NAME[=VALUE],...",
+        help="send fewer bytes; exact: key-caching, zeros; unbiased: gradients=bfloat16 or float16, weights=the same, "
+        "threshold=T",
+    )
 
 
 def open_store(arguments: argparse.Namespace) -> Store:
@@ -235,19 +273,24 @@ def open_store(arguments: argparse.Namespace) -> Store:
     from shoal.store import local
 
     if arguments.cluster is None:
-        given = [name for name in ("consistency", "workers", "curve") if getattr(arguments, name) is not None]
+        given = [name for name in ("consistency", "workers", "curve", "filter") if getattr(arguments, name) is not None]
         if given:
             raise ValueError(f"--{given[0]} is for a cluster: pass --cluster tcp://HOST:PORT too")
         return local(threads=arguments.threads, slots=arguments.slots)
     from shoal.cluster import connect
     from shoal.consistency import BSP
 
+    wanted = [pair for pairs in arguments.filter or () for pair in pairs]
+    names = [name for name, _ in wanted]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--filter names {max(names, key=names.count).replace('_', '-')} twice: say it once")
     return connect(
         arguments.cluster or None,
         consistency=arguments.consistency or BSP(),
         workers=arguments.workers,
         threads=arguments.threads,
         curve=arguments.curve,
+        filters=_filters(dict(wanted), arguments.seed or 0) if wanted else None,
     )
 
 
@@ -256,6 +299,11 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     from shoal.models import LogisticRegression, LogisticRegressionGrid
     from shoal.optim import FTRL
 
+    solver = _solver(arguments)
+    if solver is not None:
+        train, how = _data(arguments, [Path(arguments.model)])
+        with open_store(arguments) as store:
+            return fitted(arguments, LogisticRegression(None, store, seed=arguments.seed, solver=solver), train, how)
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     if not arguments.grid:
         if arguments.save_all:
@@ -299,10 +347,19 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     except KeyboardInterrupt:
         interrupted = True
     _check_learned(model.examples, train, interrupted)
+    (told, facts), (more, filters) = _solved(model), _saved_bytes(model.store)
+    told, facts = told + more, facts | filters
     if rank != 0:
         return Answer(
-            "\n".join([*pass_lines(model), *_names(train), f"{'model':<12} saved by worker 0 of {workers}"]),
-            {"model": None, "worker": rank, "interrupted": interrupted, "names": _named(train), **_learned(model)},
+            "\n".join([*pass_lines(model), *told, *_names(train), f"{'model':<12} saved by worker 0 of {workers}"]),
+            {
+                "model": None,
+                "worker": rank,
+                "interrupted": interrupted,
+                "names": _named(train),
+                **_learned(model),
+                **facts,
+            },
             INTERRUPTED if interrupted else DONE,
         )
     if how["valid"] is not None and not interrupted:
@@ -311,8 +368,15 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     if interrupted:
         complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
     return Answer(
-        "\n".join([*pass_lines(model), *_table(model), *_names(train), f"{'model':<12} {target}"]),
-        {"model": str(target), "worker": rank, "interrupted": interrupted, "names": _named(train), **_facts(model)},
+        "\n".join([*pass_lines(model), *told, *_table(model), *_names(train), f"{'model':<12} {target}"]),
+        {
+            "model": str(target),
+            "worker": rank,
+            "interrupted": interrupted,
+            "names": _named(train),
+            **_facts(model),
+            **facts,
+        },
         INTERRUPTED if interrupted else DONE,
     )
 
@@ -365,7 +429,8 @@ def pass_lines(model: Predictor) -> list[str]:
     """Tell of each pass of a model, and what was kept of them."""
     lines = []
     history = model.history
-    for done in history.passes:
+    # A solver makes hundreds of passes over the same examples: the last one tells where it came to.
+    for done in history.passes if getattr(model, "solved", None) is None else history.passes[-1:]:
         rate = done.metrics.examples / max(done.seconds, 1e-9)
         kind = "progressive" if done.number == 1 else f"pass {done.number}"
         lines.append(f"{kind:<12} {done.metrics}, {rate:,.0f} examples/s")
@@ -383,6 +448,29 @@ def pass_lines(model: Predictor) -> list[str]:
     if model.calibration is not None:
         lines.append(f"{'calibrated':<12} on --valid by {model.calibration}, which the figures above are not")
     return lines
+
+
+def _solved(model: Model) -> tuple[list[str], dict[str, Any]]:
+    """Tell how the solver ended that goes to the optimum."""
+    solved = getattr(model, "solved", None)
+    if solved is None:
+        return [], {}
+    how = "the optimum" if solved.converged else "stopped before the optimum"
+    return [
+        f"{'solver':<12} {how}, after {solved.passes} passes, violation {solved.violation:.3g} of the first; "
+        f"{solved.sent:,} keys sent, {solved.passed_over:,} passed over"
+    ], {"solved": solved._asdict()}
+
+
+def _saved_bytes(store: Store) -> tuple[list[str], dict[str, Any]]:
+    """Tell what filters saved, of this worker."""
+    metrics: dict[str, dict[str, float]] = getattr(store, "filter_metrics", dict)()
+    if not metrics:
+        return [], {}
+    kinds = ("key", "gradient", "weight")
+    saved = {kind: sum(table.get(f"{kind}_bytes_saved", 0) for table in metrics.values()) for kind in kinds}
+    total = ", ".join(f"{saved[kind] / 1e6:.1f} MB of {kind}s" for kind in kinds)
+    return [f"{'filters':<12} saved this worker {total}"], {"filters": metrics}
 
 
 def _table(model: Model) -> list[str]:
@@ -520,6 +608,57 @@ def _setting(text: str) -> tuple[str, list[float]]:
         return name, [float(value) for value in values.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no setting with numbers: write it as alpha=0.05,0.1") from None
+
+
+def _solver(arguments: argparse.Namespace) -> DBPG | None:
+    """Return the solver that goes to the optimum, if that is wanted."""
+    from shoal.models import DBPG
+
+    given = {name: value for name in _OF_DBPG if (value := getattr(arguments, name)) is not None}
+    if arguments.solver == "online":
+        if given:
+            raise ValueError(f"--{next(iter(given))} is for --solver dbpg")
+        return None
+    for name, usual in {"grid": [], "alpha": 0.1, "beta": 1.0, "l2": 0.0}.items():
+        if getattr(arguments, name) != usual:
+            raise ValueError(f"--{name} is for the online solver: leave it out with --solver dbpg")
+    for name, usual in {"epochs": 1, "shuffle": False, "patience": None}.items():
+        if getattr(arguments, name) != usual:
+            raise ValueError(f"--solver dbpg stops by itself: pass --passes and --tolerance in place of --{name}")
+    if given.get("slack", 0) < 0:
+        given["slack"] = None
+    return DBPG(l1=arguments.l1, **given)
+
+
+_OF_DBPG = ("blocks", "delay", "slack", "tolerance", "passes")
+
+
+def _filter(text: str) -> list[tuple[str, str]]:
+    """Read key-caching,zeros,gradients=bfloat16,threshold=0.1."""
+    pairs = []
+    for each in text.split(","):
+        name, equals, value = each.partition("=")
+        if bool(equals) != (name in ("gradients", "weights", "threshold")) or name not in _FILTERS:
+            raise argparse.ArgumentTypeError(
+                f"{each!r} is no filter: pass key-caching, zeros, gradients=bfloat16, weights=bfloat16 or threshold=0.1"
+            )
+        pairs.append((name.replace("-", "_"), value))
+    return pairs
+
+
+_FILTERS = ("key-caching", "zeros", "gradients", "weights", "threshold")
+
+
+def _filters(wanted: dict[str, str], seed: int) -> Filters:
+    from shoal.rpc.filters import Filters
+
+    how: dict[str, Any] = {name: value or True for name, value in wanted.items()}
+    if "threshold" in how:
+        try:
+            how["threshold"] = float(how["threshold"])
+        except ValueError:
+            raise ValueError(f"--filter threshold={how['threshold']} is no number") from None
+    return Filters(seed=seed, **how)
 
 
 def _consistency(text: str) -> Consistency:

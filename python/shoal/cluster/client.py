@@ -219,6 +219,11 @@ class ClusterStore(Store):
         """Ranks of workers that were taken for dead since this one connected."""
         return self._lost_workers
 
+    @property
+    def joined_at(self) -> int:
+        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        return self._joined.clock
+
     def metrics(self) -> dict[str, int]:
         """Count messages and bytes of this worker since it connected."""
         self._check_usable()
@@ -513,16 +518,19 @@ class RemoteShard:
     ) -> _Pushed:
         """Apply one step."""
         mark = self._channel.repetitions if self._filter is None else None
-        begun = self._write(Op.PUSH, batch, grads)
+        begun = self._write(Op.PUSH, batch, grads, counts)
         return _Pushed(self._channel, begun.call, mark, is_bulk=self._is_bulk)
 
-    def _write(self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows) -> UnderWay:
+    def _write(
+        self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
+    ) -> UnderWay:
         return self._channel.begin(
             op,
             self.number,
             hashes=batch.hashes,
             begins=batch.begins,
             values=values,
+            counts=counts,
             dim=values.shape[1],
             filter=self._filter,
         )
@@ -562,10 +570,11 @@ class RemoteShard:
             "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self.number, slot=slot).result()
         )
 
-    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8]]:
-        """Read a slot as a checkpoint keeps it: how many rows, and their bytes."""
-        rows, section = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
-        return int(rows), section
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission has counted."""
+        rows, section, filter = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
+        edge = len(section) - int(filter)
+        return int(rows), section[:edge], section[edge:]
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows, in slot order; one that changes rows does so exactly once."""
@@ -579,6 +588,17 @@ class RemoteShard:
             write=function in (Function.DECAY, Function.SHRINK),
         ).result()
         return np.concatenate(answers)
+
+    def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
+        """Drop what expiry rules name, or only count it: the sums of what the endpoints tell."""
+        answers = self._channel.begin(
+            Op.SWEEP, self.number, aux=int(dry_run), payload=[rules], count=len(rules), write=not dry_run
+        ).result()
+        return np.asarray(np.sum(answers, axis=0, dtype=np.uint64))
+
+    def table_clock(self, store_clock: int, /) -> int:
+        """Return the table's own clock, at this worker's."""
+        return int(self._figures()[0][len(_FIGURES) + 1])
 
     def freeze(self) -> None:
         """Wait until all that this worker pushed has arrived: its own changes are kept away by the store's gate.
@@ -605,10 +625,10 @@ class RemoteShard:
     def stats(self) -> dict[str, int]:
         """Add up the figures of the servers. A request that concerns several endpoints is counted by each."""
         totals = [sum(map(int, figures)) for figures in zip(*self._figures(), strict=True)]
-        return dict(zip(_FIGURES, totals[1:], strict=True))
+        return dict(zip(_FIGURES, totals[1:-1], strict=True))
 
 
-# Behind the step: what the servers tell of a table, in this order.
+# Behind the step and before the clock: what the servers tell of a table, in this order.
 _FIGURES = (
     "rows",
     "cells",
@@ -620,6 +640,12 @@ _FIGURES = (
     "rows_created",
     "rows_erased",
     "nonfinite_rows",
+    "refused",
+    "waiting",
+    "expired_by_TimeToLive",
+    "expired_by_DecayedScore",
+    "expired_by_MinNorm",
+    "expired_by_MaxRows",
 )
 
 
@@ -637,6 +663,7 @@ class _Loading:
         self._slots = slots
         self._sent: list[UnderWay] = []
         self.step = 0
+        self._clock = 0
 
     def reserve(self, rows: list[int], /) -> None:
         """Begin: that many rows will come in each slot of the checkpoint's cut."""
@@ -659,11 +686,35 @@ class _Loading:
         for slot, some, piece in _cut_anew(self._spec, rows, section, self._slots):
             self._send(slot, some, piece)
 
+    def restore_filter(self, slots: int, slot: int, filter: npt.NDArray[np.uint8], /) -> None:
+        """Send what the admission of a slot of so many has counted. Returns while it is under way."""
+        cut = _cut_for(self._slots, slots, filter.nbytes)
+        if cut <= slots:
+            self._send_filter(slots, slot, filter)
+            return
+        scratch = self._spec.shard(cut, _core.Workers(1))
+        scratch.restore_filter(slots, slot, filter)
+        for mine in range(slot * cut // slots, (slot + 1) * cut // slots):
+            _, _, piece = scratch.section(mine)
+            if len(piece):
+                self._send_filter(cut, mine, piece)
+
+    def set_clock(self, table_clock: int, store_clock: int, /) -> None:
+        """Let the table's clock go on at ``table_clock``, from this worker's clock of the end of the load."""
+        self._clock = table_clock
+
+    def _send_filter(self, cut: int, slot: int, filter: npt.NDArray[np.uint8]) -> None:
+        at = slot * self._slots // cut
+        self._add(self._begin(Op.LOAD_FILTER, [filter], count=cut, slot=at, aux=slot))
+
     def _send(self, slot: int, rows: int, section: npt.NDArray[np.uint8]) -> None:
+        self._add(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
+
+    def _add(self, begun: UnderWay) -> None:
         for call in [call for call in self._sent if call.done]:
             call.wait()  # raises what went wrong
             self._sent.remove(call)
-        self._sent.append(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
+        self._sent.append(begun)
 
     def _begin(self, op: int, payload: list[Any], **what: Any) -> UnderWay:
         return self._channel.begin(op, self.number, payload=payload, **what)
@@ -672,21 +723,27 @@ class _Loading:
         """Put the rows in place."""
         for call in self._sent:
             call.wait()
-        self._begin(Op.LOAD_END, [np.array([self.step], np.uint64)], count=1).wait()
+        self._begin(Op.LOAD_END, [np.array([self.step, self._clock], np.uint64)], count=2).wait()
+
+
+def _cut_for(own: int, slots: int, size: int) -> int:
+    """Return how finely to cut what has a size in one of ``slots`` slots: as the store is, or finer."""
+    finest = 1 << 14
+    cut = own
+    while cut < finest and size * slots > _SECTION_BYTES * cut:
+        cut *= 2
+    return cut
 
 
 def _cut_anew(
     spec: TableSpec, rows: int, section: npt.NDArray[np.uint8], slots: int
 ) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
     """Cut a section at the borders of ``slots`` slots, and finer where a piece would be too long for a message."""
-    finest = 1 << 14
-    cut = slots
-    while cut < finest and section.nbytes * slots > _SECTION_BYTES * cut:
-        cut *= 2
+    cut = _cut_for(slots, slots, section.nbytes)
     scratch = spec.shard(cut, _core.Workers(1))
     hashes = section[: 8 * rows].view(np.uint64)
     mine = (hashes >> np.uint64(64 - cut.bit_length() + 1)).astype(np.int64)
     scratch.reserve(np.bincount(mine, minlength=cut).tolist())
     scratch.restore(rows, section)
-    pieces = ((int(slot) * slots // cut, *scratch.section(int(slot))) for slot in np.unique(mine))
+    pieces = ((int(slot) * slots // cut, *scratch.section(int(slot))[:2]) for slot in np.unique(mine))
     return list(pieces)

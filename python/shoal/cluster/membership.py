@@ -164,6 +164,7 @@ class _Job:
     barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
     passes: dict[int, _Pass] = field(default_factory=dict)
     reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
+    clock: int = 0  # the greatest that servers told of
 
 
 class Membership:
@@ -223,6 +224,7 @@ class Membership:
         self._status = 0
         self._wanted_tables: dict[str, list[tuple[_Peer, int]]] = {}
         self._incarnations: dict[int, int] = {}
+        self._clocks_before = 0  # of the last job
         self._job: _Job | None = None
         self._gathering: dict[int, _Worker] = {}
         self._admitting: _Worker | None = None
@@ -474,7 +476,7 @@ class Membership:
         if server.rank >= 0:
             return f"{server} joined already"
         if len(self._servers) == self._num_servers:
-            return f"the cluster has its {self._num_servers} servers: start the scheduler with --servers for more"
+            return f"the cluster has all its servers, {self._num_servers}: start the scheduler with --servers for more"
         if join.rank is not None and not 0 <= join.rank < self._num_servers:
             return f"there is no server {join.rank} in a cluster of {self._num_servers}: ranks start at 0"
         if join.rank is not None and join.rank in self._servers:
@@ -500,7 +502,7 @@ class Membership:
             return
         loops = [(address, server.rank) for server in ready for address in server.addresses]
         self._map = cut_evenly(1, self._slots, loops)
-        self.notes.append(f"all {len(ready)} servers are there: {', '.join(address for address, _ in loops)}")
+        self.notes.append(f"all servers are there: {', '.join(address for address, _ in loops)}")
         for server in ready:
             self._reply(server, server.join, Joined(server.rank, self._map, ()))
         self._start_if_complete()
@@ -688,7 +690,8 @@ class Membership:
         return self._incarnations[rank]
 
     def _start(self, job: _Job, workers: list[_Worker]) -> Operation:
-        yield StartJob(job.number, job.rules, tuple(worker.incarnation for worker in workers))
+        incarnations = tuple(worker.incarnation for worker in workers)
+        yield StartJob(job.number, job.rules, incarnations, self._clocks_before)
         for worker in workers:
             self._let_in(job, worker, 0)
 
@@ -704,8 +707,7 @@ class Membership:
             self._let_in(job, worker, clock)
         else:  # it died meanwhile
             job.dead.add(rank)
-            yield Dismiss(rank, worker.incarnation)
-            self._end_job_if_over()
+            yield from self._dismiss(worker, rank)
         self._seat()
 
     def _let_in(self, job: _Job, worker: _Worker, clock: int) -> None:
@@ -720,6 +722,7 @@ class Membership:
     def _end_job_if_over(self) -> None:
         if self._job is not None and not self._job.members and self._admitting is None:
             self.notes.append("the job is over")
+            self._clocks_before = self._job.clock
             self._job = None
             self._seat()
 
@@ -760,14 +763,15 @@ class Membership:
         self._check_barriers()
 
     def _let_go(self, worker: _Worker, number: int) -> Operation:
-        yield Dismiss(worker.rank, worker.incarnation)
-        self._end_job_if_over()
+        yield from self._dismiss(worker, worker.rank)
         if worker.sender in self._peers:
             self._reply(worker, number, Left())
             self._forget(worker, Left())
 
-    def _dismiss(self, worker: _Worker) -> Operation:
-        yield Dismiss(worker.rank, worker.incarnation)
+    def _dismiss(self, worker: _Worker, rank: int) -> Operation:
+        reached = [done.result for done in (yield Dismiss(rank, worker.incarnation))]
+        if self._job is not None:
+            self._job.clock = max(self._job.clock, *reached)
         self._end_job_if_over()
 
     # --- the end of a peer ------------------------------------------------------------------------------------
@@ -794,7 +798,7 @@ class Membership:
                 self._job.dead.add(peer.rank)
                 self._take_out(peer)
                 if not self._broken:
-                    self._begin(self._dismiss(peer))
+                    self._begin(self._dismiss(peer, peer.rank))
                 self._vacant = True
 
     def _forget(self, peer: _Peer, last: ReplyBody) -> None:

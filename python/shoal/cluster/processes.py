@@ -15,6 +15,7 @@ Threads: objects of this module are used by one.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import re
@@ -85,8 +86,6 @@ class Child:
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             process_group=0,
-            text=True,
-            errors="replace",
         )
         self._thread = threading.Thread(target=self._listen, name=f"shoal-{name}", daemon=True)
         self._thread.start()
@@ -95,13 +94,16 @@ class Child:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as lines:
+        # A bar draws over itself: each time is a line here, and the return that it begins with is none.
+        with io.TextIOWrapper(self.process.stdout, errors="replace", newline="") as lines:
             for line in lines:
+                if line == "\r":
+                    continue
                 with self._heard:
-                    self.last.append(line.rstrip("\n"))
+                    self.last.append(line.rstrip("\r\n"))
                     self._heard.notify_all()
                 if self._say is not None:
-                    self._say(line.rstrip("\n"))
+                    self._say(line.rstrip("\r\n"))
 
     def _wait(self) -> None:
         self.process.wait()
@@ -410,8 +412,9 @@ def run_part(
 
     workers = place.size - servers - 1
     if workers < 1:
+        counted = "a server" if servers == 1 else f"{servers} servers"
         raise ValueError(
-            f"{place.launcher} has started {place.size} processes: a scheduler, {servers} servers and a worker are "
+            f"{place.launcher} has started {place.size} processes: a scheduler, {counted} and a worker are "
             f"{servers + 2} at least"
         )
     if address is None:

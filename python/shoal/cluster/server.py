@@ -80,6 +80,7 @@ class Server:
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
         host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
         check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
+        _core.keep_freed_memory()  # else each request of megabytes is received into fresh pages
         self._stopping = False
         self._services: list[_core.Service] = []
         with contextlib.ExitStack() as undo:
@@ -160,7 +161,7 @@ class Server:
     def _tell(service: _core.Service, order: Order) -> int:
         body = order.body
         if isinstance(body, StartJob):
-            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean)
+            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean, body.before)
             for rank, incarnation in enumerate(body.incarnations):
                 service.admit(rank, incarnation, 0)
         elif isinstance(body, Hold):
@@ -168,7 +169,7 @@ class Server:
         elif isinstance(body, Admit):
             service.admit(body.rank, body.incarnation, body.clock)
         elif isinstance(body, Dismiss):
-            service.dismiss(body.rank, body.incarnation)
+            return int(service.dismiss(body.rank, body.incarnation))
         elif isinstance(body, AddTable):
             form = body.form
             service.add_table(

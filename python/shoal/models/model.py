@@ -391,7 +391,9 @@ class Model(Predictor):
 
     def keep(self, folder: Path) -> None:
         """Write the tables into a folder that is there and empty, without waiting for the disk."""
-        checkpoint.save(folder, list(self._tables), self._store.slots, self._store.threads, durable=False)
+        checkpoint.save(
+            folder, list(self._tables), self._store.slots, self._store.threads, clock=self._store.clock, durable=False
+        )
 
     def restore(self, folder: Path) -> None:
         """Take the rows that `keep` wrote."""

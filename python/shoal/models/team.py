@@ -14,6 +14,8 @@ Rows, in a table of the model's name and "-team"
 
 Whoever stops before its end says so, and is waited for no more; nor are workers that died.
 
+Whoever takes a dead worker's place in the middle of a job missed what the others have agreed on: its fit is refused.
+
 Without other workers there is nothing to agree on: no table, no message. Nor is there in a loop over `Store.parts`,
 which sees to it that nobody waits.
 
@@ -56,6 +58,12 @@ class Team:
         self._alone = store.num_workers == 1 or store.taking_parts
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
+        if not self._alone and store.joined_at > 0:
+            raise ShoalError(
+                f"worker {store.rank} took the place of one that had died, at clock {store.joined_at}: the others may "
+                "have begun this fit before that, and would wait where it never comes; end this process, and they go "
+                "on without it. Where workers may come later, share the data by store.parts(reader)"
+            )
         if not self._alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
 

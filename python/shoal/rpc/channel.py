@@ -30,14 +30,14 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 
 from shoal import _core
 from shoal.errors import ClosedError, DeadlineExceeded, ShoalError, WrongProcess
+from shoal.rpc.backend import backend
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.requests import Call, Requests
 
@@ -81,6 +81,14 @@ class UnderWay:
         """Wait, and return what came of it."""
         self.wait()
         return self.call.result
+
+
+class _Opened(NamedTuple):
+    """A socket, and what the courier knows it by."""
+
+    address: str
+    socket: Socket
+    underlying: int
 
 
 class Channel:
@@ -130,10 +138,12 @@ class Channel:
         self._pushed: set[int] = set()  # tables, in this clock
         self._unheard: dict[Call, ShoalError] = {}  # of calls that nobody waited for
         self._is_open = True
-        self._sockets: dict[str, Socket] = {}
-        self._addresses: dict[Any, str] = {}
+        self._courier = _core.Courier(backend())
+        self._opened: dict[str, _Opened] = {}  # by address
+        self._by_socket: dict[Any, _Opened] = {}
         self._poller = zmq.Poller()
-        self._traffic: Counter[str] = Counter()
+        self._bytes_sent = 0
+        self._bytes_received = 0
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -298,7 +308,8 @@ class Channel:
         with self._lock:
             return {
                 **self._requests.counts,
-                **self._traffic,
+                "bytes_sent": self._bytes_sent,
+                "bytes_received": self._bytes_received,
                 "under_way": len(self._under_way),
                 "bytes_held": self._held,
             }
@@ -338,9 +349,9 @@ class Channel:
                 self._waiting += 1
                 self._moved.wait(0.1)
                 self._waiting -= 1
-            for opened in self._sockets.values():
-                opened.close(linger=0)
-            self._sockets.clear()
+            for opened in self._opened.values():
+                opened.socket.close(linger=0)
+            self._opened.clear()
             self._wake_read.close()
             self._wake_write.close()
         self._look.set()
@@ -397,8 +408,9 @@ class Channel:
 
     def _take_in(self, ready: list[tuple[Any, int]]) -> None:
         for what, _ in ready:
-            if what in self._addresses:
-                self._receive(what, self._addresses[what])
+            opened = self._by_socket.get(what)
+            if opened is not None:
+                self._receive(opened)
             else:
                 with contextlib.suppress(BlockingIOError):
                     while self._wake_read.recv(4096):
@@ -408,33 +420,25 @@ class Channel:
         if self._requests.wants_map:
             self._look.set()
 
-    def _receive(self, source: Socket, address: str) -> None:
-        while True:
-            try:
-                frames = source.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
-                return
-            self._traffic["bytes_received"] += sum(len(frame) for frame in frames)
-            self._requests.receive(address, frames, time.monotonic())
+    def _receive(self, source: _Opened) -> None:
+        while (arrived := self._courier.receive(source.underlying)) is not None:
+            self._bytes_received += arrived.nbytes
+            self._requests.receive(source.address, arrived, time.monotonic())
 
     def _send(self) -> None:
         outgoing = self._requests.outgoing
         while outgoing:
             address, frames = outgoing.popleft()
-            target = self._sockets.get(address)
-            if target is None:
-                target = self._open(address)
-            self._traffic["bytes_sent"] += sum(memoryview(frame).nbytes for frame in frames)
-            # No limit of messages is set: what may be under way is bounded by the requests' credit. pyzmq copies frames
-            # below 64 KB and lends libzmq the others.
-            target.send_multipart(frames, zmq.DONTWAIT, copy=False)
+            target = self._opened.get(address) or self._open(address)
+            # No limit of messages is set: what may be under way is bounded by the requests' credit.
+            self._bytes_sent += self._courier.send(target.underlying, frames)
 
-    def _open(self, address: str) -> Socket:
-        gone = self._sockets.keys() - {endpoint.address for endpoint in self._requests.map.endpoints}
+    def _open(self, address: str) -> _Opened:
+        gone = self._opened.keys() - {endpoint.address for endpoint in self._requests.map.endpoints}
         for old in gone:
-            closed = self._sockets.pop(old)
+            closed = self._opened.pop(old).socket
             self._poller.unregister(closed)
-            del self._addresses[closed]
+            del self._by_socket[closed]
             closed.close(linger=0)
         opened: Socket = self._context.socket(zmq.DEALER)
         try:
@@ -453,10 +457,10 @@ class Channel:
         except BaseException:
             opened.close(linger=0)
             raise
-        self._sockets[address] = opened
-        self._addresses[opened] = address
+        known = _Opened(address, opened, opened.underlying)
+        self._opened[address] = self._by_socket[opened] = known
         self._poller.register(opened, zmq.POLLIN)
-        return opened
+        return known
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it is awake

@@ -8,18 +8,15 @@ Threads: see csrc/net/loop.h.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import zmq
 
 from shoal import _core
+from shoal.rpc.backend import backend
 from shoal.rpc.curve import DOMAIN, Keys
 
 __all__ = ["start_loop"]
-
-# The module of pyzmq that calls libzmq: through it the engine finds the same one.
-_BACKEND = "zmq.backend.cython._zmq"
 
 
 def start_loop(
@@ -64,12 +61,11 @@ def start_loop(
     TransportError
         The address cannot be bound, or pyzmq has no shared libzmq.
     """
-    module = importlib.import_module(_BACKEND)
     silence = 5 * heartbeat if dead_after is None else dead_after
     return _core.DataLoop(
         service,
         context.underlying,
-        str(module.__file__),
+        backend(),
         address,
         heartbeat_ms=round(heartbeat * 1000),
         dead_after_ms=round(silence * 1000),

@@ -82,7 +82,7 @@ __all__ = [
     "refusal",
 ]
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
 _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
@@ -263,11 +263,15 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class StartJob(_Message, frozen=True, tag="start-job"):
-    """Begin a job: clocks at 0, the workers' ranks 0..n-1 admitted with these incarnations."""
+    """Begin a job: clocks at 0, the workers' ranks 0..n-1 admitted with these incarnations.
+
+    ``before`` is how many clocks the last job had: the tables' own clocks go on behind them.
+    """
 
     job: int
     rules: Rules
     incarnations: tuple[int, ...]
+    before: int = 0
 
 
 class Hold(_Message, frozen=True, tag="hold"):
@@ -283,7 +287,7 @@ class Admit(_Message, frozen=True, tag="admit"):
 
 
 class Dismiss(_Message, frozen=True, tag="dismiss"):
-    """A worker is gone: wait for it no more, and take nothing from it."""
+    """A worker is gone: wait for it no more, and take nothing from it. Say which clock any worker has reached."""
 
     rank: int
     incarnation: int

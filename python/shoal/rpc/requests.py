@@ -44,7 +44,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
+from shoal.errors import (
+    DeadlineExceeded,
+    Fenced,
+    MemoryBudgetExceeded,
+    NotConnected,
+    ProtocolError,
+    ServerLost,
+    ShoalError,
+)
 from shoal.rpc.filters import Filter, Sent
 from shoal.rpc.map import ClusterMap, Endpoint
 
@@ -65,8 +73,9 @@ _MOST_PARTS = 128  # of a call at one endpoint: a part's number is a byte, and a
 _DOUBTS = 4  # a request that is told to be bad may have been damaged on its way: it is sent again as often
 
 _KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE})
-_ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS})
-_WRITES = frozenset({Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_END})
+_ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS, Op.LOAD_FILTER})
+_WRITES = frozenset({Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_FILTER, Op.LOAD_END})
+_NUMBERS = frozenset({Op.STATS, Op.REDUCE, Op.SWEEP})  # whose answers are a list of the endpoints'
 _NOT_NOW = frozenset({Status.EARLY, Status.OVERLOADED, Status.NOT_ADMITTED})
 
 
@@ -107,7 +116,7 @@ class Policy:
     pause: float = 0.02
     longest_pause: float = 1.0
     credit: int = 64 << 20
-    message_bytes: int = 2 << 20
+    message_bytes: int = 1 << 20
     largest_message: int = 64 << 20
 
 
@@ -194,7 +203,8 @@ class Call:
     error : ShoalError or None
     result : object
         Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; slot (hashes, rows); section
-        (rows, bytes); stats and reduce one array for each endpoint, in slot order; others None.
+        (rows, bytes, bytes of the filter behind them); stats, reduce and sweep one array for each endpoint, in slot
+        order; others None.
     """
 
     op: int
@@ -319,11 +329,11 @@ class Requests:
         dim, aux : int
             As the op has them in its header; for a state `dim` is what the answer has, where it is known (0: it tells).
         slot : int, optional
-            Of slot, section and load rows: whose endpoint is asked. `aux` is the slot, then, unless given.
+            Of slot, section, load rows and load filter: whose endpoint is asked. `aux` is the slot, then, unless given.
         payload : sequence of buffers
-            Of load begin, load rows, load end and reduce, with `count` and `dtype`: the same to every endpoint asked.
+            Of loads, reduce and sweep, with `count` and `dtype`: the same to every endpoint asked.
         write : bool, optional
-            Whether it must happen exactly once, where the op alone does not tell (reduce).
+            Whether it must happen exactly once, where the op alone does not tell (reduce, sweep).
         filter : Filter, optional
             Through which a pull or a push goes.
         on_done : callable, optional
@@ -355,13 +365,13 @@ class Requests:
             if slot is None:
                 raise ValueError(f"a {Op(op).name.lower()} needs a slot")
             call.slot = slot
-            if op != Op.LOAD_ROWS:
+            if op not in (Op.LOAD_ROWS, Op.LOAD_FILTER):
                 call.aux = slot
         if dtype is not None:
             call.dtype = Dtype(dtype)
-        elif op == Op.LOAD_ROWS:
+        elif op in (Op.LOAD_ROWS, Op.LOAD_FILTER):
             call.dtype = Dtype.UINT8
-        elif op == Op.REDUCE:
+        elif op in (Op.REDUCE, Op.SWEEP):
             call.dtype = Dtype.FLOAT64
         return self._begin(call, op in _WRITES if write is None else write, now)
 
@@ -652,14 +662,16 @@ class Requests:
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
-    def receive(self, address: str, frames: Sequence[Any], now: float) -> None:
+    def receive(self, address: str, frames: Sequence[Any] | _core.Arrived, now: float) -> None:
         """Take a message that came from an endpoint. Whatever it holds, nothing is raised."""
+        name = _core.peek(frames)
+        part = None if name is None else self._parts.get((address, *name))
         try:
-            reply = _core.decode(frames)
+            # Whatever puts its values into the answer's place, only the true answer settles the part: it comes last.
+            reply = _core.decode(frames, into=None if part is None else self._room(part))
         except ValueError:
             self.counts["garbled"] += 1
             return
-        part = self._parts.get((address, reply.sequence, reply.part))
         worker = self.worker
         if (
             part is None
@@ -708,6 +720,14 @@ class Requests:
         self._pump(peer, now)
 
     @staticmethod
+    def _room(part: _Part) -> npt.NDArray[Any] | None:
+        """Return where the values of an answer may be put while they are checked."""
+        out = part.call.out
+        if out is None or not out.flags.carray:
+            return None
+        return out[part.begin : part.end]
+
+    @staticmethod
     def _list_is_known(part: _Part, peer: _Peer) -> None:
         """Note that an endpoint has taken a key list."""
         assert part.sent_as is not None
@@ -750,7 +770,7 @@ class Requests:
     def _finish(self, call: Call, now: float) -> None:
         """Settle a call of which everything has been answered."""
         if not call.done and not call._parts and not call._refused:
-            if call.op in (Op.STATS, Op.REDUCE):
+            if call.op in _NUMBERS:
                 call.result = [call._order[slot][1] for slot in sorted(call._order)]
             self._settle(call, now)
 
@@ -759,10 +779,11 @@ class Requests:
         call = part.call
         if call.out is not None:
             target = call.out[part.begin : part.end]
-            values = reply.values
-            if values.size != target.size or values.dtype != target.dtype:
-                raise ValueError(f"{values.dtype}[{values.size}] where {target.dtype}[{target.size}] was asked for")
-            target[...] = values.reshape(target.shape)
+            if not reply.in_place:
+                values = reply.values
+                if values.size != target.size or values.dtype != target.dtype:
+                    raise ValueError(f"{values.dtype}[{values.size}] where {target.dtype}[{target.size}] was asked for")
+                target[...] = values.reshape(target.shape)
             call.result = call.out
             if call.filter is not None:
                 call.filter.pulled(target.nbytes, reply.payload_bytes)
@@ -772,9 +793,9 @@ class Requests:
         elif call.op == Op.SLOT:
             call.result = (reply.hashes, reply.values.reshape(reply.count, reply.dim))
         elif call.op == Op.SECTION:
-            call.result = (reply.count, reply.values)
+            call.result = (reply.count, reply.values, reply.aux)
         elif call.slot is None and call.begins is None:
-            call._order[part.first_slot] = (part.address, reply.numbers if call.op == Op.STATS else reply.values)
+            call._order[part.first_slot] = (part.address, reply.values if call.op == Op.REDUCE else reply.numbers)
 
     def _forget(self, part: _Part) -> None:
         call = part.call
@@ -810,6 +831,8 @@ class Requests:
             return ProtocolError(text + "it speaks another version; run the same shoal everywhere")
         if part.last == Status.BAD_REQUEST:
             return ProtocolError(text + reply.text)
+        if part.last == Status.NO_ROOM:
+            return MemoryBudgetExceeded(text + reply.text)
         return ShoalError(text + reply.text)
 
     # --- maps ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -28,7 +29,8 @@ import torch
 from msgspec import Meta, Struct
 from torch import nn
 
-from shoal import optim
+from shoal import lifecycle, optim
+from shoal.lifecycle import Admission
 from shoal.models import files
 from shoal.optim import Init, Normal, Optimizer
 from shoal.store import Store, local
@@ -80,6 +82,7 @@ class TableSettings(Struct, frozen=True, kw_only=True):
     optimizer: Annotated[Spec | None, Meta(description="Update rule: its name and settings.")] = None
     init: Annotated[Spec | None, Meta(description="Where rows start: Zeros, Constant, Uniform or Normal.")] = None
     dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Meta(description="How rows are stored.")] = None
+    admit: Annotated[Spec | None, Meta(description="Which keys get a row; the others wait.")] = None
 
 
 class Tables(TableSettings, frozen=True, kw_only=True):
@@ -348,9 +351,10 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     rules = _converted(made_by["tables"], Tables)
     seed = made_by["seed"]
     usual = _rule(rules, seed=seed)
+    given = {key: value for key in ("optimizer", "dtype", "admit") if (value := getattr(usual, key)) is not None}
     make = tables(
         store,
-        **{key: value for key in ("optimizer", "dtype") if (value := getattr(usual, key)) is not None},
+        **given,
         init=usual.init or Normal(0.01, seed=seed),
         linear_optimizer=None if rules.linear_optimizer is None else _optimizer(rules.linear_optimizer, "[tables]"),
         rules={table: _rule(rule, f"[tables.{table}]", seed=seed) for table, rule in rules.rules.items()},
@@ -409,6 +413,7 @@ def _rule(settings: TableSettings, where: str = "[tables]", *, seed: int = 0) ->
         optimizer=None if settings.optimizer is None else _optimizer(settings.optimizer, where),
         init=None if settings.init is None else _init(settings.init, where, seed),
         dtype=settings.dtype,
+        admit=None if settings.admit is None else _described(settings.admit, f"{where} admit", _ADMISSIONS, {}),
     )
 
 
@@ -422,11 +427,14 @@ def _init(spec: Spec, where: str, seed: int) -> Init:
     return made
 
 
-def _kinds_of(base: type) -> dict[str, Any]:
-    found = {name: getattr(optim, name) for name in optim.__all__}
+def _kinds_of(base: type, module: ModuleType = optim) -> dict[str, Any]:
+    found = vars(module)
     return {
         name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, base) and kind != base
     }
+
+
+_ADMISSIONS = _kinds_of(Admission, lifecycle)
 
 
 def _named(spec: Spec, where: str, kinds: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from shoal.lifecycle import Admission
 from shoal.optim import Adagrad, Init, Normal, Optimizer, Zeros
 from shoal.store import Store
 from shoal.torch.embedding import Embedding
@@ -27,11 +28,14 @@ class TableRule:
     optimizer : Optimizer or None
     init : Init or None
     dtype : {"float32", "float16", "bfloat16"} or None
+    admit : Admission or None
+        Which keys get a row.
     """
 
     optimizer: Optimizer | None = None
     init: Init | None = None
     dtype: str | None = None
+    admit: Admission | None = None
 
 
 def tables(
@@ -41,6 +45,7 @@ def tables(
     init: Init = _NORMAL,
     dtype: str = "float32",
     linear_optimizer: Optimizer | None = None,
+    admit: Admission | None = None,
     rules: Mapping[str, TableRule] | None = None,
     prefix: str = "",
     seed: int = 0,
@@ -58,6 +63,8 @@ def tables(
         How rows are stored; those of dim 1 in float32.
     linear_optimizer : Optimizer, optional
         The update rule of tables of dim 1, if another.
+    admit : Admission, optional
+        Which keys get a row; see `shoal.Store.table`.
     rules : mapping of str to TableRule, optional
         What is different for a table: by its name, as the model has it ("linear", "embedding", of one field
         "embedding-3"), or by the name without the number.
@@ -93,6 +100,7 @@ def tables(
             init=rule.init or (Zeros() if narrow else init),
             dtype=rule.dtype or ("float32" if narrow else dtype),
             seed=seed,
+            admit=rule.admit or admit,
         )
         return Embedding(table)
 

@@ -20,12 +20,14 @@ Threads: one thread trains. Batches are arranged ahead in another.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +47,9 @@ from shoal.store import Store
 from shoal.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.logs import Writer, Written
+from shoal.torch.models import DIN
+from shoal.torch.models.layers import Lookup
+from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule
 
 __all__ = ["ClickModel", "train"]
@@ -149,8 +154,23 @@ class ClickModel(Predictor):
         return inputs(batch, self.fields)
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
-        """Arrange each batch, ahead where it pays."""
-        return feed.sorted_ahead(batches, self.prepare, self.prepare, overlap=self._store.threads > 1)
+        """Arrange each batch, and sort the keys of the models' lookups, in the background."""
+        examples = feed.examples_of(batches)
+        pipeline = Pipeline(examples, self._ahead(), prepare=lambda batch: (batch, self.prepare(batch)))
+        with contextlib.closing(cast("Generator[tuple[Batch, Inputs]]", iter(pipeline))) as ready:
+            yield from ready
+
+    def _ahead(self) -> dict[nn.Module, Callable[[tuple[Batch, Inputs]], torch.Tensor]]:
+        """Tell the keys that the tables of one of our models are asked for; DIN asks for others besides."""
+        if isinstance(self.module, DIN):
+            return {}
+        lookups = [lookup for lookup in self.module.modules() if isinstance(lookup, Lookup)]
+        return {
+            table: functools.partial(_keys_of, lookup, number)
+            for lookup in lookups
+            for number, table in enumerate(lookup.tables)
+            if isinstance(table, SparseModule)
+        }
 
     def learn(self, batch: Batch, prepared: Inputs, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
@@ -302,6 +322,10 @@ class ClickModel(Predictor):
         self._record = Record(described.history, described.examples, described.format, described.schema)
         self._calibration = read_calibration(described.calibration, where)
         return described.standing
+
+
+def _keys_of(lookup: Lookup, number: int, prepared: tuple[Batch, Inputs]) -> torch.Tensor:
+    return lookup.asked(prepared[1].keys)[number][1]
 
 
 def train(

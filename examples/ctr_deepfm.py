@@ -1,0 +1,75 @@
+"""DeepFM over tables of a store: train on a click log, stop early, load what was kept, score.
+
+    python examples/ctr_deepfm.py                                   # writes a log to try this on
+    python examples/ctr_deepfm.py --train day_0.csv --valid day_1.csv --label click --fields user,ad,site
+
+Any columns of texts will do: keys are hashes, so there is no vocabulary to build and no number of rows to choose. A
+second start goes on where a first one was stopped. `shoal train ctr` does the same from a configuration (docs/ctr.md).
+It takes PyTorch: pip install 'shoal[torch]'
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import shoal
+
+
+def write_log(path: Path, rows: int, seed: int) -> None:
+    """Write impressions of ads: a user likes some ads, whatever the site."""
+    rng = np.random.default_rng(seed)
+    user, ad, site = rng.zipf(1.3, rows) % 2000, rng.zipf(1.3, rows) % 300, rng.integers(0, 20, rows)
+    taste = np.random.default_rng(0)
+    users, ads, sites = taste.normal(size=(2000, 4)), taste.normal(size=(300, 4)), taste.normal(size=20)
+    odds = -1 + (users[user] * ads[ad]).sum(axis=1) + 0.5 * sites[site]
+    click = rng.random(rows) < 1 / (1 + np.exp(-odds))
+    lines = [f"{c:d},u{u},a{a},s{s}" for c, u, a, s in zip(click, user, ad, site, strict=True)]
+    path.write_text("\n".join(["click,user,ad,site", *lines]) + "\n")
+
+
+def main() -> None:
+    """Train, and score what was held out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", help="csv with a header (default: draws one)")
+    parser.add_argument("--valid", help="csv that the model does not learn from")
+    parser.add_argument("--label", default="click")
+    parser.add_argument("--fields", default="user,ad,site", help="columns of texts, the user first")
+    parser.add_argument("--model", default="clicks", help="directory of the model and its checkpoints")
+    parser.add_argument("--epochs", type=int, default=8, help="passes at most")
+    given = parser.parse_args()
+    if given.train is None:
+        given.train, given.valid = "day_0.csv", "day_1.csv"
+        for seed, (name, rows) in enumerate([(given.train, 30_000), (given.valid, 10_000)], start=1):
+            write_log(Path(name), rows, seed)
+    names = given.fields.split(",")
+    fields = shoal.torch.Fields(names=names, group=names[0])  # GAUC is of each user's impressions
+    log = {"label": given.label, "categorical": names, "batch_size": 512}
+
+    torch.manual_seed(7)
+    with shoal.local() as store:
+        make = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), init=shoal.Normal(0.05, seed=7))
+        module = shoal.torch.models.DeepFM(make, len(fields), dim=8, hidden=(64, 32))
+        model = shoal.torch.train(
+            module,
+            shoal.read_csv(given.train, **log),
+            fields=fields,
+            store=store,
+            valid=shoal.read_csv(given.valid, **log),
+            optimizer=torch.optim.Adam(module.parameters(), lr=0.002),
+            epochs=given.epochs,
+            patience=1,
+            directory=given.model,
+            resume=True,
+        )
+        kept = model.history.passes[(model.history.best_pass or len(model.history.passes)) - 1]
+        rows = sum(len(table) for table in model.tables)
+        print(f"kept    pass {kept.number} of {len(model.history.passes)}, {rows:,} rows")
+        print(f"valid   {kept.valid}, GAUC {kept.grouped.gauc:.4f}")
+        first = next(iter(model.reading(shoal.read_csv(given.valid, **log))))
+        print("scored ", " ".join(f"{p:.3f}" for p in model.predict_proba(first)[:5]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Admission, expiry, sweeps and budgets at a data loop's engine: counts, clocks, and each thing once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service_peer import SGD, Reply, Worker, deliver
+from shoal import _core
+from shoal._core import Op, Status
+
+SLOTS = 16
+WIDTH = 1 << 60  # hashes of a slot
+NOBODY = Worker(rank=0xFFFFFFFF, incarnation=0)
+COUNT2 = ("AfterCount", {"n": 2.0})
+TTL3 = ("TimeToLive", {"clocks": 3.0})
+
+
+def served(mode: str = "asp", *, workers: int = 1, **rules: Any) -> _core.Service:
+    """All slots, one table with rules, ``workers`` admitted at clock 0."""
+    service = _core.Service(SLOTS, 0, SLOTS)
+    service.add_table(0, dim=1, **SGD, **rules)
+    service.start_job(1, mode)
+    for rank in range(workers):
+        service.admit(rank, 1, 0)
+    return service
+
+
+def one(replies: list[Reply]) -> Reply:
+    assert len(replies) == 1
+    return replies[0]
+
+
+def done(replies: list[Reply]) -> Reply:
+    reply = one(replies)
+    assert reply.status == Status.OK, reply.text
+    return reply
+
+
+def weights(service: _core.Service, *hashes: int) -> list[float]:
+    return done(deliver(service, NOBODY.pull(hashes))).values.ravel().tolist()  # type: ignore[no-any-return]
+
+
+def there(service: _core.Service, *hashes: int) -> list[int]:
+    return done(deliver(service, NOBODY.keys(Op.CONTAINS, hashes))).values.tolist()  # type: ignore[no-any-return]
+
+
+def tick(service: _core.Service, clock: int, *workers: Worker) -> None:
+    for worker in workers:
+        assert deliver(service, worker.tick(clock))[0].status == Status.OK
+
+
+def test_a_push_tells_how_often_each_key_occurred() -> None:
+    service = served(admit=COUNT2)
+    a = Worker()
+    done(deliver(service, a.push([5, 6, 7], [1, 1, 1], sequence=1, counts=[2, 1, 700])))
+    assert there(service, 5, 6, 7) == [1, 0, 1]
+    assert weights(service, 5, 6, 7) == [-1, 0, -1]
+    done(deliver(service, a.push([6], [1], sequence=2)))  # without counts: once
+    assert weights(service, 6) == [-1]
+
+
+def test_sightings_are_counted_once_however_often_a_push_comes() -> None:
+    service = served(admit=("AfterCount", {"n": 4.0}))
+    a = Worker()
+    for _ in range(3):
+        done(deliver(service, a.push([5, 6], [1, 1], sequence=1, counts=[1, 3])))
+    assert there(service, 5, 6) == [0, 0]
+    done(deliver(service, a.push([6], [1], sequence=2)))
+    assert there(service, 5, 6) == [0, 1]
+
+
+def test_counts_go_with_the_slots_that_have_not_seen_a_push() -> None:
+    service = served(admit=COUNT2)
+    service.set_map(1, 0, 2)
+    a, hashes = Worker(), [1, WIDTH, WIDTH + 1, 3 * WIDTH, 3 * WIDTH + 1]
+    message = a.push(hashes, [1] * 5, sequence=1, counts=[1, 1, 2, 1, 2])
+    refused = one(deliver(service, message))
+    assert (refused.status, refused.slots) == (Status.WRONG_EPOCH, (3,))
+    service.set_map(2, 0, 4)
+    done(deliver(service, message))
+    assert there(service, *hashes) == [0, 0, 1, 0, 1]
+
+
+def test_a_push_with_counts_to_a_table_that_has_no_use_for_them_is_refused() -> None:
+    service = served(expire=[TTL3])
+    reply = one(deliver(service, Worker().push([5], [1], sequence=1, counts=[2])))
+    assert reply.status == Status.BAD_REQUEST
+    assert "table 0 has no rule that counts sightings" in reply.text
+    done(deliver(service, Worker().push([5], [1], sequence=1)))
+
+
+def test_under_bsp_the_sightings_of_all_workers_are_added_up() -> None:
+    service = served("bsp", workers=2, admit=("AfterCount", {"n": 3.0}))
+    a, b = Worker(0), Worker(1)
+    done(deliver(service, b.push([5, 6, 7], [1, 1, 1], sequence=1, counts=[2, 1, 1])))
+    done(deliver(service, a.push([5, 6], [2, 2], sequence=1)))
+    tick(service, 0, a, b)
+    assert there(service, 5, 6, 7) == [1, 0, 0]
+    assert weights(service, 5, 6, 7) == [-3, 0, 0]
+    done(deliver(service, a.push([6], [2], sequence=2, clock=1)))  # the only one: no merge
+    tick(service, 1, a, b)
+    assert weights(service, 5, 6, 7) == [-3, -2, 0]
+
+
+def test_under_bsp_pushes_without_counts_are_still_added_up() -> None:
+    service = served("bsp", workers=2, admit=COUNT2)
+    a, b = Worker(0), Worker(1)
+    done(deliver(service, a.push([5], [1], sequence=1)))
+    done(deliver(service, b.push([5], [1], sequence=1)))
+    tick(service, 0, a, b)
+    assert weights(service, 5) == [-2]
+
+
+def test_rows_know_the_clock_of_the_push_that_came() -> None:
+    service = served(expire=[TTL3])
+    a = Worker()
+    done(deliver(service, a.push([5, 6], [1, 1], sequence=1, clock=0)))
+    for clock in range(5):
+        tick(service, clock, a)
+    done(deliver(service, a.push([6], [1], sequence=2, clock=5)))
+    swept = done(deliver(service, a.sweep(sequence=3, clock=5)))
+    assert swept.values[0] == 2
+    assert there(service, 5, 6) == [0, 1]
+
+
+def test_a_sweep_is_done_once_and_its_answer_repeated() -> None:
+    service = served(expire=[TTL3])
+    a = Worker()
+    done(deliver(service, a.push([5], [1], sequence=1)))
+    for clock in range(5):
+        tick(service, clock, a)
+    first = done(deliver(service, a.sweep(sequence=2, clock=5)))
+    assert there(service, 5) == [0]
+    done(deliver(service, a.assign([5], [9], sequence=3)))  # at clock 0: a second sweep would drop it
+    again = done(deliver(service, a.sweep(sequence=2, clock=5)))
+    assert again.values == first.values
+    assert there(service, 5) == [1]
+    assert service.metrics()["duplicates"] == 1
+
+
+def test_a_dry_run_drops_nothing_and_anybody_may_ask_for_one() -> None:
+    service = served(expire=[TTL3])
+    a = Worker()
+    done(deliver(service, a.push([5], [1], sequence=1)))
+    for clock in range(5):
+        tick(service, clock, a)
+    forecast = done(deliver(service, NOBODY.sweep(dry_run=True, clock=5))).values
+    assert forecast[38] == 1  # rows of the first rule
+    assert there(service, 5) == [1]
+    assert one(deliver(service, NOBODY.sweep(clock=5))).status == Status.BAD_REQUEST
+    # Another rule, and rules that are none.
+    assert done(deliver(service, a.sweep([1, 9, 0], dry_run=True, clock=5))).values[38] == 0
+    assert done(deliver(service, a.sweep([3, 2, 0], dry_run=True, clock=5))).values[38] == 1
+    for rules in ([1, 0, 0], [5, 1, 1], [1, 3], [float("nan"), 1, 0], [2, 0.9, 0.5]):
+        assert one(deliver(service, a.sweep(rules, dry_run=True, clock=5))).status == Status.BAD_REQUEST, rules
+
+
+def test_under_bsp_a_sweep_waits_for_its_clock_and_acts_at_its_end() -> None:
+    service = served("bsp", workers=2, expire=[("MinNorm", {"floor": 1.5})])
+    a, b = Worker(0), Worker(1)
+    done(deliver(service, a.push([5, 6], [1, 2], sequence=1)))
+    tick(service, 0, a)
+    assert one(deliver(service, a.sweep(sequence=2, clock=1))).status == Status.PARKED
+    assert there(service, 5, 6) == [0, 0]
+    answers = deliver(service, b.tick(0))
+    swept = next(reply for reply in answers if reply.op == Op.SWEEP)
+    assert swept.values[38] == 1
+    # Everybody's pulls of clock 1 see the row, and a push of it comes too late to save it.
+    assert done(deliver(service, b.pull([5], clock=1))).values.tolist() == [[-1]]
+    done(deliver(service, b.push([5], [4], sequence=1, clock=1)))
+    assert done(deliver(service, a.sweep(sequence=2, clock=1))).values == swept.values
+    tick(service, 1, b, a)
+    assert weights(service, 5, 6) == [-4, -2]  # begun anew
+    tick(service, 2, a, b)
+    too_late = one(deliver(service, a.sweep(sequence=3, clock=2)))
+    assert (too_late.status, "came after its end" in too_late.text) == (Status.BAD_REQUEST, True)
+
+
+def test_the_sweep_of_a_worker_that_is_gone_is_forgotten() -> None:
+    service = served("bsp", workers=2, expire=[("MinNorm", {"floor": 1.5})])
+    a, b = Worker(0), Worker(1)
+    done(deliver(service, a.push([5], [1], sequence=1)))
+    tick(service, 0, a, b)
+    done(deliver(service, b.sweep(sequence=1, clock=1)))
+    service.dismiss(1, 1)
+    tick(service, 1, a)
+    assert weights(service, 5) == [-1]
+
+
+def test_a_tables_clock_goes_on_over_jobs() -> None:
+    service = served(expire=[TTL3])
+    a = Worker()
+    done(deliver(service, a.push([5, 6], [1, 1], sequence=1)))
+    tick(service, 0, a)
+    tick(service, 1, a)
+    assert service.dismiss(0, 1) == 2
+    service.start_job(2, "asp", before=2)
+    service.admit(0, 2, 0)
+    b = Worker(incarnation=2, job=2)
+    done(deliver(service, b.push([6], [1], sequence=1)))
+    tick(service, 0, b)
+    done(deliver(service, b.sweep(sequence=2, clock=1)))
+    assert there(service, 5, 6) == [1, 1]  # 3 clocks
+    tick(service, 1, b)
+    done(deliver(service, b.sweep(sequence=3, clock=2)))
+    assert there(service, 5, 6) == [0, 1]
+
+
+def sent_to(service: _core.Service, other: _core.Service, *, cut: int = SLOTS) -> None:
+    """Load what one service has into another, slot by slot."""
+    a, b = Worker(), Worker()
+    done(deliver(other, b.numbers(Op.LOAD_BEGIN, [0] * SLOTS, sequence=1)))
+    sequence = 1
+    for slot in range(SLOTS):
+        reply = _core.decode(service.handle(b"", a.bare(Op.SECTION, aux=slot, sequence=1 << 63))[0][1])
+        edge = len(reply.values) - reply.aux
+        rows, filter = reply.values[:edge].copy(), reply.values[edge:].copy()
+        sequence += 2
+        done(deliver(other, b.section(reply.count, rows, sequence=sequence)))
+        done(deliver(other, b.filter(SLOTS, slot, filter, sequence=sequence + 1)))
+    clock = done(deliver(service, a.bare(Op.STATS, clock=4, sequence=1 << 63))).values[-1]
+    done(deliver(other, b.numbers(Op.LOAD_END, [3, clock], sequence=sequence + 2, clock=1)))
+
+
+@pytest.mark.parametrize(
+    "admit",
+    [("AfterCount", {"n": 3.0}), ("AfterBloom", {"n": 3.0, "capacity": 1000.0, "error": 0.001})],
+    ids=["count", "bloom"],
+)
+def test_what_waits_and_the_clock_are_loaded(admit: Any) -> None:
+    rules = {"admit": admit, "expire": [TTL3]}
+    service, other = served(**rules), served(**rules)
+    a = Worker()
+    hashes = np.arange(0, 16, dtype=np.uint64) * np.uint64(WIDTH) + np.uint64(5)
+    done(deliver(service, a.push(hashes, np.ones(16), sequence=1, counts=[1, 2] * 8)))
+    done(deliver(service, a.push([7], [1], sequence=2, counts=[3])))
+    for clock in range(4):
+        tick(service, clock, a)
+    sent_to(service, other)
+    tick(other, 0, Worker())
+    for each, clock in ((service, 4), (other, 1)):
+        done(deliver(each, a.push(hashes, np.ones(16), sequence=99, clock=clock)))
+        assert there(each, *hashes.tolist()) == [0, 1] * 8
+        done(deliver(each, a.sweep(sequence=100, clock=clock)))  # the row of 7 is 4 clocks old
+        assert there(each, 7) == [0]
+
+
+def test_a_filter_is_refused_where_it_does_not_belong() -> None:
+    service = served(admit=COUNT2)
+    a = Worker()
+    nothing = np.empty(0, np.uint8)
+    assert "no load of this worker" in one(deliver(service, a.filter(SLOTS, 0, nothing, sequence=1))).text
+    done(deliver(service, a.numbers(Op.LOAD_BEGIN, [0] * SLOTS, sequence=1)))
+    for cut, slot, filter, what in (
+        (8, 0, nothing, "no slot 0 of 8 in one of 16"),
+        (SLOTS, 16, nothing, "no slot 16 of 16"),
+        (17, 0, nothing, "power of two"),
+        (SLOTS, 0, np.ones(15, np.uint8), ""),
+    ):
+        reply = one(deliver(service, a.filter(cut, slot, filter, sequence=2)))
+        assert reply.status == Status.BAD_REQUEST
+        assert what in reply.text
+    service.set_map(1, 0, 8)
+    refused = one(deliver(service, a.filter(64, 63, nothing, sequence=2)))
+    assert (refused.status, refused.slots) == (Status.WRONG_EPOCH, (15,))
+    done(deliver(service, a.filter(64, 31, nothing, sequence=2)))
+    done(deliver(service, a.filter(64, 31, nothing, sequence=2)))
+    assert service.metrics()["duplicates"] == 1
