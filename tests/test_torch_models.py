@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="the models are torch modules")
 
 from torch import nn  # noqa: E402
 
+import shoal  # noqa: E402
 from shoal.torch.fields import Inputs  # noqa: E402
 from shoal.torch.models import DCNV2, DIN, DLRM, FM, LR, MODELS, AutoInt, DeepFM, WideAndDeep  # noqa: E402
 
@@ -257,6 +258,23 @@ def test_din_weighs_each_item_of_the_history_by_the_item_at_hand(per_field):
     assert np.count_nonzero(interest.any(axis=1)) == 4  # three examples have no history
     out = np.hstack([interest, rows_of(model.embedding, x).reshape(N, -1)])
     agrees(model, x, through(model.last, through(model.tower, out))[:, 0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("per_field", [False, True])
+def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
+    """DIN looks the item's table up twice: its gradients are summed before the optimizer steps."""
+    takes = inspect.signature(MODELS[name]).parameters
+    how = {"dim": DIM, "hidden": SMALL, "per_field": per_field, "item": 2}
+    with shoal.local(threads=1) as store:
+        make_tables = shoal.torch.tables(store, shoal.Adagrad(lr=0.1))
+        model = MODELS[name](make_tables, FIELDS, **{key: value for key, value in how.items() if key in takes})
+        x = some(valued=True, history=name == "din")
+        model(x).sum().backward()
+        assert {table.step for table in store.tables.values()} == {1}
+        keys = set(x.keys.flatten().tolist()) | set(x.history[0].tolist() if x.history else [])
+        if not per_field:
+            assert {len(table) for table in store.tables.values()} == {len(keys)}
 
 
 @pytest.mark.parametrize(

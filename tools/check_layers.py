@@ -43,12 +43,12 @@ PYTHON = {
     "store": "_core errors consistency optim gate handle lifecycle table dense sealed checkpoint",
     "rpc": "_core errors consistency handle table",
     "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
-    "models": "_core errors consistency optim handle table sealed checkpoint store data metrics",
+    "models": "_core errors consistency optim handle lifecycle table sealed checkpoint store data metrics",
     "demo": "_core errors optim table sealed checkpoint store data metrics models",
     "reports": "_core errors optim table sealed checkpoint store data metrics models torch",
     "torch": "_core errors consistency optim lifecycle handle table dense sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors consistency optim table sealed checkpoint store data metrics models demo reports torch rpc "
+    "cli": "_core errors consistency optim lifecycle table sealed checkpoint store data metrics models demo reports torch rpc "
     "cluster",
     "__main__": "cli",
     "__init__": "errors consistency optim lifecycle table dense store rpc cluster data metrics models reports torch",

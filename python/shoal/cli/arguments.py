@@ -65,6 +65,25 @@ def columns(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def admission(text: str) -> Any:
+    """Read a rule of admission."""
+    return _rule("parse_admission", text)
+
+
+def expiry(text: str) -> Any:
+    """Read a rule of expiry."""
+    return _rule("parse_expiry", text)
+
+
+def _rule(parser: str, text: str) -> Any:
+    from shoal import lifecycle
+
+    try:
+        return getattr(lifecycle, parser)(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
     """Add what every command takes."""
     if threads:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import command, machine
+from shoal.cli.arguments import command, expiry, machine
+
+if TYPE_CHECKING:
+    from shoal.lifecycle import Expiry
 
 EXAMPLES = """\
 examples:
   $ shoal inspect ctr
   $ shoal inspect ctr --top 20              # the largest weights, under their names if trained with --names
   $ shoal inspect ctr/checkpoint-* --json
+  $ shoal inspect ctr --forecast ttl:1000 --forecast norm:0.001     # which rows a rule would drop
 
 Reads every byte. What is damaged is named, and the status is 1.
 """
@@ -26,6 +30,14 @@ def add(commands: Any) -> None:
     """Add the command."""
     look = command(commands, "inspect", "Tell what is in a model or a checkpoint, and verify it.", EXAMPLES, inspect)
     look.add_argument("directory", metavar="DIR", help="a model or a checkpoint")
+    look.add_argument(
+        "--forecast",
+        action="append",
+        default=[],
+        type=expiry,
+        metavar="RULE",
+        help="what a rule would drop: ttl:CLOCKS, norm:FLOOR, ...; again for more",
+    )
     look.add_argument("--top", type=int, default=0, metavar="N", help="weights to list (default: %(default)s)")
     machine(look, threads=False)
 
@@ -121,9 +133,36 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             lines.append(f"        {admits}{expires}at clock {table.clock:,}")
         lines.append(f"        {size:,} bytes{per_row} in {len(table.files)} file(s)")
         lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
+    if arguments.forecast:
+        facts["forecast"], told = _forecast(directory, arguments.forecast)
+        lines += told
     facts |= {"checkpoint": str(directory), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
     return Answer("\n".join(lines), facts)
+
+
+def _forecast(directory: Path, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
+    """Say what rules would drop of each table whose rows can answer: as facts, and as lines."""
+    from shoal.store import local
+
+    facts: dict[str, Any] = {}
+    lines = []
+    with local() as store:
+        store.load(directory)
+        for name, table in store.tables.items():
+            try:
+                found = table.forecast(*rules)
+            except ValueError as error:
+                facts[name] = None
+                lines.append(f"forecast of table {name!r}: {error}")
+                continue
+            facts[name] = [
+                {"rule": str(dropped.rule), "rows": dropped.rows, "bytes": dropped.bytes, "share": dropped.share}
+                for dropped in found.dropped
+            ]
+            lines += [f"forecast of table {line}" for line in str(found).splitlines()[:1]]
+            lines += [f"    {line}" for line in str(found).splitlines()[1:]]
+    return facts, lines
 
 
 def _top(directory: Path, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:

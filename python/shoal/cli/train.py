@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
-from shoal.cli.arguments import FORMATS, columns, command, machine, open_reader, reading, schema_of
+from shoal.cli.arguments import FORMATS, admission, columns, command, expiry, machine, open_reader, reading, schema_of
 
 if TYPE_CHECKING:
     from shoal.consistency import Consistency
@@ -67,6 +67,9 @@ examples:
   $ shoal launch --servers 2 --workers 2 \\
       shoal train lr --cluster --train day_0.tsv --format criteo --model near --filter zeros,gradients=bfloat16
 
+  rows only for what occurs twice, and none for what was not seen for 100,000 batches:
+  $ shoal train lr --train day_0.tsv --format criteo --admit bloom:2:100000000 --expire ttl:100000 --model lean
+
   in place of the model that is there, leaving out malformed lines, for a script:
   $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
 
@@ -101,6 +104,7 @@ def add(commands: Any) -> Any:
     learning(lr)
     ftrl(lr)
     solving(lr)
+    lifecycle(lr)
     lr.add_argument(
         "--grid",
         action="append",
@@ -117,6 +121,7 @@ def add(commands: Any) -> Any:
     fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, train_fm)
     learning(fm)
     ftrl(fm)
+    lifecycle(fm)
     factors(fm)
     columns(fm)
     reading(fm)
@@ -217,6 +222,25 @@ def solving(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--passes", type=int, metavar="N", help="dbpg: the most over all blocks (default: 100)")
 
 
+def lifecycle(parser: argparse.ArgumentParser) -> None:
+    """Add which keys get rows, and which rows go."""
+    parser.add_argument(
+        "--admit",
+        type=admission,
+        metavar="RULE",
+        help="give a key its row after N occurrences: count:N, bloom:N:CAPACITY; or by chance: probability:P",
+    )
+    parser.add_argument(
+        "--expire",
+        action="append",
+        default=[],
+        type=expiry,
+        metavar="RULE",
+        help="at the end of a pass drop rows not seen for C batches: ttl:C; beyond so many: rows:N; with small "
+        "weights: norm:F; with a low decayed count: score:DECAY:F; again for more",
+    )
+
+
 def factors(parser: argparse.ArgumentParser) -> None:
     """Add the settings of factors and of their Adagrad."""
     parser.add_argument("--dim", type=int, default=8, metavar="D", help="factors of a key (default: %(default)s)")
@@ -303,14 +327,16 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     if solver is not None:
         train, how = _data(arguments, [Path(arguments.model)])
         with open_store(arguments) as store:
-            return fitted(arguments, LogisticRegression(None, store, seed=arguments.seed, solver=solver), train, how)
+            return fitted(arguments, LogisticRegression(None, store, solver=solver, **_table_of(arguments)), train, how)
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     if not arguments.grid:
         if arguments.save_all:
             raise ValueError("--save-all goes with --grid: one model is saved anyway")
         train, how = _data(arguments, [Path(arguments.model)])
         with open_store(arguments) as store:
-            return fitted(arguments, LogisticRegression(optimizer, store, seed=arguments.seed), train, how)
+            return fitted(arguments, LogisticRegression(optimizer, store, **_table_of(arguments)), train, how)
+    if arguments.admit or arguments.expire:
+        raise ValueError("--grid has no --admit and --expire: find the setting first, then train it with them")
     values = dict(arguments.grid)
     if len(values) < len(arguments.grid):
         raise ValueError("--grid names a setting twice: give all its values at once, as in alpha=0.05,0.1")
@@ -331,7 +357,7 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     init = Normal(arguments.init_std, seed=arguments.seed)
     train, how = _data(arguments, [Path(arguments.model)])
     with open_store(arguments) as store:
-        model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, seed=arguments.seed)
+        model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, **_table_of(arguments))
         return fitted(arguments, model, train, how)
 
 
@@ -659,6 +685,10 @@ def _filters(wanted: dict[str, str], seed: int) -> Filters:
         except ValueError:
             raise ValueError(f"--filter threshold={how['threshold']} is no number") from None
     return Filters(seed=seed, **how)
+
+
+def _table_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"seed": arguments.seed, "admit": arguments.admit, "expire": arguments.expire}
 
 
 def _consistency(text: str) -> Consistency:

@@ -13,11 +13,13 @@ starts where it starts and never moves: the bias interacts with nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 from shoal import _core
 from shoal.data import Batch
+from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
 from shoal.models.model import Model
 from shoal.models.predictor import Floats
@@ -51,6 +53,10 @@ class FactorizationMachine(Model):
         How factors are stored; 16 bits from dim 2.
     seed : int
         Seed of the tables: of the rounding of accumulators and of 16-bit factors.
+    admit : Admission, optional
+        Which keys get rows, such as ``shoal.AfterCount(2)``; default: all.
+    expire : Expiry or several of them, optional
+        Which rows go at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default: none.
 
     Raises
     ------
@@ -88,6 +94,8 @@ class FactorizationMachine(Model):
         table: str = "fm",
         dtype: str = "float32",
         seed: int = 0,
+        admit: Admission | None = None,
+        expire: Expiry | Iterable[Expiry] = (),
     ) -> None:
         if isinstance(init, Zeros):
             raise ValueError("the factors start at 0, where they have no gradient: pass init=shoal.Normal(0.01)")
@@ -100,13 +108,16 @@ class FactorizationMachine(Model):
             dtype,
             seed,
         )
+        self._rules = admit, (expire,) if isinstance(expire, Expiry) else tuple(expire)
         super().__init__(store, bias)
 
     def _make_tables(self) -> Sequence[Table]:
         name, dim, optimizer, factors, init, dtype, seed = self._described
+        admit, expire = self._rules
+        make = functools.partial(self._store.table, seed=seed, admit=admit, expire=expire)
         return [
-            self._store.table(name, dim=1, optimizer=optimizer, seed=seed),
-            self._store.table(name + _MORE, dim=dim, optimizer=factors, init=init, dtype=dtype, seed=seed),
+            make(name, dim=1, optimizer=optimizer),
+            make(name + _MORE, dim=dim, optimizer=factors, init=init, dtype=dtype),
         ]
 
     @property
@@ -154,4 +165,6 @@ class FactorizationMachine(Model):
             table=weights.name,
             dtype=factors.dtype,
             seed=weights.seed,
+            admit=weights.spec.admit,
+            expire=weights.spec.expire,
         )

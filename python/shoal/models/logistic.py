@@ -17,6 +17,7 @@ import numpy as np
 
 from shoal import _core
 from shoal.data import Batch
+from shoal.lifecycle import Admission, Expiry
 from shoal.metrics import Accumulator
 from shoal.models import dbpg, files
 from shoal.models.dbpg import DBPG, Solved
@@ -46,6 +47,10 @@ class LogisticRegression(Model):
     solver : {"online", "dbpg"} or DBPG
         One optimizer step for each batch; or, by the delayed block proximal gradient, the weights that minimise the sum
         of all losses and an L1 penalty. "dbpg" is ``DBPG()``; it has no other optimizer, and `fit` holds the examples.
+    admit : Admission, optional
+        Which keys get a row, such as ``shoal.AfterCount(2)``; default: all.
+    expire : Expiry or several of them, optional
+        Which rows go at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default: none.
 
     Raises
     ------
@@ -73,6 +78,8 @@ class LogisticRegression(Model):
         table: str = "lr",
         seed: int = 0,
         solver: str | DBPG = "online",
+        admit: Admission | None = None,
+        expire: Expiry | Iterable[Expiry] = (),
     ) -> None:
         if solver not in ("online", "dbpg") and not isinstance(solver, DBPG):
             raise ValueError(f'solver is {solver!r}: pass "online", "dbpg" or shoal.DBPG(...)')
@@ -82,7 +89,10 @@ class LogisticRegression(Model):
             if optimizer is not None:
                 raise ValueError(f"solver {solver!r} has a rule of its own: leave out optimizer={optimizer!r}")
             optimizer = Proximal(lr=self._solver.lr, l1=self._solver.l1)
-        self._described = table, optimizer or FTRL(), seed
+        rules = (expire,) if isinstance(expire, Expiry) else tuple(expire)
+        if self._solver is not None and (admit is not None or rules):
+            raise ValueError(f"solver {solver!r} sees all examples at once: it has no use for admit and expire")
+        self._described = table, optimizer or FTRL(), seed, admit, rules
         super().__init__(store, bias)
 
     @property
@@ -96,9 +106,9 @@ class LogisticRegression(Model):
         return self._solved
 
     def _make_tables(self) -> Sequence[Table]:
-        name, optimizer, seed = self._described
+        name, optimizer, seed, admit, expire = self._described
         dim = 1 if self._solver is None else 2  # a weight, and its gradient
-        return [self._store.table(name, dim=dim, optimizer=optimizer, seed=seed)]
+        return [self._store.table(name, dim=dim, optimizer=optimizer, seed=seed, admit=admit, expire=expire)]
 
     def fit(
         self,
@@ -173,8 +183,9 @@ class LogisticRegression(Model):
 
     @classmethod
     def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
-        optimizer = store.tables[described.table].optimizer
+        spec = store.tables[described.table].spec
+        optimizer = spec.optimizer
         more: dict[str, Any] = {"table": described.table, "seed": described.seed}
         if isinstance(optimizer, Proximal):
             return cls(None, store, described.bias, solver=DBPG(lr=optimizer.lr, l1=optimizer.l1), **more)
-        return cls(optimizer, store, described.bias, **more)
+        return cls(optimizer, store, described.bias, admit=spec.admit, expire=spec.expire, **more)

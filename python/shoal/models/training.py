@@ -55,6 +55,7 @@ from shoal.models.learner import Learner, Predicts, Prepared, Standing, Watcher
 from shoal.models.plan import Plan
 from shoal.models.team import Team
 from shoal.models.watch import interrupts_at_boundaries, watch
+from shoal.store import Store
 
 if TYPE_CHECKING:
     from shoal.models.predictor import Floats
@@ -152,6 +153,7 @@ class _Run:
                 at = begin if epoch == begin.epoch and begin.batches else Standing(epoch=epoch, known=known)
                 self._one_pass(learning, at, title)
                 self._team.end_pass()
+                self._sweep(learning[0].model.store)
                 if valid is not None:
                     measured = measure([student.model for student in learning], valid)
                     for student, found in zip(learning, measured, strict=True):
@@ -161,6 +163,14 @@ class _Run:
                     watcher.pass_done(learning[0].standing(Standing(epoch=epoch + 1), between=True))
             for student in students:
                 student.finish()
+
+    @staticmethod
+    def _sweep(store: Store) -> None:
+        """Let the rows go that the tables' rules name: all workers are at one clock, and end it."""
+        if any(table.spec.has_rules for table in store.tables.values()):
+            if store.rank == 0:
+                store.sweep()
+            store.tick()
 
     def _best_folder(self, number: int) -> Path | None:
         found = [folder for watcher in self._watchers if (folder := watcher.best_folder(number)) is not None]
