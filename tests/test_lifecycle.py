@@ -486,12 +486,12 @@ def test_closing_a_table_gives_its_share_back_and_a_bad_budget_is_refused():
 
 @pytest.mark.parametrize("dim", [1, 16])
 def test_the_process_grows_by_no_more_than_the_budget(dim):
-    memory = 48 << 20
+    memory = 24 << 20
     with shoal.local(threads=2, slots=128, memory=memory) as store:
         table = store.table("t", dim=dim, optimizer=shoal.SGD(), expire=shoal.TimeToLive(10**6))
         push(table, keys_at_random(20_000))
         start = resident() - table.stats().bytes
-        for k in range(120):
+        for k in range(90):
             push(table, keys_at_random(20_000, seed=k))
             store.tick()
         assert table.stats().expired["TimeToLive"] > 0
