@@ -29,7 +29,7 @@ def test_a_model_is_trained_by_rules_and_keeps_them(examples, tmp_path, capsys):
         assert model.table.spec.expire == (shoal.TimeToLive(5), shoal.MinNorm(1e-9))
         assert len(model.table) == 8  # keys 1 to 7 and the bias
     capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "m"), "--forecast", "ttl:1", "--forecast", "norm:1e9"]) == 0
+    assert main(["inspect", str(tmp_path / "m"), "--forecast", "norm:1e9", "--forecast", "ttl:1"]) == 0
     told = capsys.readouterr().out
     assert "admits AfterCount(n=2" in told
     assert "drops TimeToLive(clocks=5), MinNorm(floor=1e-09), at clock 31" in told

@@ -95,10 +95,10 @@ def decode_refusal(reply):
 
 def test_another_version_is_refused_in_words_that_all_versions_read():
     other = [messages._MAGIC + b"\x07\x00", b"anything"]
-    with pytest.raises(Fault, match="version 7 meet version 1: install one shoal on all machines") as caught:
+    with pytest.raises(Fault, match="version 7 meet version 2: install one shoal on all machines") as caught:
         decode(other)
     assert len(caught.value.reply) == 3
-    with pytest.raises(Fault, match=r"the other side refuses: .*version 7 meet version 1"):
+    with pytest.raises(Fault, match=r"the other side refuses: .*version 7 meet version 2"):
         decode(caught.value.reply)
     assert refusal("no")[1:] == [b"", b"no"]
 

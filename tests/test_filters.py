@@ -69,7 +69,8 @@ class Cluster:
         batch = _core.KeyBatch(np.asarray(keys, np.uint64), SLOTS, THREAD)
         if "values" in what:
             values = np.asarray(what["values"], np.float32).reshape(-1, self.dim)
-            what["values"] = batch.sum(values, self.dim, THREAD)
+            what["values"] = np.empty((len(batch), self.dim), np.float32)
+            batch.sum(values, self.dim, what["values"], THREAD)
         if op == Op.PULL:
             what["out"] = np.full((len(batch), self.dim), np.nan, np.float32)
         call = self.requests.submit(

@@ -232,7 +232,9 @@ def one_process(spec, mean):
         if pushed:
             batch = _core.KeyBatch(np.array(list(sums), np.uint64), 16, THREAD)
             grads = np.array(list(sums.values())) / (BIT_WORKERS if mean else 1)
-            shard.push(batch, batch.sum(np.ascontiguousarray(grads.astype(np.float32)), 3, THREAD))
+            summed = np.empty((len(batch), 3), np.float32)
+            batch.sum(np.ascontiguousarray(grads.astype(np.float32)), 3, summed, THREAD)
+            shard.push(batch, summed)
     batch = _core.KeyBatch(np.arange(BIT_KEYS, dtype=np.uint64), 16, THREAD)
     rows = np.empty((BIT_KEYS, 3), np.float32)
     shard.pull(batch, rows)

@@ -140,6 +140,47 @@ def test_functions_are_answered_where_the_rows_are(filled):
     assert filled.sum().tolist() == [-8, -10.5]
 
 
+def test_rules_say_which_keys_have_rows(store, name):
+    table = store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0), admit=shoal.AfterCount(2), expire=shoal.TimeToLive(3))
+    table.push(KEYS, grads()).wait()  # 7 twice
+    assert table.contains(KEYS).tolist() == [True, False, True, False, False]
+    assert table.stats().refused == 3
+    table.push(KEYS[1:2], grads()[1:2]).wait()
+    np.testing.assert_array_equal(table.pull(KEYS[:2]), [[-4, -6], [-3, -4]])
+    for _ in range(4):
+        store.tick()
+    table.push(KEYS[:1], grads()[:1]).wait()
+    forecast = store.sweep(dry_run=True)
+    assert (forecast.dry_run, forecast.rows_dropped, len(table)) == (True, 1, 2)
+    assert store.sweep().rows_dropped == 1
+    assert table.contains(KEYS[:2]).tolist() == [True, False]
+    assert store.sweep().rows_dropped == 0
+
+
+def test_a_table_goes_on_with_its_rules_where_it_was_saved(store, name, tmp_path):
+    def make(name):
+        return store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0), admit=shoal.AfterCount(3), expire=RULES)
+
+    table = make(name)
+    keys = np.arange(200, dtype=np.uint64)
+    table.push(np.repeat(keys, 2), np.ones((400, 2), np.float32)).wait()
+    store.save(tmp_path / "c", tables=[name])
+    table.push(keys[:100], np.ones((100, 2), np.float32)).wait()
+    store.load(tmp_path / "c")
+    assert len(table) == 0
+    table.push(keys[100:], np.ones((100, 2), np.float32)).wait()
+    assert table.contains(keys).tolist() == [False] * 100 + [True] * 100
+
+
+RULES = (shoal.DecayedScore(0.5, 0.1), shoal.MaxRows(10**6, keep="frequent"))
+
+
+def test_a_name_has_one_set_of_rules(store, name):
+    store.table(name, admit=shoal.AfterCount(2))
+    with pytest.raises(ValueError, match=r"admit AfterCount\(n=2"):
+        store.table(name)
+
+
 def test_a_dense_array_lives_in_a_table(store, name):
     array = store.dense(name, (30, 100), shoal.SGD(lr=1.0))
     array.push(np.full((30, 100), 2, np.float32)).wait()
@@ -304,44 +345,3 @@ def test_after_close_every_call_says_so(store, filled):
         with pytest.raises(shoal.ClosedError, match="closed"):
             call(store, filled, batch)
     np.testing.assert_array_equal(rows[0], [-4, -6])
-
-
-def test_rules_say_which_keys_have_rows(store, name):
-    table = store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0), admit=shoal.AfterCount(2), expire=shoal.TimeToLive(3))
-    table.push(KEYS, grads()).wait()  # 7 twice
-    assert table.contains(KEYS).tolist() == [True, False, True, False, False]
-    assert table.stats().refused == 3
-    table.push(KEYS[1:2], grads()[1:2]).wait()
-    np.testing.assert_array_equal(table.pull(KEYS[:2]), [[-4, -6], [-3, -4]])
-    for _ in range(4):
-        store.tick()
-    table.push(KEYS[:1], grads()[:1]).wait()
-    forecast = store.sweep(dry_run=True)
-    assert (forecast.dry_run, forecast.rows_dropped, len(table)) == (True, 1, 2)
-    assert store.sweep().rows_dropped == 1
-    assert table.contains(KEYS[:2]).tolist() == [True, False]
-    assert store.sweep().rows_dropped == 0
-
-
-def test_a_table_goes_on_with_its_rules_where_it_was_saved(store, name, tmp_path):
-    def make(name):
-        return store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0), admit=shoal.AfterCount(3), expire=RULES)
-
-    table = make(name)
-    keys = np.arange(200, dtype=np.uint64)
-    table.push(np.repeat(keys, 2), np.ones((400, 2), np.float32)).wait()
-    store.save(tmp_path / "c", tables=[name])
-    table.push(keys[:100], np.ones((100, 2), np.float32)).wait()
-    store.load(tmp_path / "c")
-    assert len(table) == 0
-    table.push(keys[100:], np.ones((100, 2), np.float32)).wait()
-    assert table.contains(keys).tolist() == [False] * 100 + [True] * 100
-
-
-RULES = (shoal.DecayedScore(0.5, 0.1), shoal.MaxRows(10**6, keep="frequent"))
-
-
-def test_a_name_has_one_set_of_rules(store, name):
-    store.table(name, admit=shoal.AfterCount(2))
-    with pytest.raises(ValueError, match=r"admit AfterCount\(n=2"):
-        store.table(name)

@@ -48,8 +48,8 @@ PYTHON = {
     "reports": "_core errors optim table sealed checkpoint store data metrics models torch",
     "torch": "_core errors consistency optim lifecycle handle table dense sealed checkpoint store data metrics models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors consistency optim lifecycle table sealed checkpoint store data metrics models demo reports torch rpc "
-    "cluster",
+    "cli": "_core errors consistency optim lifecycle table sealed checkpoint store data metrics models demo reports "
+    "torch rpc cluster",
     "__main__": "cli",
     "__init__": "errors consistency optim lifecycle table dense store rpc cluster data metrics models reports torch",
 }

@@ -59,7 +59,9 @@ class Client:
         arguments.setdefault("deadline", self.now + PATIENCE)
         values = arguments.pop("values", None)
         if values is not None:
-            arguments["values"] = batch.sum(np.ascontiguousarray(values, np.float32), arguments["dim"], THREAD)
+            given = np.ascontiguousarray(values, np.float32)
+            arguments["values"] = summed = np.empty((len(batch), arguments["dim"]), np.float32)
+            batch.sum(given, arguments["dim"], summed, THREAD)
         if "counts" in arguments:
             counts = np.empty(len(batch), np.uint32)
             counts[batch.inverse] = arguments["counts"]

@@ -62,7 +62,13 @@ class AppliesOnArrival(model.Service):
         self.write(
             peer,
             message,
-            lambda at: self.step(message.table, message.hashes[at], message.values.reshape(message.count, -1)[at]),
+            lambda at: self.step(
+                message.table,
+                message.hashes[at],
+                message.values.reshape(message.count, -1)[at],
+                np.ones(len(at), np.uint32),
+                message.clock,
+            ),
         )
 
 
@@ -154,22 +160,22 @@ class AnswersFromACopy(model.Service):
 class TearsRows(model.Service):
     """Writes half of each row, and the other half with the next message."""
 
-    def step(self, table, hashes, grads):
+    def step(self, table, hashes, grads, *seen):
         half = grads.shape[1] // 2
         first, second = grads.copy(), grads.copy()
         first[:, half:] = 0
         second[:, :half] = 0
-        rest, self.rest = getattr(self, "rest", None), (table, hashes, second)
+        rest, self.rest = getattr(self, "rest", None), (table, hashes, second, *seen)
         if rest is not None:
             super().step(*rest)
-        super().step(table, hashes, first)
+        super().step(table, hashes, first, *seen)
 
 
 class AcknowledgesTooEarly(model.Service):
     """Says that a push is done, and does it with the next message."""
 
-    def step(self, table, hashes, grads):
-        rest, self.rest = getattr(self, "rest", None), (table, hashes, grads)
+    def step(self, table, hashes, grads, *seen):
+        rest, self.rest = getattr(self, "rest", None), (table, hashes, grads, *seen)
         if rest is not None:
             super().step(*rest)
 
