@@ -79,7 +79,7 @@ RULES: dict[str, Rule] = {
     "Adagrad": Rule(
         lambda lr: shoal.Adagrad(lr=lr, eps=1e-10, n0=N0),
         lambda rows, lr: torch.optim.Adagrad(rows, lr=lr, eps=1e-10, initial_accumulator_value=N0),
-        (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         0.1,
     ),
     "Adam": Rule(
