@@ -136,7 +136,7 @@ def agree(children: list[Child], ids: npt.NDArray[np.int64]) -> dict[str, float]
     check(float(np.mean(theirs.losses[-5:])) < float(np.mean(theirs.losses[:5])), "the loss has not fallen")
     first, rows = theirs.ask("first_rows", ids), theirs.ask("rows", ids)
     moved = float(np.linalg.norm(rows - first))
-    check(moved > 0.1, "torch: the rows have not moved")
+    check(moved > 1e-3 * float(np.linalg.norm(first)), "torch: the rows have not moved")
     apart = {}
     for child in children:
         if child.name == "dense" or child is theirs:

@@ -32,7 +32,7 @@ from torch import nn
 import shoal
 from ctr.draw import BATCH, FIELDS, Draw, Ids, Rows, first, pieces
 
-LR = 0.05
+LR = {"Adagrad": 0.05, "SGD": 20.0}  # the gradient is that of a mean over 4096 examples
 EPS = 1e-10
 
 
@@ -139,9 +139,9 @@ class Torch(Nothing):
         self._bag = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", sparse=True)
         self._adagrad = plan.optimizer == "Adagrad"
         self._optimizer: torch.optim.Optimizer = (
-            torch.optim.Adagrad(self._bag.parameters(), lr=LR, eps=EPS)
+            torch.optim.Adagrad(self._bag.parameters(), lr=LR["Adagrad"], eps=EPS)
             if self._adagrad
-            else torch.optim.SGD(self._bag.parameters(), lr=LR)
+            else torch.optim.SGD(self._bag.parameters(), lr=LR["SGD"])
         )
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
@@ -167,7 +167,7 @@ class Shoal(Nothing):
 
     def __init__(self, plan: Plan, store: shoal.Store) -> None:
         super().__init__(plan)
-        rule = shoal.Adagrad(lr=LR, eps=EPS) if plan.optimizer == "Adagrad" else shoal.SGD(lr=LR)
+        rule = shoal.Adagrad(lr=LR["Adagrad"], eps=EPS) if plan.optimizer == "Adagrad" else shoal.SGD(lr=LR["SGD"])
         self._store = store
         self._table = store.table("rows", dim=plan.dim, optimizer=rule)
         for begin, end in pieces(plan.rows):
