@@ -19,11 +19,12 @@ from shoal.metrics import auc
 
 FIELDS = 16
 BATCH = 4096
+CAPACITY = 1_500_000  # about as many keys as wait
 
 RULES = {
     "all": None,
-    "Bloom, n = 1": shoal.AfterBloom(2, capacity=1 << 20),
-    "Bloom, n = 2": shoal.AfterBloom(3, capacity=1 << 20),
+    "Bloom, n = 1": shoal.AfterBloom(2, capacity=CAPACITY, error=0.02),
+    "Bloom, n = 2": shoal.AfterBloom(3, capacity=CAPACITY, error=0.02),
     "count, n = 1": shoal.AfterCount(2),
     "count, n = 2": shoal.AfterCount(3),
     "coin, p = .1": shoal.WithProbability(0.1, seed=1),
@@ -37,8 +38,8 @@ def click_log(examples: int) -> tuple[np.ndarray, np.ndarray]:
     keys = np.empty((examples, FIELDS), np.uint64)
     margin = np.full(examples, -1.5)
     for field in range(FIELDS):
-        # Pareto's tail: the more of a field's examples, the fewer new keys, but never none.
-        rank = np.minimum(rng.pareto(0.35 + 0.05 * field, examples), 2.0**40).astype(np.uint64)
+        # Every power of two of ranks is as likely as any other: new keys never end.
+        rank = (2.0 ** (rng.random(examples) * (8 + 2 * field))).astype(np.uint64)
         keys[:, field] = rank * np.uint64(FIELDS) + np.uint64(field)
         bits = shoal.mix(keys[:, field]) >> np.uint64(11)
         margin += (bits.astype(np.float64) * 2.0**-53 - 0.5) * 1.2
