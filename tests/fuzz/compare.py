@@ -94,7 +94,7 @@ def csv_columns(
     """Make columns of these kinds, by their first letters, in fields of any numbers."""
     numbers = np.array([KINDS[kind] for kind in kinds], np.uint8)
     fields = np.arange(len(kinds), dtype=np.uint64) * np.uint64(7)
-    return Bound((), numbers, fields, separator[0], tuple(missing), positive)
+    return Bound((), numbers, fields, fields, separator[0], ord("|"), tuple(missing), positive)
 
 
 def csv_twin(kinds: str, *columns) -> Twin:
