@@ -8,7 +8,8 @@
 
 quality/twins.py says how the two are made alike. Settings (the rate of the rows' optimizer, the passes) were chosen by
 AUC on a part that is cut from the training examples, for logistic regression, FM and DeepFM, whose settings the other
-models share; then the rate was lowered until torch repeated itself. The test part is looked at once, at the end.
+models share; then the rate was lowered until torch repeated itself. The test part is for the end
+(docs/ctr-quality.md names three rates that were lowered behind it).
 
 Required, and checked: the losses of the first 200 steps agree to 1e-5, or to four times what torch differs from itself
 when the examples of a batch come in another order; the AUCs of the test part are within 0.0005; and what a model is
