@@ -106,7 +106,7 @@ def test_criteo_has_39_columns_of_features(tmp_path, column):
 def test_libffm_has_fields_that_are_numbers(tmp_path):
     (tmp_path / "x").write_bytes(b"1 3:4:1 5:6:1\n")
     assert next(iter(read_libffm(tmp_path / "x", interactions=["3", 5]))).nnz == 3
-    with pytest.raises(ValueError, match="holds 'site': libffm's fields are numbers"):
+    with pytest.raises(ValueError, match="'site' is no field of libffm, whose fields are numbers"):
         read_libffm(tmp_path / "x", interactions=[("site", 5)])
 
 

@@ -310,7 +310,7 @@ def test_csv_asks_for_room_for_a_whole_line():
 def test_csv_with_columns_that_do_not_fit_is_refused():
     columns = csv_columns("lc")
     for change, complaint in (
-        ({"fields": columns.fields[:1]}, "kinds and fields must be as long, and not empty, got 2 and 1"),
+        ({"fields": columns.fields[:1]}, "kinds, fields and hashed must be as long, and not empty, got 2, 1 and 2"),
         ({"kinds": columns.kinds[:0], "fields": columns.fields[:0]}, "and not empty"),
     ):
         with pytest.raises(ValueError, match=complaint):

@@ -282,7 +282,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
                 "seed": model.table.seed,
                 "examples": model.examples,
                 "step": shard.step,
-                "slots": [(rows, section.tobytes()) for rows, section in map(shard.section, range(_SLOTS))],
+                "slots": [(rows, section.tobytes()) for rows, section, _ in map(shard.section, range(_SLOTS))],
             }
         return state
 

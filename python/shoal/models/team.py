@@ -6,11 +6,12 @@ up: so a worker that has come to the end of its share goes on ticking empty cloc
     worker 0    batch  batch  batch  batch  ended                       a row for each worker tells how many
     worker 1    batch  batch  ended  empty  empty                       passes it has ended, by a push of the clock
 
-Under BSP all see the same rows at the same clock, and so leave the pass at the same one.
+Under BSP all see the same rows at the same clock, and so leave the pass at the same one. Under SSP they leave the loop at
+different clocks, and go on to one that all can tell from the rows.
 
 Rows, in a table of the model's name and "-team"
     rank              a number that this worker shows the others: its float32 and what that leaves
-    2^32 + rank       passes that this worker has ended in this fit
+    2^32 + rank       passes that this worker has ended in this fit, and the clock of its last one's end
 
 Whoever stops before its end says so, and is waited for no more; nor are workers that died.
 
@@ -30,7 +31,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from shoal.consistency import ASP, BSP
+from shoal.consistency import ASP, BSP, SSP
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.optim import SGD
 from shoal.store import Store
@@ -58,6 +59,7 @@ class Team:
         self._alone = store.num_workers == 1 or store.taking_parts
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
+        self._told = 0  # the clock of the last pass's end
         if not self._alone and store.joined_at > 0:
             raise ShoalError(
                 f"worker {store.rank} took the place of one that had died, at clock {store.joined_at}: the others may "
@@ -75,6 +77,7 @@ class Team:
     def begin(self) -> None:
         """Begin a fit, all workers together."""
         if not self._alone:
+            self._told = 0
             self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
             self._store.barrier()
 
@@ -87,13 +90,22 @@ class Team:
             self._store.barrier()  # nobody waits for a clock
             return
         mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
-        self._table.push(self._mine + _ENDED, np.array([[-len(self._ranks) if mean else -1, 0]], np.float32))
+        later, self._told = self._store.clock - self._told, self._store.clock
+        ended = np.array([[-1, -later]], np.float32) * np.float32(len(self._ranks) if mean else 1)
+        self._table.push(self._mine + _ENDED, ended)
         self._store.tick()
         while True:
-            behind = self._ranks[self._table.pull(self._ranks + _ENDED)[:, 0] < self._passes]
+            rows = self._table.pull(self._ranks + _ENDED)
+            behind = self._ranks[rows[:, 0] < self._passes]
             if set(behind.tolist()) <= self._store.lost_workers:
-                return
+                break
             self._store.tick()
+        if isinstance(self._store.consistency, SSP):
+            # A worker that was ahead may wait in its pull for this one's clock. All go on to the clock that none has passed:
+            # while somebody had not ended, nobody's pull was answered more than `staleness` clocks ahead of him.
+            last = int(rows[:, 1].max()) + self._store.consistency.staleness + 1
+            while self._store.clock < last:
+                self._store.tick()
 
     def meet(self) -> None:
         """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
