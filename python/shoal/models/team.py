@@ -6,7 +6,7 @@ up: so a worker that has come to the end of its share goes on ticking empty cloc
     worker 0    batch  batch  batch  batch  ended                       a row for each worker tells how many
     worker 1    batch  batch  ended  empty  empty                       passes it has ended, by a push of the clock
 
-Under BSP all see the same rows at the same clock, and so leave the pass at the same one. Under SSP they leave the loop at
+Under BSP all see the same rows at the same clock, and so leave the pass at the same one. Under SSP they see them at
 different clocks, and go on to one that all can tell from the rows.
 
 Rows, in a table of the model's name and "-team"
@@ -101,8 +101,8 @@ class Team:
                 break
             self._store.tick()
         if isinstance(self._store.consistency, SSP):
-            # A worker that was ahead may wait in its pull for this one's clock. All go on to the clock that none has passed:
-            # while somebody had not ended, nobody's pull was answered more than `staleness` clocks ahead of him.
+            # A worker that was ahead may wait in its pull for this one's clock. All go on to the clock that none has
+            # passed: while somebody had not ended, no pull was answered more than `staleness` clocks ahead of him.
             last = int(rows[:, 1].max()) + self._store.consistency.staleness + 1
             while self._store.clock < last:
                 self._store.tick()
