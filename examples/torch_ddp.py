@@ -72,7 +72,7 @@ def main() -> None:
             optimizer.zero_grad()
             torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels)).backward()
             optimizer.step()
-        print(f"worker {store.rank} of {store.num_workers}: {seen.result()}", flush=True)
+        print(f"worker {store.rank} of {store.num_workers}: {seen.result()}\n", end="", flush=True)  # in one write
         dist.destroy_process_group()
 
 

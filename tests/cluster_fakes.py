@@ -121,8 +121,9 @@ class Wire:
                 opened.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it."""
-        self._listener.shutdown(socket.SHUT_RDWR)
+        """End it: whoever connects is refused."""
+        with contextlib.suppress(OSError):  # it was ended before
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for opened in self._sockets:
             opened.close()

@@ -1,10 +1,10 @@
-"""Servers in threads of the test: the data loops of real ones, and the orders of the scheduler."""
+"""Servers in threads of the test: the data loops of real ones, their writers of saves, the scheduler's orders."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +14,25 @@ import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
 from shoal.cluster.link import Link
+from shoal.cluster.saving import Writing
 from shoal.cluster.scheduler import Scheduler
+from shoal.cluster.server import obey
 from shoal.rpc.loop import start_loop
-from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, OrderBody, StartJob
 
 
 class Server:
     """A server whose control plane is a thread of the test, and whose data loops are the real ones."""
 
-    def __init__(self, address: str, endpoints: int, rank: int) -> None:
+    def __init__(self, address: str, endpoints: int, rank: int, slot_memory: int | None = None) -> None:
         self.error: Exception | None = None
         self._context = zmq.Context()
         self._link = Link(address, "server")
         slots = self._link.hello(timeout=TIMEOUT).slots
         self.services = [_core.Service(slots, 0, slots) for _ in range(endpoints)]
+        for service in self.services if slot_memory is not None else ():
+            service.set_memory(slot_memory)
         self._loops = [start_loop(service, self._context, "tcp://127.0.0.1:0") for service in self.services]
+        self._writing = [Writing(service) for service in self.services]
         self._rank = rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -44,7 +48,8 @@ class Server:
             while not self._stop.is_set():
                 order = self._link.next_order(0.01)
                 if order is not None:
-                    self._link.done(order, result=max(obey(service, order.body) for service in self.services))
+                    result, refused = obey(self.services, order.body)
+                    self._link.done(order, result=result, refused=refused)
         except Exception as error:
             self.error = error
 
@@ -55,27 +60,11 @@ class Server:
         self._link.close()
         for loop in self._loops:
             loop.stop()
+        for writing in self._writing:
+            writing.stop()
         self._context.term()
         if self.error is not None:
             raise self.error
-
-
-def obey(service: _core.Service, order: OrderBody) -> int:
-    """Do what the scheduler orders."""
-    match order:
-        case StartJob(job, rules, incarnations, before):
-            service.start_job(job, rules.mode, rules.waits, rules.mean, before)
-            for rank, incarnation in enumerate(incarnations):
-                service.admit(rank, incarnation, 0)
-        case Hold():
-            return service.hold()
-        case Admit(rank, incarnation, clock):
-            service.admit(rank, incarnation, clock)
-        case Dismiss(rank, incarnation):
-            return service.dismiss(rank, incarnation)
-        case AddTable(number, form):
-            service.add_table(number, **described(form.spec()))
-    return 0
 
 
 def described(spec: shoal.TableSpec) -> dict[str, Any]:
@@ -107,10 +96,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(servers: int = 1, endpoints: int = 1, **settings: Any) -> Iterator[Cluster]:
-    """Run a scheduler and servers in threads."""
+def cluster(
+    servers: int = 1, endpoints: int = 1, slot_memory: Sequence[int | None] = (), **settings: Any
+) -> Iterator[Cluster]:
+    """Run a scheduler and servers in threads. ``slot_memory`` is that of each server."""
     with scheduler(servers, **settings) as one, contextlib.ExitStack() as stack:
         made = Cluster(one, [])
         for rank in range(servers):
-            made.servers.append(stack.enter_context(contextlib.closing(Server(one.address, endpoints, rank))))
+            memory = slot_memory[rank] if slot_memory else None
+            made.servers.append(stack.enter_context(contextlib.closing(Server(one.address, endpoints, rank, memory))))
         yield made

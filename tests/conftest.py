@@ -1,12 +1,17 @@
 """What more than one test file needs."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
+
+from cluster_fakes import Wire
+from places import cut_connection, object_store
 
 # A shell's background jobs start with Ctrl-C ignored, and so would what the tests start: they send it to themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -15,6 +20,21 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # The same examples in every run; a failure prints how to run it again.
 hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("shoal")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep what earlier tests left from the collector of tests that fork.
+
+    A child has dropped all threads, and so what these held; file systems of s3fs among that wait, a second each, for a
+    thread to close them.
+    """
+    if isinstance(item, pytest.Function) and hasattr(item.module, "in_child"):
+        gc.freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """Have all collected again."""
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -29,6 +49,20 @@ def rng() -> np.random.Generator:
 def golden() -> Path:
     """The folder of files that are read for ever."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of a server that speaks S3, with the bucket "places"."""
+    with object_store() as address:
+        yield address
+
+
+@pytest.fixture
+def wire(s3: str) -> Iterator[Wire]:
+    """A connection to that server that can be cut."""
+    with cut_connection(s3) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,22 @@ def test_a_checkpoint_of_version_2_reads_as_it_was_written():
             assert table.contains(keys).tolist() == rows
 
 
+def test_a_chain_of_version_3_reads_as_it_was_written():
+    expected = json.loads((GOLDEN / "checkpoint-v3.json").read_text())
+    keys = np.array(expected["keys"], np.uint64)
+    assert set(document.read(GOLDEN / "checkpoint-v3" / "delta")) == {"plain", "waits"}
+    with shoal.local(slots=64) as store:
+        store.load(GOLDEN / "checkpoint-v3" / "delta")
+        for name, table in store.tables.items():
+            wanted = expected[name]
+            assert (len(table), table.step) == (wanted["rows"], 2)
+            assert table.contains(keys).tolist() == wanted["there"]
+            for column, values in table.state(keys).items():
+                np.testing.assert_array_equal(values, np.array(wanted["state"][column], np.float32))
+        waits = store.tables["waits"]
+        assert waits.stats().waiting == expected["waiting"]
+
+
 def test_the_worked_example_of_the_documentation_is_what_is_written(tmp_path):
     with shoal.local() as store:
         store.table("example").push(np.array([7], np.uint64), np.array([0.5], np.float32)).wait()

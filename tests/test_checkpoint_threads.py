@@ -172,17 +172,17 @@ def test_a_save_between_reading_the_manifest_and_the_rows_is_said_and_loads_noth
         filled(other, 1, ["t"])
         other.save(tmp_path / "c")
         filled(store, 5, ["t"])
-        real = checkpoint.read_manifest
+        real = checkpoint.read_chain
 
-        def overtaken(directory):
-            manifest = real(directory)
+        def overtaken(directory, *options):
+            chain = real(directory, *options)
             monkeypatch.undo()
             with shoal.local() as third:
                 third.table("t", dim=3)  # another description
                 third.save(directory)
-            return manifest
+            return chain
 
-        monkeypatch.setattr(checkpoint, "read_manifest", overtaken)
+        monkeypatch.setattr(checkpoint, "read_chain", overtaken)
         with pytest.raises(shoal.CorruptionError, match="is missing"):
             store.load(tmp_path / "c")
         table = store.tables["t"]

@@ -37,12 +37,20 @@ def catching(monkeypatch, name):
         (["server"], "pass --connect tcp://HOST:PORT"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "a thread at least"),
         (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),
+        (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "much"], "'much' is no size: write it as 8GiB"),
+        (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "-1G"], "--memory"),
+        (["server", "--memory", "1G", "--slot-memory", "1M"], "not allowed with argument --memory"),
+        (["launch", "--memory", "1000", "train.py"], "at least 1048576 bytes for 1024 slots, got 1000"),
         (["launch", "--servers", "0", "train.py"], "--servers 0 --workers 1: pass 1 or more of each"),
         (["launch", "--workers", "0", "train.py"], "--servers 1 --workers 0"),
     ],
 )
 def test_arguments_that_make_no_role_are_refused_with_the_remedy(capsys, arguments, text):
-    assert main(arguments) == 2
+    try:
+        status = main(arguments)
+    except SystemExit as left:  # argparse's own
+        status = left.code
+    assert status == 2
     assert text in capsys.readouterr().err
 
 
@@ -84,3 +92,14 @@ def test_without_a_word_of_where_the_scheduler_is_mpirun_on_many_machines_is_ref
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     assert main(["launch", "--servers", "2", "train.py"]) == 2
     assert "pass --connect tcp://HOST:5570" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("100000", 100_000), ("8G", 8 << 30), ("8GiB", 8 << 30), ("1.5g", 3 << 29), ("512 MB", 512 << 20), ("7b", 7)],
+)
+def test_sizes_are_read_as_people_write_them(monkeypatch, text, bytes_):
+    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    with pytest.raises(Caught):
+        main(["server", "--connect", "tcp://127.0.0.1:1", "--memory", text])
+    assert (made["memory"], made["slot_memory"]) == (bytes_, None)

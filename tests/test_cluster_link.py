@@ -136,7 +136,7 @@ def test_what_is_no_control_message_gets_no_answer_and_harms_nobody():
         answers = [stray.recv_multipart()]
         while stray.poll(100):
             answers.append(stray.recv_multipart())
-        assert b"version 9 meet version 2" in answers[-1][2]
+        assert b"version 9 meet version 3" in answers[-1][2]
         with FakeServer(cluster.address) as server:
             assert server.joined.wait(TIMEOUT)
 

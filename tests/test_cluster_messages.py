@@ -13,12 +13,14 @@ from shoal.rpc.map import cut_evenly
 from shoal.rpc.messages import (
     Ask,
     Done,
+    DropTable,
     Fault,
     Heartbeat,
     Join,
     Joined,
     News,
     Order,
+    Refused,
     Reply,
     Rules,
     StartJob,
@@ -55,6 +57,8 @@ def test_a_table_is_described_to_the_servers_as_it_is(what):
         Ask(b"s" * 16, 2**40, Join(3, (), 4, Rules("ssp", 3, False))),
         Order(1, StartJob(2**32 - 1, Rules("bsp", 0, True), (1, 2))),
         Done(b"s", 1, 5, "why"),
+        Done(b"s", 1, refused=Refused("memory", "no room")),
+        Order(3, DropTable(7)),
         Heartbeat(b"s", 0),
         News(3, (WorkerGone(1, 2, "text"),)),
     ],
@@ -95,10 +99,10 @@ def decode_refusal(reply):
 
 def test_another_version_is_refused_in_words_that_all_versions_read():
     other = [messages._MAGIC + b"\x07\x00", b"anything"]
-    with pytest.raises(Fault, match="version 7 meet version 2: install one shoal on all machines") as caught:
+    with pytest.raises(Fault, match="version 7 meet version 3: install one shoal on all machines") as caught:
         decode(other)
     assert len(caught.value.reply) == 3
-    with pytest.raises(Fault, match=r"the other side refuses: .*version 7 meet version 2"):
+    with pytest.raises(Fault, match=r"the other side refuses: .*version 7 meet version 3"):
         decode(caught.value.reply)
     assert refusal("no")[1:] == [b"", b"no"]
 

@@ -59,6 +59,12 @@ def test_ctr_deepfm_trains_stops_early_and_keeps_the_best(tmp_path, monkeypatch)
     assert (tmp_path / "clicks" / "model.json").is_file()
 
 
+def test_killed_comes_to_the_same_bits():
+    out = run("killed.py", "--kills", 2)
+    assert re.match(r"kill 1: .+, seed \d+\n", out)
+    assert out.endswith("the same bits\n")
+
+
 def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):
     planted = demo.PlantedModel(seed=1)
     demo.write_log(tmp_path / "day_0.tsv", planted, 20_000, 0)

@@ -103,6 +103,7 @@ def test_answers_of_parts_of_the_slots_put_together_are_those_of_all():
         for order in (1, 2, np.inf):
             assert functions.norm(parts, order) == table.norm(order)
         assert functions.count(parts, 0.01) == table.count(above=0.01)
+        assert functions.digest(parts, 16) == table.digest()
 
         class Both:
             def reduce(self, function, parameters):
@@ -110,6 +111,84 @@ def test_answers_of_parts_of_the_slots_put_together_are_those_of_all():
 
         for mine, theirs in zip(functions.topk(Both(), 10), table.topk(10), strict=True):
             assert mine.tobytes() == theirs.tobytes()
+
+
+def plain_digest(table, bits):
+    """The digest by its definition, from the rows as they are read; weights are stored in so many bits."""
+    keys = all_rows(table)[0]
+    columns = []
+    for number, column in enumerate(table.state(keys).values()):
+        words = column.view(np.uint32).astype(np.uint64)
+        if number == 0 and bits == 16:
+            halves = np.zeros((len(keys), -(-words.shape[1] // 2) * 2), np.uint64)
+            halves[:, : words.shape[1]] = words >> np.uint64(16)
+            words = halves[:, ::2] | halves[:, 1::2] << np.uint64(16)
+        columns.append(words)
+    sums = []
+    for mixed in (shoal.mix(shoal.mix(keys)), shoal.mix(~shoal.mix(keys))):
+        for column in columns:
+            for word in column.T:
+                mixed = shoal.mix(mixed ^ word)
+        sums.append(int(mixed.sum(dtype=np.uint64)))
+    return f"{sums[0]:016x}{sums[1]:016x}"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dim", "dtype"),
+    [
+        (shoal.FTRL(), 1, "float32"),
+        (shoal.Adam(), 3, "float32"),
+        (shoal.Adam(per_row_step=True), 1, "float32"),
+        (shoal.RowWiseAdagrad(), 3, "bfloat16"),
+        (shoal.RowWiseAdagrad(), 16, "bfloat16"),
+        (shoal.SGD(), 5, "bfloat16"),
+    ],
+)
+def test_a_digest_is_that_of_all_that_is_stored(optimizer, dim, dtype):
+    with shoal.local(slots=16) as store:
+        table = store.table("t", dim=dim, optimizer=optimizer, dtype=dtype)
+        assert table.digest() == "0" * 32
+        table = filled(store, optimizer, dim, dtype=dtype)
+        assert table.digest() == plain_digest(table, 32 if dtype == "float32" else 16)
+
+
+def test_a_digest_stays_with_the_rows_and_changes_with_any_bit(tmp_path):
+    with shoal.local(slots=16) as store, shoal.local(slots=64, threads=3) as other:
+        table = filled(store, shoal.Adagrad(), 2)
+        digest = table.digest()
+        store.save(tmp_path)
+        other.load(tmp_path)
+        copy = other.tables["t"]
+        assert copy.digest() == digest
+        key, row = all_rows(copy)[0][:1], all_rows(copy)[1][:1]
+        copy.assign(key, np.nextafter(row, np.float32(9)))
+        assert copy.digest() != digest
+        copy.assign(key, row)
+        assert copy.digest() == digest
+        more = np.array([0, 2**64 - 1], np.uint64)
+        copy.assign(more, np.zeros((2, 2), np.float32))
+        assert copy.digest() != digest
+        copy.erase(more)
+        assert copy.digest() == digest
+        state = copy.state(key)
+        copy.push(key, np.ones((1, 2), np.float32)).wait()
+        copy.assign(key, row)
+        assert copy.digest() != digest  # the weights are what they were, n is not
+        assert copy.state(key)["n"].tolist() != state["n"].tolist()
+
+
+def test_growing_is_counted_and_changes_no_row():
+    keys = np.arange(400_000, dtype=np.uint64)
+    with shoal.local(slots=2) as store:  # 4 MB each: they grow through pages of 2 MiB
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        for some in np.array_split(keys, 40):
+            table.push(some, -(some % 1000).astype(np.float32)).wait()
+        figures = table.shard.stats()
+        assert figures["growths"] > 20
+        assert 0 < figures["longest_move_ns"] <= figures["growing_moving_ns"]
+        assert figures["growing_memory_ns"] > 0
+        assert table.shard.verify() == ""
+        np.testing.assert_array_equal(table.pull(keys)[:, 0], keys % 1000)
 
 
 def expected_weights(table, keys, target, before, wanted):
@@ -236,9 +315,10 @@ def test_an_empty_table_has_answers():
         (lambda table: table.decay(math.nan), "above 0 and at most 1"),
         (lambda table: table.shrink(-0.1), "not negative"),
         (lambda table: table.shrink(math.inf), "finite"),
-        (lambda table: table.shard.reduce(7, np.empty(0)), "no function 7"),
+        (lambda table: table.shard.reduce(8, np.empty(0)), "no function 8"),
         (lambda table: table.shard.reduce(0, np.empty(0)), "no function 0"),
         (lambda table: table.shard.reduce(1, np.ones(1)), "takes 0 parameters, got 1"),
+        (lambda table: table.shard.reduce(7, np.ones(1)), "takes 0 parameters, got 1"),
         (lambda table: table.shard.reduce(5, np.empty(0)), "takes 1 parameters, got 0"),
     ],
 )
@@ -254,7 +334,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(ask, told):
 def test_a_closed_store_says_so():
     with shoal.local() as store:
         table = filled(store, shoal.SGD(), 2)
-    for ask in (table.sum, table.norm, table.count, lambda: table.topk(1), lambda: table.decay(0.5)):
+    for ask in (table.sum, table.norm, table.count, table.digest, lambda: table.topk(1), lambda: table.decay(0.5)):
         with pytest.raises(shoal.ClosedError):
             ask()
 

@@ -5,15 +5,20 @@ The reference is one process that merges what the workers push, in rank order, a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
-from cluster_fakes import TIMEOUT
+from cluster_fakes import TIMEOUT, scheduler
 from cluster_standin import cluster
 from shoal import _core
+from shoal.cluster.server import Server
 from stores import joined, together
 
 SLOTS = 64
@@ -24,6 +29,7 @@ RULES = {
     "probability": {"admit": shoal.WithProbability(0.4, seed=3), "expire": (shoal.MaxRows(300), shoal.MinNorm(0.05))},
 }
 CLOCKS = 16
+FEW = np.arange(100, dtype=np.uint64)
 SWEEPS = {5, 11}  # clocks that begin with one
 
 pytestmark = pytest.mark.timeout(300)
@@ -200,3 +206,108 @@ def test_under_asp_sweeps_act_at_once() -> None:
         assert len(table) == 100
         assert sweep(store) == [60]
         assert len(table) == 40
+
+
+def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
+    def fill(store: shoal.Store) -> tuple[int, list[Any]]:
+        table = store.table("t", dim=4, optimizer=shoal.SGD(), expire=shoal.MaxRows(10**6))
+        for part in range(8):
+            keys = np.arange(part * 500, part * 500 + 500, dtype=np.uint64)
+            table.push(keys, np.ones((500, 4), np.float32)).wait()
+            store.tick()
+        return len(table), everything(store)["t"]
+
+    with shoal.local(slots=SLOTS, memory=SLOTS * 2048) as store:
+        rows, alone = fill(store)
+    assert 500 < rows < 4000
+    with shoal.launch(3, slots=SLOTS, memory=SLOTS * 2048, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
+        assert fill(store) == (rows, alone)
+        with pytest.raises(shoal.MemoryBudgetExceeded, match=r"server 0 at .* does not make table 'plain'"):
+            store.table("plain")
+        assert fill(store)[0] > 500
+        store.tables["t"].erase(np.arange(4000, dtype=np.uint64))
+        plain = store.table("plain")
+
+        def push_until_full() -> None:
+            for part in range(200):
+                plain.push(np.arange(part * 500, part * 500 + 500, dtype=np.uint64), np.ones(500, np.float32)).wait()
+
+        with pytest.raises(shoal.MemoryBudgetExceeded, match=r"server .* refused the push of table"):
+            push_until_full()
+
+
+def test_a_table_without_room_is_refused_to_all_that_ask_and_nobody_else_notices() -> None:
+    share = 4096
+    with (
+        cluster(2, 2, slot_memory=[None, share]) as one,
+        joined(one.address, 2) as stores,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def everywhere(work: Callable[[shoal.Store], Any]) -> list[Any]:
+            return list(pool.map(work, stores))
+
+        def tables() -> list[list[int]]:
+            return [service.tables() for server in one.servers for service in server.services]
+
+        def refusal(store: shoal.Store, number: int) -> str:
+            try:
+                store.table(f"more {number}")
+            except shoal.MemoryBudgetExceeded as error:
+                return str(error)
+            return ""
+
+        everywhere(
+            lambda store: store.table("t", optimizer=shoal.SGD(lr=1.0)).push(FEW, np.ones(100, np.float32)).wait()
+        )
+        for number in range(100):  # empty tables, until there is no room for another
+            before = tables()
+            texts = set(everywhere(lambda store: refusal(store, number)))  # noqa: B023 - called at once
+            if texts != {""}:
+                break
+        (text,) = texts
+        assert number > 3
+        assert re.match(r"server 1 at tcp://\S+, tcp://\S+ \(process \d+ on \S+\) does not make table 'more", text)
+        assert f"of the {share} bytes that each of 1024 slots has; give the store more memory" in text
+        assert tables() == before
+        assert all(f"more {number}" not in store.tables for store in stores)
+        everywhere(lambda store: store.tick())
+        for pulled in everywhere(lambda store: store.tables["t"].pull(FEW)):
+            assert np.all(pulled == -2)
+        assert one.scheduler.membership.broken == ""
+        # Where there is room again, a table is made under the number that the refused one would have had.
+        for service in one.servers[1].services:
+            service.drop_table(before[0][-1])
+        everywhere(lambda store: store.table("later").push(FEW, np.ones(100, np.float32)).wait())
+        assert all(len(numbers) >= len(before[0]) for numbers in tables())
+
+
+def test_a_load_into_servers_without_room_is_refused_and_leaves_what_was_there(tmp_path: Path) -> None:
+    with shoal.local() as store:
+        for k in range(30):
+            store.table(f"t{k}")
+        store.save(tmp_path / "many")
+    with cluster(1, slot_memory=[4096]) as one, joined(one.address, 1) as (store,):
+        table = store.table("mine", optimizer=shoal.SGD(lr=1.0))
+        table.push(FEW, np.ones(100, np.float32)).wait()
+        store.tick()
+        with pytest.raises(shoal.MemoryBudgetExceeded, match=r"server 0 at .* does not make table 't\d+'"):
+            store.load(tmp_path / "many")
+        assert np.all(table.pull(FEW) == -1)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ({"memory": 1000}, "at least 1048576 bytes for 1024 slots, got 1000"),
+        ({"memory": 0}, "number of bytes above 0, got 0"),
+        ({"slot_memory": 10}, "at least 1048576 bytes for 1024 slots, got 10240"),
+    ],
+)
+def test_a_server_whose_memory_is_too_small_is_refused_before_it_joins(what: dict[str, int], text: str) -> None:
+    with scheduler(1) as one:
+        with pytest.raises(ValueError, match=text):
+            Server(one.address, timeout=TIMEOUT, **what)
+        assert one.membership.map is None
+    with pytest.raises(ValueError, match="at least 1048576 bytes"):
+        shoal.launch(memory=1000)

@@ -203,7 +203,7 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeyp
         raise CutOffError
 
     if where == "at the checkpoint":
-        monkeypatch.setattr(checkpoint, "save", fail)
+        monkeypatch.setattr(checkpoint, "write", fail)
     elif where == "within the checkpoint":
         monkeypatch.setattr(checkpoint, "_save_table", fail)
     else:

@@ -24,6 +24,7 @@ from shoal.rpc.messages import (
     Barrier,
     Dismiss,
     Done,
+    DropTable,
     Heartbeat,
     Hello,
     Hold,
@@ -73,6 +74,7 @@ class Process:
         self.executed: list[object] = []
         self.done: Done | None = None
         self.admitted: dict[int, int] = {}
+        self.tables: dict[int, str] = {}  # of a server
         self.ask(Hello(role, f"{role} {self.sender.hex()[:4]}"))
 
     @property
@@ -120,10 +122,19 @@ class Process:
             self.admitted[order.body.rank] = order.body.incarnation
         elif isinstance(order.body, Dismiss):
             assert self.admitted.pop(order.body.rank) == order.body.incarnation
+        refused = None
+        if isinstance(order.body, AddTable):
+            assert order.body.id not in self.tables
+            if self.world.rng.random() < self.world.refusals:
+                refused = Refused("memory", "no room")
+            else:
+                self.tables[order.body.id] = order.body.form.name
+        elif isinstance(order.body, DropTable):
+            self.tables.pop(order.body.id, None)
         clock = self.world.clock - self.join.rank if isinstance(order.body, (Hold, Dismiss)) else 0
         told = isinstance(order.body, TellFigures)
         figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
-        self.done = Done(self.sender, order.number, clock, "", figures)
+        self.done = Done(self.sender, order.number, clock, "", figures, refused)
 
     def replied(self, reply: Reply) -> None:
         if isinstance(reply.body, Refused) and reply.body.kind in ("fenced", "not-connected"):
@@ -147,9 +158,9 @@ class Process:
 class World:
     """A scheduler, processes, and a network that loses, doubles and delays."""
 
-    def __init__(self, seed: int, *, servers: int, workers: int, loss: float) -> None:
+    def __init__(self, seed: int, *, servers: int, workers: int, loss: float, refusals: float = 0.0) -> None:
         self.rng = random.Random(seed)
-        self.workers_wanted, self.loss = workers, loss
+        self.workers_wanted, self.loss, self.refusals = workers, loss, refusals
         self.now, self.clock = 0.0, 0
         self.membership = Membership(servers=servers, workers=workers, slots=16, rng=self.rng, now=0.0, heartbeat=1.0)
         self.flying: list[tuple[float, object, Process, bool]] = []
@@ -158,6 +169,7 @@ class World:
         self.inside: dict[int, Process] = {}
         self.incarnations: dict[int, int] = defaultdict(int)
         self.tables: set[tuple[int, str]] = set()
+        self.refused = 0
         for rank in range(servers):
             addresses = tuple(f"tcp://0.0.0.0:{5000 + 10 * rank + k}" for k in range(1 + rank % 2))
             self.start("server", Join(rank, addresses))
@@ -200,6 +212,10 @@ class World:
                     passed.append((process, message.number))
                 elif isinstance(message.body, TableIs):
                     self.tables.add((message.body.id, message.body.form.name))
+                    for server in self.those("server"):
+                        assert server.tables[message.body.id] == message.body.form.name, "not on all servers (I6)"
+                elif isinstance(message.body, Refused) and message.body.kind == "memory" and first:
+                    self.check_refused(process, process.asked.get(message.number))
             self._fly(decode(encode(message)), process, False)
         for process, number in passed:
             name = process.asked[number].name if number in process.asked else "all"
@@ -220,6 +236,12 @@ class World:
         for server in self.processes:
             if server.role == "server" and server.executed:
                 assert server.admitted.get(joined.rank) == joined.incarnation, "told before all servers know (I2)"
+
+    def check_refused(self, process: Process, asked: AskTable | None) -> None:
+        self.refused += 1
+        if asked is not None:
+            for server in self.those("server"):
+                assert asked.form.name not in server.tables.values(), "something is left of a refused table (I6)"
 
     def go(self, seconds: float) -> None:
         end = self.now + seconds
@@ -275,10 +297,18 @@ def renamed(form: TableForm, name: str) -> TableForm:
     return TableForm(name, *(getattr(form, field) for field in form.__struct_fields__[1:]))
 
 
-@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.3]))
-@settings(max_examples=60, deadline=None)
-def test_invariants_hold_on_random_schedules_and_everybody_is_answered_once_it_is_quiet(seed, servers, workers, loss):
-    world = World(seed, servers=servers, workers=workers, loss=loss)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.1, 0.3]),
+    st.sampled_from([0.0, 0.5]),
+)
+@settings(max_examples=80, deadline=None)
+def test_invariants_hold_on_random_schedules_and_everybody_is_answered_once_it_is_quiet(
+    seed, servers, workers, loss, refusals
+):
+    world = World(seed, servers=servers, workers=workers, loss=loss, refusals=refusals)
     for _ in range(world.rng.randrange(3, 25)):
         world.disturb()
         world.go(world.rng.choice([0.2, 1.0, 3.0]))
@@ -591,6 +621,30 @@ def test_strangers_and_requests_out_of_place_are_refused_and_change_nothing():
     world.go(1.0)
     assert worker.replies[3].kind == "input"
     assert not any(isinstance(order, AddTable) for order in world.processes[0].executed)
+
+
+def test_a_table_that_a_server_refuses_is_dropped_by_all_and_all_that_wait_for_it_are_told():
+    world, (one, two) = together(workers=2, servers=2)
+    first, second = world.processes[:2]
+    world.refusals = 1.0
+    numbers = [worker.ask(AskTable(FORM)) for worker in (one, two)]
+    world.go(3.0)
+    for worker, number in zip((one, two), numbers, strict=True):
+        refused = worker.replies[number]
+        assert refused.kind == "memory"
+        assert refused.text.startswith("server 0 at tcp://10.0.0.9:5000 (server ")
+        assert refused.text.endswith("does not make table 't': no room")
+    assert [type(order) for order in first.executed[1:]] == [AddTable, DropTable]
+    assert first.executed == second.executed
+    assert first.tables == second.tables == {}
+    world.refusals = 0.0
+    number = two.ask(AskTable(renamed(FORM, "smaller")))
+    again = one.ask(AskTable(FORM))
+    world.go(3.0)
+    assert two.replies[number] == TableIs(0, renamed(FORM, "smaller"))
+    assert one.replies[again] == TableIs(1, FORM)
+    assert first.tables == second.tables == {0: "smaller", 1: "t"}
+    assert not world.membership.broken
 
 
 def test_a_server_that_fails_at_an_order_is_lost_with_its_reason():

@@ -50,6 +50,14 @@ def weights(service: _core.Service, hashes: list[int], worker: Worker | None = N
 # --- who is served -----------------------------------------------------------------------------------------------
 
 
+def test_a_shard_is_asked_for_by_a_number_and_anything_else_is_an_error():
+    service = _core.Service(16, 0, 16)
+    with pytest.raises(TypeError):
+        service.shard("one")
+    with pytest.raises(ValueError, match="no table 1"):
+        service.shard(1)
+
+
 def test_a_worker_is_served_once_admitted_and_fenced_once_replaced() -> None:
     service = _core.Service(SLOTS, 0, SLOTS)
     service.add_table(0, dim=1, **SGD)
@@ -545,7 +553,10 @@ def test_a_reply_that_would_be_too_large_is_refused_before_it_is_made() -> None:
         (Worker().numbers(Op.LOAD_BEGIN, [1, 2], sequence=1), "names the rows of 16 slots, got 2"),
         (Worker().numbers(Op.LOAD_BEGIN, [1 << 62] * 16, sequence=1), "no machine has place for"),
         (Worker().numbers(Op.LOAD_END, [1], sequence=1), "no load of this worker is under way"),
-        (Worker().numbers(Op.LOAD_END, [1, 2, 3], sequence=1), "a load ends with the table's step and clock, got 3"),
+        (
+            Worker().numbers(Op.LOAD_END, [1, 2, 3], sequence=1),
+            "step, clock and base, got 3",
+        ),
         (Worker().section(0, np.zeros(0, np.uint8), sequence=1), "no load of this worker is under way"),
         (Worker().reduce(77, sequence=1), "77"),
         ([b"junk"], "a header has 64 bytes, got 4"),

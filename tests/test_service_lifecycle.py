@@ -18,9 +18,11 @@ COUNT2 = ("AfterCount", {"n": 2.0})
 TTL3 = ("TimeToLive", {"clocks": 3.0})
 
 
-def served(mode: str = "asp", *, workers: int = 1, **rules: Any) -> _core.Service:
+def served(mode: str = "asp", *, workers: int = 1, memory: int | None = None, **rules: Any) -> _core.Service:
     """All slots, one table with rules, ``workers`` admitted at clock 0."""
     service = _core.Service(SLOTS, 0, SLOTS)
+    if memory is not None:
+        service.set_memory(memory)
     service.add_table(0, dim=1, **SGD, **rules)
     service.start_job(1, mode)
     for rank in range(workers):
@@ -269,3 +271,52 @@ def test_a_filter_is_refused_where_it_does_not_belong() -> None:
     done(deliver(service, a.filter(64, 31, nothing, sequence=2)))
     done(deliver(service, a.filter(64, 31, nothing, sequence=2)))
     assert service.metrics()["duplicates"] == 1
+
+
+def grow(service: _core.Service, worker: Worker, clock: int = 0, first: int = 1) -> Reply:
+    """Push new keys of slot 0 until that fails."""
+    for sequence in range(first, first + 60):
+        hashes = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(sequence)
+        reply = deliver(service, worker.push(hashes, np.ones(200), sequence=sequence, clock=clock))[0]
+        if reply.status != Status.OK:
+            return reply
+    raise AssertionError("the budget was never met")
+
+
+def test_a_push_beyond_the_budget_is_refused_and_changes_nothing() -> None:
+    service = served(memory=20_000)
+    a = Worker()
+    refused = grow(service, a)
+    assert refused.status == Status.NO_ROOM
+    assert "bytes" in refused.text
+    before = done(deliver(service, a.bare(Op.STATS, sequence=1 << 63))).values
+    hashes = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(refused.sequence)
+    assert there(service, *hashes.tolist()) == [0] * 200
+    assert one(deliver(service, a.push(hashes, np.ones(200), sequence=refused.sequence))).status == Status.NO_ROOM
+    assert done(deliver(service, a.bare(Op.STATS, sequence=1 << 63))).values == before
+    old = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(1)
+    done(deliver(service, a.push(old, np.ones(200), sequence=refused.sequence + 1)))  # rows that are there
+    done(deliver(service, a.keys(Op.ERASE, old, sequence=refused.sequence + 2)))
+    done(deliver(service, a.push(hashes, np.ones(200), sequence=refused.sequence)))  # now there is room
+
+
+def test_under_bsp_a_step_beyond_the_budget_is_told_to_whoever_comes_next() -> None:
+    service = served("bsp", workers=2, memory=20_000)
+    a, b = Worker(0), Worker(1)
+    sequence = 0
+    for clock in range(60):
+        sequence += 1
+        hashes = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(sequence)
+        reply = one(deliver(service, a.push(hashes, np.ones(200), sequence=sequence, clock=clock)))
+        if reply.status != Status.OK:
+            break
+        tick(service, clock, a, b)
+    assert reply.status == Status.NO_ROOM
+    assert one(deliver(service, b.pull([5], clock=clock))).status == Status.NO_ROOM
+    assert there(service, *(hashes - np.uint64(1)).tolist()) == [0] * 200  # the step that failed
+    old = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(1)
+    done(deliver(service, b.keys(Op.ERASE, old, sequence=1, clock=clock)))
+    done(deliver(service, b.pull([5], clock=clock)))
+    done(deliver(service, a.push(hashes, np.ones(200), sequence=sequence, clock=clock)))
+    tick(service, clock, a, b)
+    assert there(service, *hashes.tolist()) == [1] * 200

@@ -4,8 +4,11 @@ from collections import Counter
 
 import pytest
 
+import shoal
 from shoal import _core
-from shoal.errors import Fenced, ServerLost
+from shoal.errors import Fenced, MemoryBudgetExceeded, ServerLost
+from shoal.rpc import messages as m
+from shoal.rpc.messages import TableForm
 from sim.network import ROUGH
 from sim.schedules import counting, violations
 from sim.whole import Whole
@@ -15,9 +18,31 @@ SEEDS = 5
 LATE_MAP = 83  # a server refuses pushes, for its own place in the map has not come yet
 
 
-def whole(seed, mode, clocks=12):
+class Narrow:
+    """An endpoint without room for wide tables."""
+
+    def __init__(self, *slots):
+        self._service = _core.Service(*slots)
+
+    def __getattr__(self, name):
+        return getattr(self._service, name)
+
+    def add_table(self, id, **spec):
+        if spec["dim"] > 1000:
+            raise MemoryBudgetExceeded("no room")
+        self._service.add_table(id, **spec)
+
+
+class Bounded(Whole):
+    """The last endpoint of server 1 has little memory for tables."""
+
+    def serve(self, service, address, first, end):
+        return super().serve(Narrow if address == "tcp://10.0.0.2:5001" else service, address, first, end)
+
+
+def whole(seed, mode, clocks=12, kind=Whole):
     name, staleness = MODES[mode]
-    cluster = Whole(seed, _core.Service, mode=name, staleness=staleness, workers=3, endpoints=4, weather=ROUGH)
+    cluster = kind(seed, _core.Service, mode=name, staleness=staleness, workers=3, endpoints=4, weather=ROUGH)
     program = counting(seed, clocks, think=0.05)
     cluster.start([program] * 3)
     return cluster, program
@@ -49,6 +74,30 @@ def test_who_is_silent_is_replaced_and_nothing_is_lost_or_done_twice(mode, zombi
     assert seen["returned"] >= 3
     assert seen["later"] >= 3
     assert seen["fenced"] >= 2 * zombies
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_that_a_server_has_no_room_for_is_nowhere_and_all_workers_go_on(mode):
+    def ask(worker, form):
+        worker.ask(m.AskTable(form))
+
+    with shoal.local(slots=16) as store:
+        forms = [TableForm.of(store.table(name, dim=dim).spec) for name, dim in (("wide", 4096), ("narrow", 2))]
+    for seed in range(SEEDS):
+        cluster, _ = whole(seed, mode, kind=Bounded)
+        for clock in (2, 4):  # three at once, two of them once more
+            for k in range(clock // 3, 3):
+                cluster.once(clock, ask, cluster.worker_processes[k], forms[0])
+        cluster.once(7, lambda every: [ask(one, forms[1]) for one in every], cluster.worker_processes)
+        cluster.run()
+        assert violations(cluster) == [], f"seed {seed}"
+        assert all(client.finished and client.error is None for client in cluster.clients)
+        for one in cluster.worker_processes:
+            refused = [body for body in one.tables if isinstance(body, m.Refused)]
+            assert all("server 1 at tcp://10.0.0.2:5000, tcp://10.0.0.2:5001" in body.text for body in refused)
+            assert [body for body in one.tables if body not in refused] == [m.TableIs(0, forms[1])], f"seed {seed}"
+            assert len(refused) == 1 + (one is not cluster.worker_processes[0]), f"seed {seed}"
+        assert {tuple(service.tables()) for service in cluster.services.values()} == {(0, 1)}
 
 
 @pytest.mark.parametrize("mode", MODES)

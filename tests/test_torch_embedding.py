@@ -455,13 +455,43 @@ class Failing:
         raise self.error
 
 
+@pytest.mark.parametrize("dim", [1, 16])
+def test_rows_found_ahead_may_move_go_and_come_before_they_are_read_and_pushed(dim, tmp_path):
+    rng = np.random.default_rng(dim)
+    batches = [rng.integers(0, 400 * (i + 1), (200, 3)) for i in range(12)]
+    outs = []
+    for ahead in (False, True):
+        with shoal.local(threads=2, slots=4) as store:
+            table = store.table("t", dim=dim, optimizer=shoal.Adagrad(lr=0.1), init=shoal.Normal(0.1, seed=3))
+            embedding = shoal.torch.Embedding(table)
+            found = []
+            for i, batch in enumerate(batches):
+                if ahead and i % 4 == 0:
+                    for later in batches[i : i + 4]:
+                        embedding.sort_ahead(torch.from_numpy(later))
+                out = embedding(torch.from_numpy(batch))
+                found.append(out.detach().clone())
+                if i % 5 == 1:
+                    table.erase(batch[:50].ravel())  # between a pull and its push
+                if i == 6:
+                    store.save(tmp_path / str(ahead))
+                    table.push(batch.ravel(), np.ones((batch.size, dim), np.float32))
+                    store.load(tmp_path / str(ahead))  # other rows, in other places
+                (out * (1 + torch.arange(dim))).sum().backward()
+            assert embedding.drop_prefetched() == 0
+            held = sorted((int(k), r.tobytes()) for chunk in table.items() for k, r in zip(*chunk, strict=True))
+            outs.append((found, held))
+    assert all(torch.equal(a, b) for a, b in zip(outs[0][0], outs[1][0], strict=True))
+    assert outs[0][1] == outs[1][1]
+
+
 def test_a_failed_push_is_raised_by_the_next_forward_that_finds_it_done(local, name, monkeypatch):
     table = local.table(name, dim=2)
     embedding = shoal.torch.Embedding(table)
     keys = torch.tensor([1])
     failing = Failing(shoal.ServerLost("the server is gone"))
     with monkeypatch.context() as patch:
-        patch.setattr(table, "push_unique", lambda batch, grads, copy: shoal.Handle(failing, lambda: None))
+        patch.setattr(table, "push_given", lambda batch, grads, where: shoal.Handle(failing, lambda: None))
         embedding(keys).sum().backward()
     embedding(keys)  # it is under way
     failing.done = True

@@ -85,6 +85,8 @@ def toml(raw: dict) -> str:
     def value(one) -> str:
         if isinstance(one, dict):
             return "{ " + ", ".join(f"{name} = {value(inner)}" for name, inner in one.items()) + " }"
+        if isinstance(one, list):
+            return "[" + ", ".join(map(value, one)) + "]"
         return json.dumps(one)
 
     return "".join(
@@ -241,6 +243,7 @@ class Fails:
         pass
 
 
+TWO_RULES = [{"name": "TimeToLive", "clocks": 3}, {"name": "DecayedScore", "decay": 0.9, "floor": 2.0}]
 PLANS = {
     "plain": ({}, {}),
     "shuffled": ({"shuffle": 3}, {}),
@@ -248,6 +251,9 @@ PLANS = {
     "patient": ({"patience": 1, "epochs": 6}, {"tables": {"optimizer": {"name": "Adagrad", "lr": 0.6}}}),
     "dropping out": ({}, {"model": {"dropout": 0.3}}),
     "rounded": ({}, {"tables": {"dtype": "bfloat16"}}),
+    "expiring": ({}, {"tables": {"admit": {"name": "AfterCount", "n": 3}, "expire": TWO_RULES}}),
+    "stale": ({}, {"train": {"staleness": 2}}),
+    "stale, shuffled": ({"shuffle": 3}, {"train": {"staleness": 3}}),
 }
 
 
@@ -415,6 +421,65 @@ def test_a_table_admits_by_a_rule(clicks):
         assert 0 < len(store.tables["embedding"]) <= 12 + 9 + 4
     with pytest.raises(ValueError, match=r"\[tables\] admit has no kind 'AfterCounts': did you mean 'AfterCount'"):
         parse(configured(clicks, tables={"admit": {"name": "AfterCounts"}}))
+
+
+def test_rows_of_a_table_expire_when_a_pass_ends(clicks):
+    rules = {"expire": [{"name": "TimeToLive", "clocks": 2}], "linear": {"expire": []}}
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks, tables=rules))
+        assert store.tables["embedding"].spec.expire == (shoal.TimeToLive(2),)
+        assert store.tables["linear"].spec.expire == ()
+        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False)
+        every, late = (
+            {int(key) for batch in batches for key in click.prepare(batch).keys.numpy().view(np.uint64).ravel()}
+            for whole in [list(click.reading(reader(clicks)))]
+            for batches in (whole, whole[-3:])
+        )
+        assert store.tables["linear"].contains(np.array(sorted(every), np.uint64)).all()
+        kept = {int(key) for keys, _ in store.tables["embedding"].items() for key in keys}
+        assert kept == late
+    with pytest.raises(ValueError, match=r"\[tables\] expire has no kind 'TimeToLife': did you mean 'TimeToLive'"):
+        parse(configured(clicks, tables={"expire": [{"name": "TimeToLife"}]}))
+    with pytest.raises(ValueError, match=r"\[tables\.linear\] expire TimeToLive has no key 'clock'"):
+        parse(configured(clicks, tables={"linear": {"expire": [{"name": "TimeToLive", "clock": 3}]}}))
+    with pytest.raises(ValueError, match=r"\[tables\] expire: expected `array \| null`, got `object`"):
+        parse(configured(clicks, tables={"expire": {"name": "TimeToLive", "clocks": 3}}))
+
+
+def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of_the_checkpoint(clicks, tmp_path):
+    with (
+        shoal.local(threads=1) as store,
+        pytest.raises(ValueError, match=r"staleness is 1, and the keys that DIN looks up are not known"),
+    ):
+        made(store, configured(clicks, "din", train={"staleness": 1}))
+    with pytest.raises(ValueError, match=r"\[train\] staleness: expected `int` >= 0"):
+        parse(configured(clicks, train={"staleness": -1}))
+    plan = Plan(epochs=1, warm_up=False)
+    for staleness in (2, 1):
+        with shoal.local(threads=1) as store:
+            click = made(store, configured(clicks, train={"staleness": staleness}))
+            how = {"progress": False, "keeper": Keeper(click, tmp_path / "out", every=3), "write_every": 1}
+            if staleness == 2:
+                with pytest.raises(RuntimeError):
+                    fit(click, reader(clicks), None, plan, writers=[Fails(8)], **how)
+                fresh = dense_of(click)
+            else:
+                before = dense_of(click)
+                with pytest.raises(ValueError, match="begun with staleness=2, now it is 1: pass the same to resume"):
+                    fit(click, reader(clicks), None, plan, resume=True, **how)
+                assert dense_of(click) == before != fresh
+                assert len(store.tables["embedding"]) == 0
+
+
+def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_pulled_ahead(clicks, tmp_path):
+    plan = Plan(epochs=1, warm_up=False, shuffle=2)
+    with shoal.local(threads=1) as store:
+        click = made(store, configured(clicks, train={"staleness": 2}))
+        how = {"progress": False, "keeper": Keeper(click, tmp_path / "out", every=3), "write_every": 1}
+        with pytest.raises(RuntimeError):
+            fit(click, reader(clicks), None, plan, writers=[Fails(8)], **how)
+        with pytest.raises(ValueError, match="not those of the fit that is gone on with"):
+            fit(click, reader(clicks, batch_size=7), None, plan, resume=True, **how)
 
 
 def documented(text: str) -> dict[str, dict[str, str]]:
@@ -669,11 +734,13 @@ def test_mlflow_gets_a_run(clicks, tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(300)
-def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_path):
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_path, staleness):
+    raw = configured(clicks, train={"staleness": staleness}, tables={"expire": TWO_RULES})
     got = []
     for store in (shoal.local(threads=1), shoal.launch(servers=2, threads=1)):
         with store:
-            click = made(store, configured(clicks))
+            click = made(store, raw)
             keeper = Keeper(click, tmp_path / type(store).__name__, every=4)
             fit(click, reader(clicks), reader(clicks, "valid"), Plan(warm_up=False), progress=False, keeper=keeper)
             got.append((rows_of(click), dense_of(click), untimed(click.history)))

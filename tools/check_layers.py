@@ -21,7 +21,8 @@ CSRC = {
     "table": "base",
     "store": "base route optim table",
     "net": "base route optim table store",
-    "bind": "base route kernel optim table store net",
+    "frozen": "base optim",
+    "bind": "base route kernel optim table store net frozen",
 }
 
 PYTHON = {
@@ -39,29 +40,58 @@ PYTHON = {
     "table": "_core errors optim gate handle lifecycle functions",
     "dense": "handle optim table",
     "sealed": "_core errors",
-    "checkpoint": "_core errors optim table sealed",
-    "store": "_core errors consistency optim gate handle lifecycle table dense sealed checkpoint",
+    "storage": "errors sealed",
+    "machine": "",
+    "pieces": "errors sealed storage",
+    "checkpoint": "_core errors machine optim table sealed storage pieces",
+    "export": "_core errors machine optim table sealed storage pieces",
+    "compaction": "storage checkpoint export",
+    "store": "_core errors machine consistency optim gate handle lifecycle table dense sealed storage checkpoint "
+    "export",
+    "estimates": "_core optim table store",
     "rpc": "_core errors consistency handle table",
-    "cluster": "_core errors consistency optim functions gate handle table sealed checkpoint store rpc data",
-    "models": "_core errors consistency optim handle lifecycle table sealed checkpoint store data metrics",
-    "demo": "_core errors optim table sealed checkpoint store data metrics models",
-    "reports": "_core errors optim table sealed checkpoint store data metrics models torch",
-    "torch": "_core errors consistency optim lifecycle handle table dense sealed checkpoint store data metrics models",
+    "cluster": "_core errors consistency optim functions gate handle table sealed storage checkpoint store rpc data",
+    "models": "_core errors consistency optim handle lifecycle table sealed storage checkpoint store data metrics",
+    "exchange": "_core data store table",
+    "serve": "_core errors consistency optim table checkpoint export store data models torch",
+    "demo": "_core errors optim table sealed storage checkpoint store data metrics models",
+    "reports": "_core errors optim table sealed storage checkpoint store data metrics models torch",
+    "torch": "_core errors consistency optim lifecycle handle table dense sealed storage checkpoint store data metrics "
+    "models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors consistency optim lifecycle table sealed checkpoint store data metrics models demo reports "
-    "torch rpc cluster",
+    "cli": "_core errors consistency optim lifecycle table sealed storage checkpoint export compaction store data "
+    "metrics models demo reports torch rpc cluster serve exchange estimates",
     "__main__": "cli",
-    "__init__": "errors consistency optim lifecycle table dense store rpc cluster data metrics models reports torch",
+    "__init__": "errors compaction consistency optim lifecycle table dense export store rpc cluster data metrics "
+    "models reports torch estimates",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.
 READER_HEADERS = "base"
 
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
-LAZY = {"backports", "fsspec", "matplotlib", "pyarrow", "scipy", "sklearn", "torch", "zmq"}
+LAZY = {
+    "backports",
+    "fsspec",
+    "matplotlib",
+    "prometheus_client",
+    "pyarrow",
+    "scipy",
+    "sklearn",
+    "starlette",
+    "torch",
+    "uvicorn",
+    "zmq",
+}
 
 # Modules that are there for an optional library, which they import at once; no other module may import them.
-FOR_ITS_OWN = {"sklearn": {"scipy", "sklearn"}, "rpc": {"zmq"}, "cluster": {"zmq"}, "torch": {"torch"}}
+FOR_ITS_OWN = {
+    "sklearn": {"scipy", "sklearn"},
+    "rpc": {"zmq"},
+    "cluster": {"zmq"},
+    "torch": {"torch"},
+    "serve": {"prometheus_client", "starlette"},
+}
 
 # What only one place may do, as it looks in C++.
 ONLY_IN = [

@@ -9,7 +9,6 @@
 // invariants, no row dropped, and rows pulled in a batch against the same rows pulled one by one.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -21,39 +20,12 @@
 #include "base/memory.h"
 #include "base/threads.h"
 #include "measure.h"
+#include "raw.h"
 #include "route/key_batch.h"
 #include "store/shard.h"
 
 namespace shoal {
 namespace {
-
-// Millions of lines a second: random lines of `region`, fetched ahead as a table's are.
-double raw_rate(Region& region, const std::vector<std::uint32_t>& lines, bool update, Pool& pool) {
-  constexpr std::size_t kAhead = 16;
-  std::atomic<std::uint64_t> sink{0};
-  std::byte* const base = region.data();
-  const auto start = Clock::now();
-  const Pieces pieces{lines.size(), pool.threads()};
-  pool.run(pieces.parts, [&](std::size_t part) {
-    std::uint64_t sum = 0;
-    const std::size_t end = pieces.begin(part + 1);
-    for (std::size_t i = pieces.begin(part); i < end; ++i) {
-      __builtin_prefetch(base + std::size_t{lines[std::min(i + kAhead, end - 1)]} * kCacheLine, 1);
-      std::byte* const line = base + std::size_t{lines[i]} * kCacheLine;
-      std::uint64_t words[2];
-      std::memcpy(&words[0], line, 8);
-      std::memcpy(&words[1], line + 56, 8);
-      sum += words[0] + words[1];
-      if (update) {
-        words[0] += i;
-        std::memcpy(line, &words[0], 8);
-      }
-    }
-    sink.fetch_add(sum);
-  });
-  const double seconds = seconds_since(start);
-  return sink.load() == 1 ? 0 : static_cast<double>(lines.size()) / seconds / 1e6;
-}
 
 std::map<std::string, double> params_of(const std::string& optimizer) {
   if (optimizer == "FTRL") {
@@ -126,11 +98,6 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
   Random random;
   const std::size_t batches = std::max<std::size_t>(1, 2'000'000 / batch_size);
   std::vector<std::uint32_t> lines(batches * batch_size);
-  const auto draw_lines = [&](const Region& region) {
-    for (auto& line : lines) {
-      line = static_cast<std::uint32_t>(scale(random.next(), region.bytes() / kCacheLine));
-    }
-  };
   const auto draw_batch = [&] {
     for (auto& key : batch) {
       key = scale(random.next(), keys);
@@ -140,13 +107,13 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
   Figures raw_read, raw_update, large_read, large_update, sorts, pulls, pushes, pull_ratio, push_ratio,
       pull_ratio_large, push_ratio_large;
   for (std::size_t round = 0; round < rounds + 1; ++round) {
-    draw_lines(same);
+    draw_lines(same, random, lines);
     const double read = raw_rate(same, lines, false, pool);
     const double update = raw_rate(same, lines, true, pool);
     double read_large = 0;
     double update_large = 0;
     if (large.bytes() != 0) {
-      draw_lines(large);
+      draw_lines(large, random, lines);
       read_large = raw_rate(large, lines, false, pool);
       update_large = raw_rate(large, lines, true, pool);
     }

@@ -45,6 +45,7 @@ N0 = 1e-6
 STEPS = 200  # at which losses are looked at
 STEADY = 1e-5  # of a loss
 TURNS = ("backwards", "from the middle")  # other orders of a batch
+MIXED = tuple(f"mixed {number}" for number in range(1, 31))  # more of them, where two do not tell
 INIT = shoal.Normal(0.01, seed=3)
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -320,8 +321,12 @@ def batches(data: Data, number: int, turned: str = "") -> Iterator[tuple[Inputs,
     """Cut the examples to learn from into the batches of a pass: mixed, or in the order of time."""
     n = len(data.learn)
     order = torch.arange(n) if data.in_time else torch.from_numpy(np.random.default_rng([4, number]).permutation(n))
+    mixing = np.random.default_rng([5, MIXED.index(turned)]) if turned in MIXED else None
     for rows in order.split(1024 if n >= MANY else 512):
-        yield data.learn.rows({"": rows, TURNS[0]: rows.flip(0), TURNS[1]: rows.roll(len(rows) // 2)}[turned])
+        if mixing is not None:
+            yield data.learn.rows(rows[torch.from_numpy(mixing.permutation(len(rows)))])
+        else:
+            yield data.learn.rows({"": rows, TURNS[0]: rows.flip(0), TURNS[1]: rows.roll(len(rows) // 2)}[turned])
 
 
 def train(
@@ -351,7 +356,7 @@ def train(
     patient : bool
         Whether to stop after the first pass that was no better than the one before it.
     turned : str
-        In which of TURNS the examples of each batch are given; empty: as they come.
+        In which of TURNS or MIXED the examples of each batch are given; empty: as they come.
     steps : int, optional
         Stop after so many, and measure nothing.
     """

@@ -22,6 +22,24 @@ constexpr std::size_t kHugePage = HugeBlock::kBytes;
 
 constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
+// Addresses for `bytes` at a multiple of a huge page. The system aligns as it likes: what is beside them goes back.
+std::byte* addresses(std::size_t bytes, int protection) {
+  const std::size_t wide = bytes + kHugePage - kPage;
+  void* const found = mmap(nullptr, wide, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) {
+    throw std::bad_alloc();
+  }
+  auto* const got = static_cast<std::byte*>(found);
+  const std::size_t before = (kHugePage - reinterpret_cast<std::uintptr_t>(got) % kHugePage) % kHugePage;
+  if (before != 0) {
+    munmap(got, before);
+  }
+  if (wide - before != bytes) {
+    munmap(got + before + bytes, wide - before - bytes);
+  }
+  return got + before;
+}
+
 void advise_huge_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   if (bytes >= kHugePage) {
@@ -31,17 +49,36 @@ void advise_huge_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::s
 }
 
 std::byte* map(std::size_t bytes) {
+  if (bytes >= kHugePage) {
+    std::byte* const got = addresses(bytes, PROT_READ | PROT_WRITE);
+    advise_huge_pages(got, bytes);
+    return got;
+  }
   void* const got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (got == MAP_FAILED) {
     throw std::bad_alloc();
   }
-  advise_huge_pages(static_cast<std::byte*>(got), bytes);
   return static_cast<std::byte*>(got);
 }
 
 std::byte* stretch(std::byte* data, std::size_t old_bytes, std::size_t bytes) {
 #ifdef __linux__
-  void* const got = mremap(data, old_bytes, bytes, MREMAP_MAYMOVE);
+  void* got = MAP_FAILED;
+  if (bytes < kHugePage) {
+    got = mremap(data, old_bytes, bytes, MREMAP_MAYMOVE);
+  } else {
+    // Between multiples of a huge page huge pages move whole; between other addresses each is broken into small ones.
+    if (reinterpret_cast<std::uintptr_t>(data) % kHugePage == 0) {
+      got = mremap(data, old_bytes, bytes, 0);
+    }
+    if (got == MAP_FAILED) {
+      std::byte* const to = addresses(bytes, PROT_NONE);
+      got = mremap(data, old_bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+      if (got == MAP_FAILED) {
+        munmap(to, bytes);
+      }
+    }
+  }
   if (got == MAP_FAILED) {
     throw std::bad_alloc();
   }
@@ -75,19 +112,7 @@ void trim_heap() noexcept {
 #endif
 }
 
-HugeBlock::HugeBlock() {
-  // The system aligns as it likes: twice the bytes hold a block, and what is beside it goes back.
-  constexpr std::size_t kTwice = 2 * kBytes - kPage;
-  std::byte* const got = map(kTwice);
-  const std::size_t before = (kBytes - reinterpret_cast<std::uintptr_t>(got) % kBytes) % kBytes;
-  data_ = got + before;
-  if (before != 0) {
-    munmap(got, before);
-  }
-  if (kTwice - before != kBytes) {
-    munmap(data_ + kBytes, kTwice - before - kBytes);
-  }
-}
+HugeBlock::HugeBlock() : data_(map(kBytes)) {}
 
 HugeBlock::~HugeBlock() {
   if (data_ != nullptr) {
@@ -151,11 +176,23 @@ void Region::forget(std::size_t offset) noexcept {
 }
 
 void Region::populate(std::size_t offset) noexcept {
+#ifdef __linux__
+  if (bytes_ < kMapped) {
+    return;
+  }
+  std::size_t from = round_up(offset, kPage);
+  // The huge page that the region ended within, and goes beyond now: its small pages, and those that are missing, become one.
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which not every C library names
+  const std::size_t broken = offset / kHugePage * kHugePage;
+  if (broken != offset && broken + kHugePage <= bytes_ &&
+      madvise(data_ + broken, kHugePage, kCollapse) == 0) {
+    from = broken + kHugePage;
+  }
 #ifdef MADV_POPULATE_WRITE
-  const std::size_t from = round_up(offset, kPage);
-  if (bytes_ >= kMapped && from < bytes_) {
+  if (from < bytes_) {
     static_cast<void>(madvise(data_ + from, bytes_ - from, MADV_POPULATE_WRITE));  // advice
   }
+#endif
 #endif
 }
 

@@ -5,11 +5,12 @@
 // needs no second copy, pages that were never written cost nothing, and shrinking gives pages back at once.
 //
 //   below kMapped bytes   heap, aligned to a cache line (a mapping would round up to a page)
-//   from kMapped bytes    anonymous mapping, up to kRoomy with addresses for twice the bytes; huge pages are advised
-//                         from 2 MiB
+//   from kMapped bytes    anonymous mapping, up to kRoomy with addresses for twice the bytes
+//   from 2 MiB            at a multiple of a huge page, and stays at one when it is stretched: all but its last, unfinished
+//                         2 MiB can be huge pages, and are once populate() has seen them complete
 //
 // Invariants
-//   I1  data() is aligned to kCacheLine; null where bytes() == 0.
+//   I1  data() is aligned to kCacheLine, from 2 MiB on to that; null where bytes() == 0.
 //   I2  the first min(old, new) bytes survive resize(); bytes beyond the old size read zero.
 //   I3  a resize() that throws (std::bad_alloc) has changed nothing.
 //
@@ -82,7 +83,8 @@ class Region {
   // What lies from `offset` on reads zero again; whole pages of it go back to the system until they are written.
   void forget(std::size_t offset) noexcept;
 
-  // Pages from `offset` on are about to be written, all of them: one call to the system instead of one for each.
+  // Pages from `offset` on are about to be written, all of them: one call to the system instead of one for each. What the
+  // region was stretched over since its end was `offset` becomes huge pages where it fills them.
   void populate(std::size_t offset) noexcept;
 
  private:

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/team.h"
+
 namespace shoal {
 
 namespace {
@@ -30,6 +32,43 @@ void pause() noexcept {
   asm volatile("yield");
 #endif
 }
+
+// One piece of work: its parts are handed out by number to whoever drains it. It must outlive all who do.
+class Job {
+ public:
+  Job(std::size_t parts, const std::function<void(std::size_t)>& work) : work_(work), parts_(parts) {}
+
+  void drain() noexcept {
+    for (;;) {
+      const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= parts_) {
+        return;
+      }
+      try {
+        work_(i);
+      } catch (...) {  // carried to the caller: an exception must not leave a thread
+        const std::lock_guard lock(mutex_);
+        if (failure_ == nullptr) {
+          failure_ = std::current_exception();
+        }
+      }
+    }
+  }
+
+  // By the caller, when everybody has done.
+  void rethrow() const {
+    if (failure_ != nullptr) {
+      std::rethrow_exception(failure_);
+    }
+  }
+
+ private:
+  const std::function<void(std::size_t)>& work_;
+  const std::size_t parts_;
+  std::atomic<std::size_t> next_{0};
+  std::mutex mutex_;  // guards failure_
+  std::exception_ptr failure_;
+};
 
 }  // namespace
 
@@ -67,74 +106,49 @@ class Pool::Crew {
   };
 
   // False where another caller has the crew: the caller then does its work alone.
-  bool run(std::size_t parts, const std::function<void(std::size_t)>& work) {
+  bool run(Job& job) {
     if (taken_.test_and_set(std::memory_order_acquire)) {
       return false;
     }
     const Turn turn{taken_};
     {
       const std::lock_guard lock(mutex_);
-      work_ = &work;
-      parts_ = parts;
-      next_.store(0, std::memory_order_relaxed);
-      job_.fetch_add(1, std::memory_order_release);
+      job_ = &job;
+      number_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
-    drain(work, parts);
+    job.drain();
     spin([this] { return busy_.load(std::memory_order_acquire) == 0; });
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return busy_.load(std::memory_order_relaxed) == 0; });
-    work_ = nullptr;  // under the lock: a worker that wakes late finds no job
-    if (failure_ != nullptr) {
-      const std::exception_ptr failure = std::exchange(failure_, nullptr);
-      lock.unlock();
-      std::rethrow_exception(failure);
-    }
+    job_ = nullptr;  // under the lock: a worker that wakes late finds no job
     return true;
   }
 
  private:
-  void drain(const std::function<void(std::size_t)>& work, std::size_t parts) {
-    for (;;) {
-      const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= parts) {
-        return;
-      }
-      try {
-        work(i);
-      } catch (...) {  // carried to the caller: an exception must not leave a thread
-        const std::lock_guard lock(mutex_);
-        if (failure_ == nullptr) {
-          failure_ = std::current_exception();
-        }
-      }
-    }
-  }
-
   void serve() {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex_);
-    const auto called = [&] { return stop_ || job_.load(std::memory_order_relaxed) != seen; };
+    const auto called = [&] { return stop_ || number_.load(std::memory_order_relaxed) != seen; };
     for (;;) {
       wake_.wait(lock, called);
       if (stop_) {
         return;
       }
-      seen = job_.load(std::memory_order_relaxed);
-      if (work_ == nullptr) {
+      seen = number_.load(std::memory_order_relaxed);
+      if (job_ == nullptr) {
         continue;
       }
-      const auto& work = *work_;
-      const std::size_t parts = parts_;
+      Job& job = *job_;
       busy_.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
-      drain(work, parts);
+      job.drain();
       lock.lock();
       if (busy_.fetch_sub(1, std::memory_order_release) == 1) {
         done_.notify_one();
       }
       lock.unlock();
-      spin([&] { return job_.load(std::memory_order_acquire) != seen; });
+      spin([&] { return number_.load(std::memory_order_acquire) != seen; });
       lock.lock();
     }
   }
@@ -160,13 +174,10 @@ class Pool::Crew {
   std::mutex mutex_;  // guards all below; the atomic ones are written under it, and read without
   std::condition_variable wake_;
   std::condition_variable done_;
-  const std::function<void(std::size_t)>* work_ = nullptr;
-  std::size_t parts_ = 0;
-  std::atomic<std::size_t> next_{0};
-  std::atomic<std::uint64_t> job_{0};
+  Job* job_ = nullptr;
+  std::atomic<std::uint64_t> number_{0};  // of jobs so far
   std::atomic<std::size_t> busy_{0};
   bool stop_ = false;
-  std::exception_ptr failure_;
   std::vector<std::thread> threads_;
 };
 
@@ -182,20 +193,14 @@ Pool::~Pool() {
 }
 
 void Pool::run(std::size_t parts, const std::function<void(std::size_t)>& work) {
-  if (parts > 1 && crew_ != nullptr && crew_->alive() && crew_->run(parts, work)) {
-    return;
+  Job job(parts, work);
+  const auto member = [](void* data) { static_cast<Job*>(data)->drain(); };
+  const bool shared = parts > 1 && crew_ != nullptr &&
+                      (run_in_team(threads_, member, &job) || (crew_->alive() && crew_->run(job)));
+  if (!shared) {
+    job.drain();
   }
-  std::exception_ptr failure;
-  for (std::size_t i = 0; i < parts; ++i) {
-    try {
-      work(i);
-    } catch (...) {  // as with a crew: the other parts end first
-      failure = failure == nullptr ? std::current_exception() : failure;
-    }
-  }
-  if (failure != nullptr) {
-    std::rethrow_exception(failure);
-  }
+  job.rethrow();
 }
 
 struct Thread::Running {

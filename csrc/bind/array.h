@@ -8,7 +8,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -53,6 +55,14 @@ Array<T> view(std::span<const T> data, const py::object& owner) {
 template <class T>
 Array<T> copied(const std::vector<T>& data) {
   return Array<T>(static_cast<py::ssize_t>(data.size()), data.data());
+}
+
+// (hashes, weights), of rows of `dim` weights.
+inline py::tuple rows_of(const std::vector<std::uint64_t>& hashes, const std::vector<float>& weights,
+                         std::size_t dim) {
+  Array<float> rows = fresh<float>(hashes.size(), dim);
+  std::copy(weights.begin(), weights.end(), rows.mutable_data());
+  return py::make_tuple(copied(hashes), rows);
 }
 
 }  // namespace shoal::bind

@@ -5,6 +5,7 @@
 #include "base/crc32c.h"
 #include "base/heap.h"
 #include "base/mix.h"
+#include "base/team.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 
@@ -40,6 +41,11 @@ void add_base(py::module_& module) {
   py::class_<Workers>(module, "Workers")
       .def(py::init<std::size_t>(), py::arg("threads"))
       .def_property_readonly("threads", [](const Workers& workers) { return workers.pool.threads(); });
+  // `team`: the address of a TeamRun.
+  module.def(
+      "borrow",
+      [](std::uintptr_t team, std::size_t threads) { borrow(reinterpret_cast<TeamRun>(team), threads); },
+      py::arg("team"), py::arg("threads"));
   module.def(
       "mix", [](const Array<Word>& keys) { return mapped(keys, [](Word key) { return mix(key); }); },
       py::arg("keys").noconvert());

@@ -17,6 +17,7 @@
 #include "kernel/logistic.h"
 #include "route/key_batch.h"
 #include "store/shard.h"
+#include "store/snapshot.h"
 
 namespace shoal::bind {
 
@@ -53,6 +54,12 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
                     std::uint64_t init_seed, std::uint64_t seed, const std::optional<NamedForm>& admit,
                     const std::vector<NamedForm>& expire);
 
+// What a snapshot took of a slot: (rows, the section's bytes, the filter's bytes).
+pybind11::tuple section_of(Snapshot::Piece&& piece);
+// What has changed there: (rows, the section's bytes, the filter's bytes or None where the base's still holds, bits, ranges,
+// their bytes).
+pybind11::tuple changes_of(Snapshot::Piece&& piece);
+
 void add_base(pybind11::module_& module);
 void add_route(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
@@ -61,5 +68,6 @@ void add_net(pybind11::module_& module);
 void add_service(pybind11::module_& module);
 void add_loop(pybind11::module_& module);
 void add_courier(pybind11::module_& module);
+void add_frozen(pybind11::module_& module);
 
 }  // namespace shoal::bind

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_kernel(module);
   shoal::bind::add_store(module);
   shoal::bind::add_net(module);
+  shoal::bind::add_frozen(module);
 }

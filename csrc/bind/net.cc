@@ -287,6 +287,9 @@ void add_wire(py::module_& module) {
       .value("REDUCE", wire::Op::kReduce)
       .value("LOAD_FILTER", wire::Op::kLoadFilter)
       .value("SWEEP", wire::Op::kSweep)
+      .value("SAVE_BEGIN", wire::Op::kSaveBegin)
+      .value("SAVE_TELL", wire::Op::kSaveTell)
+      .value("SAVE_END", wire::Op::kSaveEnd)
       .finalize();
   py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
       .value("OK", wire::Status::kOk)

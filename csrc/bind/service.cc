@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -150,6 +151,61 @@ py::dict metrics(const Service& service) {
   return all;
 }
 
+// A copy of a table's rows, whose threads are the service's (why not keep_alive: bind/store.cc).
+py::object shard(const py::object& self, std::uint32_t id) {
+  const auto& service = self.cast<const Service&>();
+  std::unique_ptr<Shard> copy;
+  {
+    const py::gil_scoped_release nogil;
+    copy = service.snapshot(id);
+  }
+  py::object held = py::cast(std::move(copy));
+  py::detail::keep_alive_impl(held, self);
+  return held;
+}
+
+// --- saves ------------------------------------------------------------------------------------------------------
+
+// Waits for one, without Python's lock; None once there are no more. Its memory is the service's.
+py::object next_save(const py::object& self) {
+  auto& service = self.cast<Service&>();
+  std::shared_ptr<Save> save;
+  {
+    const py::gil_scoped_release nogil;
+    save = service.next_save();
+  }
+  if (save == nullptr) {
+    return py::none();
+  }
+  py::object held = py::cast(std::move(save));
+  py::detail::keep_alive_impl(held, self);
+  return held;
+}
+
+py::list save_figures(const Save& save) {
+  py::list all;
+  for (std::size_t t = 0; t < save.tables(); ++t) {
+    const auto figures = save.figures().subspan(t * Save::kFigures, Save::kFigures);
+    all.append(py::make_tuple(figures[0], figures[1], figures[2], figures[3]));
+  }
+  return all;
+}
+
+// (times, words)
+py::tuple save_heard(const Save& save, std::uint64_t times, double seconds) {
+  Save::Heard heard;
+  {
+    const py::gil_scoped_release nogil;
+    heard = save.heard(times, std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * seconds)));
+  }
+  return py::make_tuple(heard.times, py::bytes(heard.words));
+}
+
+Snapshot::Piece take(Save& save, std::size_t table, std::size_t slot) {
+  const py::gil_scoped_release nogil;
+  return save.take(table, Slot{static_cast<std::uint32_t>(slot)});
+}
+
 }  // namespace
 
 void add_service(py::module_& module) {
@@ -170,12 +226,31 @@ void add_service(py::module_& module) {
       .def("add_table", &add_table, py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"),
            py::arg("params"), py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"),
            py::arg("seed"), py::arg("admit") = py::none(), py::arg("expire") = py::list())
+      .def("set_memory", &Service::set_memory, py::arg("slot_bytes"), Nogil())
       .def("drop_table", &Service::drop_table, py::arg("id"), Nogil())
       .def("tables", &Service::tables, Nogil())
-      .def("shard", &Service::snapshot, py::arg("id"), py::keep_alive<0, 1>(), Nogil())
+      .def("shard", &shard, py::arg("id"))
+      .def("next_save", &next_save)
+      .def("close_saves", &Service::close_saves, Nogil())
       .def("handle", &handle, py::arg("peer"), py::arg("frames"))
       .def("released", &released)
       .def("metrics", &metrics);
+  py::class_<Save, std::shared_ptr<Save>>(module, "Save")
+      .def_property_readonly("first_slot", &Save::first)
+      .def_property_readonly("end_slot", &Save::end_slot)
+      .def_property_readonly("figures", &save_figures)
+      .def_property_readonly("ended", &Save::ended)
+      .def("heard", &save_heard, py::arg("times") = 0, py::arg("seconds") = 0.0)
+      .def("say", &Save::say, py::arg("words"), Nogil())
+      .def(
+          "section",
+          [](Save& save, std::size_t table, std::size_t slot) { return section_of(take(save, table, slot)); },
+          py::arg("table"), py::arg("slot"))
+      .def(
+          "changes",
+          [](Save& save, std::size_t table, std::size_t slot) { return changes_of(take(save, table, slot)); },
+          py::arg("table"), py::arg("slot"))
+      .def("drop", &Save::drop, Nogil());
 }
 
 }  // namespace shoal::bind

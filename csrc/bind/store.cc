@@ -13,6 +13,7 @@
 #include "route/summed_batch.h"
 #include "store/functions.h"
 #include "store/shard.h"
+#include "store/snapshot.h"
 
 namespace shoal::bind {
 
@@ -39,21 +40,43 @@ std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, con
                                  Slots(slots), workers.pool, Locks::kBySlot, budget);
 }
 
-void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows) {
+void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows, Whereabouts* where) {
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
-  shard.pull(slices(batch), to);
+  shard.pull(slices(batch), to, where);
+}
+
+void pull_given(const Shard& shard, const KeyBatch& batch, Array<float>& rows, Whereabouts* where) {
+  const auto to = out(rows);
+  const py::gil_scoped_release nogil;
+  shard.pull_given(batch, to, where);
+}
+
+void locate(const Shard& shard, const KeyBatch& batch, Whereabouts& where) {
+  const py::gil_scoped_release nogil;
+  shard.locate(slices(batch), where);
+}
+
+std::uint64_t push_given(Shard& shard, const KeyBatch& batch, const Array<float>& grads,
+                         const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
+                         const Whereabouts* where) {
+  const auto from = in(grads);
+  const Sightings sightings{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
+                            .clock = clock};
+  const py::gil_scoped_release nogil;
+  return shard.push_given(batch, from, sightings, where);
 }
 
 template <class Batch>
 std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads,
-                   const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock) {
+                   const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
+                   const Whereabouts* where) {
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
   const Sightings sightings{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
                             .clock = clock};
   const py::gil_scoped_release nogil;
-  return shard.push(slices(batch), from, sightings);
+  return shard.push(slices(batch), from, sightings, nullptr, where);
 }
 
 void assign(Shard& shard, const KeyBatch& batch, const Array<float>& rows, std::uint32_t clock) {
@@ -118,6 +141,45 @@ py::tuple section(const Shard& shard, std::size_t slot) {
   return py::make_tuple(rows, owned(std::move(bytes)), owned(std::move(filter)));
 }
 
+// The shard lives as long as what is returned. By hand: keep_alive<0, 1> looks at the result of a call whose arguments did
+// not fit, which is none, and crashes (pybind11 3.1).
+py::object snapshot(const py::object& self, std::uint32_t clock, const std::string& kind, std::size_t most) {
+  SHOAL_CHECK(kind == "plain" || kind == "base" || kind == "delta", "there is no snapshot " + kind);
+  auto made = std::make_unique<Snapshot>(self.cast<Shard&>(), clock,
+                                         kind == "plain"  ? Snapshot::Kind::kPlain
+                                         : kind == "base" ? Snapshot::Kind::kBase
+                                                          : Snapshot::Kind::kDelta,
+                                         most);
+  py::object held = py::cast(std::move(made));
+  py::detail::keep_alive_impl(held, self);
+  return held;
+}
+
+Snapshot::Piece take(Snapshot& snapshot, std::size_t slot) {
+  const py::gil_scoped_release nogil;
+  return snapshot.take(Slot{static_cast<std::uint32_t>(slot)});
+}
+
+Array<std::uint8_t> owned(std::vector<std::byte>&& bytes) {
+  return owned(std::make_unique<std::vector<std::byte>>(std::move(bytes)));
+}
+
+// (rows, the section's bytes) of a base with a delta over it.
+py::tuple merge(const Shard& shard, std::size_t cut, std::size_t base_rows, const Array<std::uint8_t>& base,
+                std::size_t delta_rows, const Array<std::uint8_t>& delta, unsigned bits, std::size_t count,
+                const Array<std::uint8_t>& ranges) {
+  const auto from = std::as_bytes(in(base));
+  const auto over = std::as_bytes(in(delta));
+  const auto saved = std::as_bytes(in(ranges));
+  auto merged = std::make_unique<std::vector<std::byte>>();
+  std::size_t rows = 0;
+  {
+    const py::gil_scoped_release nogil;
+    rows = shard.merge(base_rows, from, delta_rows, over, Changed(Slots(cut), bits, count, saved), *merged);
+  }
+  return py::make_tuple(rows, owned(std::move(merged)));
+}
+
 void restore(Shard& shard, std::size_t rows, const Array<std::uint8_t>& section) {
   const auto bytes = std::as_bytes(in(section));
   const py::gil_scoped_release nogil;
@@ -138,9 +200,18 @@ py::tuple read_slot(const Shard& shard, std::size_t slot) {
     const py::gil_scoped_release nogil;
     shard.read_slot(Slot{static_cast<std::uint32_t>(slot)}, hashes, weights);
   }
-  Array<float> rows = fresh<float>(hashes.size(), shard.rows().dim());
-  std::copy(weights.begin(), weights.end(), rows.mutable_data());
-  return py::make_tuple(copied(hashes), rows);
+  return rows_of(hashes, weights, shard.rows().dim());
+}
+
+// The same, of a snapshot.
+py::tuple read_slot_then(Snapshot& snapshot, std::size_t slot) {
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> weights;
+  {
+    const py::gil_scoped_release nogil;
+    snapshot.read_slot(Slot{static_cast<std::uint32_t>(slot)}, hashes, weights);
+  }
+  return rows_of(hashes, weights, snapshot.dim());
 }
 
 // Answers of all slots, one behind the other (store/functions.h).
@@ -197,6 +268,10 @@ py::dict stats(const Shard& shard) {
   all["nonfinite_rows"] = stats.nonfinite_rows;
   all["refused"] = stats.refused;
   all["waiting"] = stats.waiting;
+  all["growths"] = stats.growth.times;
+  all["growing_memory_ns"] = stats.growth.memory_ns;
+  all["growing_moving_ns"] = stats.growth.moving_ns;
+  all["longest_move_ns"] = stats.growth.longest_ns;
   const char* const kinds[] = {"TimeToLive", "DecayedScore", "MinNorm", "MaxRows"};
   for (std::size_t k = 0; k < stats.expired.size(); ++k) {
     all[(std::string("expired_by_") + kinds[k]).c_str()] = stats.expired[k];
@@ -221,6 +296,16 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
           .seed = seed,
           .lifecycle =
               Lifecycle(admit ? std::optional(NamedRule{admit->first, admit->second}) : std::nullopt, rules)};
+}
+
+py::tuple section_of(Snapshot::Piece&& piece) {
+  return py::make_tuple(piece.rows, owned(std::move(piece.section)), owned(std::move(piece.filter)));
+}
+
+py::tuple changes_of(Snapshot::Piece&& piece) {
+  const py::object filter = piece.has_filter ? py::object(owned(std::move(piece.filter))) : py::none();
+  return py::make_tuple(piece.rows, owned(std::move(piece.section)), filter, piece.bits, piece.range_count,
+                        owned(std::move(piece.ranges)));
 }
 
 void add_store(py::module_& module) {
@@ -254,17 +339,25 @@ void add_store(py::module_& module) {
         Lifecycle::expiry({name, std::move(params)});
       },
       py::arg("name"), py::arg("params"));
+  py::class_<Whereabouts>(module, "Whereabouts")
+      .def(py::init([](const KeyBatch& batch) { return std::make_unique<Whereabouts>(batch.hashes()); }),
+           py::arg("batch"), py::keep_alive<1, 2>());
   py::class_<Shard>(module, "Shard")
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
            py::arg("slots"), py::arg("workers"), py::arg("admit") = py::none(),
            py::arg("expire") = py::list(), py::arg("budget") = py::none(), py::keep_alive<1, 11>(),
            py::keep_alive<1, 14>())
-      .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert())
+      .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert(), py::arg("where") = py::none())
+      .def("pull_given", &pull_given, py::arg("batch"), py::arg("rows").noconvert(),
+           py::arg("where") = py::none())
+      .def("locate", &locate, py::arg("batch"), py::arg("where"))
       .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
-           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0)
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0, py::arg("where") = py::none())
       .def("push", &push<SummedBatch>, py::arg("batch"), py::arg("grads").noconvert(),
-           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0)
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0, py::arg("where") = py::none())
+      .def("push_given", &push_given, py::arg("batch"), py::arg("grads").noconvert(),
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0, py::arg("where") = py::none())
       .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert(), py::arg("clock") = 0)
       .def("erase", &erase, py::arg("batch"))
       .def("contains", &contains, py::arg("batch"))
@@ -279,14 +372,38 @@ void add_store(py::module_& module) {
            py::arg("dry_run"))
       .def("filter", &filter, py::arg("slot"))
       .def("restore_filter", &restore_filter, py::arg("cut"), py::arg("slot"), py::arg("filter").noconvert())
+      .def("snapshot", &snapshot, py::arg("clock") = 0, py::arg("kind") = "plain", py::arg("most") = 0)
+      .def_property_readonly("base", &Shard::base)
+      .def("track", &Shard::track, py::arg("base"), py::call_guard<py::gil_scoped_release>())
+      .def("merge", &merge, py::arg("cut"), py::arg("base_rows"), py::arg("base").noconvert(),
+           py::arg("delta_rows"), py::arg("delta").noconvert(), py::arg("bits"), py::arg("count"),
+           py::arg("ranges").noconvert())
       .def("freeze", &Shard::freeze, py::call_guard<py::gil_scoped_release>())
       .def("thaw", &Shard::thaw)
       .def("table_clock", &Shard::table_clock, py::arg("store_clock"))
       .def("set_clock", &Shard::set_clock, py::arg("table_clock"), py::arg("store_clock"))
       .def_property("step", &Shard::step, &Shard::set_step)
+      .def_property_readonly("row_bytes", [](const Shard& shard) { return shard.rows().bytes(); })
+      .def("bytes_at", &Shard::bytes_at, py::arg("rows"))
+      .def("saved_bytes_at", &Shard::saved_bytes_at, py::arg("rows"))
       .def("__len__", &Shard::size)
       .def("stats", &stats)
       .def("verify", &Shard::verify, py::call_guard<py::gil_scoped_release>());
+  py::register_exception<SnapshotLost>(module, "SnapshotLost", shoal_error.ptr());
+  py::class_<Snapshot>(module, "Snapshot")
+      .def(
+          "section", [](Snapshot& snapshot, std::size_t slot) { return section_of(take(snapshot, slot)); },
+          py::arg("slot"))
+      .def(
+          "changes", [](Snapshot& snapshot, std::size_t slot) { return changes_of(take(snapshot, slot)); },
+          py::arg("slot"))
+      .def("read_slot", &read_slot_then, py::arg("slot"))
+      .def("done", &Snapshot::done, py::arg("name"))
+      .def("close", &Snapshot::close, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("step", &Snapshot::step)
+      .def_property_readonly("table_clock", &Snapshot::table_clock)
+      .def_property_readonly("rows", &Snapshot::rows)
+      .def_property_readonly("bytes", &Snapshot::bytes);
 }
 
 }  // namespace shoal::bind

@@ -40,7 +40,7 @@ Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceL
   refused_.reserve(slots.count());
 }
 
-Service::~Service() = default;
+Service::~Service() { close_saves(); }
 
 Service::Table* Service::find(std::uint32_t id) noexcept {
   const auto table = tables_.find(id);
@@ -133,6 +133,9 @@ void Service::serve(const Call& call) {
   }
   if (header.op == Op::kTick) {
     return tick(call, decoded_.numbers, decoded_.tables);
+  }
+  if (header.op == Op::kSaveBegin || header.op == Op::kSaveTell || header.op == Op::kSaveEnd) {
+    return serve_save(call);
   }
   Table* const table = find(header.table);
   if (table == nullptr) {

@@ -15,6 +15,9 @@
 //              -> slots that have seen this call (net/seen.h): skipped, so sending again changes nothing
 //              -> Shard, or Pending, or Parked -> reply, and whatever else may go now
 //
+// A save (net/save.h) is begun at a clock as a read is: what it holds is what a pull of that clock would see, in all of its
+// tables. Others write it down, in threads of their own; it ends with the worker that began it at the latest.
+//
 // Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change) are done once per slot and sequence. A TICK is taken when
 // it is the worker's next one and all pushes that it names have been here; taken already: told so again; else EARLY. It
 // names them by epoch's map: WRONG_EPOCH if there is a newer one here.
@@ -35,6 +38,7 @@
 #pragma once
 
 #include <array>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -56,6 +60,7 @@
 #include "net/outbox.h"
 #include "net/parked.h"
 #include "net/pending.h"
+#include "net/save.h"
 #include "net/seen.h"
 #include "net/values.h"
 #include "net/wire.h"
@@ -125,11 +130,19 @@ class Service {
   std::uint32_t hold();
   void resume();
 
+  // What the tables may keep of a slot, in bytes; before the first table is there.
+  void set_memory(std::uint64_t slot_bytes);
   void add_table(std::uint32_t id, const TableSpec& spec);
   void drop_table(std::uint32_t id);
   std::vector<std::uint32_t> tables() const;
   // A copy of a table as it stands, for checks.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const;
+
+  // The next save that was begun: waits for it; null once close_saves() was called. Of the shards' memory, which ends with
+  // this, a save may not outlive it.
+  std::shared_ptr<Save> next_save();
+  // Gives up all saves that are under way, and those that come.
+  void close_saves();
 
   // Called, with the mutex held, by a control call that left replies for released(): it must not wait, nor call back.
   void set_waker(std::function<void()> waker);
@@ -219,6 +232,15 @@ class Service {
   void step(const Call& call, Table& table, const Part& part, Seen& seen);
   static View& view(Table& table, std::uint32_t rank);
 
+  // service_save.cc: SAVE_*
+  void serve_save(const Call& call);
+  void save_begin(const Call& call);
+  void save_tell(const Call& call, std::span<const std::uint64_t> numbers);
+  void save_end(const Call& call, std::span<const std::uint64_t> numbers);
+  Save* find_save(const Save::Name& name) const noexcept;
+  // Those of a worker, or of all.
+  void drop_saves(std::optional<std::uint32_t> rank);
+
   // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE, SWEEP's dry run
   // Notes the slots of a read that are not here.
   void find_refused(const wire::Header& header, std::span<const std::uint64_t> hashes);
@@ -253,6 +275,7 @@ class Service {
   const Slots slots_;
   const ServiceLimits limits_;
   mutable Pool pool_{1};  // of the shards: a data loop is one thread
+  std::unique_ptr<Budget> budget_;
   std::uint32_t epoch_ = 0;
   std::size_t first_slot_;
   std::size_t end_slot_;
@@ -270,6 +293,10 @@ class Service {
   Pending pending_;
   Parked parked_;
   Lists lists_;
+  std::vector<std::shared_ptr<Save>> saves_;  // under way, or ended while somebody still takes from them
+  std::vector<std::shared_ptr<Save>> begun_;  // that nobody writes yet
+  std::condition_variable save_begun_;
+  bool no_saves_ = false;
   Outbox released_{blocks_};
 
   // Worked in, one request at a time.

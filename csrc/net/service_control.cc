@@ -66,6 +66,7 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
     pending_.clear();
     parked_.clear();
     lists_.clear();
+    drop_saves(std::nullopt);
     for (auto& [id, table] : tables_) {
       table->loading.reset();
       table->views.clear();
@@ -90,6 +91,7 @@ void Service::forget_worker(std::uint32_t rank) {
     }
     where = next;
   }
+  drop_saves(rank);
   for (auto& [id, table] : tables_) {
     if (table->loader == rank) {
       table->loading.reset();
@@ -138,8 +140,16 @@ void Service::resume() {
   control([&] { clocks_.resume(); });
 }
 
+void Service::set_memory(std::uint64_t slot_bytes) {
+  auto budget = std::make_unique<Budget>(slots_, slot_bytes * slots_.count());
+  const std::lock_guard lock(mutex_);
+  SHOAL_CHECK(tables_.empty(), "tables are there already: say how much memory they may take before");
+  budget_ = std::move(budget);
+}
+
 void Service::add_table(std::uint32_t id, const TableSpec& spec) {
-  auto table = std::make_unique<Table>(std::make_unique<Shard>(spec, slots_, pool_, Locks::kOne));
+  auto table =
+      std::make_unique<Table>(std::make_shared<Shard>(spec, slots_, pool_, Locks::kOne, budget_.get()));
   const std::lock_guard lock(mutex_);
   const bool fresh = tables_.try_emplace(id, std::move(table)).second;
   SHOAL_CHECK(fresh, "there is a table " + std::to_string(id) + " already: drop it first");
@@ -152,7 +162,7 @@ void Service::drop_table(std::uint32_t id) {
     auto& reads = parked_.reads();
     for (auto where = reads.begin(); where != reads.end();) {
       const auto next = std::next(where);
-      if (where->second.header.table == id) {
+      if (where->second.header.table == id && where->second.header.op != wire::Op::kSaveBegin) {
         release(parked_.take(where), released_);
       }
       where = next;

@@ -12,9 +12,9 @@
 namespace shoal {
 
 struct Service::Table {
-  explicit Table(std::unique_ptr<Shard> rows) : shard(std::move(rows)) {}
+  explicit Table(std::shared_ptr<Shard> rows) : shard(std::move(rows)) {}
 
-  std::unique_ptr<Shard> shard;
+  std::shared_ptr<Shard> shard;    // which a save may hold longer than the table
   std::unique_ptr<Shard> loading;  // beside it: takes its place when the load ends
   std::uint32_t loader = 0;        // the rank that loads
   std::uint64_t pushes = 0;        // applied

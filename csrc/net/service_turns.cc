@@ -47,6 +47,9 @@ void Service::release(Parked::Read&& read, Outbox& out) noexcept {
   const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, {}, mine.parameters.bytes(),
                   out};
   try {
+    if (call.header.op == wire::Op::kSaveBegin) {
+      return save_begin(call);
+    }
     Table* const table = find(call.header.table);
     find_refused(call.header, call.hashes);
     if (table == nullptr) {

@@ -358,7 +358,7 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
     most -= rows[s];
     here[s] = rows[s];
   }
-  auto fresh = std::make_unique<Shard>(table.shard->spec(), slots_, pool_, Locks::kOne);
+  auto fresh = std::make_unique<Shard>(table.shard->spec(), slots_, pool_, Locks::kOne, budget_.get());
   fresh->reserve(slots_, here);
   table.loading = std::move(fresh);
   table.loader = call.header.worker;
@@ -429,16 +429,19 @@ void Service::load_end(const Call& call, Table& table, std::span<const std::uint
   if (done_before(call, seen)) {
     return;
   }
-  if (step.size() != 1 && step.size() != 2) {
+  if (step.size() != 1 && step.size() != 2 && step.size() != 2 + wire::kBaseWords) {
     return send_text(
         call, Status::kBadRequest,
-        "a load ends with the table's step and clock, got " + std::to_string(step.size()) + " numbers");
+        "a load ends with the table's step, clock and base, got " + std::to_string(step.size()) + " numbers");
   }
   if (table.loading == nullptr || table.loader != call.header.worker) {
     return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
   }
   table.loading->set_step(step[0]);
   table.loading->set_clock(step.size() == 2 ? static_cast<std::uint32_t>(step[1]) : 0, call.header.clock);
+  if (step.size() > 2) {
+    table.loading->track(wire::base_name(step.subspan(2)));
+  }
   table.full.clear();
   table.shard = std::move(table.loading);
   seen.calls().mark(call.header.sequence);

@@ -17,9 +17,10 @@ namespace shoal::wire {
 
 namespace {
 
-constexpr std::array<std::string_view, 17> kOps = {
-    "none",    "pull",       "push",      "tick",     "assign", "erase",  "contains",    "state", "slot",
-    "section", "load begin", "load rows", "load end", "stats",  "reduce", "load filter", "sweep"};
+constexpr std::array<std::string_view, 20> kOps = {
+    "none",   "pull",        "push",    "tick",       "assign",    "erase",    "contains",
+    "state",  "slot",        "section", "load begin", "load rows", "load end", "stats",
+    "reduce", "load filter", "sweep",   "save begin", "save tell", "save end"};
 static_assert(kOps.size() == static_cast<std::size_t>(kLastOp) + 1);
 
 constexpr std::array<std::string_view, 7> kDtypes = {"none",  "float32", "float16", "bfloat16",
@@ -74,7 +75,11 @@ Shape shape_of_request(Op op) noexcept {
       return {{Part::kHashes}, 1, bit(Dtype::kNone), 0};
     case Op::kLoadBegin:
     case Op::kLoadEnd:
+    case Op::kSaveBegin:
+    case Op::kSaveEnd:
       return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
+    case Op::kSaveTell:
+      return {{Part::kNumbers, Part::kBytes}, 2, bit(Dtype::kUint8), 0};
     case Op::kLoadRows:
     case Op::kLoadFilter:
       return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
@@ -101,9 +106,11 @@ Shape shape_of_answer(Op op) noexcept {
     case Op::kSlot:
       return {{Part::kHashes, Part::kValues}, 2, bit(Dtype::kFloat32), 0};
     case Op::kSection:
+    case Op::kSaveTell:
       return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kStats:
     case Op::kSweep:
+    case Op::kSaveBegin:
       return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
     case Op::kReduce:
       return {{Part::kOnes}, 1, bit(Dtype::kFloat64), 0};
@@ -116,6 +123,7 @@ Shape shape_of_answer(Op op) noexcept {
     case Op::kLoadRows:
     case Op::kLoadFilter:
     case Op::kLoadEnd:
+    case Op::kSaveEnd:
       break;
   }
   return kNothing;
@@ -530,6 +538,22 @@ std::string_view name(Status status) noexcept {
       return "no room";
   }
   return "?";
+}
+
+std::string base_name(std::span<const std::uint64_t> words) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  if (std::ranges::all_of(words, [](std::uint64_t word) { return word == 0; })) {
+    return {};
+  }
+  std::string name;
+  for (const std::uint64_t word : words) {
+    for (unsigned byte = 0; byte < 8; ++byte) {
+      const std::uint64_t value = (word >> (8 * byte)) & 0xffU;
+      name += kDigits[value >> 4U];
+      name += kDigits[value & 0xfU];
+    }
+  }
+  return name;
 }
 
 Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,

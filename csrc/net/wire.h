@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/buffer.h"
@@ -52,6 +53,8 @@ inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCo
 inline constexpr unsigned kPartShift = 8;
 inline constexpr std::size_t kMostFrames = 4;  // beside the header
 inline constexpr std::size_t kMostDim = 4096;
+// The name of a checkpoint that deltas are of, a SHA-256, in four numbers: its bytes as they stand, the first one lowest.
+inline constexpr std::size_t kBaseWords = 4;
 // Who is no worker: a tool, a server that reads another's rows.
 inline constexpr std::uint32_t kNobody = 0xffffffffU;
 
@@ -73,8 +76,11 @@ enum class Op : std::uint8_t {
   kReduce,
   kLoadFilter,
   kSweep,
+  kSaveBegin,
+  kSaveTell,
+  kSaveEnd,
 };
-inline constexpr Op kLastOp = Op::kSweep;
+inline constexpr Op kLastOp = Op::kSaveEnd;
 
 enum class Status : std::uint8_t {
   kOk = 0,
@@ -104,6 +110,9 @@ constexpr std::size_t bytes_of(Dtype dtype) noexcept {
 std::string_view name(Op op) noexcept;
 std::string_view name(Status status) noexcept;
 std::string_view name(Dtype dtype) noexcept;
+
+// 64 hexadecimal digits, as a manifest names it; "" where all numbers are 0.
+std::string base_name(std::span<const std::uint64_t> words);
 
 struct Header {
   std::uint32_t magic = kMagic;
@@ -158,13 +167,14 @@ struct Decoded {
   Header
       header;  // after a fault: zeros, unless its own crc holds, so that an error can be sent to its sequence
   std::span<const std::uint64_t> hashes;
-  Frame digest;                            // 16 bytes in the place of the hashes
-  std::span<const std::byte> values;       // of floats(), or count of header.dtype, or a section
-  std::span<const std::uint32_t> counts;   // PUSH: how often each row occurred; empty where all did once
-  std::span<const std::uint64_t> numbers;  // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP
-  std::span<const std::uint32_t> tables;   // TICK
-  std::span<const std::uint16_t> slots;    // WRONG_EPOCH: those that are not here
-  std::string_view text;                   // BAD_REQUEST, INTERNAL, NO_ROOM: UTF-8, as the peer sent it
+  Frame digest;                           // 16 bytes in the place of the hashes
+  std::span<const std::byte> values;      // of floats(), or count of header.dtype, or a section
+  std::span<const std::uint32_t> counts;  // PUSH: how often each row occurred; empty where all did once
+  std::span<const std::uint64_t>
+      numbers;                            // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP; SAVE_*
+  std::span<const std::uint32_t> tables;  // TICK
+  std::span<const std::uint16_t> slots;   // WRONG_EPOCH: those that are not here
+  std::string_view text;                  // BAD_REQUEST, INTERNAL, NO_ROOM: UTF-8, as the peer sent it
 
   // Weights or gradients, count x dim.
   std::span<const float> floats() const noexcept {

@@ -26,7 +26,7 @@
 
 #include "base/buffer.h"
 #include "base/mix.h"
-#include "base/simd.h"
+#include "base/mix_block.h"
 #include "base/threads.h"
 
 namespace shoal {
@@ -48,12 +48,6 @@ using Place = std::uint32_t;
 
 inline constexpr std::size_t kBlock = 512;    // hashes mixed at a time: 4 KiB
 inline constexpr std::size_t kLeast = 16384;  // keys worth a thread
-
-SHOAL_CLONES inline void mix_block(const std::uint64_t* keys, std::size_t n, std::uint64_t* hashes) noexcept {
-  for (std::size_t i = 0; i < n; ++i) {
-    hashes[i] = mix(keys[i]);
-  }
-}
 
 // Where hashes come from: keys to be mixed, or hashes as they are.
 class Source {

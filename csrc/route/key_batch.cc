@@ -100,6 +100,32 @@ void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<fl
   });
 }
 
+void KeyBatch::sum_some(std::size_t first, const float* grads, std::size_t dim,
+                        std::span<float> sums) const noexcept {
+  sum_range(
+      order(), firsts(), first, first + sums.size() / dim, dim,
+      [&](Place place) { return grads + place * dim; }, AsIs(), sums.data());
+}
+
+void KeyBatch::expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,
+                           float* out) const noexcept {
+  constexpr std::size_t kAhead = 24;  // they go anywhere: ask for the lines that they will be written to
+  constexpr std::size_t kLineFloats = 16;
+  const float* row = rows.data();
+  std::size_t j = firsts_[first];
+  for (std::size_t u = first; u < first + rows.size() / dim; ++u, row += dim) {
+    for (; j < firsts_[u + 1]; ++j) {
+      if (j + kAhead < given_) {
+        const float* const ahead = out + order_[j + kAhead] * dim;
+        for (std::size_t e = 0; e < std::min(dim, 4 * kLineFloats); e += kLineFloats) {
+          __builtin_prefetch(ahead + e, 1);
+        }
+      }
+      std::copy_n(row, dim, out + order_[j] * dim);
+    }
+  }
+}
+
 void KeyBatch::counts(std::span<std::uint32_t> out) const {
   SHOAL_CHECK(out.size() == size(), "the counts need room for " + std::to_string(size()) +
                                         " unique keys, got " + std::to_string(out.size()));

@@ -69,6 +69,12 @@ class KeyBatch {
   // The other way: the row of each unique hash to every key as given. rows is m x dim, out n x dim.
   void expand(std::span<const float> rows, std::size_t dim, std::span<float> out, Pool& pool) const;
 
+  // Both for the hashes from `first` on, as many as there is room for `sums` or as there are `rows`, in this thread: for
+  // those who use what is still in the cache.
+  void sum_some(std::size_t first, const float* grads, std::size_t dim, std::span<float> sums) const noexcept;
+  void expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,
+                   float* out) const noexcept;
+
   // How often each hash occurs: out has m entries.
   void counts(std::span<std::uint32_t> out) const;
 

@@ -2,6 +2,7 @@
 //
 //   row_of(place)  where the dim floats of the key at that place lie
 //   round(sum)     the float of a float64 sum: AsIs, or Divided for a mean
+//   sum_range      the hashes from `begin` to `end`, to `out`, for callers that use them while they are in the cache
 //
 // A hash that occurs once gets its row bit for bit where nothing divides: a sum starts with its first row, not with zero.
 //
@@ -40,7 +41,7 @@ void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint
     for (++j; j < firsts[u + 1]; ++j) {
       sum += static_cast<double>(*row_of(order[j]));
     }
-    out[u] = round(sum);
+    out[u - begin] = round(sum);
   }
 }
 
@@ -51,7 +52,7 @@ void sum_fixed(std::span<const std::uint32_t> order, std::span<const std::uint32
   constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
   constexpr std::size_t kLineFloats = 16;
   for (std::size_t u = begin; u < end; ++u) {
-    float* const to = out + u * kDim;
+    float* const to = out + (u - begin) * kDim;
     const std::size_t last = firsts[u + 1];
     std::size_t j = firsts[u];
     const auto next_row = [&] {
@@ -98,7 +99,7 @@ void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint3
   for (std::size_t u = begin; u < end; ++u) {
     for (std::size_t left = 0; left < dim; left += kStrip) {
       const std::size_t width = std::min(kStrip, dim - left);
-      float* const to = out + u * dim + left;
+      float* const to = out + (u - begin) * dim + left;
       const std::size_t last = firsts[u + 1];
       std::size_t j = firsts[u];
       const auto next_row = [&] {
@@ -131,6 +132,24 @@ void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint3
   }
 }
 
+template <class RowOf, class Round>
+void sum_range(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t begin,
+               std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
+               float* out) noexcept {
+  switch (dim) {
+    case 1:
+      return sum_numbers(order, firsts, begin, end, row_of, round, out);
+    case 8:
+      return sum_fixed<8>(order, firsts, begin, end, row_of, round, out);
+    case 16:
+      return sum_fixed<16>(order, firsts, begin, end, row_of, round, out);
+    case 32:
+      return sum_fixed<32>(order, firsts, begin, end, row_of, round, out);
+    default:
+      return sum_strips(order, firsts, begin, end, dim, row_of, round, out);
+  }
+}
+
 template <class RowOf, class Round = AsIs>
 void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t dim,
               const RowOf& row_of, std::span<float> out, Pool& pool, const Round& round = {}) {
@@ -148,18 +167,7 @@ void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_
   pool.run(pieces.parts, [&](std::size_t part) {
     const std::size_t begin = part == 0 ? 0 : hash_at(pieces.begin(part));
     const std::size_t end = part + 1 == pieces.parts ? unique : hash_at(pieces.begin(part + 1));
-    switch (dim) {
-      case 1:
-        return sum_numbers(order, firsts, begin, end, row_of, round, out.data());
-      case 8:
-        return sum_fixed<8>(order, firsts, begin, end, row_of, round, out.data());
-      case 16:
-        return sum_fixed<16>(order, firsts, begin, end, row_of, round, out.data());
-      case 32:
-        return sum_fixed<32>(order, firsts, begin, end, row_of, round, out.data());
-      default:
-        return sum_strips(order, firsts, begin, end, dim, row_of, round, out.data());
-    }
+    sum_range(order, firsts, begin, end, dim, row_of, round, out.data() + begin * dim);
   });
 }
 

@@ -20,8 +20,8 @@ struct Call {
 };
 
 Call checked(const Shard& shard, Function function, std::span<const double> parameters) {
-  const std::size_t takes = function == Function::kSum ? 0 : 1;
-  SHOAL_CHECK(function >= Function::kSum && function <= Function::kShrink,
+  const std::size_t takes = function == Function::kSum || function == Function::kDigest ? 0 : 1;
+  SHOAL_CHECK(function >= Function::kSum && function <= Function::kDigest,
               "there is no function " + std::to_string(static_cast<std::uint32_t>(function)) + " of a table");
   SHOAL_CHECK(parameters.size() == takes, "function " + std::to_string(static_cast<std::uint32_t>(function)) +
                                               " takes " + std::to_string(takes) + " parameters, got " +
@@ -143,6 +143,22 @@ std::vector<double> top(const Shard& shard, std::size_t k, std::size_t first, st
   return answers;
 }
 
+std::vector<double> digests(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts) {
+  constexpr std::size_t kWords = 4;
+  constexpr std::uint64_t kLow = 0xffffffffU;
+  std::vector<double> answers((end - first) * kWords);
+  const Pieces pieces{end - first, parts};
+  shard.pool().run(parts, [&](std::size_t part) {
+    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+      const auto sums = shard.digest(Slot{static_cast<std::uint32_t>(first + s)});
+      for (std::size_t word = 0; word < kWords; ++word) {
+        answers[s * kWords + word] = static_cast<double>((sums[word / 2] >> (word % 2 * 32U)) & kLow);
+      }
+    }
+  });
+  return answers;
+}
+
 void decay(std::span<float> weights, double factor) noexcept {
   for (float& w : weights) {
     w = static_cast<float>(factor * static_cast<double>(w));
@@ -179,6 +195,9 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
       parts_for(end - first, 1, shard.pool().threads() == 1 ? 1 : 4 * shard.pool().threads());
   if (function == Function::kTopK) {
     return top(shard, static_cast<std::size_t>(call.parameter), first, end, parts);
+  }
+  if (function == Function::kDigest) {
+    return digests(shard, first, end, parts);
   }
   const std::size_t width =
       function == Function::kSum && !shard.spec().optimizer.pairs() ? shard.rows().dim() : 1;

@@ -11,6 +11,7 @@
 //   topk       k                  see below
 //   decay      factor in (0, 1]   w = factor * w, rounded once; how many rows that changed
 //   shrink     l1                 w = sgn(w) * max(|w| - l1, 0), rounded once; how many rows that changed
+//   digest     -                  four numbers of 32 bits: the low and high halves of the two sums of Shard::digest
 //
 // topk answers for all its slots at once: pairs (norm, the hash's 64 bits), the largest norm first, of equal ones the
 // smaller key, k at most. Order is total, so answers are merged by merging these lists.
@@ -32,7 +33,15 @@
 
 namespace shoal {
 
-enum class Function : std::uint32_t { kSum = 1, kNorm = 2, kCount = 3, kTopK = 4, kDecay = 5, kShrink = 6 };
+enum class Function : std::uint32_t {
+  kSum = 1,
+  kNorm = 2,
+  kCount = 3,
+  kTopK = 4,
+  kDecay = 5,
+  kShrink = 6,
+  kDigest = 7
+};
 
 inline constexpr std::size_t kMostTopK = std::size_t{1} << 20U;
 

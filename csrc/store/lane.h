@@ -28,9 +28,12 @@
 #include <utility>
 
 #include "base/fetch.h"
+#include "store/whereabouts.h"
 #include "table/admission.h"
+#include "table/changed.h"
 #include "table/search.h"
 #include "table/slot_table.h"
+#include "table/undo.h"
 
 namespace shoal {
 
@@ -40,9 +43,18 @@ struct alignas(kCacheLine) Guarded {
       : lock(of_all != nullptr ? *of_all : own), table(layout, slot, chunks) {}
   // What a batch needs that changes no more than rows is in the first line, and where wide rows stand in the second.
   std::shared_mutex& lock;
-  bool fills = false;  // whether many of the rows that the last batch changed were not there
+  bool fills = false;    // whether many of the rows that the last batch changed were not there
+  bool watched = false;  // whether somebody wants to know what changes, before it does (store/snapshot.h)
   SlotTable table;
   std::unique_ptr<Doorkeeper> door;  // null where the table admits all keys
+  std::unique_ptr<Undo> undo;        // while the slot is to be saved as it was
+  std::size_t kept = 0;              // bytes of what was kept for that, when rows changed last
+  // What has changed since a save that is the base of deltas: null where there is none. While the next one of them is
+  // under way, what had changed at its moment stands apart.
+  std::unique_ptr<Changed> changed;
+  std::unique_ptr<Changed> changed_then;
+  bool door_changed = false;
+  bool door_changed_then = false;
   alignas(kCacheLine) std::shared_mutex own;
 };
 
@@ -60,10 +72,15 @@ struct NoLock {
 template <class Lock>
 class Lane {
  public:
-  // Slot s has the hashes [begins[s], begins[s + 1]). At most `most` rows a run.
+  // Slot s has the hashes [begins[s], begins[s + 1]). At most `most` rows a run. Rows that `known` knows are not searched,
+  // and those that are found are noted in `noted`.
   Lane(std::span<const std::unique_ptr<Guarded>> slots, const Layout& layout,
-       std::span<const std::uint64_t> hashes, std::span<const std::uint64_t> begins, std::size_t most)
+       std::span<const std::uint64_t> hashes, std::span<const std::uint64_t> begins, std::size_t most,
+       const Whereabouts* known = nullptr, Whereabouts* noted = nullptr)
       : slots_(slots),
+        layout_(layout),
+        known_(known),
+        noted_(noted),
         hashes_(hashes),
         begins_(begins),
         most_(std::min(most, Search::kMost)),
@@ -92,6 +109,9 @@ class Lane {
       if (n >= lag_) {
         Run& ready = run(n - lag_);
         ready.search.settle();  // again: the run before may have moved its rows
+        if (noted_ != nullptr) {
+          note(ready);
+        }
         worker.use(ready.search, ready.first, ahead);
         for (Lock& lock : std::span(ready.locks).first(std::exchange(ready.lock_count, 0))) {
           lock = Lock();
@@ -130,13 +150,29 @@ class Lane {
         fetch_header(slot_ + 2);
         lock_ = Lock(slot.lock);
         worker.enter(slot, hashes_.subspan(next_, last - next_));
+        knows_ = known_ != nullptr;
       }
+      // Once unknown, a slot stays so: its first runs may be noted before the last is loaded.
+      knows_ = knows_ && known_->knows(slot_, slot.table);
       const std::size_t count = std::min(room, last - next_);
-      run.search.aim(slot.table, count);
+      if (knows_) {
+        run.search.know(slot.table, known_->rows(next_, count));
+      } else {
+        run.search.aim(slot.table, count);
+      }
       next_ += count;
       room -= count;
       if (next_ == last) {
         run.locks[run.lock_count++] = std::move(lock_);
+      }
+    }
+  }
+
+  void note(Run& run) noexcept {
+    for (const Search::Part& part : run.search.parts()) {
+      if (!part.known) {
+        noted_->note(index_of(layout_.slots.of(hashes_[run.first + part.begin])), *part.table,
+                     run.first + part.begin, run.search.rows().subspan(part.begin, part.end - part.begin));
       }
     }
   }
@@ -155,11 +191,15 @@ class Lane {
   }
 
   std::span<const std::unique_ptr<Guarded>> slots_;
+  const Layout& layout_;
+  const Whereabouts* known_;
+  Whereabouts* noted_;
   std::span<const std::uint64_t> hashes_;
   std::span<const std::uint64_t> begins_;
   std::size_t most_;
   std::size_t lag_;
   std::size_t slot_ = 0;
+  bool knows_ = false;    // where the rows of that slot are
   std::size_t next_ = 0;  // of the hashes
   std::size_t end_ = 0;
   Lock lock_;  // of the slot that has begun and not ended

@@ -88,8 +88,9 @@ SHOAL_CLONES void fill_noise(std::span<const std::uint64_t> hashes, std::size_t 
   }
 }
 
-std::size_t aligned(std::size_t n) noexcept {
-  return (n + Shard::kSectionAlignment - 1) / Shard::kSectionAlignment * Shard::kSectionAlignment;
+std::uint64_t next_number() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 }  // namespace
@@ -134,10 +135,12 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks, Budget
       layout_(rows_.bytes(), slots),
       chunks_(rows_.bytes()),
       doors_(spec.lifecycle.admit(), slots),
+      number_(next_number()),
       stamp_(process_stamp()),
       of_all_(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr),
       budget_(budget),
-      noted_(budget == nullptr ? 0 : slots.count()) {
+      noted_(budget == nullptr ? 0 : slots.count()),
+      numbers_(Undo::kNumberBytes, slots) {
   for (const Expiry& rule : spec.lifecycle.expire()) {
     SHOAL_CHECK(rule.kind != Expiry::Kind::kMaxRows || rule.rows >= slots.count(),
                 "MaxRows needs at least one row a slot, " + std::to_string(slots.count()) + ", got " +
@@ -159,7 +162,12 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks, Budget
   const auto turn = take_turn();
   for (std::size_t s = 0; s < noted_.size(); ++s) {
     if (bytes_of(*tables_[s]) > budget->spare(s)) {
-      throw_full(s, 0);
+      throw MemoryBudgetExceeded(
+          "the memory budget has no room for a new table, which takes " +
+          std::to_string(bytes_of(*tables_[s])) + " bytes of slot " + std::to_string(s) +
+          " while it is empty: all tables take " + std::to_string(budget->used(s)) + " of the " +
+          std::to_string(budget->share()) + " bytes that each of " + std::to_string(budget->slots()) +
+          " slots has; give the store more memory, close a table, erase rows or sweep");
     }
   }
   for (std::size_t s = 0; s < noted_.size(); ++s) {
@@ -226,12 +234,22 @@ void Shard::split(const SlotSlices& batch, const Work& work) const {
   pool_.run(parts, [&](std::size_t part) { work(first_slot(part), first_slot(part + 1)); });
 }
 
+Shard::Known Shard::known(const SlotSlices& batch, Whereabouts* where) const {
+  if (where != nullptr) {
+    SHOAL_CHECK(where->is_of(batch.hashes), "where rows are is known of another batch");
+    where->aim(number_, slots_.count());
+  }
+  return {where, where};
+}
+
 template <class Lock, class MakeWorker>
-void Shard::walk(const SlotSlices& batch, const MakeWorker& make_worker) const {
+void Shard::walk(const SlotSlices& batch, const Known& known, const MakeWorker& make_worker) const {
   const auto walk_by = [&]<class LaneLock>() {
     split(batch, [&](std::size_t first, std::size_t end) {
       auto worker = make_worker();
-      Lane<LaneLock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most).walk(first, end, worker);
+      Lane<LaneLock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most, known.before,
+                     known.after)
+          .walk(first, end, worker);
     });
   };
   if (of_all_ != nullptr) {
@@ -378,7 +396,7 @@ std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hash
 }
 
 template <class Use>
-void Shard::read(const SlotSlices& batch, std::size_t touched, const Use& use) const {
+void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use) const {
   using Lock = std::shared_lock<std::shared_mutex>;
   struct Reader {
     const Shard& shard;
@@ -403,7 +421,7 @@ void Shard::read(const SlotSlices& batch, std::size_t touched, const Use& use) c
       use_rows(work, rows, first, ahead);
     }
   };
-  walk<Lock>(batch, [&] { return Reader{*this, batch, touched, use, Workspace(rows_)}; });
+  walk<Lock>(batch, known, [&] { return Reader{*this, batch, touched, use, Workspace(rows_)}; });
 }
 
 void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
@@ -426,7 +444,7 @@ void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t>
 }
 
 template <class Use>
-void Shard::change(const SlotSlices& batch, const Making& how, const Use& use) {
+void Shard::change(const SlotSlices& batch, const Making& how, const Known& known, const Use& use) {
   using Lock = std::unique_lock<std::shared_mutex>;
   std::atomic<std::uint64_t> created{0};
   std::atomic<std::uint64_t> refused{0};
@@ -441,6 +459,7 @@ void Shard::change(const SlotSlices& batch, const Making& how, const Use& use) {
     std::size_t touched = shard.rows_.bytes();
 
     void enter(Guarded& slot, std::span<const std::uint64_t> hashes) {
+      shard.before_change(slot, hashes);
       if (slot.fills && !making.asks) {
         count(shard.create_all(slot, hashes, making));
       }
@@ -477,7 +496,8 @@ void Shard::change(const SlotSlices& batch, const Making& how, const Use& use) {
       }
     }
   };
-  walk<Lock>(batch, [&] { return Changer{*this, batch, use, created, refused, Workspace(rows_), how}; });
+  walk<Lock>(batch, known,
+             [&] { return Changer{*this, batch, use, created, refused, Workspace(rows_), how}; });
   refused_.fetch_add(refused.load(), std::memory_order_relaxed);
   const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
   if (std::bit_width(before) != std::bit_width(before + created.load())) {
@@ -493,22 +513,22 @@ void Shard::change(const SlotSlices& batch, const Making& how, const Use& use) {
 
 // --- requests ---------------------------------------------------------------------------------------------------
 
-void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
-  check_batch(batch);
-  SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
+template <class Use>
+void Shard::read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use) const {
   std::visit(
       [&](const auto& rule) {
         constexpr bool kDerives = std::remove_cvref_t<decltype(rule)>::kDerivesWeights;
-        read(batch, kDerives ? rows_.bytes() : rows_.width(0),
+        read(batch, known, kDerives ? rows_.bytes() : rows_.width(0),
              [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-               float* const out = weights.data() + first * rows_.dim();
+               const Block block = work.block(rows.size(), rows_.dim());
+               float* const out = to == nullptr ? block.grads : to + first * rows_.dim();
                if constexpr (kDerives) {
-                 const Block block = work.block(rows.size(), rows_.dim());
                  rows_.gather(rows, block, ahead);
                  rule.read(block, out);
                } else {
                  rows_.read_weights(rows, out, ahead);
                }
+               use(std::span<const float>(out, block.size()), first);
              });
       },
       spec_.optimizer.rule());
@@ -516,15 +536,52 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights) const {
   rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
 }
 
-std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads, const Sightings& sightings,
-                          std::size_t* stepped) {
+void Shard::pull(const SlotSlices& batch, std::span<float> weights, Whereabouts* where) const {
   check_batch(batch);
+  SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
+  read_weights(batch, known(batch, where), weights.data(), [](std::span<const float>, std::size_t) {});
+}
+
+void Shard::pull_given(const KeyBatch& batch, std::span<float> weights, Whereabouts* where) const {
+  const SlotSlices slices{batch.hashes(), batch.begins()};
+  check_batch(slices);
+  SHOAL_CHECK(weights.size() == batch.given() * rows_.dim(), "rows must be len(keys) x dim");
+  read_weights(slices, known(slices, where), nullptr, [&](std::span<const float> rows, std::size_t first) {
+    batch.expand_some(first, rows, rows_.dim(), weights.data());
+  });
+}
+
+void Shard::locate(const SlotSlices& batch, Whereabouts& where) const {
+  check_batch(batch);
+  const Known to = known(batch, &where);
+  struct Finder {
+    std::size_t touched = 0;
+
+    void enter(Guarded&, std::span<const std::uint64_t>) {}
+    void use(Search& /*run*/, std::size_t /*first*/, Fetches& ahead) const noexcept { ahead.rest(); }
+  };
+  const auto find = [&]<class Lock>() {
+    Finder finder;
+    Lane<Lock>(tables_, layout_, batch.hashes, batch.begins, Search::kMost, to.before, to.after)
+        .walk(0, slots_.count(), finder);
+  };
+  if (of_all_ != nullptr) {
+    const std::shared_lock all(*of_all_);
+    find.template operator()<NoLock>();
+  } else {
+    find.template operator()<std::shared_lock<std::shared_mutex>>();
+  }
+}
+
+std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes, const Sightings& sightings,
+                               std::size_t* stepped, const Whereabouts* where) {
   SHOAL_CHECK(sightings.counts.empty() || sightings.counts.size() == batch.hashes.size(),
               "a push has one count of sightings a key: " + std::to_string(batch.hashes.size()) + ", got " +
                   std::to_string(sightings.counts.size()));
   SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in no order");
+  SHOAL_CHECK(where == nullptr || where->is_of(batch.hashes), "where rows are is known of another batch");
   const std::size_t dim = rows_.dim();
-  SHOAL_CHECK(grads.size() == batch.hashes.size() * dim, "grads must be len(keys) x dim");
+  wait_for_save(batch.hashes.size());
   const auto entered = enter();
   const auto turn = take_turn();
   Making how{.now = {.clock = table_clock(sightings.clock)},
@@ -545,11 +602,11 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
           if constexpr (requires(const InPlace& given) { rule.step(given); }) {
             return rule.step({.rows = rows,
                               .dim = dim,
-                              .grads = grads.data() + first * dim,
+                              .grads = slopes(first, rows.size(), work.floats.get()),
                               .hashes = batch.hashes.data() + first,
                               .noise = shared,
                               .step = step,
-                              .beside = work.floats.get(),
+                              .beside = work.floats.get() + work.elements,
                               .ahead = &ahead});
           } else {
             return 0;  // never asked: dim is 2
@@ -559,7 +616,10 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
                                     Fetches& ahead) {
           Block block = work.block(rows.size(), dim);
           block.step = step;
-          std::memcpy(block.grads, grads.data() + first * dim, block.size() * sizeof(float));
+          const float* const given = slopes(first, rows.size(), block.grads);
+          if (given != block.grads) {
+            std::memcpy(block.grads, given, block.size() * sizeof(float));
+          }
           fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
           rows_.gather(rows, block, ahead);
 
@@ -586,7 +646,7 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
           rows_.scatter(block, {moves, block.rows}, rows, ahead);
           return bad;
         };
-        change(batch, how,
+        change(batch, how, {.before = where != nullptr && where->is_at(number_) ? where : nullptr},
                [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
                  const std::size_t bad = in_place ? step_in_place(work, rows, first, ahead)
                                                   : step_block(work, rows, first, ahead);
@@ -606,6 +666,32 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
   return step;
 }
 
+std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads, const Sightings& sightings,
+                          std::size_t* stepped, const Whereabouts* where) {
+  check_batch(batch);
+  SHOAL_CHECK(grads.size() == batch.hashes.size() * rows_.dim(), "grads must be len(keys) x dim");
+  return step_rows(
+      batch,
+      [&](std::size_t first, std::size_t /*count*/, float* /*room*/) {
+        return grads.data() + first * rows_.dim();
+      },
+      sightings, stepped, where);
+}
+
+std::uint64_t Shard::push_given(const KeyBatch& batch, std::span<const float> grads,
+                                const Sightings& sightings, const Whereabouts* where) {
+  const SlotSlices slices{batch.hashes(), batch.begins()};
+  check_batch(slices);
+  SHOAL_CHECK(grads.size() == batch.given() * rows_.dim(), "grads must be len(keys) x dim");
+  return step_rows(
+      slices,
+      [&](std::size_t first, std::size_t count, float* room) -> const float* {
+        batch.sum_some(first, grads.data(), rows_.dim(), {room, count * rows_.dim()});
+        return room;
+      },
+      sightings, nullptr, where);
+}
+
 void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock) {
   check_batch(batch);
   const std::size_t dim = rows_.dim();
@@ -614,6 +700,7 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
     SHOAL_CHECK(is_finite(weights[i]) != 0,
                 "weights must be finite: one of them is " + std::to_string(weights[i]));
   }
+  wait_for_save(batch.hashes.size());
   const auto entered = enter();
   const auto turn = take_turn();
   const std::uint64_t shared = step_noise(spec_.seed, 0);
@@ -621,7 +708,7 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
   fit(batch, how);
   std::visit(
       [&](const auto& rule) {
-        change(batch, how,
+        change(batch, how, {},
                [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
                  const Block block = work.block(rows.size(), dim);
                  rows_.gather(rows, block, ahead);
@@ -642,6 +729,7 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
 
 std::size_t Shard::erase(const SlotSlices& batch) {
   check_batch(batch);
+  wait_for_save(batch.hashes.size());
   const auto entered = enter();
   const auto turn = take_turn();
   std::atomic<std::size_t> erased{0};
@@ -652,6 +740,8 @@ std::size_t Shard::erase(const SlotSlices& batch) {
         continue;
       }
       const std::unique_lock lock(tables_[s]->lock);
+      before_change(*tables_[s],
+                    batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]));
       for (std::size_t i = batch.begins[s]; i < batch.begins[s + 1]; ++i) {
         count += tables_[s]->table.erase(batch.hashes[i]) ? 1U : 0U;
       }
@@ -680,7 +770,7 @@ void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) con
       }
     }
   };
-  walk<std::shared_lock<std::shared_mutex>>(batch, [&] { return Asker{there, Workspace(rows_)}; });
+  walk<std::shared_lock<std::shared_mutex>>(batch, {}, [&] { return Asker{there, Workspace(rows_)}; });
 }
 
 void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> values) const {
@@ -689,7 +779,7 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
   SHOAL_CHECK(column < rows_.columns() || (of_row && rows_.has_row_state()), "there is no such column");
   const std::size_t width = of_row ? 1 : rows_.dim();
   SHOAL_CHECK(values.size() == batch.hashes.size() * width, "values must be len(keys) x the column's width");
-  read(batch, rows_.bytes(),
+  read(batch, {}, rows_.bytes(),
        [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
          const Block block = work.block(rows.size(), rows_.dim());
          rows_.gather(rows, block, ahead);
@@ -700,160 +790,14 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
 
 // --- by slot ----------------------------------------------------------------------------------------------------
 
-std::vector<std::size_t> Shard::section_offsets(std::size_t rows) const {
-  std::vector<std::size_t> offsets{0};
-  std::size_t end = rows * sizeof(std::uint64_t);
-  for (std::size_t k = 0; k < rows_.stored(); ++k) {
-    offsets.push_back(aligned(end));
-    end = offsets.back() + rows * rows_.width(k);
-  }
-  offsets.push_back(aligned(end));
-  return offsets;
-}
-
-std::size_t Shard::section(Slot slot, std::vector<std::byte>& bytes) const {
-  check_process();
-  const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  const auto entries = tables_[index_of(slot)]->table.entries();
-  const auto offsets = section_offsets(entries.size());
-  bytes.assign(offsets.back(), std::byte{0});
-  for (std::size_t r = 0; r < entries.size(); ++r) {
-    std::memcpy(bytes.data() + r * sizeof(std::uint64_t), &entries[r].hash, sizeof(std::uint64_t));
-  }
-  for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
-    const std::size_t width = rows_.width(k);
-    const auto copy = [&](auto bytes_each) {
-      for (std::size_t r = 0; r < entries.size(); ++r) {
-        std::memcpy(bytes.data() + offsets[k + 1] + r * bytes_each, entries[r].row + rows_.offset(k),
-                    bytes_each);
-      }
-    };
-    if (width == sizeof(float)) {
-      copy(std::integral_constant<std::size_t, sizeof(float)>{});  // a load and a store, no call
-    } else {
-      copy(width);
-    }
-  }
-  return entries.size();
-}
-
-void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
-  check_process();
-  // A count that is too large for the bytes must not be multiplied first.
-  SHOAL_CHECK(
-      rows <= section.size() / sizeof(std::uint64_t) && section.size() == section_offsets(rows).back(),
-      "a section of " + std::to_string(section.size()) + " bytes does not hold " + std::to_string(rows) +
-          " rows of this table");
-  const auto offsets = section_offsets(rows);
-  std::vector<std::uint64_t> hashes(rows);
-  if (rows != 0) {
-    std::memcpy(hashes.data(), section.data(), rows * sizeof(std::uint64_t));
-  }
-  SHOAL_CHECK(std::adjacent_find(hashes.begin(), hashes.end(), std::greater_equal<>()) == hashes.end(),
-              "the hashes of a section must ascend");
-  const auto entered = enter();
-  const auto turn = take_turn();
-  for (std::size_t first = 0; first < rows;) {
-    const std::size_t slot = index_of(slots_.of(hashes[first]));
-    const std::size_t last = static_cast<std::size_t>(
-        std::partition_point(hashes.begin() + static_cast<std::ptrdiff_t>(first), hashes.end(),
-                             [&](std::uint64_t hash) { return index_of(slots_.of(hash)) == slot; }) -
-        hashes.begin());
-    const std::unique_lock lock(tables_[slot]->lock);
-    SlotTable& table = tables_[slot]->table;
-    if (table.size() != 0) {
-      std::vector<std::byte*> there(last - first);
-      table.find(std::span(hashes).subspan(first, last - first), there);
-      SHOAL_CHECK(std::count(there.begin(), there.end(), nullptr) == std::ssize(there),
-                  "a key of the section is in the table already: restore into an empty table");
-    }
-    if (!table.has_room(last - first)) {
-      if (budget_ != nullptr &&
-          bytes_of(*tables_[slot]) - table.bytes() + table.bytes_with(last - first, true) > allowed(slot)) {
-        throw_full(slot, last - first);
-      }
-      table.reserve(table.size() + last - first);
-      note(slot);
-    }
-    for (std::size_t r = first; r < last; ++r) {
-      std::byte* const row = table.insert(hashes[r]);
-      for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
-        const std::size_t width = rows_.width(k);
-        std::memcpy(row + rows_.offset(k), section.data() + offsets[k + 1] + r * width, width);
-      }
-    }
-    first = last;
-  }
-}
-
-void Shard::filter(Slot slot, std::vector<std::byte>& bytes) const {
-  check_process();
-  bytes.clear();
-  const Guarded& guarded = *tables_[index_of(slot)];
-  const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  if (guarded.door != nullptr) {
-    guarded.door->save(bytes);
-  }
-}
-
-void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes) {
-  check_process();
-  SHOAL_CHECK(index_of(slot) < cut.count(), "there is no slot " + std::to_string(index_of(slot)));
-  SHOAL_CHECK(bytes.empty() || !doors_.admits_all(), "this table has no admission rule that remembers keys");
-  const auto entered = enter();
-  const auto turn = take_turn();
-  // The slots that share hashes with it: of a finer cut some, of a coarser one the one that it lies in.
-  const std::size_t first = (std::size_t{index_of(slot)} << slots_.bits()) >> cut.bits();
-  const std::size_t end =
-      std::max(first + 1, ((std::size_t{index_of(slot)} + 1) << slots_.bits()) >> cut.bits());
-  for (std::size_t s = first; s < end && !bytes.empty(); ++s) {
-    const std::unique_lock lock(tables_[s]->lock);
-    Guarded& guarded = *tables_[s];
-    if (budget_ != nullptr && bytes_of(guarded) + bytes.size() > allowed(s)) {
-      throw_full(s, 0);
-    }
-    guarded.door->restore(cut, slot, bytes);
-    note(s);
-  }
-}
-
-void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
-  check_process();
-  SHOAL_CHECK(rows.size() == cut.count(), "reserve takes one number of rows a slot");
-  if (cut.bits() < slots_.bits()) {
-    return;  // which of its finer slots a coarse slot's rows belong to is only known from their hashes
-  }
-  const auto entered = enter();
-  const auto turn = take_turn();
-  const std::size_t together = cut.count() / slots_.count();
-  const auto each = [&](const auto& use) {
-    for (std::size_t s = 0; s < slots_.count(); ++s) {
-      std::size_t total = 0;
-      for (std::size_t c = s * together; c < (s + 1) * together; ++c) {
-        total += rows[c];
-      }
-      const std::unique_lock lock(tables_[s]->lock);
-      use(s, tables_[s]->table, total);
-    }
-  };
-  if (budget_ != nullptr) {
-    each([&](std::size_t s, const SlotTable& table, std::size_t total) {
-      const std::size_t more = total - std::min(total, table.size());
-      if (bytes_of(*tables_[s]) - table.bytes() + table.bytes_with(more, true) > allowed(s)) {
-        throw_full(s, more);
-      }
-    });
-  }
-  each([&](std::size_t s, SlotTable& table, std::size_t total) {
-    table.reserve(total);
-    note(s);
-  });
-}
-
 void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
   check_process();
   const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  const auto entries = tables_[index_of(slot)]->table.entries();
+  read_entries(tables_[index_of(slot)]->table.entries(), hashes, weights);
+}
+
+void Shard::read_entries(std::span<const SlotTable::Entry> entries, std::vector<std::uint64_t>& hashes,
+                         std::vector<float>& weights) const {
   hashes.resize(entries.size());
   weights.resize(entries.size() * rows_.dim());
   std::vector<std::byte*> rows(entries.size());
@@ -893,7 +837,15 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
   std::vector<std::size_t> moved(end - first);
   std::atomic<std::uint64_t> dropped{0};
   const auto reweigh_slot = [&](const auto& rule, std::size_t slot, Workspace& work, std::span<float> old) {
+    if (saving_.active) {
+      const std::size_t rows = [&] {
+        const std::shared_lock counting(tables_[slot]->lock);
+        return tables_[slot]->table.size();
+      }();
+      wait_for_save(rows);
+    }
     const std::unique_lock lock(tables_[slot]->lock);
+    before_change_of_all(*tables_[slot]);
     std::array<std::uint64_t, Search::kMost> hashes;
     std::array<std::byte*, Search::kMost> pointers;
     std::size_t count = 0;
@@ -956,6 +908,29 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
 
 // --- what there is ----------------------------------------------------------------------------------------------
 
+std::size_t Shard::bytes_at(std::size_t rows) const {
+  const Pieces pieces{rows, slots_.count()};
+  Chunks chunks(rows_.bytes());
+  std::size_t bytes = 0;
+  for (std::size_t s = 0; s < slots_.count(); ++s) {
+    const std::size_t share = pieces.begin(s + 1) - pieces.begin(s);
+    if (share != 0) {
+      bytes += SlotTable(layout_, Slot{static_cast<std::uint32_t>(s)}, chunks).bytes_with(share, false);
+    }
+  }
+  return bytes;
+}
+
+std::size_t Shard::saved_bytes_at(std::size_t rows) const {
+  const Pieces pieces{rows, slots_.count()};
+  std::size_t bytes = 0;
+  for (std::size_t s = 0; s < slots_.count(); ++s) {
+    const std::size_t share = pieces.begin(s + 1) - pieces.begin(s);
+    bytes += share == 0 ? 0 : section_offsets(share).back();
+  }
+  return bytes;
+}
+
 std::size_t Shard::size() const {
   check_process();
   std::size_t rows = 0;
@@ -977,6 +952,11 @@ ShardStats Shard::stats() const {
     if (guarded->door != nullptr) {
       stats.waiting += guarded->door->waiting();
     }
+    const SlotTable::Growth& growth = guarded->table.growth();
+    stats.growth = {.times = stats.growth.times + growth.times,
+                    .memory_ns = stats.growth.memory_ns + growth.memory_ns,
+                    .moving_ns = stats.growth.moving_ns + growth.moving_ns,
+                    .longest_ns = std::max(stats.growth.longest_ns, growth.longest_ns)};
   }
   stats.pulls = pulls_.load();
   stats.pushes = pushes_.load();

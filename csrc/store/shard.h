@@ -15,8 +15,8 @@
 //   every SlotTable's own (I1 to I5)
 //
 // Threads. Any number of callers. Locks, in this order:
-//   1. gate_   shared by push, assign, erase, reweigh and restore; alone by freeze(), which keeps a checkpoint still. A waiting
-//              freeze stops new writers first (turnstile_), so that it cannot starve.
+//   1. gate_   shared by push, assign, erase, reweigh and restore; alone by freeze(), for the moment that a save is of. A
+//              waiting freeze stops new writers first (turnstile_), so that it cannot starve.
 //   2. turn    of the memory budget, where there is one: calls that change tables come one by one
 //   3. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (store/lane.h). Readers share a slot. No row is ever seen half written.
@@ -29,6 +29,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,8 +45,10 @@
 #include "base/threads.h"
 #include "optim/init.h"
 #include "optim/optimizer.h"
+#include "route/key_batch.h"
 #include "store/lane.h"
 #include "store/rows.h"
+#include "store/whereabouts.h"
 #include "table/admission.h"
 #include "table/budget.h"
 #include "table/lifecycle.h"
@@ -93,6 +96,7 @@ struct ShardStats {
   std::uint64_t refused = 0;                               // sightings of keys that got no row by them
   std::uint64_t waiting = 0;                               // keys that an exact count is kept of
   std::array<std::uint64_t, Expiry::kKinds> expired = {};  // rows, by the kind of the rule
+  SlotTable::Growth growth;                                // of all slots; the longest of any
 };
 
 // Whether calls may work on different slots at a time, or a writer has all of them: cheaper where there is one caller.
@@ -126,12 +130,21 @@ class Shard {
     origin_.store(table_clock - store_clock, std::memory_order_relaxed);
   }
 
-  void pull(const SlotSlices& batch, std::span<float> weights) const;
+  // Where there are `where` that are of this batch, what they know is not searched, and they know all rows afterwards.
+  void pull(const SlotSlices& batch, std::span<float> weights, Whereabouts* where = nullptr) const;
+  // The same for every key as it was given, without a row for each unique one between.
+  void pull_given(const KeyBatch& batch, std::span<float> weights, Whereabouts* where = nullptr) const;
+  // Only finds the rows: in this thread, for whoever works ahead of the pool's.
+  void locate(const SlotSlices& batch, Whereabouts& where) const;
   // Returns the number of the step: the next one of the table, taken once all is checked and no save is under way.
   // In a pool of one thread `stepped` counts the rows that have their step, from the front of the batch; so it tells how
   // far a push came that throws.
   std::uint64_t push(const SlotSlices& batch, std::span<const float> grads, const Sightings& sightings = {},
-                     std::size_t* stepped = nullptr);
+                     std::size_t* stepped = nullptr, const Whereabouts* where = nullptr);
+  // The same of a gradient for every key as it was given: each unique one's are added up when its row is stepped, as by
+  // KeyBatch::sum.
+  std::uint64_t push_given(const KeyBatch& batch, std::span<const float> grads,
+                           const Sightings& sightings = {}, const Whereabouts* where = nullptr);
   // Counts as one sighting of each key.
   void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
   std::size_t erase(const SlotSlices& batch);
@@ -139,7 +152,7 @@ class Shard {
   // Column k of the batch's rows as float32, dim a row (1 a row for the row state, k == rows().columns()).
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
 
-  // --- by slot: checkpoints and iteration -----------------------------------------------------------------------
+  // --- by slot: checkpoints and iteration (as it was at one moment: store/snapshot.h) ----------------------------
 
   // The rows of one slot in ascending order of hash, in columns: hashes, then each column as stored, each column's
   // start aligned to kSectionAlignment. Offsets are section_offsets(rows).
@@ -152,8 +165,17 @@ class Shard {
   // size or hashes that do not ascend: std::invalid_argument, nothing changed. A row that is there already: the same,
   // and slots before its own are restored.
   void restore(std::size_t rows, std::span<const std::byte> section);
+  // The section of a slot of any cut as it is after a delta: of the base's rows those that lie in no range, and the delta's
+  // rows, all of which do. Returns how many. Anything else: std::invalid_argument. Looks at no row of the table.
+  std::size_t merge(std::size_t base_rows, std::span<const std::byte> base, std::size_t delta_rows,
+                    std::span<const std::byte> delta, const Changed& ranges,
+                    std::vector<std::byte>& merged) const;
   // Room for as many rows in each slot of `cut`: what restore needs to fill a table in one pass.
   void reserve(Slots cut, std::span<const std::size_t> rows);
+
+  // Sums, modulo 2^64, over the rows of one slot of two numbers that are made of all that is stored of a row. Tables with
+  // the same sums over all slots have the same rows, but for one chance in 2^128: in whatever order, in however many slots.
+  std::array<std::uint64_t, 2> digest(Slot slot) const;
 
   // Hashes and weights of one slot in ascending order of hash.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
@@ -168,6 +190,11 @@ class Shard {
   // Writers wait from freeze() to thaw(); called in pairs by one thread.
   void freeze();
   void thaw();
+
+  // Which save's delta the next one could be: what has changed since is known. "": none's.
+  std::string base() const;
+  // From here on what changes is remembered, as if the rows had just been saved so. Nobody else uses the shard yet.
+  void track(std::string base);
 
   // --- lifecycle ------------------------------------------------------------------------------------------------
 
@@ -197,6 +224,11 @@ class Shard {
   void filter(Slot slot, std::vector<std::byte>& bytes) const;
   void restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes);
 
+  // What such a table takes in memory at so many rows in all, where pushes made them, and in the sections of a checkpoint.
+  // Arithmetic: what the shard holds does not matter.
+  std::size_t bytes_at(std::size_t rows) const;
+  std::size_t saved_bytes_at(std::size_t rows) const;
+
   std::size_t size() const;
   ShardStats stats() const;
   // "" where all invariants hold, else which one broke and where.
@@ -210,13 +242,26 @@ class Shard {
   // work(first, end) for runs of slots that together hold the batch, in the pool's threads.
   template <class Work>
   void split(const SlotSlices& batch, const Work& work) const;
+  // What a walk may know of its rows, and where it is to note what it finds; null: nothing.
+  struct Known {
+    const Whereabouts* before = nullptr;
+    Whereabouts* after = nullptr;
+  };
+  Known known(const SlotSlices& batch, Whereabouts* where) const;
   // A Lane with a worker() of its own in each thread. Lock is that of a slot.
   template <class Lock, class MakeWorker>
-  void walk(const SlotSlices& batch, const MakeWorker& make_worker) const;
+  void walk(const SlotSlices& batch, const Known& known, const MakeWorker& make_worker) const;
   // use(workspace, rows, first, ahead) for every run of rows, in order, of which it reads the first `touched` bytes; a row
   // that is not there is the one that it would be given.
   template <class Use>
-  void read(const SlotSlices& batch, std::size_t touched, const Use& use) const;
+  void read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use) const;
+  // use(weights, first) for every run, once its weights are read: into `to`, or where that is null into the workspace.
+  template <class Use>
+  void read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use) const;
+  // (first, count, room): the gradients of a run's unique hashes, which may be made in the room.
+  using Slopes = std::function<const float*(std::size_t, std::size_t, float*)>;
+  std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const Sightings& sightings,
+                          std::size_t* stepped, const Whereabouts* where);
   // What a worker that creates rows must know, and what it remembers of its part of a batch.
   struct Making {
     const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
@@ -231,7 +276,7 @@ class Shard {
   };
   // The same, to be changed, and created where missing. The caller has entered.
   template <class Use>
-  void change(const SlotSlices& batch, const Making& how, const Use& use);
+  void change(const SlotSlices& batch, const Making& how, const Known& known, const Use& use);
   std::shared_lock<std::shared_mutex> enter() const;
 
   void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
@@ -241,6 +286,39 @@ class Shard {
   // The weights of some rows, which somebody has locked: dim floats each.
   void weights_of(std::span<std::byte* const> rows, float* weights) const;
   class Judge;  // of rows by expiry rules
+
+  // --- for a save: store/snapshot.cc
+  friend class Snapshot;
+  // What a save that is under way and those who change rows know of each other.
+  struct Saving {
+    std::atomic<bool> active{false};
+    std::atomic<bool> lost{false};  // there was no memory to keep something in: the save cannot be finished
+    std::atomic<std::size_t> left{0};  // slots that are to be saved yet
+    std::atomic<std::size_t> kept{0};  // bytes of rows as they were
+    std::atomic<std::size_t> most{0};  // from which on changes wait
+    std::mutex mutex;                  // the last to be locked
+    std::condition_variable taken;     // a slot was saved, or the save has ended
+    std::string base;                  // guarded by the mutex
+  };
+  // Rows of these hashes, each once, are about to change, or what the slot's door knows of them; the slot is locked.
+  void before_change(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept {
+    if (slot.watched) [[unlikely]] {
+      keep(slot, hashes);
+    }
+  }
+  void before_change_of_all(Guarded& slot) noexcept;
+  void keep(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept;
+  // So many rows are about to be changed, and the caller has locked no slot.
+  void wait_for_save(std::size_t rows) {
+    if (saving_.active.load(std::memory_order_relaxed)) [[unlikely]] {
+      wait_for_slots(rows);
+    }
+  }
+  void wait_for_slots(std::size_t rows);
+  std::vector<std::uint64_t> hashes_of(std::size_t rows, std::span<const std::byte> section) const;
+  std::size_t write_section(std::span<const SlotTable::Entry> entries, std::vector<std::byte>& bytes) const;
+  void read_entries(std::span<const SlotTable::Entry> entries, std::vector<std::uint64_t>& hashes,
+                    std::vector<float>& weights) const;
 
   // --- under a budget: store/fit.cc
   std::unique_lock<std::mutex> take_turn() const;  // empty where there is no budget
@@ -256,8 +334,8 @@ class Shard {
 
   // Drops the `count` rows of a slot that go first by the judge's first rule, but none of those in `spared`, which ascend.
   // Returns how many; std::bad_alloc changes nothing.
-  std::size_t evict(SlotTable& table, const Judge& judge, std::size_t count,
-                    std::span<const std::uint64_t> spared) const;
+  std::size_t evict(Guarded& slot, const Judge& judge, std::size_t count,
+                    std::span<const std::uint64_t> spared);
   // Slots of the batch that exceed the rows that an expiry rule allows give some up.
   void hold_to_most(const SlotSlices& batch, std::uint32_t now);
   // A slot that misses more than one row in kFewMissing fills: in the next batch its rows are created before it is walked,
@@ -286,7 +364,8 @@ class Shard {
   Layout layout_;
   Chunks chunks_;
   Doors doors_;
-  std::size_t stamp_;  // the process that may use this
+  std::uint64_t number_;  // no other shard of the process has it
+  std::size_t stamp_;     // the process that may use this
   mutable std::vector<std::byte>
       fresh_row_;  // the initial row where it is the same for every key, else empty
   std::unique_ptr<std::shared_mutex> of_all_;     // the lock of all slots, where they have one
@@ -295,6 +374,8 @@ class Shard {
   std::vector<std::size_t> noted_;  // what the budget knows of each slot's bytes
   mutable std::mutex turnstile_;
   mutable std::shared_mutex gate_;
+  Layout numbers_;  // of an Undo
+  mutable Saving saving_;
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::uint32_t> origin_{0};  // table clock minus store clock
   mutable std::atomic<std::uint64_t> pulls_{0};

@@ -166,17 +166,22 @@ class Shard::Judge {
   bool needs_norms_ = false;
 };
 
-std::size_t Shard::evict(SlotTable& table, const Judge& judge, std::size_t count,
-                         std::span<const std::uint64_t> spared) const {
-  Victims::begin(table.size());
-  judge.each_row(table, [&](const Seen& seen) {
+std::size_t Shard::evict(Guarded& slot, const Judge& judge, std::size_t count,
+                         std::span<const std::uint64_t> spared) {
+  Victims::begin(slot.table.size());
+  judge.each_row(slot.table, [&](const Seen& seen) {
     if (!std::ranges::binary_search(spared, seen.hash)) {
       Victims::add(judge.rank(judge.rules()[0], seen), seen.hash);
     }
   });
   const auto victims = Victims::take(count);
+  if (slot.watched) {
+    std::vector<std::uint64_t> hashes(victims.size());
+    std::ranges::transform(victims, hashes.begin(), &Victims::Victim::hash);
+    before_change(slot, hashes);
+  }
   for (const auto& victim : victims) {
-    table.erase(victim.hash);
+    slot.table.erase(victim.hash);
   }
   return victims.size();
 }
@@ -198,6 +203,9 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
   const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<Seen>& kept,
                               std::vector<std::uint64_t>& dropped) {
     Guarded& slot = *tables_[s];
+    if (!dry_run) {
+      wait_for_save(dropped.size());  // of the slot before
+    }
     const std::unique_lock lock(slot.lock);
     const auto bytes = [&] { return bytes_of(slot); };
     const auto drop = [&](std::size_t k, const Seen& seen) {
@@ -241,6 +249,7 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
       kept.erase(kept.begin(), kept.begin() + excess);
     }
     if (!dry_run) {
+      before_change(slot, dropped);
       for (const std::uint64_t hash : dropped) {
         slot.table.erase(hash);
       }
@@ -294,7 +303,7 @@ void Shard::hold_to_most(const SlotSlices& batch, std::uint32_t now) {
       const std::size_t share = share_of(rule->rows, slots_, Slot{static_cast<std::uint32_t>(s)});
       if (table.size() > share) {
         try {
-          evicted.fetch_add(evict(table, judge, table.size() - (share - share / 8), {}));
+          evicted.fetch_add(evict(*tables_[s], judge, table.size() - (share - share / 8), {}));
         } catch (const std::bad_alloc&) {
           // No room to choose in. The push is done: rows go when the next one comes.
         }
@@ -397,7 +406,7 @@ void Shard::fit(const SlotSlices& batch, const Making& how) {
           ~Noted() { shard.note(slot); }
         } const noted{*this, s};
         if (plan.way == Way::kEvict) {
-          evicted.fetch_add(evict(slot.table, judge, plan.evict, hashes), std::memory_order_relaxed);
+          evicted.fetch_add(evict(slot, judge, plan.evict, hashes), std::memory_order_relaxed);
         } else if (plan.way == Way::kRung) {
           slot.table.make_room(plan.missing);
         } else {

@@ -52,6 +52,7 @@ void Doorkeeper::make_room(std::size_t more, std::size_t bytes) {
     if (!candidates_ && bytes > sizeof(Candidates)) {
       candidates_ = std::make_unique<Candidates>(doors_->candidates(), slot_, doors_->no_chunks(), rule.n,
                                                  rule.within, doors_->most_candidates(slot_));
+      watch();
     }
     if (candidates_) {
       candidates_->make_room(more, bytes - std::min(bytes, sizeof(Candidates)));
@@ -150,6 +151,75 @@ void Doorkeeper::restore(Slots cut, Slot slot, std::span<const std::byte> bytes)
       candidates_->restore(hashes[i], numbers[i], numbers[n + i]);
     }
   }
+}
+
+// --- for a save -------------------------------------------------------------------------------------------------
+
+void Doorkeeper::mark(const Layout& numbers) {
+  changes_ = std::make_unique<DoorCopy::Changes>(numbers, slot_);
+  watch();
+}
+
+void Doorkeeper::watch() noexcept {
+  bool* const lost = changes_ ? &changes_->lost : nullptr;
+  if (candidates_) {
+    candidates_->watch(changes_ ? &changes_->candidates : nullptr, lost);
+  }
+  if (bloom_) {
+    bloom_->watch(changes_ ? &changes_->bloom : nullptr, lost);
+  }
+}
+
+void Doorkeeper::keep(std::span<const std::uint64_t> hashes) {
+  if (candidates_) {
+    candidates_->keep(hashes);
+  } else if (bloom_) {
+    bloom_->keep(hashes);
+  } else if (doors_->rule().kind == Kind::kCount) {  // nobody waits yet
+    const auto missing = changes_->candidates.missing(hashes);
+    changes_->candidates.keep(missing, std::vector<const std::byte*>(missing.size()));
+  }
+}
+
+std::size_t Doorkeeper::kept_bytes() const noexcept {
+  return changes_
+             ? changes_->candidates.bytes() + changes_->bloom.changed.bytes() + changes_->bloom.lines.bytes()
+             : 0;
+}
+
+void Doorkeeper::copy_to(DoorCopy& copy) {
+  copy.has_waiting_ = candidates_ != nullptr;
+  if (candidates_) {
+    copy.waiting_.become_image_of(candidates_->table());
+  }
+  copy.bloom_ = bloom_ && changes_->bloom.had_lines ? &*bloom_ : nullptr;
+  if (copy.bloom_ != nullptr) {
+    if (changes_->bloom.anew) {
+      copy.lines_ = std::move(changes_->bloom.lines);
+    } else {
+      if (copy.lines_.bytes() < bloom_->lines().bytes()) {
+        copy.lines_ = Region(bloom_->lines().bytes());
+      }
+      std::memcpy(copy.lines_.data(), bloom_->lines().data(), bloom_->lines().bytes());
+    }
+  }
+  copy.changes_ = std::move(changes_);
+  watch();
+}
+
+void Doorkeeper::release() noexcept {
+  changes_.reset();
+  watch();
+}
+
+void DoorCopy::save(std::vector<std::byte>& bytes) {
+  bytes.clear();
+  if (has_waiting_) {
+    Candidates::save(waiting_, changes_->candidates, bytes);
+  } else if (bloom_ != nullptr) {
+    bloom_->save(changes_->bloom, {lines_.data(), lines_.bytes()}, bytes);
+  }
+  changes_.reset();
 }
 
 }  // namespace shoal

@@ -6,6 +6,10 @@
 // Keys are asked about one after the other in hash order, whatever a batch is cut into, so results do not depend on
 // threads. First make_room, which may run out of memory and changes nothing then; ask takes none.
 //
+// A save under way: from mark() on, whoever asks about keys or forgets them has keep() keep what is known of them first.
+// When the save comes by, copy_to() copies all under the slot's lock and release() ends the keeping; DoorCopy puts the two
+// together at leisure.
+//
 //   coin   a key's j-th sighting in the table's push number `step` is hashed from (seed, step, hash, j): no state
 //
 // Threads: none of its own; the slot's owner locks. Doors is immutable.
@@ -22,6 +26,7 @@
 #include "table/bloom.h"
 #include "table/candidates.h"
 #include "table/lifecycle.h"
+#include "table/undo.h"
 
 namespace shoal {
 
@@ -50,6 +55,34 @@ class Doors {
   Layout candidates_;
   mutable Chunks no_chunks_;  // which narrow rows do not use
   std::optional<BloomShape> bloom_;
+};
+
+// What a slot's doorkeeper remembered when a save began.
+class DoorCopy {
+ public:
+  explicit DoorCopy(const Doors& doors) : waiting_(doors.candidates(), Slot{0}) {}
+
+  // As Doorkeeper::save() would have then.
+  void save(std::vector<std::byte>& bytes);
+  // Memory for what could not be kept ran out.
+  bool lost() const noexcept { return changes_ != nullptr && changes_->lost; }
+
+ private:
+  friend class Doorkeeper;
+  struct Changes {
+    Changes(const Layout& numbers, Slot slot)
+        : candidates(numbers, slot, Candidates::kRowBytes),
+          bloom{.lines = {}, .changed = Undo(numbers, slot, kCacheLine)} {}
+    Undo candidates;
+    Bloom::Before bloom;
+    bool lost = false;
+  };
+
+  SlotTable waiting_;
+  const Bloom* bloom_ = nullptr;
+  Region lines_;
+  bool has_waiting_ = false;
+  std::unique_ptr<Changes> changes_;
 };
 
 class Doorkeeper {
@@ -83,11 +116,22 @@ class Doorkeeper {
   void save(std::vector<std::byte>& bytes) const;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes);
 
+  // For a save; see above. The layout is an Undo's, and outlives the save.
+  void mark(const Layout& numbers);
+  // Of ascending hashes, none of which has a row. std::bad_alloc: the save cannot go on.
+  void keep(std::span<const std::uint64_t> hashes);
+  std::size_t kept_bytes() const noexcept;
+  void copy_to(DoorCopy& copy);  // ends the keeping
+  void release() noexcept;
+
  private:
+  void watch() noexcept;
+
   const Doors* doors_;
   Slot slot_;
   std::unique_ptr<Candidates> candidates_;  // from the first key that waits
   std::optional<Bloom> bloom_;
+  std::unique_ptr<DoorCopy::Changes> changes_;  // where a save is under way
 };
 
 }  // namespace shoal

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "base/fetch.h"
 
@@ -64,6 +67,16 @@ void Bloom::fetch(std::uint64_t hash) const noexcept {
 void Bloom::turn_to(std::uint32_t window) noexcept {
   if (age_at(window, window_) != 0) {
     window_ = window;
+    if (before_ != nullptr && !before_->anew) {
+      try {
+        Region fresh(lines_.bytes());
+        before_->lines = std::exchange(lines_, std::move(fresh));
+        before_->anew = true;
+        return;
+      } catch (const std::bad_alloc&) {
+        *lost_ = true;
+      }
+    }
     lines_.forget(0);
   }
 }
@@ -117,6 +130,55 @@ void Bloom::save(std::vector<std::byte>& bytes) const {
   bytes.resize(kHead + bytes_);
   std::memcpy(bytes.data(), &window_, sizeof window_);
   std::memcpy(bytes.data() + kHead, lines_.data(), bytes_);
+}
+
+void Bloom::watch(Before* before, bool* lost) noexcept {
+  before_ = before;
+  lost_ = lost;
+  if (before != nullptr) {
+    before->window = window_;
+    before->had_lines = lines_.bytes() != 0;
+  }
+}
+
+unsigned Bloom::name_shift() const noexcept {
+  return 64U - slot_bits_ - static_cast<unsigned>(std::bit_width(bytes_ / kCacheLine));
+}
+
+std::uint64_t Bloom::name_of(std::size_t line) const noexcept { return first_name_ + (line << name_shift()); }
+
+std::size_t Bloom::line_named(std::uint64_t name) const noexcept {
+  return (name - first_name_) >> name_shift();
+}
+
+void Bloom::keep(std::span<const std::uint64_t> hashes) {
+  if (!before_->had_lines || before_->anew) {
+    return;
+  }
+  std::vector<std::uint64_t> names;
+  for (const std::uint64_t hash : hashes) {
+    const std::uint64_t name = name_of(shape_->line_of(hash) - first_line_);
+    if (names.empty() || names.back() != name) {
+      names.push_back(name);
+    }
+  }
+  const auto missing = before_->changed.missing(names);
+  std::vector<const std::byte*> there(missing.size());
+  std::ranges::transform(missing, there.begin(),
+                         [&](std::uint64_t name) { return lines_.data() + line_named(name) * kCacheLine; });
+  before_->changed.keep(missing, there);
+}
+
+void Bloom::save(const Before& before, std::span<std::byte> lines, std::vector<std::byte>& bytes) const {
+  if (!before.had_lines) {
+    return;
+  }
+  for (const Undo::Piece& piece : before.changed.entries()) {
+    std::memcpy(lines.data() + line_named(piece.hash) * kCacheLine, piece.bytes, kCacheLine);
+  }
+  bytes.resize(kHead + bytes_);
+  std::memcpy(bytes.data(), &before.window, sizeof before.window);
+  std::memcpy(bytes.data() + kHead, lines.data(), bytes_);
 }
 
 void Bloom::restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noexcept {

@@ -24,6 +24,7 @@
 #include "base/memory.h"
 #include "base/mix.h"
 #include "table/lifecycle.h"
+#include "table/undo.h"
 
 namespace shoal {
 
@@ -58,6 +59,8 @@ class Bloom {
  public:
   Bloom(const BloomShape& shape, Slots slots, Slot slot, std::uint32_t n, std::uint32_t within) noexcept
       : shape_(&shape),
+        first_name_(slots.first_hash(slot)),
+        slot_bits_(slots.bits()),
         bytes_(shape.slot_bytes(slots)),
         first_line_(index_of(slot) * (bytes_ / kCacheLine)),
         n_(n),
@@ -79,18 +82,42 @@ class Bloom {
   static constexpr std::size_t kHead = 8;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noexcept;
 
+  // A filter as it was when a save began: all of its lines, where it has started anew since; else those that have changed.
+  struct Before {
+    std::uint32_t window = 0;
+    bool had_lines = false;
+    bool anew = false;
+    Region lines;
+    Undo changed;
+  };
+  // While a save is under way, changes are kept in `before`: by keep(), which comes before keys are asked about (ascending
+  // hashes), and here where the filter starts anew; `lost` is set where memory for that ran out. Null: no save is.
+  void watch(Before* before, bool* lost) noexcept;
+  void keep(std::span<const std::uint64_t> hashes);
+  const Region& lines() const noexcept { return lines_; }
+  // As save() does, of `lines`, which are a copy of lines(), with what was kept laid over them. Reads nothing that changes.
+  void save(const Before& before, std::span<std::byte> lines, std::vector<std::byte>& bytes) const;
+
  private:
+  // Lines by a number that serves as a hash in an Undo.
+  std::uint64_t name_of(std::size_t line) const noexcept;
+  std::size_t line_named(std::uint64_t name) const noexcept;
+  unsigned name_shift() const noexcept;
   std::byte* line(std::uint64_t hash) const noexcept;
   // Whether this is the filter's window still; else it starts anew.
   void turn_to(std::uint32_t window) noexcept;
 
   const BloomShape* shape_;
+  std::uint64_t first_name_;
+  unsigned slot_bits_;
   std::size_t bytes_;
   std::size_t first_line_;
   std::uint32_t n_;
   std::uint32_t within_;
   std::uint32_t window_ = 0;
   Region lines_;
+  Before* before_ = nullptr;
+  bool* lost_ = nullptr;
 };
 
 }  // namespace shoal

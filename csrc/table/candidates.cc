@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "table/victims.h"
 
@@ -21,12 +22,26 @@ Row load(const std::byte* row) noexcept {
   return found;
 }
 
-void keep(std::byte* row, const Row& value) noexcept { std::memcpy(row, &value, sizeof value); }
+void put(std::byte* row, const Row& value) noexcept { std::memcpy(row, &value, sizeof value); }
 
 template <class T>
 void append(std::vector<std::byte>& bytes, const T& value) {
   const auto* const from = reinterpret_cast<const std::byte*>(&value);
   bytes.insert(bytes.end(), from, from + sizeof value);
+}
+
+// Of those that wait, in hash order: hashes, then counts, then clocks.
+void append_all(std::vector<std::byte>& bytes, std::span<const SlotTable::Entry> entries) {
+  bytes.reserve(bytes.size() + entries.size() * Candidates::kSavedBytes);
+  for (const auto& entry : entries) {
+    append(bytes, entry.hash);
+  }
+  for (const auto& entry : entries) {
+    append(bytes, load(entry.row).count);
+  }
+  for (const auto& entry : entries) {
+    append(bytes, load(entry.row).clock);
+  }
 }
 
 }  // namespace
@@ -61,7 +76,7 @@ bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now)
     }
     waits.count += count;
     waits.clock += age_at(now, waits.clock);
-    keep(row, waits);
+    put(row, waits);
     return false;
   }
   if (count >= n_) {
@@ -71,7 +86,7 @@ bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now)
     forget_oldest();
   }
   if (table_.has_room(1)) {
-    keep(table_.insert(hash), {count, now});
+    put(table_.insert(hash), {count, now});
   }
   return false;
 }
@@ -92,7 +107,9 @@ void Candidates::forget_oldest() noexcept {
   table_.each_row([&](std::uint64_t hash, const std::byte* row) {
     Victims::add(~std::uint64_t{age_at(now, load(row).clock)}, hash);
   });
-  for (const auto& victim : Victims::take(std::max<std::size_t>(1, table_.size() / 8))) {
+  const auto victims = Victims::take(std::max<std::size_t>(1, table_.size() / 8));
+  for (const auto& victim : victims) {
+    keep_victims({&victim.hash, 1});
     table_.erase(victim.hash);
   }
 }
@@ -104,6 +121,7 @@ std::size_t Candidates::sweep(std::uint32_t now) {
       stale.push_back(hash);
     }
   });
+  keep_victims(stale);
   for (const std::uint64_t hash : stale) {
     table_.erase(hash);
   }
@@ -111,23 +129,27 @@ std::size_t Candidates::sweep(std::uint32_t now) {
   return stale.size();
 }
 
-void Candidates::save(std::vector<std::byte>& bytes) const {
-  const auto entries = table_.entries();
-  bytes.reserve(bytes.size() + entries.size() * kSavedBytes);
-  for (const auto& entry : entries) {
-    append(bytes, entry.hash);
-  }
-  for (const auto& entry : entries) {
-    append(bytes, load(entry.row).count);
-  }
-  for (const auto& entry : entries) {
-    append(bytes, load(entry.row).clock);
+void Candidates::save(std::vector<std::byte>& bytes) const { append_all(bytes, table_.entries()); }
+
+void Candidates::save(const SlotTable& copy, const Undo& undo, std::vector<std::byte>& bytes) {
+  append_all(bytes, undo.laid_over(copy.entries()));
+}
+
+void Candidates::keep(std::span<const std::uint64_t> hashes) { undo_->keep_from(table_, hashes); }
+
+void Candidates::keep_victims(std::span<const std::uint64_t> hashes) noexcept {
+  if (undo_ != nullptr) {
+    try {
+      keep(hashes);
+    } catch (const std::bad_alloc&) {
+      *lost_ = true;
+    }
   }
 }
 
 void Candidates::restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept {
   if (table_.has_room(1) && table_.find_one(hash) == nullptr) {
-    keep(table_.insert(hash), {count, clock});
+    put(table_.insert(hash), {count, clock});
   }
 }
 

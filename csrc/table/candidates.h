@@ -17,6 +17,7 @@
 
 #include "table/lifecycle.h"
 #include "table/slot_table.h"
+#include "table/undo.h"
 
 namespace shoal {
 
@@ -50,15 +51,30 @@ class Candidates {
   // One of those that were saved: the caller has made room.
   void restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept;
 
+  // While a save is under way (table/admission.h): before keys are asked about or forgotten by the caller, it has keep()
+  // keep what is known of them; keys that are forgotten beside are kept here, and `lost` is set where memory for that ran
+  // out. Null: no save is under way.
+  void watch(Undo* undo, bool* lost) noexcept {
+    undo_ = undo;
+    lost_ = lost;
+  }
+  void keep(std::span<const std::uint64_t> hashes);
+  const SlotTable& table() const noexcept { return table_; }
+  // As save() does, of a copy of the table, with what was kept laid over it.
+  static void save(const SlotTable& copy, const Undo& undo, std::vector<std::byte>& bytes);
+
  private:
   bool is_stale(const std::byte* row, std::uint32_t now) const noexcept;
   void forget_oldest() noexcept;
+  void keep_victims(std::span<const std::uint64_t> hashes) noexcept;
 
   SlotTable table_;
   std::uint32_t n_;
   std::uint32_t within_;
   std::size_t most_;
   std::size_t place_ = most_;  // for so many, while memory is short
+  Undo* undo_ = nullptr;
+  bool* lost_ = nullptr;
 };
 
 }  // namespace shoal

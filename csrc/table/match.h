@@ -9,11 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/avx2.h"
 #include "base/simd.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace shoal {
 
@@ -31,12 +28,6 @@ struct PortableMatch {
 };
 
 #if defined(__x86_64__)
-#define SHOAL_AVX2 __attribute__((target("avx2,bmi")))
-
-inline bool has_avx2() noexcept {
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0;
-}
-
 struct Avx2Match {
   template <std::size_t kCells>
   SHOAL_AVX2 static inline unsigned in(const std::byte* line, std::uint64_t wanted) noexcept {

@@ -37,6 +37,12 @@ struct SearchSteps {
     Fetches fetches = ahead;
     for (const Search::Part& given : run.parts()) {
       const Search::Part part = given;  // a copy, which what is written cannot change
+      if (part.known) {
+        for (std::size_t i = part.begin; i < part.end; i += 2) {
+          fetches.one();
+        }
+        continue;
+      }
       for (std::size_t i = part.begin; i < part.end; ++i) {
         if (i % 2 == 0) {  // the rest is asked for by those who use rows
           fetches.one();
@@ -138,7 +144,15 @@ void Search::aim(SlotTable& table, std::size_t count) noexcept {
     at_[i] = lines + scale(hashes_[i] << slot_bits, buckets) * kCacheLine;
   }
   size_ += count;
-  parts_[parts_count_++] = {&table, table.version(), lines, buckets, begin, size_};
+  parts_[parts_count_++] = {&table, table.version(), lines, buckets, begin, size_, false};
+}
+
+void Search::know(SlotTable& table, std::span<std::byte* const> rows) noexcept {
+  const std::size_t begin = size_;
+  std::copy(rows.begin(), rows.end(), at_.begin() + static_cast<std::ptrdiff_t>(begin));
+  size_ += rows.size();
+  const auto [lines, buckets] = table.buckets();
+  parts_[parts_count_++] = {&table, table.version(), lines, buckets, begin, size_, true};
 }
 
 bool Search::moved() const noexcept {
@@ -182,6 +196,9 @@ void Search::find_rows() noexcept {
     return;
   }
   for (const Part& part : parts()) {
+    if (part.known) {
+      continue;
+    }
     const Slab& slab = part.table->slab();
     for (std::size_t i = part.begin; i < part.end; ++i) {
       if (at_[i] != nullptr) {

@@ -43,6 +43,7 @@ class Search {
     std::size_t buckets;
     std::size_t begin;
     std::size_t end;
+    bool known;  // its rows were given
 
     // The line of bucket b, counted on round the end.
     std::byte* line(std::size_t b) const noexcept {
@@ -60,7 +61,10 @@ class Search {
   // The next `count` hashes belong to `table`. No more than kMost in all, and of kMostTables tables.
   void aim(SlotTable& table, std::size_t count) noexcept;
 
-  // The lines that look will read. Good until look.
+  // The same where it is known that these are their rows, as table.version() is what it was then.
+  void know(SlotTable& table, std::span<std::byte* const> rows) noexcept;
+
+  // The lines that look will read, or where known rows begin. Good until look.
   Fetches homes() const noexcept { return {at_.data(), size_}; }
 
   void look(Fetches& ahead) noexcept;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -145,6 +146,28 @@ void Slab::cut(std::size_t rows) noexcept {
     places_.pop_back();
   }
   rows_ = places_.size() << chunks_->shift();
+}
+
+void Slab::make_image_room(std::size_t bytes) {
+  if (bytes > small_.bytes()) {
+    small_ = Region();
+    small_.resize(Region::rounded(bytes + bytes / 4));
+    small_.populate(0);
+  }
+}
+
+void Slab::become_image_of(const Slab& of) {
+  make_image_room(of.bytes());
+  chunks_ = of.chunks_;
+  rows_ = of.rows_;
+  places_.resize(of.places_.size());
+  const std::size_t bytes = of.small_.bytes() != 0 ? of.small_.bytes()
+                            : of.places_.empty()   ? 0
+                                                   : chunks_->bytes();
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    places_[i] = small_.data() + i * bytes;
+    std::memcpy(places_[i], of.places_[i], bytes);
+  }
 }
 
 }  // namespace shoal

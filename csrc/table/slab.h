@@ -82,6 +82,11 @@ class Slab {
   // Rows from number `rows` on are forgotten, and chunks without others given back.
   void cut(std::size_t rows) noexcept;
 
+  // A copy of another slab, to be read alone: in memory of its own, which it keeps from one to the next.
+  bool has_image_room(std::size_t bytes) const noexcept { return bytes <= small_.bytes(); }
+  void make_image_room(std::size_t bytes);
+  void become_image_of(const Slab& of);
+
  private:
   Chunks* chunks_ = nullptr;
   std::vector<std::byte*> places_;  // of the chunks; of small_ where there is none

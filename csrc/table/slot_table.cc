@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -359,12 +360,23 @@ void SlotTable::grow_index(std::size_t rows) {
 
 void SlotTable::resize_index(std::size_t buckets) {
   if (buckets > buckets_) {
+    using Clock = std::chrono::steady_clock;
+    const auto nanoseconds = [](Clock::duration d) {
+      return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(d).count());
+    };
     const std::size_t old_buckets = buckets_;
+    const auto start = Clock::now();
     Lifted lifted(*this);  // before the first change
     index_.resize(buckets * kCacheLine);
     index_.populate(old_buckets * kCacheLine);
+    const auto ready = Clock::now();
     set_buckets(buckets);
     spread(old_buckets, lifted);
+    const std::uint64_t moving = nanoseconds(Clock::now() - ready);
+    growth_ = {.times = growth_.times + 1,
+               .memory_ns = growth_.memory_ns + nanoseconds(ready - start),
+               .moving_ns = growth_.moving_ns + moving,
+               .longest_ns = std::max(growth_.longest_ns, moving)};
     return;
   }
   Region old(buckets * kCacheLine);
@@ -626,6 +638,33 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
               [](const Entry& x, const Entry& y) { return x.hash < y.hash; });
   }
   return all;
+}
+
+bool SlotTable::has_image_room(const ImageBytes& bytes) const noexcept {
+  return bytes.index <= index_.bytes() && slab_.has_image_room(bytes.slab);
+}
+
+void SlotTable::make_image_room(const ImageBytes& bytes) {
+  if (bytes.index > index_.bytes()) {
+    index_ = Region();  // what an image held is of no use
+    index_.resize(Region::rounded(bytes.index + bytes.index / 4));
+    index_.populate(0);
+  }
+  slab_.make_image_room(bytes.slab);
+}
+
+void SlotTable::become_image_of(const SlotTable& of) {
+  make_image_room(of.image_bytes());
+  if (of.buckets_ != 0) {
+    std::memcpy(index_.data(), of.index_.data(), of.buckets_ * kCacheLine);
+  }
+  slab_.become_image_of(of.slab_);
+  layout_ = of.layout_;
+  buckets_ = of.buckets_;
+  size_ = of.size_;
+  limit_ = of.limit_;
+  in_use_ = of.in_use_;
+  first_hash_ = of.first_hash_;
 }
 
 int SlotTable::verify() const {

@@ -113,6 +113,17 @@ class SlotTable {
   // All rows in ascending order of hash.
   std::vector<Entry> entries() const;
 
+  // Becomes a copy of another table, to be read by entries() and each_row() alone: a copy of its bytes and no more, in
+  // memory that is kept from one to the next. Where there is room for them it takes none, but for a list of chunks.
+  struct ImageBytes {
+    std::size_t index;
+    std::size_t slab;
+  };
+  ImageBytes image_bytes() const noexcept { return {buckets_ * kCacheLine, slab_.bytes()}; }
+  bool has_image_room(const ImageBytes& bytes) const noexcept;
+  void make_image_room(const ImageBytes& bytes);
+  void become_image_of(const SlotTable& of);
+
   // use(hash, row) for all rows, in no order; takes no memory. The rows may be changed, the table may not.
   template <class Use>
   void each_row(const Use& use) {
@@ -122,6 +133,16 @@ class SlotTable {
       }
     }
   }
+
+  // What growing cost so far: how often the index grew, how long the system took to give the memory for it, and how long
+  // cells took to move; and the longest that one move took.
+  struct Growth {
+    std::uint64_t times = 0;
+    std::uint64_t memory_ns = 0;
+    std::uint64_t moving_ns = 0;
+    std::uint64_t longest_ns = 0;
+  };
+  const Growth& growth() const noexcept { return growth_; }
 
   // The number of the first broken invariant, 0 where all hold.
   int verify() const;
@@ -184,6 +205,7 @@ class SlotTable {
   std::uint32_t slab_end_ = 0;        // row numbers ever handed out
   std::uint32_t slab_free_ = kNoRow;  // the chain of freed rows
   std::uint32_t slab_holes_ = 0;      // its length
+  Growth growth_;
 };
 
 }  // namespace shoal

@@ -16,6 +16,7 @@ Examples
 from typing import TYPE_CHECKING, Any
 
 from shoal.cluster import connect, launch
+from shoal.compaction import compact
 from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
     Batch,
@@ -39,10 +40,15 @@ from shoal.errors import (
     MemoryBudgetExceeded,
     NotConnected,
     ProtocolError,
+    SaveConflict,
     ServerLost,
     ShoalError,
+    SnapshotLost,
+    StorageError,
     WrongProcess,
 )
+from shoal.estimates import Estimate, Rates, estimate, measure_rates
+from shoal.export import Export, ExportTable, open_export
 from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
 from shoal.metrics import Metrics
 from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
@@ -90,6 +96,9 @@ __all__ = [
     "DeadlineExceeded",
     "DecayedScore",
     "DenseTable",
+    "Estimate",
+    "Export",
+    "ExportTable",
     "FactorizationMachine",
     "FeatureNames",
     "Fenced",
@@ -109,10 +118,14 @@ __all__ = [
     "NotConnected",
     "ProtocolError",
     "Proximal",
+    "Rates",
     "Reader",
     "RowWiseAdagrad",
+    "SaveConflict",
     "ServerLost",
     "ShoalError",
+    "SnapshotLost",
+    "StorageError",
     "Store",
     "Table",
     "TableSpec",
@@ -122,11 +135,15 @@ __all__ = [
     "WithProbability",
     "WrongProcess",
     "Zeros",
+    "compact",
     "connect",
+    "estimate",
     "hash_strings",
     "launch",
     "local",
+    "measure_rates",
     "mix",
+    "open_export",
     "read_arrow",
     "read_criteo",
     "read_csv",

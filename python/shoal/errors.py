@@ -5,7 +5,7 @@ else that shoal raises on purpose is a :class:`ShoalError`. Those of a cluster n
 and for how many seconds the peer has been silent.
 """
 
-from shoal._core import MemoryBudgetExceeded, ShoalError, TransportError, WrongProcess
+from shoal._core import MemoryBudgetExceeded, ShoalError, SnapshotLost, TransportError, WrongProcess
 
 __all__ = [
     "ClosedError",
@@ -15,8 +15,11 @@ __all__ = [
     "MemoryBudgetExceeded",
     "NotConnected",
     "ProtocolError",
+    "SaveConflict",
     "ServerLost",
     "ShoalError",
+    "SnapshotLost",
+    "StorageError",
     "TransportError",
     "WrongProcess",
 ]
@@ -24,6 +27,14 @@ __all__ = [
 
 class CorruptionError(ShoalError):
     """A file is missing, cut short or changed: the message names it. Nothing of it was loaded."""
+
+
+class StorageError(ShoalError, OSError):
+    """A disk or an object store refuses: it is full, forbidden, or not reached. The message names the file."""
+
+
+class SaveConflict(StorageError):
+    """Another process has written the same checkpoint meanwhile: what it wrote stays, nothing of this one's does."""
 
 
 class ClosedError(ShoalError):

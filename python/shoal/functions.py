@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal import _core
 
-__all__ = ["Function", "Reducible", "changed", "count", "norm", "topk", "total"]
+__all__ = ["Function", "Reducible", "changed", "count", "digest", "norm", "topk", "total"]
 
 Answers = npt.NDArray[np.float64]
 
@@ -30,6 +30,7 @@ class Function(IntEnum):
     TOPK = 4
     DECAY = 5
     SHRINK = 6
+    DIGEST = 7
 
 
 class Reducible(Protocol):
@@ -75,6 +76,13 @@ def topk(rows: Reducible, k: int) -> tuple[npt.NDArray[np.uint64], Answers]:
     keys = _core.unmix(np.ascontiguousarray(pairs[:, 1]).view(np.uint64))
     order = np.lexsort((keys, -norms))[:k]
     return keys[order], norms[order]
+
+
+def digest(rows: Reducible, slots: int) -> str:
+    """Add up the digests of all rows: 32 hexadecimal digits."""
+    words = _ask(rows, Function.DIGEST).reshape(slots, 4).astype(np.uint64)
+    sums = (words[:, ::2] | (words[:, 1::2] << np.uint64(32))).sum(axis=0, dtype=np.uint64)  # modulo 2^64
+    return f"{int(sums[0]):016x}{int(sums[1]):016x}"
 
 
 def changed(rows: Reducible, function: Function, parameter: float) -> int:

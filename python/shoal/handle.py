@@ -1,6 +1,6 @@
 """Handles: what a call that goes on after it returned can be asked.
 
-    begun    what was asked of the servers, or nothing where it is done already: a local store's calls all are
+    begun    what was asked of the servers, or of a thread in the background; nothing where it is done already
     finish   what makes the answer of it, run once, by the first `wait` that finds it done
 
 Threads: any number may wait for one handle.
@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Handle", "Pending"]
+from shoal.errors import DeadlineExceeded
+
+__all__ = ["Background", "Handle", "Pending"]
 
 Result = TypeVar("Result")
 
@@ -24,6 +26,51 @@ class Pending(Protocol):
 
     def wait(self, timeout: float | None = None) -> object:
         """Return when it is done; raise what went wrong, or DeadlineExceeded after ``timeout`` seconds."""
+
+
+class Background:
+    """Work that goes on in a thread of its own, whose end the interpreter waits for. :class:`Pending`."""
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        self._ended = threading.Event()
+        self._heard = False
+        self._error: BaseException | None = None
+        self._work = work
+        self._name = name
+        threading.Thread(target=self._run, name=f"shoal {name}").start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # told to who waits
+            self._error = error
+        finally:
+            del self._work  # and what it holds
+            self._ended.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end, good or bad. Never blocks."""
+        return self._ended.is_set()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is done, and nobody needs to hear of it any more."""
+        return self.done and (self._heard or self._error is None)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when it is done; raise what went wrong, or DeadlineExceeded after ``timeout`` seconds."""
+        if not self._ended.wait(timeout):
+            raise DeadlineExceeded(f"the {self._name} was not done after {timeout:g} s: it goes on")
+        self._heard = True
+        if self._error is not None:
+            raise self._error
+
+    def settle(self) -> None:
+        """Wait; raise what went wrong, if nobody has heard of it."""
+        self._ended.wait()
+        if not self.settled:
+            self.wait()
 
 
 class Handle(Generic[Result]):

@@ -14,7 +14,7 @@ import msgspec
 from shoal import _core
 from shoal.errors import CorruptionError
 
-__all__ = ["make_directory", "read_sealed", "sync_directory", "write_atomically", "write_sealed"]
+__all__ = ["make_directory", "read_sealed", "seal", "sync_directory", "unseal", "write_atomically", "write_sealed"]
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -63,10 +63,32 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
+def seal(body: bytes) -> bytes:
+    """Put ``body``, one JSON value, under its checksum: the bytes of a sealed file."""
+    return msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
+
+
+def unseal(raw: bytes, address: object) -> bytes:
+    """Take the body out of the bytes of a sealed file, whose name for people is ``address``.
+
+    Raises
+    ------
+    CorruptionError
+        It was changed.
+    """
+    try:
+        sealed = msgspec.json.decode(raw, type=_Sealed)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"{address} is damaged: {error}") from None
+    body = bytes(sealed.body)
+    if raw != msgspec.json.encode(sealed) or sealed.crc32c != f"{_core.crc32c(body):08x}":
+        raise CorruptionError(f"{address} is damaged: its checksum does not match")
+    return body
+
+
 def write_sealed(path: Path, body: bytes, *, durable: bool = True) -> None:
     """Write ``body``, one JSON value, under its checksum; see `write_atomically`."""
-    sealed = msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
-    write_atomically(path, sealed, durable=durable)
+    write_atomically(path, seal(body), durable=durable)
 
 
 def read_sealed(path: Path, *, missing: str) -> bytes:
@@ -89,11 +111,4 @@ def read_sealed(path: Path, *, missing: str) -> bytes:
         raise CorruptionError(f"{path} is missing: {missing}") from None
     except NotADirectoryError:
         raise CorruptionError(f"{path.parent} is a file where a directory should be") from None
-    try:
-        sealed = msgspec.json.decode(raw, type=_Sealed)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(f"{path} is damaged: {error}") from None
-    body = bytes(sealed.body)
-    if raw != msgspec.json.encode(sealed) or sealed.crc32c != f"{_core.crc32c(body):08x}":
-        raise CorruptionError(f"{path} is damaged: its checksum does not match")
-    return body
+    return unseal(raw, path)

@@ -10,19 +10,25 @@ import math
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MappingProxyType, TracebackType
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Literal, NoReturn, Protocol, Self, TypeVar, cast, overload
 
 from shoal import _core, checkpoint
 from shoal.consistency import ASP, Consistency
 from shoal.dense import BLOCK, DenseTable, shape_of
 from shoal.errors import ClosedError
+from shoal.export import Exported
+from shoal.export.cache import Cache
+from shoal.export.write import Given
+from shoal.export.write import write as write_export
 from shoal.gate import Gate
+from shoal.handle import Background, Handle
 from shoal.lifecycle import Admission, Expiry, SweepReport
+from shoal.machine import cores
 from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
+from shoal.storage import place_of
 from shoal.table import KeyBatch, Keys, Shard, Table, TableSpec
 
 __all__ = ["LocalStore", "Store", "local"]
@@ -84,8 +90,7 @@ class Store(ABC):
     # which a load shuts while it swaps. A child touches neither.
 
     def __init__(self, *, threads: int | None, slots: int) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = cores if threads is None else threads
+        count = cores() if threads is None else threads
         if not isinstance(count, int) or not 1 <= count <= 1024:
             raise ValueError(f"threads must be from 1 to 1024, got {threads!r}")
         if not isinstance(slots, int) or slots not in {1 << bits for bits in range(1, 15)}:
@@ -94,6 +99,8 @@ class Store(ABC):
         self._workers = _core.Workers(count)
         self._gate = Gate()
         self._lock = threading.Lock()
+        self._saving = threading.Lock()  # before _gate; released by the thread that writes
+        self._saves: list[Background] = []
         self._tables: dict[str, Table] = {}
         self._open = True
 
@@ -238,11 +245,18 @@ class Store(ABC):
         """Make the rows of a new table, or find those that the servers have."""
 
     @abstractmethod
-    def _undisturbed(self, save: Callable[[], None]) -> None:
-        """Save while no load puts other rows in place, and no push of this process comes between two tables."""
+    def _snapshots(
+        self, tables: list[tuple[Table, str]], base: checkpoint.Link | None
+    ) -> AbstractContextManager[checkpoint.Moment]:
+        """Hold tables as they are at one moment, whatever a load puts in place of their rows."""
+
+    @contextmanager
+    def _to_export(self, tables: list[Table]) -> Iterator[list[Given]]:
+        """Give the rows of tables to an export, slot by slot as they are when they are read."""
+        yield [Given(table.spec, len(table.shard), table.shard.read_slot) for table in tables]
 
     @abstractmethod
-    def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
+    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
         """Put the rows of a checkpoint in place."""
 
     @abstractmethod
@@ -454,64 +468,269 @@ class Store(ABC):
         self._check_open()
         return KeyBatch(keys, self._slots, self._workers, last)
 
+    @overload
     def save(
-        self, directory: str | os.PathLike[str], *, tables: Iterable[str] | None = None, progress: bool = False
-    ) -> None:
-        """Write a full checkpoint of all tables, or of some.
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        tables: Iterable[str] | None = None,
+        since: str | os.PathLike[str] | None = None,
+        track: bool = False,
+        wait: Literal[True] = True,
+        durable: bool = True,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None: ...
 
-        All rows are of one moment: pushes from other threads wait until it is written; pulls go on. A checkpoint that
-        is already in ``directory`` is replaced at the very end, by one rename: a save that is cut off leaves it whole.
+    @overload
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        tables: Iterable[str] | None = None,
+        since: str | os.PathLike[str] | None = None,
+        track: bool = False,
+        wait: Literal[False],
+        durable: bool = True,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Handle[None]: ...
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        tables: Iterable[str] | None = None,
+        since: str | os.PathLike[str] | None = None,
+        track: bool = False,
+        wait: bool = True,
+        durable: bool = True,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Handle[None] | None:
+        """Write a checkpoint of all tables, or of some, as they are now: a full one, or a delta.
+
+        All rows are of one moment, that of the call. A checkpoint that is already in ``directory`` is replaced at the
+        very end, at one moment: a save that is cut off leaves it whole.
 
         Parameters
         ----------
-        directory : path
-            Made if it is not there.
+        directory : path or URL
+            Made if it is not there. ``"s3://bucket/step-1000"``, and whatever else fsspec opens (extra: fsspec).
         tables : iterable of str, optional
             Names of the tables to write; all of them if not given.
+        since : path or URL, optional
+            Another checkpoint: only what has changed since is written, in ranges of hashes of about a row each. It must
+            be the last one that this store saved with ``track`` or ``since``, or loaded with ``track``, and stays
+            needed: the new one names it by its place as seen from there. Tables that it does not have are written in
+            full.
+        track : bool
+            Whether what changes from now on is remembered, so that the next save can be a delta of this one; always so
+            where ``since`` is given. That takes an eighth of a byte a row, up to a sixth.
+        wait : bool
+            Whether to return when it is written; else at once, and it is written in the background.
+        durable : bool
+            Whether to wait for the disk: else a power cut may spoil it.
         progress : bool
             Whether to show a progress bar.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by, such as ``{"endpoint_url": ...}``.
+
+        Returns
+        -------
+        Handle
+            Where ``wait`` is False: ``wait()`` returns once it is written, or raises what went wrong. A failure that
+            nobody waited for is raised by `close`.
 
         Raises
         ------
         ValueError
-            The store has no table of such a name. Nothing was written.
-        """
-        with self._locked():
-            names = list(self._tables if tables is None else dict.fromkeys(tables))
-            unknown = [name for name in names if name not in self._tables]
-            if unknown:
-                raise ValueError(f"the store has no table {unknown[0]!r} to save: it has {list(self._tables)}")
-            chosen = [self._tables[name] for name in names]
+            The store has no table of such a name, or it is not known what has changed since ``since``, or that has
+            another number of slots. Nothing was written.
+        CorruptionError
+            ``since``, or what it is a delta of, is no checkpoint.
+        SnapshotLost
+            Rows changed so much faster than they were written that the save was given up.
+        SaveConflict
+            Another process has written a checkpoint there since the rows began to be written. That one stays. On a
+            cluster also: another worker is saving.
+        StorageError
+            A file cannot be written: the disk is full, the connection lost, a server does not see the directory, ...
+            The message names it. What was there before stays.
+        ServerLost, DeadlineExceeded
+            A server was lost, or did not answer. What was there before stays.
 
-        self._undisturbed(
-            lambda: checkpoint.save(
-                Path(directory), chosen, self._slots, self.threads, clock=self.clock, progress=progress
-            )
+        Notes
+        -----
+        Pushes go on while rows are written: they wait for the moment, and for the copy of a slot, a thousandth of the
+        table. What they change before it is written is kept in memory: where that comes to 64 MiB, or a sixteenth of
+        the table if that is more, each push waits for up to 50 ms. Saves come one after the other: the next begins when
+        the one before has ended.
+
+        On a cluster the servers write, side by side, each its own rows: ``directory`` is one that all of them see, by
+        that path, or of an object store, and ``storage_options`` are sent to them. All rows are of this worker's clock,
+        for which the save waits as a pull does. One worker saves at a time. Where there is no storage that machines
+        share, :func:`shoal.connect` takes ``shared_storage=False``.
+        """
+        chosen = self._chosen(tables, "save")
+        where = place_of(directory, storage_options)
+        with ExitStack() as held:
+            held.enter_context(self._saving)
+            base = None
+            if since is not None:
+                chain = checkpoint.read_chain(since, storage_options)
+                checkpoint.check_apart(where, chain)
+                base = chain[-1]
+                if base.manifest.slots != self._slots:
+                    raise ValueError(
+                        f"{since} has {base.manifest.slots} slots and this store {self._slots}: save all rows, with "
+                        f"track=True"
+                    )
+            kinds = [self._kind(table.name, base, track=track) for table in chosen]
+            moment = held.enter_context(self._snapshots(list(zip(chosen, kinds, strict=True)), base))
+            then = held.pop_all()
+
+        def write() -> None:
+            with then:
+                checkpoint.write(where, moment, self._slots, base=base, progress=progress, durable=durable)
+
+        if wait:
+            write()
+            return None
+        under_way = Background(write, "save")
+        with self._lock:
+            self._saves = [save for save in self._saves if not save.settled] + [under_way]
+        return Handle(under_way, _nothing)
+
+    @staticmethod
+    def _kind(name: str, base: checkpoint.Link | None, *, track: bool) -> str:
+        if base is not None:
+            return "delta" if base.table(name) is not None else "base"
+        return "base" if track else "plain"
+
+    def export(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        dtype: str | Mapping[str, str] | None = None,
+        since: str | os.PathLike[str] | None = None,
+        tables: Iterable[str] | None = None,
+        version: int | None = None,
+        progress: bool = False,
+        cache: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Exported:
+        """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.open_export`.
+
+        In a local store all rows are of one moment. Rows that read what a key without a row reads are left out. An
+        export that is already in ``directory`` is replaced at the very end; who has it open goes on reading it.
+
+        Parameters
+        ----------
+        directory : path or URL
+            Made if it is not there. ``"s3://bucket/serve/1"``, and whatever else fsspec opens (extra: fsspec).
+        dtype : {"float32", "float16", "bfloat16", "int8"} or dict of them by table, optional
+            How weights are stored, rounded to the nearest; ``int8`` with a scale for each row, at dim 1 for each line
+            of about ten. Default: float32; in a delta that of its base.
+        since : path or URL, optional
+            Another export of the same tables: write a delta, which has only what has changed since, and is read
+            together with it. The other one must stay where it is.
+        tables : iterable of str, optional
+            Names of the tables to write; all of them if not given.
+        version : int, optional
+            The export's number; default: one more than that of ``since``, of the export that is replaced, and of those
+            beside it, for which the directory above is looked through.
+        progress : bool
+            Whether to show a progress bar.
+        cache : path, optional
+            Where ``since`` is copied to if it is a URL: see :func:`shoal.open_export`.
+        storage_options : mapping, optional
+            Of the file system that URLs are opened by, such as ``{"endpoint_url": ...}``.
+
+        Returns
+        -------
+        Exported
+            Rows, bytes and rounding errors of each table.
+
+        Raises
+        ------
+        ValueError
+            The store has no table of such a name; or it does not fit upon ``since``. Nothing was written.
+        CorruptionError
+            ``since`` is damaged.
+        SnapshotLost
+            Rows changed so much faster than they were written that the export was given up.
+        SaveConflict
+            Another process has written an export there since this one began. That one stays.
+        StorageError
+            A file cannot be written: the message names it. What was there before stays.
+
+        Notes
+        -----
+        In a local store pushes go on while rows are written, as with `save`, and exports and saves come one after the
+        other. On a cluster slots are read one by one while all workers go on: a row is whole, but two rows may be of
+        two moments. Export a checkpoint (``shoal export``) where they must not be.
+        """
+        chosen = self._chosen(tables, "export")
+        return write_export(
+            place_of(directory, storage_options),
+            [table.spec for table in chosen],
+            lambda: self._to_export(chosen),
+            self._slots,
+            dtype=dtype,
+            since=None if since is None else place_of(since, storage_options),
+            version=version,
+            threads=self.threads,
+            progress=progress,
+            cache=Cache(cache),
         )
 
-    def load(self, directory: str | os.PathLike[str], *, progress: bool = False) -> None:
+    def load(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        track: bool = False,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Read a checkpoint: its tables are made, or take the place of the rows of tables that are there.
 
-        It may have been written with any number of slots and threads. Tables that it does not name stay. All tables get
+        It may have been written with any number of slots and threads; a delta is laid over what it is a delta of, which
+        must be where it was, seen from ``directory``. Tables that it does not name stay. All tables get
         their rows at one moment: a push from another thread is done before it, or is made to the rows that were loaded.
 
         Parameters
         ----------
-        directory : path
+        directory : path or URL
+        track : bool
+            Whether what changes from then on is remembered, so that the next save can be a delta of this checkpoint.
         progress : bool
             Whether to show a progress bar.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `save`.
 
         Raises
         ------
         CorruptionError
-            A file is missing, cut short or changed. Nothing was loaded.
+            A file is missing, cut short or changed, or a base is another than that of its delta. Nothing was loaded.
+        StorageError
+            A file cannot be read: no permission, a lost connection, ... Nothing was loaded.
         ValueError
             A table of the store has another description than the checkpoint's. Nothing was loaded.
         """
         self._check_usable()
-        manifest = checkpoint.read_manifest(Path(directory))
-        self._check_known(table.spec() for table in manifest.tables)  # before the rows, which take a while
-        self._load(Path(directory), manifest, progress=progress)
+        chain = checkpoint.read_chain(directory, storage_options)
+        self._check_known(table.spec() for table in chain[-1].manifest.tables)  # before the rows, which take a while
+        self._load(chain, track=track, progress=progress)
+
+    def _chosen(self, tables: Iterable[str] | None, what: str) -> list[Table]:
+        """Find tables by name, all of them where there are no names."""
+        with self._locked():
+            names = list(self._tables if tables is None else dict.fromkeys(tables))
+            unknown = [name for name in names if name not in self._tables]
+            if unknown:
+                raise ValueError(f"the store has no table {unknown[0]!r} to {what}: it has {list(self._tables)}")
+            return [self._tables[name] for name in names]
 
     def _check_known(self, specs: Iterable[TableSpec]) -> None:
         for spec in specs:
@@ -520,7 +739,10 @@ class Store(ABC):
                 check_same(known.spec, spec)
 
     def close(self) -> None:
-        """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on."""
+        """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on.
+
+        Waits for saves that are written in the background, and raises what went wrong with one that nobody waited for.
+        """
         self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
@@ -530,24 +752,16 @@ class Store(ABC):
                 table.replace_shard(None)
             self._tables.clear()
         if was_open:
-            self._end(failed=failed)
+            try:
+                if not failed and self._gate.is_ours:
+                    for save in self._saves:
+                        save.settle()
+            finally:
+                self._end(failed=failed)
 
 
-class LocalStore(Store):
-    """All tables of one process. Made by :func:`local`.
-
-    Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is seen when it returns.
-    """
-
-    def __init__(self, *, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> None:
-        super().__init__(threads=threads, slots=slots)
-        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or not 0 < memory < 2**63):
-            raise ValueError(f"memory must be a number of bytes above 0, got {memory!r}")
-        self._budget = None if memory is None else _core.Budget(slots, memory)
-        self._clock = 0
-
-    def __repr__(self) -> str:
-        return f"LocalStore(threads={self.threads}, slots={self._slots}, tables={list(self._tables)})"
+class LoneStore(Store):
+    """A store whose only worker is this process, and which has nothing but its tables."""
 
     @property
     def rank(self) -> int:
@@ -564,6 +778,32 @@ class LocalStore(Store):
         """``ASP()``: pushes are seen as they are made."""
         return ASP()
 
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return: there are no other workers."""
+        self._check_usable()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return: a push is done, or has raised, when its call returns."""
+        self._check_usable()
+
+    def _end(self, *, failed: bool) -> None:
+        pass
+
+
+class LocalStore(LoneStore):
+    """All tables of one process. Made by :func:`local`.
+
+    Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is seen when it returns.
+    """
+
+    def __init__(self, *, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> None:
+        super().__init__(threads=threads, slots=slots)
+        self._budget = None if memory is None else make_budget(memory, slots)
+        self._clock = 0
+
+    def __repr__(self) -> str:
+        return f"LocalStore(threads={self.threads}, slots={self._slots}, tables={list(self._tables)})"
+
     @property
     def clock(self) -> int:
         """How many ticks there were."""
@@ -574,14 +814,6 @@ class LocalStore(Store):
         with self._locked():
             self._clock += 1
 
-    def barrier(self, timeout: float | None = None) -> None:
-        """Return: there are no other workers."""
-        self._check_usable()
-
-    def flush(self, timeout: float | None = None) -> None:
-        """Return: a push is done, or has raised, when its call returns."""
-        self._check_usable()
-
     def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
         for number in range(count):
             self._check_usable()
@@ -590,13 +822,55 @@ class LocalStore(Store):
     def _make_shard(self, spec: TableSpec) -> _core.Shard:
         return spec.shard(self._slots, self._workers, self._budget)
 
-    def _undisturbed(self, save: Callable[[], None]) -> None:
-        self._gate.change(save)  # pushes are kept away by the shards, all of which `save` freezes first
+    @contextmanager
+    def _taken(
+        self, tables: list[tuple[Table, str]], base: checkpoint.Link | None = None
+    ) -> Iterator[list[checkpoint.Taken]]:
+        # Through the gate for the moment alone: rows that a load replaces are those of the snapshot still.
+        with ExitStack() as held:
 
-    def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
-        loaded = checkpoint.load(
-            directory, manifest, self._make_shard, self.threads, clock=self._clock, progress=progress
-        )
+            def take() -> list[checkpoint.Taken]:
+                shards = [(table.spec, cast("_core.Shard", table.shard), kind) for table, kind in tables]
+                return held.enter_context(checkpoint.snapshots(shards, self._clock, base))
+
+            yield self._gate.change(take)
+
+    @contextmanager
+    def _snapshots(self, tables: list[tuple[Table, str]], base: checkpoint.Link | None) -> Iterator[checkpoint.Moment]:
+        with self._taken(tables, base) as taken:
+            yield checkpoint.Held(taken, self._slots, self.threads, self._clock)
+
+    @contextmanager
+    def _to_export(self, tables: list[Table]) -> Iterator[list[Given]]:
+        with self._saving, self._taken([(table, "plain") for table in tables]) as taken:
+            yield [
+                Given(spec, snapshot.rows, cast("_core.Snapshot", snapshot).read_slot) for spec, snapshot, _ in taken
+            ]
+
+    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
+        loaded = checkpoint.load(chain, self._make_shard, self.threads, clock=self._clock, progress=progress)
+        if track:
+            for _, shard in loaded:
+                shard.track(chain[-1].digest)
+        self.adopt(loaded)
+
+    def new_rows(self, spec: TableSpec) -> _core.Shard:
+        """Make empty rows for a table, within the store's memory, to be filled and then adopted."""
+        return self._make_shard(spec)
+
+    def adopt(self, loaded: Sequence[tuple[TableSpec, _core.Shard]]) -> None:
+        """Put rows of tables in place at one moment: they are made, or get these rows instead of what they have.
+
+        Parameters
+        ----------
+        loaded : sequence of (TableSpec, shard)
+            Of as many slots as the store has.
+
+        Raises
+        ------
+        ValueError
+            A table of the store has another description. Nothing was put in place.
+        """
         with self._locked(), self._gate.shut():
             self._check_known(spec for spec, _ in loaded)  # tables may have been made meanwhile
             for spec, shard in loaded:
@@ -606,8 +880,15 @@ class LocalStore(Store):
                 else:
                     known.replace_shard(shard)
 
-    def _end(self, *, failed: bool) -> None:
-        pass
+
+def _nothing() -> None:
+    """Answer of a save."""
+
+
+def make_budget(memory: int, slots: int) -> _core.Budget:
+    if isinstance(memory, bool) or not isinstance(memory, int) or not 0 < memory < 2**63:
+        raise ValueError(f"memory must be a number of bytes above 0, got {memory!r}")
+    return _core.Budget(slots, memory)
 
 
 def check_same(known: TableSpec, spec: TableSpec) -> None:

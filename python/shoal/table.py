@@ -24,7 +24,7 @@ from shoal.lifecycle import (
 )
 from shoal.optim import Init, Optimizer, make_init, make_optimizer
 
-__all__ = ["Handle", "KeyBatch", "Shard", "Table", "TableForm", "TableSpec", "TableStats", "mix", "unmix"]
+__all__ = ["Handle", "KeyBatch", "Shard", "Snapshot", "Table", "TableForm", "TableSpec", "TableStats", "mix", "unmix"]
 
 Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 Rows: TypeAlias = npt.NDArray[np.float32]
@@ -343,23 +343,51 @@ class Shard(Protocol):
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Answer a function of all rows (functions.py), in slot order."""
 
-    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission has counted."""
-
-    def table_clock(self, store_clock: int, /) -> int:
-        """Return the table's own clock, at one of the store's; a cluster's store has its own."""
-
-    def freeze(self) -> None:
-        """Let no change in until thaw()."""
-
-    def thaw(self) -> None:
-        """Let changes in again."""
-
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
         """Drop what expiry rules name, or only count it (lifecycle.py reads the answer); ``clock`` as for ``push``."""
 
     def stats(self) -> dict[str, int]:
         """Read the figures."""
+
+
+class Snapshot(Protocol):
+    """A table as it was at one moment, which is read slot by slot."""
+
+    @property
+    def step(self) -> int:
+        """Number of the table's last push before it."""
+
+    @property
+    def table_clock(self) -> int:
+        """The table's clock then."""
+
+    @property
+    def rows(self) -> int:
+        """How many there were."""
+
+    @property
+    def bytes(self) -> int:
+        """What the table took, about."""
+
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission had counted.
+
+        Each slot once, from any thread.
+        """
+
+    def changes(
+        self, slot: int, /
+    ) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None, int, int, npt.NDArray[np.uint8]]:
+        """Read what a delta has of a slot, likewise.
+
+        The same, but the filter is None where it has not changed; then the ranges: bits, how many, and their bytes.
+        """
+
+    def done(self, name: str, /) -> None:
+        """Say that all was saved, under this name: changes are known since then, unless it is plain."""
+
+    def close(self) -> None:
+        """Let go of what was not read."""
 
 
 class KeyBatch:
@@ -731,7 +759,13 @@ class Table:
         return Handle(self.shard.pull(batch.native, rows), lambda: rows).wait()
 
     def push_unique(
-        self, batch: KeyBatch, grads: Rows, *, counts: Counts | None = None, copy: bool = True
+        self,
+        batch: KeyBatch,
+        grads: Rows,
+        *,
+        counts: Counts | None = None,
+        copy: bool = True,
+        where: _core.Whereabouts | None = None,
     ) -> Handle[None]:
         """Apply one optimizer step to a batch's unique keys.
 
@@ -747,6 +781,8 @@ class Table:
         copy : bool
             False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker the
             copy that it sends, perhaps again. A local store has done with it when this returns.
+        where : optional
+            What a pull of the same batch has noted of where its rows are; a cluster has no use for it.
 
         Returns
         -------
@@ -755,9 +791,44 @@ class Table:
         given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
         if copy and not isinstance(self.shard, _core.Shard):
             given = given.copy()
-        if not self._spec.needs_counts:
-            return self._push(batch.native, given, None)
-        return self._push(batch.native, given, batch.counts() if counts is None else as_counts(counts, len(batch)))
+        if self._spec.needs_counts:
+            counts = batch.counts() if counts is None else as_counts(counts, len(batch))
+        else:
+            counts = None
+        if where is None or not isinstance(self.shard, _core.Shard):
+            return self._push(batch.native, given, counts)
+        self._gate.change(lambda: self._local().push(batch.native, given, counts, self._clock(), where))
+        return Handle(None, _nothing)
+
+    def push_given(self, batch: KeyBatch, grads: Rows, *, where: _core.Whereabouts | None = None) -> Handle[None]:
+        """Apply one optimizer step to a batch's keys, of a gradient for each of them as given.
+
+        The same as :meth:`push_unique` of ``batch.sum(grads)``; in a local store the sums are made as rows are stepped.
+
+        Parameters
+        ----------
+        batch : KeyBatch
+            From this store's ``key_batch``.
+        grads : float32[n, dim], at dim 1 also float32[n]
+            One row for every key as given.
+        where : optional
+            What a pull of the same batch has noted of where its rows are; a cluster has no use for it.
+
+        Returns
+        -------
+        Handle
+        """
+        given = as_rows(grads, (batch.given, self.dim), self.name, "grads")
+        if not isinstance(self.shard, _core.Shard):
+            return self.push_unique(batch, batch.sum(given), copy=False)
+        counts = batch.counts() if self._spec.needs_counts else None
+        self._gate.change(lambda: self._local().push_given(batch.native, given, counts, self._clock(), where))
+        return Handle(None, _nothing)
+
+    def _local(self) -> _core.Shard:
+        shard = self.shard  # asked for again: a load replaces it
+        assert isinstance(shard, _core.Shard)
+        return shard
 
     def assign(self, keys: Keys, rows: Rows) -> None:
         """Set the weights of ``keys``, creating rows that are not there.
@@ -939,6 +1010,35 @@ class Table:
         ([9, 7], [2.0, 1.0])
         """
         return functions.topk(self.shard, k)
+
+    def digest(self) -> str:
+        """Compute a digest of all rows, weights and optimizer state, where the rows are.
+
+        Returns
+        -------
+        str
+            32 hexadecimal digits. Tables of one description with the same digest have the same rows, bit for bit, but
+            for one chance in 2^128; it tells changes that come about, not those that somebody makes up. It depends on
+            neither slots nor servers, nor on the way to these rows: a table that was saved and loaded keeps it.
+
+        Notes
+        -----
+        Takes no memory. Of keys that wait for their rows, the table's clock and its number of pushes it says nothing.
+        Rows pushed meanwhile are in it or not, slot by slot.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> digests = set()
+        >>> for slots in (2, 1024):
+        ...     with shoal.local(slots=slots) as store:
+        ...         table = store.table("t")
+        ...         table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...         digests.add(table.digest())
+        >>> len(digests)
+        1
+        """
+        return functions.digest(self.shard, self._slots)
 
     def decay(self, factor: float) -> int:
         """Multiply all weights by a factor, where the rows are; the optimizer's state stays.

@@ -50,6 +50,31 @@ TEST(a_region_keeps_its_bytes_and_reads_zero_beyond_them_at_every_size) {
   CHECK(region.data() == nullptr);
 }
 
+TEST(a_region_of_huge_pages_keeps_its_bytes_and_its_alignment_wherever_it_is_stretched) {
+  Region region;
+  std::vector<Region> in_the_way;  // so that it cannot always stretch where it is
+  std::size_t written = 0;
+  for (const std::size_t bytes : {1'900'000UL, 2'200'000UL, 4'194'304UL, 4'200'000UL, 6'291'456UL,
+                                  9'000'000UL, 3'000'000UL, 5'000'000UL, 1'000'000UL, 2'500'000UL}) {
+    const std::size_t before = region.bytes();
+    region.resize(bytes);
+    region.populate(std::min(before, region.bytes()));
+    in_the_way.emplace_back(std::size_t{4} << 20U);
+    if (bytes >= HugeBlock::kBytes) {
+      CHECK_EQ(reinterpret_cast<std::uintptr_t>(region.data()) % HugeBlock::kBytes, 0);
+    }
+    written = std::min(written, region.bytes());
+    for (std::size_t i = 0; i < region.bytes(); ++i) {
+      if (region.data()[i] != (i < written ? static_cast<std::byte>(i * 7 % 251 + 1) : std::byte{0})) {
+        CHECK_EQ(i, region.bytes());
+      }
+    }
+    for (; written < region.bytes(); ++written) {
+      region.data()[written] = static_cast<std::byte>(written * 7 % 251 + 1);
+    }
+  }
+}
+
 TEST(forgotten_bytes_read_zero_and_those_before_them_stay) {
   for (const std::size_t bytes : {1000UL, 100'000UL}) {
     for (const std::size_t offset : {0UL, 1UL, 999UL, 4095UL, 4096UL, 4097UL, 99'999UL, 200'000UL}) {

@@ -42,7 +42,8 @@ TEST(the_answers_of_two_halves_are_those_of_the_whole) {
            {Function::kSum, {}},
            {Function::kNorm, {1.0}},
            {Function::kNorm, {std::numeric_limits<double>::infinity()}},
-           {Function::kCount, {0.5}}}) {
+           {Function::kCount, {0.5}},
+           {Function::kDigest, {}}}) {
     std::vector<double> halves = reduce(shard, function, parameters, 0, 5);
     const std::vector<double> more = reduce(shard, function, parameters, 5, 16);
     halves.insert(halves.end(), more.begin(), more.end());

@@ -83,7 +83,8 @@ inline std::vector<std::uint64_t> some_hashes(Source& from, std::size_t count) {
 inline Made make(Source& from) {
   Made made;
   Header& h = made.header;
-  h.op = Op{static_cast<std::uint8_t>(1 + from.below(16))};
+  const std::uint8_t op = from.byte();
+  h.op = Op{static_cast<std::uint8_t>(op < 240 ? 1 + op % 16 : 17 + op % 3)};
   const std::uint8_t bits = from.byte();
   h.table = from.below(3);
   h.worker = (bits & 1U) != 0 ? from.below(3) : 0;
@@ -220,6 +221,29 @@ inline Made make(Source& from) {
       made.payload.push_back(raw(rules));
       break;
     }
+    case Op::kSaveBegin: {
+      // A base that nobody has, or none, and up to three tables, of any kind.
+      numbers.assign(4, (bits & 16U) != 0 ? from.byte() : 0);
+      for (std::uint32_t n = from.below(4); n > 0; --n) {
+        numbers.push_back(from.below(4) | std::uint64_t{from.below(4)} << 32U);
+      }
+      h.count = static_cast<std::uint32_t>(numbers.size());
+      made.payload.push_back(raw(numbers));
+      break;
+    }
+    case Op::kSaveTell: {
+      numbers.assign(1 + from.below(16) / 15, from.byte());
+      h.count = static_cast<std::uint32_t>(numbers.size());
+      h.dtype = Dtype::kUint8;
+      made.payload = {raw(numbers), Bytes(from.below(9), std::byte{'w'})};
+      break;
+    }
+    case Op::kSaveEnd:
+      numbers.assign((bits & 16U) != 0 ? 5 : 1 + from.below(16) / 15, from.byte());
+      numbers[0] = from.byte();
+      h.count = static_cast<std::uint32_t>(numbers.size());
+      made.payload.push_back(raw(numbers));
+      break;
     default:
       h.count = 0;
   }
@@ -340,6 +364,7 @@ inline void check(std::span<const std::uint8_t> bytes) {
   if (service.metrics().messages != asked) {
     throw Broken("a count of every message");
   }
+  service.close_saves();
   for (const std::uint32_t id : service.tables()) {
     if (const std::string broken = service.snapshot(id)->verify(); !broken.empty()) {
       throw Broken("table " + std::to_string(id) + ": " + broken);

@@ -517,3 +517,94 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
   });
   CHECK_EQ(std::ranges::count(last, -static_cast<float>(kClocks)), std::ssize(last));
 }
+
+// A thread takes one save after the other while pushes go on, the table gets the rows of a load, and workers are dismissed.
+TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it) {
+  constexpr std::size_t kSlots = 16;
+  Service service(Slots(kSlots), 0, kSlots);
+  service.add_table(0, sgd(1));
+  service.start_job(kJob, Mode::kAsp, 0, false);
+  service.admit(0, 1, 0);
+  std::mt19937_64 random(13);
+  const auto hashes = random_hashes(random, 2000, 4000);
+  const std::vector<float> ones(hashes.size(), 1.0F);
+  constexpr int kSaves = 12;
+  int whole = 0;
+  int given_up = 0;
+  Pool pool(2);
+  pool.run(2, [&](std::size_t part) {
+    if (part == 0) {
+      Peer1 peer{service};
+      std::uint64_t sequence = 1;
+      for (int save = 0; save < kSaves; ++save) {
+        for (int i = 0; i < 3; ++i) {
+          CHECK(peer.write(Op::kPush, sequence++, hashes, ones).header.status == Status::kOk);
+        }
+        const std::vector<std::uint64_t> wanted = {0, 0, 0, 0, std::uint64_t{save % 2 == 0 ? 0U : 1U} << 32U};
+        const std::array<wire::Frame, 1> begin{std::as_bytes(std::span(wanted))};
+        const std::uint64_t number = sequence++;
+        const Header header{
+            .op = Op::kSaveBegin, .sequence = number, .count = static_cast<std::uint32_t>(wanted.size())};
+        while (peer.one(header, begin).header.status == Status::kOverloaded) {
+        }
+        for (int i = 0; i < 5; ++i) {
+          CHECK(peer.write(Op::kPush, sequence++, hashes, ones).header.status == Status::kOk);
+        }
+        // Until the other thread has said that all is taken; or it is given up, or its table goes.
+        const std::vector<std::uint64_t> named = {number};
+        const std::array<wire::Frame, 2> words{std::as_bytes(std::span(named)), wire::Frame()};
+        const Header tell{.op = Op::kSaveTell,
+                          .dtype = wire::Dtype::kUint8,
+                          .sequence = std::uint64_t{1} << 63U,
+                          .count = 1};
+        if (save % 4 == 3) {
+          service.drop_table(0);
+          service.add_table(0, sgd(1));
+        }
+        while (save % 4 != 2 && peer.one(tell, words).header.payload_bytes == 0) {
+        }
+        const std::vector<std::uint64_t> ended = {number, 1, 2, 3, 4};
+        const std::span<const std::uint64_t> end = save % 4 == 2 ? std::span(named) : std::span(ended);
+        const std::array<wire::Frame, 1> last{std::as_bytes(end)};
+        CHECK(peer.one({.op = Op::kSaveEnd,
+                        .sequence = sequence++,
+                        .count = static_cast<std::uint32_t>(end.size())},
+                       last)
+                  .header.status == Status::kOk);
+      }
+      service.close_saves();
+      return;
+    }
+    while (const auto save = service.next_save()) {
+      const std::uint64_t steps = save->figures()[0];
+      try {
+        std::size_t rows = 0;
+        Shard copy(sgd(1), Slots(kSlots), pool);
+        for (std::size_t slot = 0; slot < kSlots; ++slot) {
+          const Snapshot::Piece piece = save->take(0, Slot{static_cast<std::uint32_t>(slot)});
+          copy.restore(piece.rows, piece.section);
+          rows += piece.rows;
+        }
+        CHECK_EQ(rows, save->figures()[2]);
+        std::vector<std::uint64_t> begins(kSlots + 1);
+        for (std::size_t slot = 0; slot <= kSlots; ++slot) {
+          begins[slot] = static_cast<std::uint64_t>(
+              slot == kSlots ? std::ssize(hashes)
+                             : std::ranges::lower_bound(
+                                   hashes, Slots(kSlots).first_hash(Slot{static_cast<std::uint32_t>(slot)})) -
+                                   hashes.begin());
+        }
+        std::vector<float> weights(hashes.size());
+        copy.pull({hashes, begins}, weights);
+        CHECK_EQ(std::ranges::count(weights, -static_cast<float>(steps)), std::ssize(weights));
+        ++whole;
+        save->say("taken");
+      } catch (const std::invalid_argument&) {
+        CHECK(save->ended());
+        ++given_up;
+      }
+    }
+  });
+  CHECK(whole >= kSaves / 2);
+  CHECK(whole + given_up <= kSaves);
+}

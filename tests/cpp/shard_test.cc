@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "check.h"
@@ -138,6 +139,131 @@ TEST(pushes_and_erasures_agree_with_a_map_for_every_cut_and_number_of_threads) {
 
 // Two slots and batches of several runs, few or many of them new: rows, and the memory they stand in, move while the runs
 // behind are under way.
+// One store is asked by unique keys, its twin by keys as given, with what it knows of where rows are from any time before.
+TEST(rows_as_given_and_where_they_stood_change_no_bits) {
+  TableSpec clipped = ftrl();
+  clipped.optimizer = Optimizer(
+      "FTRL", {{"alpha", 0.1}, {"beta", 1.0}, {"l1", 0.1}, {"l2", 0.1}, {"n0", 0.0}, {"clip_norm", 0.5}});
+  const std::vector<TableSpec> specs{
+      ftrl(),
+      clipped,
+      sgd(3, 0.25, "Normal", 0.5, Dtype::kBfloat16),
+      sgd(16, 0.25, "Uniform", 0.5),
+      {.dim = 16,
+       .dtype = Dtype::kFloat32,
+       .optimizer = Optimizer("Adagrad", {{"lr", 0.1}, {"eps", 1e-8}, {"n0", 0.0}, {"weight_decay", 0.0}}),
+       .init = Init("Zeros", 0, 0),
+       .seed = 1},
+      sgd(20, 0.25)};
+  for (const TableSpec& spec : specs) {
+    for (const auto& [slots, threads, locks] :
+         {std::tuple{2UL, 1UL, Locks::kBySlot}, {64UL, 3UL, Locks::kBySlot}, {1024UL, 2UL, Locks::kOne}}) {
+      Store plain(spec, slots, threads, locks);
+      Store twin(spec, slots, threads, locks);
+      const std::size_t dim = spec.dim;
+      std::mt19937_64 random(slots);
+      struct Known {
+        std::vector<std::uint64_t> keys;
+        KeyBatch batch;
+        Whereabouts where;
+      };
+      std::vector<std::unique_ptr<Known>> all;
+      for (int phase = 0; phase < 40; ++phase) {
+        if (all.size() < 5) {
+          auto keys = draw_keys(random, 1 + random() % 6000, phase < 20 ? 3000 : 20'000);
+          auto batch = KeyBatch(keys, twin.cut, twin.pool);
+          const auto hashes = batch.hashes();
+          all.push_back(
+              std::make_unique<Known>(Known{std::move(keys), std::move(batch), Whereabouts(hashes)}));
+        }
+        Known& known = *all[random() % all.size()];
+        const SlotSlices slices{known.batch.hashes(), known.batch.begins()};
+        std::vector<float> rows(known.keys.size() * dim);
+        switch (random() % 6) {
+          case 0:
+            twin.shard.locate(slices, known.where);
+            continue;
+          case 1:
+            CHECK(plain.erase(known.keys) == twin.shard.erase(slices));
+            continue;
+          case 2: {
+            std::vector<float> unique(known.batch.size() * dim);
+            twin.shard.pull(slices, unique, &known.where);
+            known.batch.expand(unique, dim, rows, twin.pool);
+            CHECK(rows == plain.pull(known.keys));
+            continue;
+          }
+          case 3:
+            twin.shard.pull_given(known.batch, rows, &known.where);
+            CHECK(rows == plain.pull(known.keys));
+            continue;
+          default:
+            for (auto& g : rows) {
+              g = static_cast<float>(random() % 2001) / 1000.0F - 1.0F;
+            }
+            rows[0] = phase % 7 == 0 ? std::numeric_limits<float>::infinity() : 0.0F;
+            plain.push(known.keys, rows);
+            twin.shard.push_given(known.batch, rows, {}, phase % 5 == 0 ? nullptr : &known.where);
+        }
+        CHECK(twin.shard.verify().empty());
+        if (phase % 8 == 7) {
+          all.erase(all.begin());
+        }
+      }
+      CHECK(twin.shard.size() == plain.shard.size() && twin.shard.step() == plain.shard.step());
+      CHECK(twin.shard.stats().nonfinite_rows == plain.shard.stats().nonfinite_rows);
+      for (std::size_t s = 0; s < slots; ++s) {
+        std::vector<std::byte> ours;
+        std::vector<std::byte> theirs;
+        plain.shard.section(Slot{static_cast<std::uint32_t>(s)}, ours);
+        twin.shard.section(Slot{static_cast<std::uint32_t>(s)}, theirs);
+        CHECK(ours == theirs);
+      }
+    }
+  }
+}
+
+TEST(rows_that_a_push_itself_moves_are_searched_again) {
+  for (const std::size_t dim : {1UL, 16UL}) {
+    Store plain(sgd(dim, 0.25), 2, 1);
+    Store twin(sgd(dim, 0.25), 2, 1);
+    std::mt19937_64 random(1);
+    std::vector<std::uint64_t> keys(12000);
+    std::generate(keys.begin(), keys.end(), random);
+    const std::vector<std::uint64_t> old(keys.begin(), keys.begin() + 4000);
+    for (Store* store : {&plain, &twin}) {
+      store->push(old, std::vector<float>(old.size() * dim, 1.0F));
+      store->push(old,
+                  std::vector<float>(old.size() * dim, 1.0F));  // a slot that fills is created anew first
+    }
+    const KeyBatch batch(keys, twin.cut, twin.pool);
+    Whereabouts where(batch.hashes());
+    twin.shard.locate({batch.hashes(), batch.begins()}, where);
+    const std::vector<float> grads(keys.size() * dim, 2.0F);
+    plain.push(keys, grads);
+    twin.shard.push_given(batch, grads, {}, &where);
+    CHECK(twin.shard.verify().empty());
+    CHECK(twin.pull(keys) == plain.pull(keys));
+  }
+}
+
+TEST(where_rows_are_is_refused_for_another_batch_and_forgotten_for_another_shard) {
+  Store one(sgd(16, 0.25), 64, 1);
+  const std::vector<std::uint64_t> keys{7, 3, 9};
+  one.push(keys, std::vector<float>(3 * 16, 1.0F));
+  const KeyBatch batch(keys, one.cut, one.pool);
+  const KeyBatch other(keys, one.cut, one.pool);
+  Whereabouts where(batch.hashes());
+  one.shard.locate({batch.hashes(), batch.begins()}, where);
+  std::vector<float> rows(3 * 16);
+  CHECK_THROWS(one.shard.pull_given(other, rows, &where), "another batch");
+  CHECK_THROWS(one.shard.push_given(other, rows, {}, &where), "another batch");
+  Store two(sgd(16, 0.25, "Constant", 2.0), 64, 1);
+  two.shard.push_given(batch, rows, {}, &where);  // of the first store: not looked at
+  two.shard.pull_given(batch, rows, &where);
+  CHECK(rows == std::vector<float>(3 * 16, 2.0F));
+}
+
 TEST(slots_that_grow_in_the_middle_of_a_batch_lose_no_row_of_it) {
   for (const std::size_t dim : {1UL, 64UL}) {
     Store store(sgd(dim, 1), 2, 1);

@@ -10,8 +10,10 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
+#include "base/team.h"
 #include "check.h"
 
 using namespace shoal;
@@ -295,4 +297,93 @@ TEST(parts_are_one_for_each_thread_but_none_is_too_small) {
   CHECK_EQ(parts_for(19, 10, 4), 1);
   CHECK_EQ(parts_for(20, 10, 4), 2);
   CHECK_EQ(parts_for(1000, 10, 4), 4);
+}
+
+namespace {
+
+std::atomic<int> teamed{0};  // how often the team below was called
+
+// A team of three, as OpenMP calls one.
+void team_of_three(void (*member)(void*), void* data, unsigned threads, unsigned flags) {
+  ++teamed;
+  CHECK_EQ(threads, 0U);
+  CHECK_EQ(flags, 0U);
+  std::thread second(member, data), third(member, data);
+  member(data);
+  second.join();
+  third.join();
+}
+
+// Ends the loan with the test.
+struct Loan {
+  explicit Loan(std::size_t threads) {
+    teamed = 0;
+    borrow(&team_of_three, threads);
+  }
+  ~Loan() { borrow(nullptr, 0); }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+};
+
+}  // namespace
+
+TEST(a_borrowed_team_runs_the_parts) {
+  Pool pool(2), alone(1);
+  {
+    const Loan loan(3);
+    for (const std::size_t parts : {2U, 3U, 1000U}) {
+      CHECK(runs_each_once(pool, parts));
+    }
+    CHECK_EQ(teamed, 3);
+    CHECK(runs_each_once(pool, 0));
+    CHECK(runs_each_once(pool, 1));    // nothing to share
+    CHECK(runs_each_once(alone, 10));  // and nobody to share with
+    CHECK_EQ(teamed, 3);
+  }
+  CHECK(runs_each_once(pool, 10));
+  CHECK_EQ(teamed, 3);
+}
+
+TEST(a_team_of_less_than_half_of_the_pool_s_threads_is_left_alone) {
+  for (const auto& [threads, team, used] : {std::tuple{2U, 1U, 0}, {5U, 2U, 0}, {4U, 2U, 1}, {2U, 0U, 0}}) {
+    Pool pool(threads);
+    const Loan loan(team);
+    CHECK(runs_each_once(pool, 10));
+    CHECK_EQ(teamed, used);
+  }
+}
+
+TEST(a_team_carries_an_exception_and_is_borrowed_still) {
+  Pool pool(2);
+  const Loan loan(3);
+  std::atomic<int> ran{0};
+  CHECK_THROWS(pool.run(20,
+                        [&](std::size_t part) {
+                          ++ran;
+                          if (part == 11) {
+                            throw std::runtime_error("part 11");
+                          }
+                        }),
+               "part 11");
+  CHECK_EQ(ran, 20);
+  CHECK(runs_each_once(pool, 20));
+  CHECK_EQ(teamed, 2);
+}
+
+TEST(parts_inside_a_team_and_other_threads_have_the_pool_s_own_workers) {
+  Pool pool(2);
+  const Loan loan(3);
+  std::atomic<int> ran{0};
+  pool.run(5, [&](std::size_t) { ran += runs_each_once(pool, 7) ? 1 : 0; });
+  CHECK_EQ(ran, 5);
+  CHECK_EQ(teamed, 1);
+  std::thread([&] { CHECK(runs_each_once(pool, 7)); }).join();
+  CHECK_EQ(teamed, 1);
+}
+
+TEST(a_forked_child_has_no_team) {
+  Pool pool(2);
+  const Loan loan(3);
+  CHECK(runs_each_once(pool, 10));
+  CHECK(in_child([&] { return runs_each_once(pool, 10) && teamed == 1; }));
 }

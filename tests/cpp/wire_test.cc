@@ -121,6 +121,12 @@ std::vector<Sent> samples() {
   add(Op::kLoadFilter, 0, Dtype::kUint8, {Bytes(12)}, 5);
   add(Op::kSweep, 0, Dtype::kFloat64, {bytes_of_all<double>({1, 2, 0})}, 1);
   add(Op::kSweep, kReply, Dtype::kNone, {numbers});
+  add(Op::kSaveBegin, 0, Dtype::kNone, {numbers});
+  add(Op::kSaveBegin, kReply, Dtype::kNone, {numbers});
+  add(Op::kSaveTell, 0, Dtype::kUint8, {numbers, text});
+  add(Op::kSaveTell, kReply, Dtype::kUint8, {text});
+  add(Op::kSaveEnd, 0, Dtype::kNone, {numbers});
+  add(Op::kSaveEnd, kReply, Dtype::kNone, {});
   add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kBadRequest);
   add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kNoRoom);
   add(Op::kNone, kReply, Dtype::kNone, {text}, 0, Status::kInternal);
@@ -340,8 +346,8 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   sent = push;
   sent.header.op = Op::kNone;
   check_refused(sent, "there is no op 0");
-  sent.header.op = Op{17};
-  check_refused(sent, "there is no op 17");
+  sent.header.op = Op{20};
+  check_refused(sent, "there is no op 20");
   sent = push;
   sent.header.flags = 0x20;
   check_refused(sent, "flags 0020");
@@ -540,7 +546,7 @@ TEST(a_header_of_the_first_version_is_read_for_ever) {
 
 TEST(every_op_status_and_dtype_has_a_name) {
   for (unsigned i = 0; i < 256; ++i) {
-    CHECK_EQ(name(Op{static_cast<std::uint8_t>(i)}) == "?", i > 16);
+    CHECK_EQ(name(Op{static_cast<std::uint8_t>(i)}) == "?", i > 19);
     CHECK_EQ(name(Dtype{static_cast<std::uint8_t>(i)}) == "?", i > 6);
     CHECK_EQ(name(Status{static_cast<std::uint8_t>(i)}) == "?", i > 27 || (i > 1 && i < 16));
   }

@@ -5,6 +5,7 @@ Shares no code with the package: what it reads, the document says.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -58,13 +59,47 @@ def sealed(body: object) -> bytes:
     return b'{"crc32c":"%08x","body":%s}' % (crc32c(text), text)
 
 
-def manifest(folder: Path) -> dict:
-    """Return the body of a manifest whose seal holds."""
+def manifest(folder: Path, digest: str | None = None) -> dict:
+    """Return the body of a manifest whose seal holds, and whose digest is this one."""
     raw = (folder / "manifest.json").read_bytes()
     start = raw.index(b'"body":') + len(b'"body":')
     body = raw[start:-1]
     assert raw == b'{"crc32c":"%08x","body":%s}' % (crc32c(body), body)
+    assert digest in {None, hashlib.sha256(body).hexdigest()}
     return json.loads(body)
+
+
+def ranges_of(data: bytes, bits: int, number: int) -> set[int]:
+    """Return the ranges that a delta names."""
+    if 32 * number < 2**bits:
+        found = [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
+        assert found == sorted(set(found))
+    else:
+        assert len(data) == 2**bits // 8
+        found = [r for r in range(2**bits) if data[r // 8] >> r % 8 & 1]
+    assert len(found) == number
+    assert max(found) < 2**bits
+    return set(found)
+
+
+def laid_over(folder: Path, body: dict, table: dict, columns: dict, ranges: dict, filters: dict) -> dict:
+    """Return what a delta's columns come to: its base's rows that lie in none of its ranges, and its own."""
+    base = folder / body["base"]["path"]
+    assert manifest(base, body["base"]["digest"])["slots"] == body["slots"]
+    known: dict[str, dict[int, bytes]] = {}
+    old = read(base, known)[table["name"]]
+    filters[table["name"]] = known.get(table["name"], {}) | filters.get(table["name"], {})
+    per_slot = 2**64 // body["slots"]
+
+    def is_named(h: int) -> bool:
+        bits, named = ranges.get(h // per_slot, (6, set()))
+        return h % per_slot * 2**bits // per_slot in named
+
+    kept = np.array([not is_named(int(h)) for h in old["hash"].ravel()], bool)
+    assert all(is_named(int(h)) for h in columns["hash"].ravel())
+    whole = {name: np.concatenate([old[name][kept], columns[name]]) for name in columns}
+    order = np.argsort(whole["hash"].ravel())
+    return {name: values[order] for name, values in whole.items()}
 
 
 def offsets(table: dict, rows: int) -> dict[str, tuple[int, int, str]]:
@@ -87,25 +122,30 @@ def read(folder: Path, filters: dict[str, dict[int, bytes]] | None = None) -> di
     """Return the columns of every table, in hash order; put what waits into ``filters``, by table and slot."""
     filters = {} if filters is None else filters
     body = manifest(folder)
-    rules = any("admit" in table or "expire" in table for table in body["tables"])
-    assert (body["format"], body["version"]) == ("shoal checkpoint", 1 + rules)
-    header = b"SHOALSLT" + bytes([1 + rules, 0, 0, 0]) + bytes(52)
+    version = 1 + any("admit" in table or "expire" in table for table in body["tables"]) if "base" not in body else 3
+    assert (body["format"], body["version"]) == ("shoal checkpoint", version)
+    header = b"SHOALSLT" + bytes([version, 0, 0, 0]) + bytes(52)
     tables = {}
     for table in body["tables"]:
         files = [(folder / file["name"]).read_bytes() for file in table["files"]]
         ends = [64] * len(files)
         parts = {name: [] for name in offsets(table, 0) if name != "end"}
-        pieces = [(piece, True) for piece in table["sections"]] + [(piece, False) for piece in table.get("filters", [])]
-        for (slot, number, offset, size, rows, crc), is_section in sorted(pieces, key=lambda piece: piece[0][1:3]):
+        kinds = ("sections", "filters", "ranges")
+        pieces = [(piece, kind) for kind in kinds for piece in table.get(kind, [])]
+        ranges = {}
+        for (slot, number, offset, size, rows, *more, crc), kind in sorted(pieces, key=lambda piece: piece[0][1:4]):
             data = files[number][offset : offset + size]
             assert files[number].startswith(header)
             assert crc32c(data) == crc
             assert offset == ends[number]
             ends[number] += size
-            if not is_section:
-                assert 0 < rows <= size == -(-rows // 64) * 64
+            if kind != "sections":
+                assert (0 if table.get("delta") else 1) <= rows <= size == -(-rows // 64) * 64
                 assert not any(data[rows:])
-                filters.setdefault(table["name"], {})[slot] = data[:rows]
+                if kind == "filters":
+                    filters.setdefault(table["name"], {})[slot] = data[:rows]
+                else:
+                    ranges[slot] = (more[0], ranges_of(data[:rows], *more))
                 continue
             places = offsets(table, rows)
             assert places["end"][0] == size
@@ -125,5 +165,8 @@ def read(folder: Path, filters: dict[str, dict[int, bytes]] | None = None) -> di
         columns = {name: np.concatenate(values) if values else np.empty((0, 1)) for name, values in parts.items()}
         assert np.all(columns["hash"][1:] > columns["hash"][:-1])
         assert len(columns["hash"]) == table["rows"]
+        if table.get("delta"):
+            columns = laid_over(folder, body, table, columns, ranges, filters)
+            assert len(columns["hash"]) == table.get("total", 0)
         tables[table["name"]] = columns
     return tables

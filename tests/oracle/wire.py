@@ -14,7 +14,7 @@ NAMES = [
 MAGIC = int.from_bytes(b"SHOL", "little")
 REPLY, PACKED, KEEP, DIGEST, COUNTED = 1, 2, 4, 8, 16
 PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS = range(1, 14)
-REDUCE, LOAD_FILTER, SWEEP = 14, 15, 16
+REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_TELL, SAVE_END = range(14, 20)
 BYTES = {0: 0, 1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 8}
 WEIGHTS = {1, 2, 3}
 TEXT, SLOTS, EMPTY = {16, 23, 27}, {17}, {1, 18, 19, 20, 21, 22, 24, 25, 26}
@@ -36,6 +36,9 @@ REQUESTS = {
     REDUCE: (["ones"], {6}, 0),
     LOAD_FILTER: (["bytes"], {4}, 0),
     SWEEP: (["ones"], {6}, 0),
+    SAVE_BEGIN: (["numbers"], {0}, 0),
+    SAVE_TELL: (["numbers", "bytes"], {4}, 0),
+    SAVE_END: (["numbers"], {0}, 0),
 }
 ANSWERS = {
     PULL: (["values"], WEIGHTS, PACKED),
@@ -46,6 +49,8 @@ ANSWERS = {
     STATS: (["numbers"], {0}, 0),
     REDUCE: (["ones"], {6}, 0),
     SWEEP: (["numbers"], {0}, 0),
+    SAVE_BEGIN: (["numbers"], {0}, 0),
+    SAVE_TELL: (["bytes"], {4}, 0),
 }
 
 
@@ -141,7 +146,7 @@ def decode(frames: list[bytes], *, replies: bool, limit: int) -> Read:
         raise Wrong("version")
     flags, status, op = h["flags"], h["status"], h["op"]
     is_reply = bool(flags & REPLY)
-    if op > SWEEP or h["dtype"] > 6 or flags & 0xE0 or is_reply != replies:
+    if op > SAVE_END or h["dtype"] > 6 or flags & 0xE0 or is_reply != replies:
         raise Wrong("kind")
     if status not in {0} | TEXT | SLOTS | EMPTY or (not is_reply and (status != 0 or op == 0)):
         raise Wrong("status")

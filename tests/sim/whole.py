@@ -7,6 +7,7 @@ dismissed, who comes anew is held for and admitted. Here are only the loops arou
 import random
 
 from shoal.cluster.membership import DEAD_AFTER, Membership
+from shoal.cluster.server import obey
 from shoal.rpc import messages as m
 from sim.cluster import Client, Cluster
 
@@ -49,7 +50,10 @@ class Process:
         if not self.alive or self.fault is not None:
             return
         if isinstance(message, m.Reply):
-            if isinstance(message.body, m.Refused) and (message.number in self.asked or not message.number):
+            if isinstance(message.body, m.Refused) and message.body.kind == "memory":
+                if self.asked.pop(message.number, None) is not None:
+                    self.answered(message.body)
+            elif isinstance(message.body, m.Refused) and (message.number in self.asked or not message.number):
                 self.fault = message.body
                 self.ended()
             elif message.number in self.asked and not isinstance(message.body, m.Waiting):
@@ -93,25 +97,16 @@ class ServerProcess(Process):
     def execute(self, order):
         if order.number == self.taken + 1:
             self.taken += 1
-            result = max(self.tell(address, order.body) for address in self.addresses)
-            self.last = m.Done(self.sender, order.number, result)
+            services = self.endpoints()
+            result, refused = obey(services, order.body)
+            for address, service in zip(self.addresses, services, strict=True):
+                self.world.reply(address, service.released())
+            self.last = m.Done(self.sender, order.number, result, refused=refused)
         if self.last is not None and order.number == self.last.number:
             self.send(self.last)
 
-    def tell(self, address, body):
-        service, result = self.world.services[address], 0
-        if isinstance(body, m.StartJob):
-            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean, body.before)
-            for rank, incarnation in enumerate(body.incarnations):
-                service.admit(rank, incarnation, 0)
-        elif isinstance(body, m.Hold):
-            result = service.hold()
-        elif isinstance(body, m.Admit):
-            service.admit(body.rank, body.incarnation, body.clock)
-        elif isinstance(body, m.Dismiss):
-            result = service.dismiss(body.rank, body.incarnation)
-        self.world.reply(address, service.released())
-        return result
+    def endpoints(self):
+        return [self.world.services[address] for address in self.addresses]
 
     def crash(self):
         self.alive = False
@@ -120,6 +115,7 @@ class ServerProcess(Process):
 class WorkerProcess(Process):
     def __init__(self, world, program):
         self.program, self.client = program, None
+        self.tables = []  # what came of asking for some
         super().__init__(world, "worker", "a worker")
 
     def answered(self, body):
@@ -133,6 +129,8 @@ class WorkerProcess(Process):
             world.clients.append(self.client)
             world.history.joined(body.rank, body.incarnation, body.clock)
             self.client.go()
+        elif isinstance(body, m.TableIs | m.Refused):
+            self.tables.append(body)
         elif isinstance(body, m.Left):
             self.alive = False
 

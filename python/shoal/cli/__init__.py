@@ -12,7 +12,8 @@ Expected errors are one line, never a traceback. Heavy imports wait for a comman
 
     answers.py     what commands say, and the printing
     arguments.py   what their parsers share
-    train.py, ctr.py, predict.py, report.py, inspect.py, audit.py, demo.py, cluster.py, keygen.py
+    train.py, ctr.py, predict.py, report.py, inspect.py, compact.py, export.py, serve.py, convert.py, audit.py, demo.py,
+    cluster.py, keygen.py, estimate.py
                    the commands: add(commands), and a function for each
 """
 
@@ -24,7 +25,22 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shoal.cli import audit, cluster, ctr, demo, inspect, keygen, predict, report, train
+from shoal.cli import (
+    audit,
+    cluster,
+    compact,
+    convert,
+    ctr,
+    demo,
+    estimate,
+    export,
+    inspect,
+    keygen,
+    predict,
+    report,
+    serve,
+    train,
+)
 from shoal.cli.answers import FAILED, INTERRUPTED, WRONG_INPUT, Answer, complain, one_line, tell
 from shoal.cli.arguments import command
 
@@ -81,6 +97,6 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     ctr.add(train.add(commands))
-    for module in (predict, report, inspect, audit, demo, cluster, keygen):
+    for module in (predict, report, inspect, compact, export, serve, convert, audit, demo, cluster, keygen, estimate):
         module.add(commands)
     return whole

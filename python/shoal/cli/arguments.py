@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,25 @@ def _rule(parser: str, text: str) -> Any:
         return getattr(lifecycle, parser)(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+
+
+def size(text: str) -> int:
+    """Read a number of bytes: 8GiB, 8G, 1.5g, 512 MB or 100000; each letter is 1024 times the one before it."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 8GiB, 512M or 100000")
+    number, unit = found.groups()
+    return int(float(number) * 1024 ** (" kmgt".index((unit or " ").lower())))
+
+
+def cached(parser: argparse.ArgumentParser) -> None:
+    """Add where exports that are elsewhere are copied to."""
+    parser.add_argument(
+        "--cache", metavar="DIR", help="where exports of s3://... are copied to, to be mapped (default: ~/.cache/shoal)"
+    )
 
 
 def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:

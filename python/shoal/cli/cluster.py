@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import FAILED, Answer, complain, say
-from shoal.cli.arguments import command
+from shoal.cli.arguments import command, size
 
 if TYPE_CHECKING:
     from shoal.rpc.curve import Keys
@@ -64,6 +64,14 @@ def add(commands: Any) -> None:
     server.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen at (any port)")
     server.add_argument("--advertise", metavar="HOST", help="this machine as the scheduler and the workers reach it")
     server.add_argument("--threads", type=int, default=1, metavar="N", help="that serve, a port each (%(default)s)")
+    bound = server.add_mutually_exclusive_group()
+    bound.add_argument("--memory", type=size, metavar="SIZE", help="that its rows may take, such as 8GiB (any)")
+    bound.add_argument(
+        "--slot-memory",
+        type=size,
+        metavar="SIZE",
+        help="the same for each slot: the same rows stay however many servers share them",
+    )
     server.add_argument("--rank", type=int, metavar="N", help="its place among the servers (any that is free)")
     server.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="seconds to wait for the others (%(default)s)"
@@ -77,6 +85,9 @@ def add(commands: Any) -> None:
     launch.add_argument("--servers", type=int, default=1, metavar="N", help="default: %(default)s")
     launch.add_argument("--workers", type=int, metavar="N", help="times that the program runs (1)")
     launch.add_argument("--threads", type=int, default=1, metavar="N", help="of each server (%(default)s)")
+    launch.add_argument(
+        "--memory", type=size, metavar="SIZE", help="that the rows of all servers together may take, such as 8GiB (any)"
+    )
     launch.add_argument("--connect", metavar="ADDRESS", help="where the scheduler shall be, under mpirun and srun")
     launch.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="seconds for all to be there (%(default)s)"
@@ -148,6 +159,8 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             bind=arguments.bind,
             advertise=arguments.advertise,
             threads=arguments.threads,
+            memory=arguments.memory,
+            slot_memory=arguments.slot_memory,
             rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
             timeout=arguments.timeout,
             grace=arguments.grace,
@@ -184,6 +197,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
                 say,
                 address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
                 threads=arguments.threads,
+                memory=arguments.memory,
                 timeout=arguments.timeout,
                 keys=lambda role: _keys(arguments.curve, role),
                 insecure=arguments.insecure,
@@ -198,6 +212,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             arguments.servers,
             workers=workers,
             threads=arguments.threads,
+            memory=arguments.memory,
             timeout=arguments.timeout,
             curve=arguments.curve or find_keys(os.environ),
         ) as cluster:

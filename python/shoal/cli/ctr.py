@@ -6,12 +6,11 @@ The file says everything (shoal.torch.config, docs/ctr.md); what a run varies mo
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
 from shoal.cli.arguments import command, machine, open_reader
-from shoal.cli.train import clustered, open_store, pass_lines, progressing
+from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -80,8 +79,6 @@ def add(kinds: Any) -> None:
 
 def train_ctr(arguments: argparse.Namespace) -> Answer:
     """Train a click model."""
-    # Torch's threads wait for more to do in a loop unless told otherwise, on the core that a store's thread wants.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         import torch
     except ImportError:
@@ -135,8 +132,9 @@ def _trained(
 ) -> Answer:
     from pathlib import Path
 
+    from shoal.models.keeper import FitIsOver, Keeper
     from shoal.models.plan import Plan
-    from shoal.torch.trainer import Keeper, fit
+    from shoal.torch.trainer import fit
 
     settings = config.train
     plan = Plan(
@@ -169,6 +167,8 @@ def _trained(
         )
     except KeyboardInterrupt:
         interrupted = True
+    except FitIsOver:
+        return is_over(model, config.output.dir)
     finally:
         for writer in writers:
             writer.close()

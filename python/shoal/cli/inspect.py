@@ -1,4 +1,4 @@
-"""``shoal inspect``: what is in a model or a checkpoint, every byte of it checked."""
+"""``shoal inspect``: what is in a model, a checkpoint or an export, every byte of it checked."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import command, expiry, machine
+from shoal.cli.arguments import cached, command, expiry, machine
 
 if TYPE_CHECKING:
+    from shoal.export.cache import Cache
     from shoal.lifecycle import Expiry
+    from shoal.storage import Place
 
 EXAMPLES = """\
 examples:
@@ -28,8 +30,10 @@ PASSES = 10  # to show; --json has all
 
 def add(commands: Any) -> None:
     """Add the command."""
-    look = command(commands, "inspect", "Tell what is in a model or a checkpoint, and verify it.", EXAMPLES, inspect)
-    look.add_argument("directory", metavar="DIR", help="a model or a checkpoint")
+    look = command(
+        commands, "inspect", "Tell what is in a model, a checkpoint or an export, and verify it.", EXAMPLES, inspect
+    )
+    look.add_argument("directory", metavar="DIR", help="a model, a checkpoint or an export; the last may be s3://...")
     look.add_argument(
         "--forecast",
         action="append",
@@ -39,6 +43,7 @@ def add(commands: Any) -> None:
         help="what a rule would drop: ttl:CLOCKS, norm:FLOOR, ...; again for more",
     )
     look.add_argument("--top", type=int, default=0, metavar="N", help="weights to list (default: %(default)s)")
+    cached(look)
     machine(look, threads=False)
 
 
@@ -46,10 +51,15 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     """Tell what is in a model or a checkpoint, and check every byte of it."""
     from shoal import checkpoint
     from shoal.data import columns
+    from shoal.export import manifest as exported
+    from shoal.export.cache import Cache
     from shoal.models import calibration, files
+    from shoal.storage import place_of
 
     if arguments.top < 0:
         raise ValueError(f"--top is {arguments.top}: pass 0 or more")
+    if exported.is_export(arguments.directory):
+        return _export(place_of(arguments.directory), Cache(arguments.cache))
     directory = Path(arguments.directory)
     if not directory.is_dir():
         raise ValueError(f"{directory}: there is no such directory")
@@ -99,6 +109,9 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         facts["kind"] = "checkpoint"
     manifest = checkpoint.verify(directory)
     tables = []
+    if manifest.base is not None:
+        facts["base"] = {"path": manifest.base.path, "digest": manifest.base.digest}
+        lines.append(f"{directory}: what has changed since {manifest.base.path}")
     lines.append(f"{directory}: checkpoint of {len(manifest.tables)} table(s) in {manifest.slots:,} slots")
     for table in manifest.tables:
         size = sum(file.bytes for file in table.files)
@@ -113,6 +126,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
                 "seed": table.seed,
                 "step": table.step,
                 "rows": table.rows,
+                "total": table.size,
                 "bytes": size,
                 "files": table.files,
                 "admit": table.admit,
@@ -122,9 +136,10 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         )
         spec = table.spec()
         params = ", ".join(f"{name}={value:g}" for name, value in table.params.items())
+        whole = f" of {table.size:,}" if table.delta else ""
         per_row = f" ({size / table.rows:.1f} a row)" if table.rows else ""
         lines.append(
-            f"    table {table.name!r}: {table.rows:,} rows, dim {table.dim}, {table.dtype}, seed {table.seed}"
+            f"    table {table.name!r}: {table.rows:,} rows{whole}, dim {table.dim}, {table.dtype}, seed {table.seed}"
         )
         lines.append(f"        {table.optimizer}({params}), initial rows {table.init}, {table.step:,} pushes")
         if spec.has_rules:
@@ -139,6 +154,38 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     facts |= {"checkpoint": str(directory), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
     return Answer("\n".join(lines), facts)
+
+
+def _export(directory: Place, cache: Cache) -> Answer:
+    """Tell what is in an export and those that it stands upon, and check every byte of them."""
+    from shoal.export.read import read_layers
+
+    layers = read_layers(directory, cache=cache)
+    lines = [f"{directory}: export, version {layers.number}, in {layers.slots:,} slots"]
+    of = layers.model
+    if of is not None:
+        lines.append(f"    model       {of['kind']}")
+    chain = []
+    for one in reversed(layers.mapped):
+        what = "whole" if one.manifest.base is None else f"delta upon {one.manifest.base.path}"
+        lines.append(f"    {one.place.name}: version {one.manifest.number}, {what}")
+        tables = []
+        for table in one.manifest.tables:
+            size = sum(file.bytes for file in table.files)
+            per_row = f" ({size / table.rows:.1f} a row)" if table.rows else ""
+            tables.append(
+                {"name": table.name, "dim": table.dim, "dtype": table.dtype, "rows": table.rows, "bytes": size}
+                | {"largest_error": table.largest_error, "rms_error": table.rms_error, "dropped": table.dropped}
+            )
+            lines.append(f"        table {table.name!r}: {table.rows:,} rows, dim {table.dim}, {table.dtype}")
+            lines.append(
+                f"            {size:,} bytes{per_row}; off by {table.largest_error:.3g} at most, "
+                f"{table.rms_error:.3g} rms"
+            )
+        chain.append({"directory": str(one.place), "version": one.manifest.number, "tables": tables})
+    lines.append("every checksum matches")
+    facts = {"directory": str(directory), "kind": "export", "version": layers.number, "slots": layers.slots}
+    return Answer("\n".join(lines), facts | {"model": of, "layers": chain, "verified": True})
 
 
 def _forecast(directory: Path, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:

@@ -73,6 +73,9 @@ examples:
   in place of the model that is there, leaving out malformed lines, for a script:
   $ shoal train lr --train day_0.tsv --format criteo --on-error skip --overwrite --model ctr --json --quiet
 
+  with a checkpoint every 1000 batches; after a crash, a kill or Ctrl-C the same command goes on, to the same bits:
+  $ shoal train lr --train day_0.tsv --format criteo --model long --every 1000 --resume
+
 Ctrl-C saves what has been learned up to then, and ends with status 130. A model that is there is refused unless
 --overwrite is given, and is then replaced at the very end, by one rename; any other directory is never written to.
 A grid takes the memory of as many tables as it has settings. On a cluster every worker learns its share of the
@@ -139,6 +142,10 @@ def learning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--valid", nargs="+", metavar="FILE", help="measured after every pass")
     parser.add_argument("--model", required=True, metavar="DIR", help="where the model goes")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    parser.add_argument(
+        "--every", type=int, metavar="N", help="write a checkpoint into DIR after every N batches and every pass"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the fit whose checkpoint is in DIR, if any")
     parser.add_argument(
         "--names", action="store_true", help="keep with the model what each key stood for; report and inspect show it"
     )
@@ -283,6 +290,13 @@ def clustered(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, metavar="N", help="how many there are (default: as the environment says)")
     group.add_argument("--curve", metavar="DIR", help="keys of the cluster")
     group.add_argument(
+        "--no-shared-storage",
+        dest="shared_storage",
+        action="store_const",
+        const=False,
+        help="the servers do not see what this machine writes: it writes all rows itself",
+    )
+    group.add_argument(
         "--filter",
         action="append",
         type=_filter,
@@ -297,7 +311,8 @@ def open_store(arguments: argparse.Namespace) -> Store:
     from shoal.store import local
 
     if arguments.cluster is None:
-        given = [name for name in ("consistency", "workers", "curve", "filter") if getattr(arguments, name) is not None]
+        options = ("consistency", "workers", "curve", "filter", "shared_storage")
+        given = [name.replace("shared_", "no-shared-") for name in options if getattr(arguments, name) is not None]
         if given:
             raise ValueError(f"--{given[0]} is for a cluster: pass --cluster tcp://HOST:PORT too")
         return local(threads=arguments.threads, slots=arguments.slots)
@@ -315,6 +330,7 @@ def open_store(arguments: argparse.Namespace) -> Store:
         threads=arguments.threads,
         curve=arguments.curve,
         filters=_filters(dict(wanted), arguments.seed or 0) if wanted else None,
+        shared_storage=arguments.shared_storage is None,
     )
 
 
@@ -335,6 +351,8 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
         train, how = _data(arguments, [Path(arguments.model)])
         with open_store(arguments) as store:
             return fitted(arguments, LogisticRegression(optimizer, store, **_table_of(arguments)), train, how)
+    if arguments.every is not None or arguments.resume:
+        raise ValueError("--grid keeps no checkpoints: leave out --every and --resume")
     if arguments.admit or arguments.expire:
         raise ValueError("--grid has no --admit and --expire: find the setting first, then train it with them")
     values = dict(arguments.grid)
@@ -363,15 +381,28 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
 
 def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
     """Fit a model of any kind, save it, and tell how it went. Of several workers the first measures and saves."""
+    from shoal.models import files
+    from shoal.models.keeper import FitIsOver
+
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
         train = train.shard(rank, workers)
         how = how | {"valid": how["valid"] if rank == 0 else None}
-    interrupted = False
+    kept = arguments.every is not None or arguments.resume
+    if kept:
+        how = how | {
+            "directory": arguments.model,
+            "every": arguments.every,
+            "resume": arguments.resume,
+            "overwrite": arguments.overwrite,
+        }
+    interrupted = over = False
     try:
         model.fit(train, **how)
     except KeyboardInterrupt:
         interrupted = True
+    except FitIsOver:
+        over = True
     _check_learned(model.examples, train, interrupted)
     (told, facts), (more, filters) = _solved(model), _saved_bytes(model.store)
     told, facts = told + more, facts | filters
@@ -388,11 +419,17 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
             },
             INTERRUPTED if interrupted else DONE,
         )
+    if over and (arguments.calibrate is None or files.read(Path(arguments.model)).calibration is not None):
+        return is_over(model, arguments.model)
     if how["valid"] is not None and not interrupted:
         _calibrate(arguments, [model], how["valid"])
-    target = model.save(arguments.model, overwrite=arguments.overwrite, names=train.names)
-    if interrupted:
-        complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
+    if kept and interrupted:
+        target = Path(arguments.model)
+        complain(f"interrupted after {model.examples:,} examples; --resume goes on from the checkpoint in {target}")
+    else:
+        target = model.save(arguments.model, overwrite=kept or arguments.overwrite, names=train.names)
+        if interrupted:
+            complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
     return Answer(
         "\n".join([*pass_lines(model), *told, *_table(model), *_names(train), f"{'model':<12} {target}"]),
         {
@@ -407,14 +444,24 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     )
 
 
+def is_over(model: Predictor, directory: str) -> Answer:
+    """Tell whoever starts a fit again until it is done that it is."""
+    return Answer(
+        f"the fit in {directory} is over already, after {model.examples:,} examples: nothing was learned now",
+        {"model": directory, "interrupted": False, "over": True, "examples": model.examples},
+    )
+
+
 def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reader, dict[str, Any]]:
     """Return what to learn from and how, after all that can be wrong before hours of training."""
     from shoal.data import FeatureNames
     from shoal.models import files
     from shoal.sealed import make_directory
 
+    if arguments.names and (arguments.every is not None or arguments.resume):
+        raise ValueError("--names are known when a fit has read all of its data: leave out --every and --resume")
     for target in targets:
-        files.check_target(target, overwrite=arguments.overwrite)
+        files.check_target(target, overwrite=arguments.overwrite or arguments.resume)
     schema = schema_of(arguments)
     names = FeatureNames() if arguments.names else None
     train = open_reader(arguments.train, arguments.format, arguments, schema, names)

@@ -41,6 +41,7 @@ def connect(
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
     filters: Filters | Mapping[str, Filters] | None = None,
+    shared_storage: bool = True,
 ) -> ClusterStore:
     """Join a cluster as a worker: a store whose rows are on servers.
 
@@ -67,6 +68,10 @@ def connect(
         Directory of the cluster's keys, made by ``shoal keygen``; default: what the environment says, or none.
     filters : Filters, or one for each table's name, optional
         What may be done to send fewer bytes; default: nothing. Each worker chooses for itself.
+    shared_storage : bool
+        Whether the servers see the directories that this worker saves to, by the same paths: then each writes its own
+        rows, while pushes go on. Object stores are seen by all. False: all rows come to this worker, which writes them
+        while its pushes wait, and there are no deltas.
 
     Returns
     -------
@@ -105,6 +110,7 @@ def connect(
         threads=threads,
         curve=curve or find_keys(os.environ),
         filters=filters,
+        shared_storage=shared_storage,
     )
 
 
@@ -114,6 +120,7 @@ def launch(
     consistency: Consistency = _BSP,
     threads: int | None = None,
     server_threads: int = 1,
+    memory: int | None = None,
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
@@ -129,6 +136,9 @@ def launch(
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     server_threads : int
         Threads of each server.
+    memory : int, optional
+        Bytes that the rows of all servers together may take, an equal share for each slot; default: any number. Where
+        they would take more, the rules in force drop rows, or :class:`shoal.MemoryBudgetExceeded` is raised.
     slots : int
         Into how many parts the hash space is cut: a power of two from 2 to 16384.
     timeout : float
@@ -159,6 +169,7 @@ def launch(
         consistency=consistency,
         threads=threads,
         server_threads=server_threads,
+        memory=memory,
         slots=slots,
         timeout=timeout,
         filters=filters,

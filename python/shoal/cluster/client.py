@@ -21,8 +21,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,7 @@ import zmq
 
 from shoal import _core, checkpoint
 from shoal.cluster.link import Asked, Link
+from shoal.cluster.saving import Saving, words_of
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.functions import Function
@@ -56,7 +56,7 @@ from shoal.rpc.messages import (
 )
 from shoal.rpc.requests import Call, Requests, Worker
 from shoal.store import Store, check_same
-from shoal.table import Counts, Rows, TableSpec
+from shoal.table import Counts, Rows, Table, TableSpec
 
 __all__ = ["ClusterStore", "RemoteShard", "connect"]
 
@@ -81,6 +81,7 @@ def connect(
     threads: int | None = None,
     curve: str | os.PathLike[str] | None = None,
     filters: Filters | Mapping[str, Filters] | None = None,
+    shared_storage: bool = True,
     on_close: Callable[[], None] | None = None,
 ) -> ClusterStore:
     """Join a cluster as a worker; see :func:`shoal.cluster.connect`.
@@ -96,6 +97,7 @@ def connect(
         threads=threads,
         curve=curve,
         filters=filters,
+        shared_storage=shared_storage,
         on_close=on_close,
     )
 
@@ -114,10 +116,12 @@ class ClusterStore(Store):
         threads: int | None,
         curve: str | os.PathLike[str] | None,
         filters: Filters | Mapping[str, Filters] | None,
+        shared_storage: bool,
         on_close: Callable[[], None] | None,
     ) -> None:
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
         self._filtered: dict[str, Filter] = {}
+        self._shared_storage = shared_storage
         for table in self._filters if isinstance(self._filters, dict) else [""]:
             choose(self._filters, table)  # what is no description is refused at once
         with contextlib.ExitStack() as undo:  # what is to be done when the store is closed, last to first
@@ -349,35 +353,56 @@ class ClusterStore(Store):
             self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
         return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name), is_bulk=self._consistency.is_bulk)
 
-    def _undisturbed(self, save: Callable[[], None]) -> None:
-        with self._gate.shut():  # pushes of this process's other threads wait
-            save()
+    @contextlib.contextmanager
+    def _snapshots(self, tables: list[tuple[Table, str]], base: checkpoint.Link | None) -> Iterator[checkpoint.Moment]:
+        shards = [(cast(RemoteShard, table.shard), table.spec, kind) for table, kind in tables]
+        with contextlib.ExitStack() as held:
+            # This process's pushes wait for the moment, as those under way are waited for. Those of others do not come
+            # between under BSP, where nothing is applied before this worker's next tick.
+            with contextlib.ExitStack() as still:
+                still.enter_context(self._gate.shut())
+                self.channel.drain(self._timeout)
+                self.channel.raise_unheard()
+                if self._shared_storage:
+                    numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
+                    moment: checkpoint.Moment = held.enter_context(
+                        Saving(self.channel, self._joined.map.endpoints, numbered, base)
+                    )
+                else:
+                    if any(kind != "plain" for _, _, kind in shards):
+                        raise ValueError(_NO_DELTAS)
+                    taken = [checkpoint.Taken(spec, _Still(shard), kind) for shard, spec, kind in shards]
+                    moment = checkpoint.Held(taken, self._slots, self.threads, self.clock)
+                    held.enter_context(still.pop_all())  # until all is written
+            yield moment
 
-    def _load(self, directory: Path, manifest: checkpoint.Manifest, *, progress: bool) -> None:
+    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
         """Have worker 0 send the rows while all others wait: a load is a call of all workers."""
+        manifest = chain[-1].manifest
         self.channel.drain(self._timeout)
         self._meet("begin of a load", self._timeout)
 
         def make(spec: TableSpec) -> _Loading:
-            return _Loading(self.channel, self._find(spec), spec, self._slots)
+            base = chain[-1].digest if track else ""
+            return _Loading(self.channel, self._find(spec), spec, self._slots, base)
 
-        enough = self._timeout + sum(table.rows for table in manifest.tables) / _SLOWEST_LOAD
+        enough = self._timeout + sum(table.rows for link in chain for table in link.manifest.tables) / _SLOWEST_LOAD
         with self._locked(), self._gate.shut():
             for spec in (table.spec() for table in manifest.tables):
                 if spec.name not in self._tables:
                     self._add(spec, self._make_shard(spec))
             try:
                 if self.rank == 0:
-                    for _, loading in checkpoint.load(directory, manifest, make, self.threads, progress=progress):
+                    for _, loading in checkpoint.load(chain, make, self.threads, progress=progress):
                         loading.finish()
             finally:  # they look for themselves whether it went well
                 self._meet("end of a load", enough)
             for table in manifest.tables:
                 shard = self._tables[table.name].shard
-                if (len(shard), shard.step) != (table.rows, table.step):
+                if (len(shard), shard.step) != (table.size, table.step):
                     raise ShoalError(
-                        f"{directory} was not loaded: table {table.name!r} has {len(shard)} rows instead of "
-                        f"{table.rows}; the error of worker 0, which reads the files for all, says why"
+                        f"{chain[-1].place} was not loaded: table {table.name!r} has {len(shard)} rows instead of "
+                        f"{table.size}; the error of worker 0, which reads the files for all, says why"
                     )
 
     # ---- the end, and what the scheduler tells -----------------------------------------------------------------------
@@ -598,34 +623,53 @@ class RemoteShard:
 
     def table_clock(self, store_clock: int, /) -> int:
         """Return the table's own clock, at this worker's."""
-        return int(self._figures()[0][len(_FIGURES) + 1])
+        return int(self.figures()[0][len(_FIGURES) + 1])
 
-    def freeze(self) -> None:
-        """Wait until all that this worker pushed has arrived: its own changes are kept away by the store's gate.
-
-        Those of others do not come between under BSP, where nothing is applied before this worker's next tick.
-        """
-        self._channel.drain(self._channel.timeout)
-        self._channel.raise_unheard()
-
-    def thaw(self) -> None:
-        """Nothing was stopped."""
-
-    def _figures(self) -> list[npt.NDArray[np.uint64]]:
+    def figures(self) -> list[npt.NDArray[np.uint64]]:
+        """Ask each endpoint: step, `_FIGURES`, the table's clock."""
         return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self.number).result())
 
     @property
     def step(self) -> int:
         """Number of the last push: under SSP and ASP of the endpoint that had most."""
-        return max(int(figures[0]) for figures in self._figures())
+        return max(int(figures[0]) for figures in self.figures())
 
     def __len__(self) -> int:
-        return sum(int(figures[1]) for figures in self._figures())
+        return sum(int(figures[1]) for figures in self.figures())
 
     def stats(self) -> dict[str, int]:
         """Add up the figures of the servers. A request that concerns several endpoints is counted by each."""
-        totals = [sum(map(int, figures)) for figures in zip(*self._figures(), strict=True)]
+        totals = [sum(map(int, figures)) for figures in zip(*self.figures(), strict=True)]
         return dict(zip(_FIGURES, totals[1:-1], strict=True))
+
+
+_NO_DELTAS = (
+    "deltas are written by servers, into storage that they share: this store was connected with shared_storage=False, "
+    "so save all rows, without since and track"
+)
+
+
+class _Still:
+    """A table of servers, read by a worker while it is kept still: a :class:`shoal.table.Snapshot`."""
+
+    def __init__(self, shard: RemoteShard) -> None:
+        figures = shard.figures()
+        self.section = shard.section
+        self.step = max(int(figure[0]) for figure in figures)
+        self.table_clock = int(figures[0][len(_FIGURES) + 1])
+        self.rows, self.bytes = (
+            sum(int(figure[1 + _FIGURES.index(name)]) for figure in figures) for name in ("rows", "bytes")
+        )
+
+    def changes(self, slot: int, /) -> NoReturn:
+        """Refuse: it is not known here."""
+        raise ValueError(_NO_DELTAS)
+
+    def done(self, name: str, /) -> None:
+        """Do nothing: nobody remembers it."""
+
+    def close(self) -> None:
+        """Do nothing: nothing was taken."""
 
 
 # Behind the step and before the clock: what the servers tell of a table, in this order.
@@ -656,8 +700,9 @@ class _Loading:
     take the rows of one slot at a time.
     """
 
-    def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int) -> None:
+    def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int, base: str) -> None:
         self._channel = channel
+        self._base = words_of(base) if base else []  # of what changes from then on
         self.number = table  # by which the servers know the table
         self._spec = spec
         self._slots = slots
@@ -723,7 +768,8 @@ class _Loading:
         """Put the rows in place."""
         for call in self._sent:
             call.wait()
-        self._begin(Op.LOAD_END, [np.array([self.step, self._clock], np.uint64)], count=2).wait()
+        numbers = [self.step, self._clock, *self._base]
+        self._begin(Op.LOAD_END, [np.array(numbers, np.uint64)], count=len(numbers)).wait()
 
 
 def _cut_for(own: int, slots: int, size: int) -> int:

@@ -39,6 +39,7 @@ from shoal.errors import (
     ClosedError,
     DeadlineExceeded,
     Fenced,
+    MemoryBudgetExceeded,
     NotConnected,
     ProtocolError,
     ServerLost,
@@ -320,6 +321,8 @@ class Link:
             It is not there.
         ValueError
             It refuses what was asked for.
+        MemoryBudgetExceeded
+            A server has no room for it.
         """
         asked = self.ask(body)
         try:
@@ -402,10 +405,18 @@ class Link:
         except queue.Empty:
             return None
 
-    def done(self, order: Order, *, result: int = 0, fault: str = "", figures: tuple[dict[str, Any], ...] = ()) -> None:
+    def done(
+        self,
+        order: Order,
+        *,
+        result: int = 0,
+        fault: str = "",
+        figures: tuple[dict[str, Any], ...] = (),
+        refused: Refused | None = None,
+    ) -> None:
         """Say what came of an order."""
         with self._lock:
-            self._done = Done(self._sender, order.number, result, fault, figures)
+            self._done = Done(self._sender, order.number, result, fault, figures, refused)
             self._outgoing.append(self._done)
         self._wake()
 
@@ -572,4 +583,6 @@ _FATAL: dict[str, type[ShoalError]] = {"not-connected": NotConnected, "server-lo
 def _error(refused: Refused) -> ValueError | ShoalError:
     if refused.kind == "input":
         return ValueError(refused.text)
+    if refused.kind == "memory":
+        return MemoryBudgetExceeded(refused.text)
     return _FATAL.get(refused.kind, ProtocolError)(refused.text)

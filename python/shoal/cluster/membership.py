@@ -21,7 +21,9 @@ Invariants (tests/test_membership.py tries them on random schedules):
   I3  All servers execute one sequence of orders, each order once.
   I4  A request is executed once, however often it comes; its reply is repeated.
   I5  A barrier lets nobody through before every worker of the job, dead or gone ones apart, has come to it.
-  I6  Silence is measured while somebody listened: a scheduler that was itself stopped takes nobody for dead.
+  I6  A table that is told to somebody is on all servers; one that a server refused is on none, and its number is free,
+      before anybody hears of that.
+  I7  Silence is measured while somebody listened: a scheduler that was itself stopped takes nobody for dead.
 
 Threads: one.
 """
@@ -49,6 +51,7 @@ from shoal.rpc.messages import (
     Barrier,
     Dismiss,
     Done,
+    DropTable,
     EndpointFigures,
     Event,
     FiguresAre,
@@ -827,11 +830,21 @@ class Membership:
 
     def _make_table(self, ask: AskTable) -> Operation:
         table = TableIs(len(self._tables), ask.form)
-        yield AddTable(table.id, table.form)
-        self._tables[ask.form.name] = table
+        told = yield AddTable(table.id, table.form)
+        answer: ReplyBody = table
+        for server, done in zip((self._servers[rank] for rank in sorted(self._servers)), told, strict=True):
+            if done.refused is not None:
+                where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
+                text = f"{where} does not make table {ask.form.name!r}: {done.refused.text}"
+                answer = Refused(done.refused.kind, text)
+                self.notes.append(text)
+                yield DropTable(table.id)
+                break
+        else:
+            self._tables[ask.form.name] = table
         for worker, number in self._wanted_tables.pop(ask.form.name):
             if worker.sender in self._peers:
-                self._reply(worker, number, table)
+                self._reply(worker, number, answer)
 
     def _barrier(self, worker: _Worker, number: int, name: str) -> None:
         if self._job is None or not self._is_member(worker):

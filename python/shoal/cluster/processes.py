@@ -34,6 +34,7 @@ from shoal.cluster.address import is_loopback, join_address, split
 from shoal.cluster.environment import PORT, Place, find_keys
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceeded, ShoalError
+from shoal.store import make_budget
 
 if TYPE_CHECKING:
     from shoal.cluster.client import ClusterStore
@@ -46,6 +47,7 @@ _LAST_LINES = 40
 _PATIENCE = 5.0  # seconds between asking a process to end and killing it
 _PAUSE = 0.2  # seconds between two looks at whether the cluster is still there
 _BSP = BSP()
+_SLOTS = 1024  # of a cluster that mpirun or srun has started
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 
@@ -183,12 +185,15 @@ class Running:
         *,
         workers: int = 1,
         threads: int = 1,
+        memory: int | None = None,
         slots: int = 1024,
         heartbeat: float = 2.0,
         timeout: float = 60.0,
         curve: str | None = None,
     ) -> None:
         """Start the scheduler, then the servers, and wait until they have joined."""
+        share = _slot_memory(memory, slots)
+        bound = [] if share is None else ["--slot-memory", str(share)]
         self.curve = curve
         deadline = time.monotonic() + timeout
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
@@ -196,7 +201,7 @@ class Running:
         self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
         self.address = self.scheduler.said(r"scheduler at (tcp://[^\s,]+)", timeout)
         for rank in range(servers):
-            command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads)]
+            command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads), *bound]
             self.servers.append(self._role(f"server {rank}", command))
         for child in self.servers:
             child.said(r"(server \d+ has slots)", deadline - time.monotonic())
@@ -225,6 +230,7 @@ def running(
     *,
     workers: int = 1,
     threads: int = 1,
+    memory: int | None = None,
     slots: int = 1024,
     heartbeat: float = 2.0,
     timeout: float = 60.0,
@@ -239,6 +245,8 @@ def running(
         How many a job has, where they do not say.
     threads : int
         Endpoints of each server.
+    memory : int, optional
+        Bytes that the rows of all of them may take.
     slots : int
     heartbeat : float
         Seconds.
@@ -258,6 +266,7 @@ def running(
             servers,
             workers=workers,
             threads=threads,
+            memory=memory,
             slots=slots,
             heartbeat=heartbeat,
             timeout=timeout,
@@ -274,6 +283,7 @@ def launch(
     consistency: Consistency = _BSP,
     threads: int | None = None,
     server_threads: int = 1,
+    memory: int | None = None,
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
@@ -284,7 +294,7 @@ def launch(
     cluster = Running()
     curve = find_keys(os.environ)
     try:
-        cluster.start(servers, threads=server_threads, slots=slots, timeout=timeout, curve=curve)
+        cluster.start(servers, threads=server_threads, memory=memory, slots=slots, timeout=timeout, curve=curve)
     except BaseException:
         cluster.stop()
         raise
@@ -299,6 +309,13 @@ def launch(
         filters=filters,
         on_close=cluster.stop,
     )
+
+
+def _slot_memory(memory: int | None, slots: int) -> int | None:
+    if memory is None:
+        return None
+    make_budget(memory, slots)  # or it says what is wrong with it
+    return memory // slots
 
 
 def program(command: Sequence[str]) -> list[str]:
@@ -368,6 +385,7 @@ def run_part(
     *,
     address: str | None = None,
     threads: int = 1,
+    memory: int | None = None,
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
     insecure: bool = False,
@@ -389,6 +407,8 @@ def run_part(
         Of the scheduler; default: port 5570 of the machine of process 0, where the launcher says which that is.
     threads : int
         Endpoints of each server.
+    memory : int, optional
+        Bytes that the rows of all servers may take.
     timeout : float
         Seconds for all to be there.
     keys : callable
@@ -424,10 +444,13 @@ def run_part(
                 "its name or address"
             )
         address = join_address(place.host, PORT)
+    slot_memory = _slot_memory(memory, _SLOTS)
     if place.rank == 0:
         host, port = split(address)
         bind = join_address(host if is_loopback(host) else "*", port)
-        with Scheduler(bind, servers=servers, workers=workers, keys=keys("scheduler"), insecure=insecure) as scheduler:
+        with Scheduler(
+            bind, servers=servers, workers=workers, slots=_SLOTS, keys=keys("scheduler"), insecure=insecure
+        ) as scheduler:
             members = scheduler.membership
             scheduler.run(lambda: members.launchers_done < workers and not members.failed)
             return members.status, members.failed
@@ -436,6 +459,7 @@ def run_part(
             address,
             rank=place.rank - 1,
             threads=threads,
+            slot_memory=slot_memory,
             timeout=timeout,
             keys=keys("server"),
             insecure=insecure,

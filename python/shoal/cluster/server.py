@@ -1,7 +1,8 @@
 """A server's process: endpoints that serve rows, and a link that says what they are to know.
 
 Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing; this module makes them, tells
-the scheduler where they are, and hands the scheduler's orders to all of them. Python is in no request's way.
+the scheduler where they are, and hands the scheduler's orders to all of them. Python is in no request's way. What
+workers save, threads of Python write (cluster/saving.py).
 
 It ends when it is told to, when the scheduler is, when the scheduler was silent for too long, or when the process that
 started it is gone: rows that nobody can reach any more hold no memory.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import zmq
@@ -21,17 +22,89 @@ import zmq
 from shoal import _core
 from shoal.cluster.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.link import GRACE, Link
-from shoal.errors import ShoalError
+from shoal.cluster.saving import Writing
+from shoal.errors import MemoryBudgetExceeded, ShoalError
 from shoal.rpc.curve import Guard, Keys
 from shoal.rpc.loop import start_loop
-from shoal.rpc.messages import AddTable, Admit, Dismiss, Hold, Order, StartJob, TellFigures
+from shoal.rpc.messages import (
+    AddTable,
+    Admit,
+    Dismiss,
+    DropTable,
+    Hold,
+    Order,
+    OrderBody,
+    Refused,
+    StartJob,
+    TellFigures,
+)
+from shoal.store import make_budget
 
-__all__ = ["Server"]
+__all__ = ["Server", "obey"]
 
 _log = logging.getLogger("shoal.server")
 
 _PAUSE = 0.2  # seconds between two looks at whether it is to go on
 _LEAVING = 2.0  # seconds to say goodbye in
+
+
+def obey(services: Sequence[_core.Service], order: OrderBody) -> tuple[int, Refused | None]:
+    """Have all endpoints of a server do what the scheduler orders.
+
+    Returns
+    -------
+    tuple of (int, Refused or None)
+        The greatest number that came of it; what was refused, with nothing changed at any of them.
+    """
+    if isinstance(order, AddTable):
+        return 0, _add_table(services, order)
+    return max(_obey(service, order) for service in services), None
+
+
+def _obey(service: _core.Service, order: OrderBody) -> int:
+    if isinstance(order, StartJob):
+        service.start_job(order.job, order.rules.mode, order.rules.waits, order.rules.mean, order.before)
+        for rank, incarnation in enumerate(order.incarnations):
+            service.admit(rank, incarnation, 0)
+    elif isinstance(order, Hold):
+        return service.hold()
+    elif isinstance(order, Admit):
+        service.admit(order.rank, order.incarnation, order.clock)
+    elif isinstance(order, Dismiss):
+        return service.dismiss(order.rank, order.incarnation)
+    elif isinstance(order, DropTable) and order.id in service.tables():
+        service.drop_table(order.id)
+    return 0
+
+
+def _add_table(services: Sequence[_core.Service], order: AddTable) -> Refused | None:
+    if any(order.id in service.tables() for service in services):
+        raise RuntimeError(f"there is a table {order.id} already")
+    form = order.form
+    made = []
+    try:
+        for service in services:
+            service.add_table(
+                order.id,
+                dim=form.dim,
+                dtype=form.dtype,
+                optimizer=form.optimizer,
+                params=form.params,
+                init=form.init,
+                init_parameter=form.init_parameter,
+                init_seed=form.init_seed,
+                seed=form.seed,
+                admit=None if form.admit is None else form.admit.native(),
+                expire=[rule.native() for rule in form.expire],
+            )
+            made.append(service)
+    except (MemoryBudgetExceeded, MemoryError, ValueError) as error:
+        for service in made:
+            service.drop_table(order.id)
+        if isinstance(error, MemoryError):
+            return Refused("memory", "its machine has no memory left: make the table smaller, or start more servers")
+        return Refused("input" if isinstance(error, ValueError) else "memory", str(error))
+    return None
 
 
 class Server:
@@ -50,6 +123,10 @@ class Server:
         scheduler comes from.
     threads : int
         Endpoints, a thread each.
+    memory : int, optional
+        Bytes that the rows of all tables may take here, an equal share for each of its slots; default: any number.
+    slot_memory : int, optional
+        The share of a slot, in place of `memory`.
     rank : int, optional
         The place to take among the servers; default: the first that is free.
     timeout : float
@@ -69,6 +146,8 @@ class Server:
         bind: str | None = None,
         advertise: str | None = None,
         threads: int = 1,
+        memory: int | None = None,
+        slot_memory: int | None = None,
         rank: int | None = None,
         timeout: float = 60.0,
         grace: float = GRACE,
@@ -90,6 +169,10 @@ class Server:
                 undo.callback(Guard(context, keys).stop)
             self._link = undo.enter_context(Link(scheduler, "server", grace=grace, context=context, keys=keys))
             welcome = self._link.hello(timeout=timeout)
+            if slot_memory is not None:
+                make_budget(slot_memory * welcome.slots, welcome.slots)
+            elif memory is not None:
+                make_budget(memory, welcome.slots)
             addresses = []
             for k in range(threads):
                 service = _core.Service(welcome.slots, 0, 0)
@@ -101,6 +184,7 @@ class Server:
                     heartbeat=welcome.heartbeat,
                 )
                 undo.callback(loop.stop)
+                undo.callback(Writing(service).stop)
                 self._services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
@@ -109,6 +193,11 @@ class Server:
             self.endpoints = joined.map.of_server(joined.rank)
             for service, endpoint in zip(self._services, self.endpoints, strict=True):
                 service.set_map(joined.map.epoch, endpoint.first_slot, endpoint.end_slot)
+            own = sum(endpoint.end_slot - endpoint.first_slot for endpoint in self.endpoints)
+            share = memory // max(own, 1) if memory is not None else slot_memory
+            if share is not None:
+                for service in self._services:
+                    service.set_memory(share)
             self._closing = undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -149,43 +238,13 @@ class Server:
 
     def _execute(self, order: Order) -> None:
         try:
-            result = max(self._tell(service, order) for service in self._services)
+            result, refused = obey(self._services, order.body)
             figures = tuple(self.metrics()) if isinstance(order.body, TellFigures) else ()
         except Exception as error:  # whatever it was: the cluster cannot go on with a server that does not do its part
             _log.exception("order %d failed: %s", order.number, order.body)
             self._link.done(order, fault=f"{type(error).__name__}: {error}")
         else:
-            self._link.done(order, result=result, figures=figures)
-
-    @staticmethod
-    def _tell(service: _core.Service, order: Order) -> int:
-        body = order.body
-        if isinstance(body, StartJob):
-            service.start_job(body.job, body.rules.mode, body.rules.waits, body.rules.mean, body.before)
-            for rank, incarnation in enumerate(body.incarnations):
-                service.admit(rank, incarnation, 0)
-        elif isinstance(body, Hold):
-            return int(service.hold())
-        elif isinstance(body, Admit):
-            service.admit(body.rank, body.incarnation, body.clock)
-        elif isinstance(body, Dismiss):
-            return int(service.dismiss(body.rank, body.incarnation))
-        elif isinstance(body, AddTable):
-            form = body.form
-            service.add_table(
-                body.id,
-                dim=form.dim,
-                dtype=form.dtype,
-                optimizer=form.optimizer,
-                params=form.params,
-                init=form.init,
-                init_parameter=form.init_parameter,
-                init_seed=form.init_seed,
-                seed=form.seed,
-                admit=None if form.admit is None else form.admit.native(),
-                expire=[rule.native() for rule in form.expire],
-            )
-        return 0
+            self._link.done(order, result=result, figures=figures, refused=refused)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Yield the figures of each endpoint."""

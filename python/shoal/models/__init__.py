@@ -24,7 +24,9 @@ Threads: those of each module's header.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from shoal.models import files
 from shoal.models.dbpg import DBPG, Solved
@@ -51,12 +53,27 @@ __all__ = [
     "Plan",
     "Point",
     "Solved",
+    "exported",
     "load",
     "load_names",
     "merged",
 ]
 
 _CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression, FactorizationMachine)}
+
+
+def exported(told: Mapping[str, Any], store: Store) -> Model:
+    """Make the model that an export tells of (`files.for_export`), over tables that are in the store.
+
+    Raises
+    ------
+    ValueError
+        It is of a kind that this version does not know, or takes PyTorch.
+    """
+    kind = told["kind"]
+    if kind not in _CLASSES:
+        raise ValueError(f"a {kind} is not made of tables alone: those are {', '.join(_CLASSES)}")
+    return _CLASSES[kind].exported(told, store)
 
 
 def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> Model:

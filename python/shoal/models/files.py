@@ -202,6 +202,29 @@ def read(directory: Path) -> ModelFile:
     return described
 
 
+def for_export(directory: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Tell what an export must know of a model to predict with its tables: a description, and files by name.
+
+    Raises
+    ------
+    CorruptionError
+        The model is damaged.
+    """
+    described = read(directory)
+    told = {
+        "kind": described.model,
+        "table": described.table,
+        "more_tables": list(described.more_tables),
+        "bias": described.bias,
+        "format": described.format,
+        "schema": described.schema,
+        "calibration": described.calibration,
+        "examples": described.examples,
+        "click": described.click,
+    }
+    return told, {} if described.tower is None else {"tower.pt": read_tower(directory, described)}
+
+
 def read_tower(directory: Path, described: ModelFile) -> bytes:
     """Read the dense part of a click model.
 

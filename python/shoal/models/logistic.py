@@ -10,6 +10,7 @@ With ``solver="dbpg"`` it goes to the optimum of all losses and an L1 penalty in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -124,12 +125,17 @@ class LogisticRegression(Model):
         min_delta: float = 0.0,
         metric: Metric = "logloss",
         progress: bool | float = True,
+        directory: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
     ) -> Self:
         """Learn from all batches of a reader; see `Model.fit`.
 
         With ``solver="dbpg"`` all examples are read once and held, and the weights go to the optimum, from where they
-        are: ``epochs``, ``shuffle`` and ``patience`` make no sense and are refused, there are no batches to warm up
-        with, and progress is logged instead of drawn. ``valid`` is measured at the end. `solved` tells how it went.
+        are: ``epochs``, ``shuffle``, ``patience`` and ``directory`` make no sense and are refused, there are no batches
+        to warm up with, and progress is logged instead of drawn. ``valid`` is measured at the end. `solved` tells how
+        it went.
         """
         if self._solver is None:
             return super().fit(
@@ -144,7 +150,13 @@ class LogisticRegression(Model):
                 min_delta=min_delta,
                 metric=metric,
                 progress=progress,
+                directory=directory,
+                every=every,
+                resume=resume,
+                overwrite=overwrite,
             )
+        if directory is not None or every is not None or resume:
+            raise ValueError('solver "dbpg" keeps no checkpoints: leave out directory, every and resume')
         plan = Plan(
             epochs=epochs,
             shuffle=shuffle,

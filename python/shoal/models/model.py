@@ -28,19 +28,21 @@ import os
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core, checkpoint
+from shoal import _core
 from shoal.data import Batch, FeatureNames
 from shoal.metrics import Accumulator
 from shoal.models import feed, files, training
-from shoal.models.history import Record
+from shoal.models.history import History
+from shoal.models.keeper import Keeper, standing_of
+from shoal.models.kept import KeptPredictor
+from shoal.models.learner import Standing
 from shoal.models.plan import Metric, Plan
-from shoal.models.predictor import Floats, Predictor, read_calibration
+from shoal.models.predictor import Floats
 from shoal.optim import Optimizer
 from shoal.store import Store, local
 from shoal.table import KeyBatch, Rows, Table
@@ -50,7 +52,7 @@ from shoal.table import KeyBatch, Rows, Table
 BIAS_KEY = 0x1208DA918DB99F36
 
 
-class Model(Predictor):
+class Model(KeptPredictor):
     """A model of log-odds whose weights are tables of a store.
 
     The first table has dim 1 and holds the linear weights, the bias among them.
@@ -63,17 +65,13 @@ class Model(Predictor):
         Whether every example has a constant feature.
     """
 
-    kind: ClassVar[str]
-
     def __init__(self, store: Store | None, bias: bool) -> None:
         if store is not None and not isinstance(store, Store):
             raise TypeError(
                 f"store is a {type(store).__name__}: pass shoal.local(...), or nothing for a store of its own"
             )
-        self._owns_store = store is None
-        self._store = local() if store is None else store
+        super().__init__(local() if store is None else store, is_own=store is None)
         self._has_bias = bool(bias)
-        super().__init__()
         # Of the thread that sorts ahead: it would wait for the store's own, or find their memory taken.
         self._sorters = _core.Workers(1)
         try:
@@ -105,21 +103,8 @@ class Model(Predictor):
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r}, bias={self._has_bias}, examples={self.examples})"
-
-    def close(self) -> None:
-        """Close the store if it is the model's own; a store that was passed in stays open."""
-        if self._owns_store:
-            self._store.close()
 
     @property
     def name(self) -> str:
@@ -266,6 +251,10 @@ class Model(Predictor):
         min_delta: float = 0.0,
         metric: Metric = "logloss",
         progress: bool | float = True,
+        directory: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
     ) -> Self:
         """Learn from all batches of a reader. A model that has learned before learns on.
 
@@ -304,6 +293,16 @@ class Model(Predictor):
             writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since the
             line before: an int every so many examples, a float whenever there are so many times as many (2.0: at the
             powers of two).
+        directory : path, optional
+            Where checkpoints of the fit go, after each pass and after Ctrl-C, and the model in the end: whole at any
+            moment, whatever kills the process.
+        every : int, optional
+            Write a checkpoint after so many batches too.
+        resume : bool
+            Go on with the fit whose checkpoint is in ``directory``, with the bits of one that was never stopped: pass
+            the same data and settings (more ``epochs`` may be). If there is none, begin.
+        overwrite : bool
+            Whether to replace a model that is in ``directory``.
 
         Returns
         -------
@@ -316,7 +315,10 @@ class Model(Predictor):
             Ctrl-C, at the end of the batch at hand: the model is whole, may be used, saved and fitted on. A second
             Ctrl-C does not wait for the batch.
         ValueError
-            A malformed line, unless the reader skips them. The batches before it have been learned from.
+            A malformed line, unless the reader skips them: the batches before it have been learned from. Or the fit in
+            ``directory`` is over, or was begun with other settings; or there is a model.
+        CorruptionError
+            A file in ``directory`` is missing, cut short or changed.
 
         Notes
         -----
@@ -333,7 +335,16 @@ class Model(Predictor):
             min_delta=min_delta,
             metric=metric,
         )
-        training.train([self], reader, valid, plan, progress=progress)
+        keeper = None
+        if directory is not None:
+            keeper = Keeper(self, Path(directory), every, overwrite=overwrite)
+        elif every is not None:
+            raise ValueError("every is for the checkpoints in a directory: pass directory=")
+        standing = standing_of(self, reader, plan, keeper, resume=resume)
+        watchers = [] if keeper is None else [keeper]
+        training.train([self], reader, valid, plan, progress=progress, watchers=watchers, standing=standing)
+        if keeper is not None:
+            self.save(keeper.directory)
         return self
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
@@ -391,9 +402,7 @@ class Model(Predictor):
 
     def keep(self, folder: Path) -> None:
         """Write the tables into a folder that is there and empty, without waiting for the disk."""
-        checkpoint.save(
-            folder, list(self._tables), self._store.slots, self._store.threads, clock=self._store.clock, durable=False
-        )
+        self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
 
     def restore(self, folder: Path) -> None:
         """Take the rows that `keep` wrote."""
@@ -414,7 +423,12 @@ class Model(Predictor):
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
     def save(
-        self, directory: str | os.PathLike[str], *, overwrite: bool = True, names: FeatureNames | None = None
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        overwrite: bool = True,
+        names: FeatureNames | None = None,
+        standing: Standing | None = None,
     ) -> Path:
         """Write the model; a save that is cut off leaves the model that was there before.
 
@@ -427,6 +441,8 @@ class Model(Predictor):
         names : FeatureNames, optional
             To be kept with the model: reports tell features by them, `shoal.models.load_names` reads them. Names that
             were saved with a model which is replaced are gone with it.
+        standing : Standing, optional
+            Of a fit that is not over: `take` tells it again.
 
         Returns
         -------
@@ -445,21 +461,66 @@ class Model(Predictor):
         Needs room for the old and the new weights. One writer at a time: on a cluster one worker calls it, between two
         ticks, as in ``if store.rank == 0``.
         """
-        described = files.ModelFile(
-            model=self.kind,
-            table=self.table.name,
-            more_tables=tuple(table.name for table in self._tables[1:]),
-            bias=self._has_bias,
-            optimizer=type(self.optimizer).__name__,
-            params=self.optimizer.params(),
-            seed=self.table.seed,
-            examples=self.examples,
-            format=self.format,
-            schema=self.schema,
-            calibration=None if self._calibration is None else self._calibration.to_dict(),
-            history=self.history,
-        )
+        described = self._model_file(bias=self._has_bias, standing=standing)
         return files.save(Path(directory), described, self._store, list(self._tables), overwrite=overwrite, names=names)
+
+    def take(self, directory: str | os.PathLike[str], *, resume: bool = False) -> Standing | None:
+        """Take a model that `save` wrote in place of this one: rows, and the record of what was learned from.
+
+        Parameters
+        ----------
+        directory : path
+        resume : bool
+            Whether a fit is to go on: calibration, which is of a fit that is over, is left out.
+
+        Returns
+        -------
+        Standing or None
+            Where its fit stands; None: it is over.
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing, cut short or changed. Nothing was taken.
+        ValueError
+            It is a model of another kind or of other tables, or was made with other settings. Nothing was taken.
+        """
+        where = Path(directory)
+        described = files.read(where)
+        named = [described.model, str(described.bias), described.table, *described.more_tables]
+        mine = [self.kind, str(self._has_bias), *(table.name for table in self._tables)]
+        if named != mine:
+            raise ValueError(
+                f"{where} is a {described.model} of tables {', '.join(named[2:])} with bias={described.bias}, this is "
+                f"a {self.kind} of {', '.join(mine[2:])} with bias={self._has_bias}: make it as that one was"
+            )
+        self._store.load(where / described.checkpoint)
+        self._remember(described, where)
+        if resume:
+            self._calibration = None
+        return described.standing
+
+    @classmethod
+    def exported(cls, told: Mapping[str, Any], store: Store) -> Self:
+        """Make the model that an export tells of, over tables that are in the store; it predicts, and nothing else."""
+        described = files.ModelFile(
+            model=told["kind"],
+            table=told["table"],
+            more_tables=tuple(told["more_tables"]),
+            bias=told["bias"],
+            optimizer="",
+            params={},
+            seed=0,
+            examples=told["examples"],
+            format=told["format"],
+            schema=told["schema"],
+            calibration=told["calibration"],
+            history=History(),
+        )
+        model = cls._from_file(described, store)
+        model._owns_store = False
+        model._remember(described, "the export")
+        return model
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], *, store: Store | None = None) -> Self:
@@ -490,11 +551,10 @@ class Model(Predictor):
         try:
             described = files.load(Path(directory), target)
             model = cls._from_file(described, target)
-            model._calibration = read_calibration(described.calibration, directory)
+            model._remember(described, directory)
         except BaseException:
             if store is None:
                 target.close()
             raise
         model._owns_store = store is None
-        model._record = Record(described.history, described.examples, described.format, described.schema)
         return model

@@ -44,6 +44,7 @@ __all__ = [
     "Barrier",
     "Dismiss",
     "Done",
+    "DropTable",
     "EndpointFigures",
     "Event",
     "Fault",
@@ -82,7 +83,7 @@ __all__ = [
     "refusal",
 ]
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
 _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
@@ -253,7 +254,7 @@ class Waiting(_Message, frozen=True, tag="waiting"):
 
 
 class Refused(_Message, frozen=True, tag="refused"):
-    """It will not be done. ``kind`` is one of "input", "protocol", "not-connected", "server-lost", "fenced"."""
+    """It will not be done. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
 
     kind: str
     text: str
@@ -294,10 +295,16 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
 
 
 class AddTable(_Message, frozen=True, tag="add-table"):
-    """Make an empty table."""
+    """Make an empty table. A server that has no room for it refuses, and is as it was before."""
 
     id: int
     form: TableForm
+
+
+class DropTable(_Message, frozen=True, tag="drop-table"):
+    """Have no such table: another server refused it."""
+
+    id: int
 
 
 class TellFigures(_Message, frozen=True, tag="tell-figures"):
@@ -331,7 +338,7 @@ AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | Ta
 ReplyBody: TypeAlias = (
     Welcome | Joined | MapIs | TableIs | TablesAre | Passed | PartIs | FiguresAre | Left | Waiting | Refused
 )
-OrderBody: TypeAlias = StartJob | Hold | Admit | Dismiss | AddTable | TellFigures
+OrderBody: TypeAlias = StartJob | Hold | Admit | Dismiss | AddTable | DropTable | TellFigures
 Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 
 
@@ -361,13 +368,17 @@ class Order(_Message, frozen=True, tag="order"):
 
 
 class Done(_Message, frozen=True, tag="done"):
-    """An order is executed: what came of it, or a fault, a text. ``figures`` are those of each endpoint."""
+    """An order is executed: what came of it, or a fault, a text, after which the server is of no use.
+
+    ``figures`` are those of each endpoint. A server that has ``refused`` an order is as it was before it.
+    """
 
     sender: bytes
     number: int
     result: int = 0
     fault: str = ""
     figures: tuple[dict[str, Any], ...] = ()
+    refused: Refused | None = None
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):

@@ -74,8 +74,11 @@ _DOUBTS = 4  # a request that is told to be bad may have been damaged on its way
 
 _KEYED = frozenset({Op.PULL, Op.PUSH, Op.ASSIGN, Op.ERASE, Op.CONTAINS, Op.STATE})
 _ONE_SLOT = frozenset({Op.SLOT, Op.SECTION, Op.LOAD_ROWS, Op.LOAD_FILTER})
-_WRITES = frozenset({Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_FILTER, Op.LOAD_END})
-_NUMBERS = frozenset({Op.STATS, Op.REDUCE, Op.SWEEP})  # whose answers are a list of the endpoints'
+_WRITES = frozenset(
+    {Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_FILTER, Op.LOAD_END, Op.SAVE_BEGIN, Op.SAVE_END}
+)
+_NUMBERS = frozenset({Op.STATS, Op.REDUCE, Op.SWEEP, Op.SAVE_BEGIN})  # whose answers are a list of the endpoints'
+_OF_NO_TABLE = frozenset({Op.TICK, Op.SAVE_BEGIN, Op.SAVE_TELL, Op.SAVE_END})
 _NOT_NOW = frozenset({Status.EARLY, Status.OVERLOADED, Status.NOT_ADMITTED})
 
 
@@ -203,8 +206,8 @@ class Call:
     error : ShoalError or None
     result : object
         Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; slot (hashes, rows); section
-        (rows, bytes, bytes of the filter behind them); stats, reduce and sweep one array for each endpoint, in slot
-        order; others None.
+        (rows, bytes, bytes of the filter behind them); save tell (whether it was known, bytes); stats, reduce, sweep
+        and save begin one array for each endpoint, in slot order; others None.
     """
 
     op: int
@@ -245,7 +248,7 @@ class Call:
     @property
     def name(self) -> str:
         """What it is, in a message to the user."""
-        what = f" of table {self.table}" if self.op != Op.TICK else ""
+        what = f" of table {self.table}" if self.op not in _OF_NO_TABLE else ""
         return f"{Op(self.op).name.lower().replace('_', ' ')}{what} at clock {self.clock}"
 
 
@@ -330,8 +333,9 @@ class Requests:
             As the op has them in its header; for a state `dim` is what the answer has, where it is known (0: it tells).
         slot : int, optional
             Of slot, section, load rows and load filter: whose endpoint is asked. `aux` is the slot, then, unless given.
+            Of save tell and save end: any slot of the endpoint that is asked.
         payload : sequence of buffers
-            Of loads, reduce and sweep, with `count` and `dtype`: the same to every endpoint asked.
+            Of loads, saves, reduce and sweep, with `count` and `dtype`: the same to every endpoint asked.
         write : bool, optional
             Whether it must happen exactly once, where the op alone does not tell (reduce, sweep).
         filter : Filter, optional
@@ -367,9 +371,11 @@ class Requests:
             call.slot = slot
             if op not in (Op.LOAD_ROWS, Op.LOAD_FILTER):
                 call.aux = slot
+        elif op in (Op.SAVE_TELL, Op.SAVE_END):
+            call.slot = slot
         if dtype is not None:
             call.dtype = Dtype(dtype)
-        elif op in (Op.LOAD_ROWS, Op.LOAD_FILTER):
+        elif op in (Op.LOAD_ROWS, Op.LOAD_FILTER, Op.SAVE_TELL):
             call.dtype = Dtype.UINT8
         elif op in (Op.REDUCE, Op.SWEEP):
             call.dtype = Dtype.FLOAT64
@@ -792,6 +798,8 @@ class Requests:
             call.result = call._total
         elif call.op == Op.SLOT:
             call.result = (reply.hashes, reply.values.reshape(reply.count, reply.dim))
+        elif call.op == Op.SAVE_TELL:
+            call.result = (bool(reply.count), reply.values.tobytes())
         elif call.op == Op.SECTION:
             call.result = (reply.count, reply.values, reply.aux)
         elif call.slot is None and call.begins is None:

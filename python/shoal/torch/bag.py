@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.table import KeyBatch, Table
+from shoal.table import Table
 from shoal.torch import ops
 from shoal.torch.sparse import Keys, Rows, SparseModule, Ticket, floats_of, keys_of
 
@@ -37,7 +37,7 @@ class Bags(NamedTuple):
 class Pooled(NamedTuple):
     """What backward needs of a forward."""
 
-    batch: KeyBatch
+    ticket: Ticket
     indptr: npt.NDArray[np.int64]
     winners: npt.NDArray[np.uint32] | None
     rows: Rows | None  # of the unique keys, where the values want a gradient
@@ -176,6 +176,7 @@ class EmbeddingBag(SparseModule):
 
     def pool(self, ticket: Ticket, bags: Bags, *, keep: bool = False, pushes: bool = False) -> tuple[Tensor, Pooled]:
         """Pool the rows, without autograd; ``keep`` the rows for the gradient of the values."""
+        ticket.begin(self._table, self.take_room)
         rows = ticket.rows()
         out = torch.empty((len(bags.indptr) - 1, self.dim))
         values = None if bags.values is None else floats_of(bags.values)
@@ -183,12 +184,12 @@ class EmbeddingBag(SparseModule):
         winners = _core.pool_rows(self.mode, bags.indptr, values, native, rows, out.numpy(), workers)
         if not keep:
             self.give_room(rows)
-        return out, Pooled(ticket.batch, bags.indptr, winners, rows if keep else None, pushes)
+        return out, Pooled(ticket, bags.indptr, winners, rows if keep else None, pushes)
 
     def push_pooled(self, pooled: Pooled, values: Tensor | None, grad: Tensor) -> Tensor | None:
         """Push the gradient of the bags; the gradient of the values, where their rows were kept."""
-        batch, indptr, winners, rows, pushes = pooled
-        native, workers = batch.native, self._table.workers
+        ticket, indptr, winners, rows, pushes = pooled
+        native, workers = ticket.batch.native, self._table.workers
         grads = floats_of(grad)
         slopes = None
         if rows is not None and values is not None:
@@ -197,9 +198,9 @@ class EmbeddingBag(SparseModule):
             )
         if pushes:
             weights = None if values is None else floats_of(values)
-            sums = self.take_room(len(batch))
+            sums = self.take_room(len(ticket.batch))
             _core.pool_gradient(self.mode, indptr, weights, native, grads, winners, sums, workers)
-            self.push(batch, sums)
+            self.push(ticket, sums)
         return slopes
 
 

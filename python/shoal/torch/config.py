@@ -30,7 +30,7 @@ from msgspec import Meta, Struct
 from torch import nn
 
 from shoal import lifecycle, optim
-from shoal.lifecycle import Admission
+from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
 from shoal.optim import Init, Normal, Optimizer
 from shoal.store import Store, local
@@ -83,6 +83,7 @@ class TableSettings(Struct, frozen=True, kw_only=True):
     init: Annotated[Spec | None, Meta(description="Where rows start: Zeros, Constant, Uniform or Normal.")] = None
     dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Meta(description="How rows are stored.")] = None
     admit: Annotated[Spec | None, Meta(description="Which keys get a row; the others wait.")] = None
+    expire: Annotated[list[Spec] | None, Meta(description="Which rows go when a pass ends; [] for none.")] = None
 
 
 class Tables(TableSettings, frozen=True, kw_only=True):
@@ -102,6 +103,9 @@ class Train(Struct, frozen=True, kw_only=True):
     optimizer: Annotated[
         Spec, Meta(description="Of the dense parameters: a class of torch.optim and its settings.")
     ] = msgspec.field(default_factory=lambda: {"name": "Adam", "lr": 0.001})
+    staleness: Annotated[
+        int, Meta(ge=0, description="Batches whose pushes the rows of a batch may miss: they are pulled so far ahead.")
+    ] = 0
     shuffle: Annotated[int, Meta(ge=0, description="Batches in the buffer of the shuffle; 0: as they come.")] = 0
     negative_rate: Annotated[float, Meta(description="Share of the negatives to learn from, reweighted.")] = 1.0
     patience: Annotated[
@@ -196,6 +200,7 @@ class Config(Struct, frozen=True, kw_only=True):
             "tables": msgspec.to_builtins(self.tables),
             "optimizer": self.train.optimizer,
             "seed": self.train.seed,
+            "staleness": self.train.staleness,
         }
 
 
@@ -351,7 +356,8 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     rules = _converted(made_by["tables"], Tables)
     seed = made_by["seed"]
     usual = _rule(rules, seed=seed)
-    given = {key: value for key in ("optimizer", "dtype", "admit") if (value := getattr(usual, key)) is not None}
+    names = ("optimizer", "dtype", "admit", "expire")
+    given = {name: value for name in names if (value := getattr(usual, name)) is not None}
     make = tables(
         store,
         **given,
@@ -364,7 +370,8 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     module = kind(make, len(fields), **settings)
     dense = list(module.parameters())
     optimizer_class, how = _dense(made_by["optimizer"])
-    return ClickModel(module, fields, store, optimizer_class(dense, **how), made_by=made_by)
+    stale = made_by.get("staleness", 0)  # which models of before had not
+    return ClickModel(module, fields, store, optimizer_class(dense, **how), made_by=made_by, staleness=stale)
 
 
 def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> ClickModel:
@@ -404,7 +411,32 @@ def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> Cl
         if store is None:
             target.close()
         raise
-    model.owns_store = store is None
+    if store is None:
+        model.own_store()
+    return model
+
+
+def exported(told: Mapping[str, Any], tower: bytes, store: Store) -> ClickModel:
+    """Make the click model that an export tells of, over tables of the store; it predicts, and nothing else.
+
+    Parameters
+    ----------
+    told : mapping
+        As `shoal.models.files.for_export` has it.
+    tower : bytes
+        The dense part.
+    store : Store
+
+    Raises
+    ------
+    ValueError
+        Its module was not made by a configuration.
+    """
+    if not told["click"]:
+        raise ValueError("the module of this click model was not made by a configuration, so nothing else can make it")
+    with torch.random.fork_rng(devices=[]):
+        model = build(told["click"], store)
+    model.take_exported(told, tower)
     return model
 
 
@@ -414,6 +446,9 @@ def _rule(settings: TableSettings, where: str = "[tables]", *, seed: int = 0) ->
         init=None if settings.init is None else _init(settings.init, where, seed),
         dtype=settings.dtype,
         admit=None if settings.admit is None else _described(settings.admit, f"{where} admit", _ADMISSIONS, {}),
+        expire=None
+        if settings.expire is None
+        else tuple(_described(one, f"{where} expire", _EXPIRIES, {}) for one in settings.expire),
     )
 
 
@@ -435,6 +470,7 @@ def _kinds_of(base: type, module: ModuleType = optim) -> dict[str, Any]:
 
 
 _ADMISSIONS = _kinds_of(Admission, lifecycle)
+_EXPIRIES = _kinds_of(Expiry, lifecycle)
 
 
 def _named(spec: Spec, where: str, kinds: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.table import KeyBatch
 from shoal.torch import ops
-from shoal.torch.sparse import SparseModule, Ticket, floats_of, keys_of
+from shoal.torch.sparse import SparseModule, Ticket, keys_of
 
 __all__ = ["Embedding"]
 
@@ -85,17 +84,15 @@ class Embedding(SparseModule):
 
     def expand(self, ticket: Ticket, shape: Shape) -> Tensor:
         """Write the row of each key, without autograd."""
-        rows = ticket.rows()
         out = torch.empty((*shape, self.dim))
-        ticket.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)
-        self.give_room(rows)
+        shard = self.local
+        if shard is not None and not ticket.begun:
+            shard.pull_given(ticket.batch.native, out.numpy(), ticket.where)
+        else:
+            rows = ticket.rows()
+            ticket.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)
+            self.give_room(rows)
         return out
-
-    def push_given(self, batch: KeyBatch, grad: Tensor) -> None:
-        """Sum the gradient of every key as given, and push."""
-        sums = self.take_room(len(batch))
-        batch.native.sum(floats_of(grad), self.dim, sums, self._table.workers)
-        self.push(batch, sums)
 
 
 class _Rows(torch.autograd.Function):
@@ -103,10 +100,10 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, anchor: Tensor, module: Embedding, ticket: Ticket, shape: Shape) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.module, ctx.batch = module, ticket.batch
+        ctx.module, ctx.ticket = module, ticket
         return module.expand(ticket, shape)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[no-untyped-def]
-        ctx.module.push_given(ctx.batch, grad)
+        ctx.module.push_given(ctx.ticket, grad)
         return None, None, None, None

@@ -92,7 +92,7 @@ def embed(module: Embedding, keys: Tensor) -> Tensor:
 def _embed(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tuple[Tensor, Tensor]:
     called: Embedding = _module(module)
     ticket, shape = called.begin(keys)
-    return called.expand(ticket, shape), _ticket(ticket.batch if pushes else None)
+    return called.expand(ticket, shape), _ticket(ticket if pushes else None)
 
 
 @_embed.register_fake

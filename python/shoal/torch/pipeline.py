@@ -1,13 +1,14 @@
 """Pipeline: batches read, prepared, sorted and, within a staleness, pulled while the model computes.
 
-    background thread   read --> prepare --> sort the keys of each module       `ahead` batches wait, no more
-    training thread     [begin the pull of batch k + s] --> body of batch k: forward, backward, step --> [tick]
+    reading thread    read --> prepare
+    sorting thread    sort the keys of each module, in a local store find their rows       `ahead` batches wait, no more
+    training thread   [begin the pull of batch k + s] --> body of batch k: forward, backward, step --> [tick]
 
     s = 2    begin 0 1 2 | body 0 | begin 3 | body 1 | begin 4 | body 2 | begin 5 | ...
              batch 3 is pulled between the pushes of batch 0 and those of batch 1
 
-All that touches tables happens in the training thread, in the order above, whatever the speed of the background thread:
-so with one worker or under BSP a run has the same bits every time.
+All that reads or changes rows happens in the training thread, in the order above, whatever the speed of the others: so
+with one worker or under BSP a run has the same bits every time.
 
 Invariants
     P1  With staleness 0 no pull is begun here: forward pulls, as in a loop without a pipeline, and finds its keys
@@ -17,17 +18,23 @@ Invariants
         clock.
     P3  A batch is given before the error that came behind it. What a pull raises is raised in the body that uses it, or
         in its place.
-    P4  However a pass ends, its thread ends with it, and no module keeps a ticket of it.
+    P4  However a pass ends, its threads end with it, and no module keeps a ticket of it.
 
-Threads: a pass belongs to the thread that iterates. The background thread has the batches' iterator, ``prepare`` and
-the functions that tell keys to itself, and does not sort with the store's threads: forward would find them busy.
+Threads: a pass belongs to the thread that iterates. The reading thread has the batches' iterator and ``prepare`` to
+itself, the sorting thread the functions that tell keys; where there are no modules, there is none. It does not sort
+with the store's threads, which forward would find busy, and gives way to all others: what it does is wanted a batch
+later.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import operator
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +52,9 @@ from shoal.torch.loader import BatchLoader
 from shoal.torch.sparse import SparseModule, Ticket
 
 __all__ = ["Pipeline"]
+
+_THREADS = "shoal pipeline"  # their name
+_NICE = 10  # of the thread that sorts, beside 0 of the others
 
 log = logging.getLogger("shoal.torch")
 
@@ -68,7 +78,7 @@ class Pipeline:
     Parameters
     ----------
     batches : iterable
-        A `shoal.Reader`, a `BatchLoader`, a torch ``DataLoader``, a list, ...; iterated in the background thread.
+        A `shoal.Reader`, a `BatchLoader`, a torch ``DataLoader``, a list, ...; iterated in the reading thread.
     modules : mapping of module to callable
         For each embedding that is to be prepared, what tells the keys of a batch (as ``prepare`` made it) that forward
         will call it with: a tensor, or one for each call. None: only read and prepare ahead.
@@ -76,15 +86,17 @@ class Pipeline:
         How many batches' pushes a pull may miss. 0: none, the bits are those of the loop without a pipeline. s: batch i
         computes with rows that have the pushes of this worker up to batch i - 1 - s, and none of later ones.
     prepare : callable, optional
-        Makes of each batch what is given, in the background thread: tensors, for one.
+        Makes of each batch what is given, in the reading thread: tensors, for one.
     ahead : int
-        Batches that may wait, beside the ``staleness`` whose rows are under way.
+        Batches that may wait sorted, beside the ``staleness`` whose rows are under way; one more waits to be sorted.
     store : Store, optional
         Ticked behind each body. Its workers begin and end each pass together, however many batches each has.
     group : torch.distributed.ProcessGroup, optional
         Whose processes make every step together, as those of DDP do: a pass ends for all with the shortest.
     name : str
         Of what the workers of ``store`` agree by, a small table; one for each pipeline that runs at a time.
+    rows_ahead : sequence of sequences of tensor
+        What `rows_ahead` told of a loop that the first pass goes on with, behind the same batch.
 
     Raises
     ------
@@ -107,8 +119,8 @@ class Pipeline:
     error, is not waited for in the end of a pass, but its clock is until it ticks or leaves.
 
     **Errors** of reading, of ``prepare`` and of telling keys come behind all batches before them; an error of a pull
-    comes in the body that uses its rows. A pass that is left, by ``break``, an error or Ctrl-C, ends its thread, which
-    is waited for 5 seconds at most.
+    comes in the body that uses its rows. A pass that is left, by ``break``, an error or Ctrl-C, ends its threads, which
+    are waited for 5 seconds at most.
 
     Waits for data as long as they take; for servers, no longer than the store's deadline; for the group, than its own.
 
@@ -135,6 +147,7 @@ class Pipeline:
         store: Store | None = None,
         group: torch.distributed.ProcessGroup | None = None,
         name: str = "pipeline",
+        rows_ahead: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         if operator.index(staleness) < 0 or operator.index(ahead) < 1:
             raise ValueError(f"staleness {staleness}, ahead {ahead}: pass 0 or more, and 1 or more")
@@ -152,6 +165,8 @@ class Pipeline:
         self._name = name
         self._place: Any = None
         self._told = False
+        self._given = deque(rows_ahead)
+        self._waiting: deque[_Item] = deque()  # begun, where there is a staleness; of the pass under way
 
     def position(self) -> dict[str, Any] | None:
         """Tell where the loop stands: behind the batch that it was given last, however far reading is ahead of it.
@@ -167,6 +182,22 @@ class Pipeline:
             return place
         return self._batches.position(self._place)
 
+    def rows_ahead(self) -> list[list[Tensor]]:
+        """Tell the rows that were pulled for batches to come: without them a loop that goes on would pull fresher ones.
+
+        Returns
+        -------
+        list of list of float32 tensor
+            For each batch behind the one that was given last whose pulls are begun, ``staleness`` of them or fewer at
+            the end, the rows of the unique keys of each lookup. Copies.
+
+        Notes
+        -----
+        Waits for the pulls that are under way. For the thread that iterates.
+        """
+        begun = itertools.takewhile(lambda item: item.error is None, self._waiting)
+        return [[torch.from_numpy(ticket.look().copy()) for _, ticket in item.tickets] for item in begun]
+
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
         issued: Issued = {}
@@ -175,7 +206,7 @@ class Pipeline:
         try:
             if team is not None:
                 team.begin()
-            with contextlib.closing(Ahead(self._read(issued), self._ahead, "shoal pipeline")) as reading:
+            with contextlib.closing(Ahead(self._ready(issued), self._ahead, _THREADS)) as reading:
                 yield from self._bodies(reading, issued)
             if store is not None and team is not None and not team.alone:
                 team.end_pass()
@@ -187,10 +218,11 @@ class Pipeline:
         finally:
             for ticket, module in list(issued.items()):
                 module.drop_prefetched(ticket)
+            self._waiting = deque()
 
     def _bodies(self, reading: Iterator[_Item], issued: Issued) -> Iterator[Any]:
         """Give each batch; what is done between two bodies is done here, in the order of P2."""
-        waiting: deque[_Item] = deque()  # begun, where there is a staleness
+        waiting = self._waiting = deque()
         failed: Exception | None = None
         ended = False
         while True:
@@ -202,7 +234,9 @@ class Pipeline:
                 except Exception as error:
                     ended, failed = True, error
                 else:
-                    if self._staleness:
+                    if self._given:
+                        _give(item, self._given.popleft())
+                    elif self._staleness:
                         _begin(item)
                     waiting.append(item)
             if failed is not None and not waiting:
@@ -238,22 +272,30 @@ class Pipeline:
                     module.table.name,
                 )
 
-    def _read(self, issued: Issued) -> Generator[_Item, None, None]:
-        """Read, prepare and sort: in the background thread."""
-        sorter = _core.Workers(1)
+    def _ready(self, issued: Issued) -> Generator[_Item, None, None]:
+        """Get batches ready: in a thread that sorts, behind one that reads."""
+        if not self._modules:
+            yield from self._read()
+            return
+        with contextlib.closing(Ahead(self._read(), 1, _THREADS)) as reading:
+            _give_way()  # now, for the reading thread would have it of this one
+            sorter = _core.Workers(1)
+            for item in reading:
+                for module, keys_of in self._modules.items():
+                    told = keys_of(item.value)
+                    for keys in (told,) if isinstance(told, Tensor) else told:
+                        ticket = module.sort_ahead(keys, workers=sorter)
+                        issued[ticket] = module
+                        item.tickets.append((module, ticket))
+                yield item
+
+    def _read(self) -> Generator[_Item, None, None]:
+        """Read and prepare."""
         iterator = iter(self._batches)
         try:
             for batch in iterator:
                 place = self._place_of()
-                value = batch if self._prepare is None else self._prepare(batch)
-                tickets: list[tuple[SparseModule, Ticket]] = []
-                for module, keys_of in self._modules.items():
-                    told = keys_of(value)
-                    for keys in (told,) if isinstance(told, Tensor) else told:
-                        ticket = module.sort_ahead(keys, workers=sorter)
-                        issued[ticket] = module
-                        tickets.append((module, ticket))
-                yield _Item(value, place, tickets)
+                yield _Item(batch if self._prepare is None else self._prepare(batch), place, [])
         finally:
             close = getattr(iterator, "close", None)
             if close is not None:
@@ -264,6 +306,21 @@ class Pipeline:
         if isinstance(self._batches, Reader):
             return self._batches.place
         return self._batches.state_dict() if isinstance(self._batches, BatchLoader) else None
+
+
+def _give(item: _Item, rows: Sequence[Tensor]) -> None:
+    """Have the pulls of a batch as they were in the loop that this one goes on with."""
+    try:
+        for (module, ticket), its in zip(item.tickets, rows, strict=True):
+            ticket.give(module.table, its.numpy(), module.take_room)
+    except Exception as error:
+        item.error = error
+
+
+def _give_way() -> None:
+    """Let this thread have what time the model's leave, and a tenth of a core at least: it has until the next batch."""
+    if sys.platform == "linux":  # elsewhere a number of this kind is a process's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _begin(item: _Item) -> None:

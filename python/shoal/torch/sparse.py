@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from shoal import _core
 from shoal.handle import Handle, Pending
 from shoal.table import KeyBatch, Table
-from shoal.torch import ops
+from shoal.torch import ops, team
 
 __all__ = ["SparseModule", "Ticket", "accumulate", "floats_of", "keys_of", "pull_together"]
 
@@ -36,6 +36,7 @@ Keys: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.float32]
 
 _VERSION = 1  # of what state_dict says
+_SEED = 0  # of digests
 _ROOMS = 2  # that a module keeps: for the rows of a forward, and for the sums of a backward
 
 # The batch that a store's threads, or a pipeline's, sorted last: the engine's, which does not keep the threads alive.
@@ -73,12 +74,14 @@ def _sorted(table: Table, keys: Keys, workers: _core.Workers | None = None) -> K
 
 
 class Ticket:
-    """The keys of one forward, sorted, and the pull of their rows."""
+    """The keys of one forward, sorted, the pull of their rows, and, in a local store, where these are."""
 
-    __slots__ = ("_pending", "_rows", "batch")
+    __slots__ = ("_pending", "_rows", "batch", "digest", "where")
 
-    def __init__(self, batch: KeyBatch) -> None:
+    def __init__(self, batch: KeyBatch, *, local: bool) -> None:
         self.batch = batch
+        self.digest = b""  # of the keys as given, where a forward is to find it
+        self.where = _core.Whereabouts(batch.native) if local else None
         self._rows: Rows | None = None
         self._pending: Pending | None = None
 
@@ -90,16 +93,35 @@ class Ticket:
     def begin(self, table: Table, room: Callable[[int], Rows]) -> None:
         """Begin the pull, unless that was done; ``room(n)`` makes place for n rows."""
         if self._rows is None:
-            rows = room(len(self.batch))
-            self._pending = table.shard.pull(self.batch.native, rows)
+            rows, shard = room(len(self.batch)), table.shard
+            if isinstance(shard, _core.Shard):
+                shard.pull(self.batch.native, rows, self.where)
+            else:
+                self._pending = shard.pull(self.batch.native, rows)
             self._rows = rows
+
+    def give(self, table: Table, rows: Rows, room: Callable[[int], Rows]) -> None:
+        """Have these rows of the unique keys in place of pulled ones."""
+        if rows.shape != (len(self.batch), table.dim):
+            raise ValueError(
+                f"rows {rows.shape} were pulled ahead from table {table.name!r} for {len(self.batch)} keys: the data "
+                "are not those of the fit that is gone on with"
+            )
+        self._rows = room(len(self.batch))
+        self._rows[:] = rows
+
+    def look(self) -> Rows:
+        """Wait for the rows of the unique keys, in hash order; the ticket keeps them."""
+        assert self._rows is not None  # begun
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        return self._rows
 
     def rows(self) -> Rows:
         """Wait for the rows of the unique keys, in hash order. They are given once: a ticket does not keep them."""
-        assert self._rows is not None
-        if self._pending is not None:
-            self._pending.wait()
-        rows, self._rows, self._pending = self._rows, None, None
+        rows = self.look()
+        self._rows = None
         return rows
 
 
@@ -142,7 +164,7 @@ class SparseModule(nn.Module):
     # ---- ahead of forward ----------------------------------------------------------------------------------------
 
     def sort_ahead(self, keys: Tensor, *, workers: _core.Workers | None = None) -> Ticket:
-        """Sort the keys of a forward that is to come. Nothing is pulled.
+        """Sort the keys of a forward that is to come, and in a local store find their rows. Nothing is pulled.
 
         Parameters
         ----------
@@ -160,7 +182,13 @@ class SparseModule(nn.Module):
         -----
         Safe from any thread.
         """
-        return self._put(Ticket(_sorted(self._usable(), keys_of(keys), workers)))
+        given = keys_of(keys)
+        ticket = self._ticket(given, workers)
+        ticket.digest = _core.digest(given, _SEED)
+        shard = self._table.shard
+        if isinstance(shard, _core.Shard) and ticket.where is not None:
+            shard.locate(ticket.batch.native, ticket.where)
+        return self._put(ticket)
 
     def prefetch(self, keys: Tensor) -> Ticket:
         """Begin to pull the rows of a forward that is to come.
@@ -181,7 +209,9 @@ class SparseModule(nn.Module):
         In a local store the rows are there when this returns; on a cluster the servers are asked. An error of the pull
         is raised by the forward that uses it. Safe from any thread.
         """
-        ticket = self._find(keys_of(keys), with_rows=False)
+        given = keys_of(keys)
+        ticket = self._find(given, with_rows=False)
+        ticket.digest = ticket.digest or _core.digest(given, _SEED)
         ticket.begin(self._table, self.take_room)
         return self._put(ticket)
 
@@ -205,18 +235,23 @@ class SparseModule(nn.Module):
 
     def _find(self, keys: Keys, *, with_rows: bool = True) -> Ticket:
         """Take the first ticket of these keys, or make one; not ``with_rows``: one whose pull has not begun."""
-        table = self._usable()
         if self._tickets:
+            digest = _core.digest(keys, _SEED)
             with self._lock:
                 for place, ticket in enumerate(self._tickets):
-                    if (with_rows or not ticket.begun) and ticket.batch.is_of(keys):
+                    if (with_rows or not ticket.begun) and ticket.digest == digest:
                         return self._tickets.pop(place)
-        return Ticket(_sorted(table, keys))
+        return self._ticket(keys)
 
-    def _usable(self) -> Table:
-        """Say before any work that there is no store to ask."""
-        _ = self._table.shard
-        return self._table
+    def _ticket(self, keys: Keys, workers: _core.Workers | None = None) -> Ticket:
+        local = self.local is not None  # says before any work that there is no store to ask
+        return Ticket(_sorted(self._table, keys, workers), local=local)
+
+    @property
+    def local(self) -> _core.Shard | None:
+        """The table's rows, where they are in this process."""
+        shard = self._table.shard
+        return shard if isinstance(shard, _core.Shard) else None
 
     def _put(self, ticket: Ticket) -> Ticket:
         with self._lock:
@@ -231,20 +266,32 @@ class SparseModule(nn.Module):
         return self.training and torch.is_grad_enabled()
 
     def claim(self, keys: Keys) -> Ticket:
-        """Begin a forward: raise what went wrong with earlier pushes, and have the pull under way."""
+        """Begin a forward: raise what went wrong with earlier pushes, and begin a pull that others answer."""
         self._raise_failed()
+        team.borrow()
         ticket = self._find(keys)
-        ticket.begin(self._table, self.take_room)
+        if ticket.where is None:
+            ticket.begin(self._table, self.take_room)
         return ticket
 
-    def push(self, batch: KeyBatch, grads: Rows) -> None:
+    def push(self, ticket: Ticket, grads: Rows) -> None:
         """End a backward: push the gradients of a batch's unique keys, or keep them for later."""
         if self._kept is not None:
-            self._kept.append((batch, grads))
+            self._kept.append((ticket.batch, grads))
         else:
-            self._pushes.append(self._table.push_unique(batch, grads, copy=False))
-            if isinstance(self._table.shard, _core.Shard):  # it has done with them
+            self._pushes.append(self._table.push_unique(ticket.batch, grads, copy=False, where=ticket.where))
+            if self.local is not None:  # it has done with them
                 self.give_room(grads)
+
+    def push_given(self, ticket: Ticket, grad: Tensor) -> None:
+        """End a backward that has a gradient for each key as given."""
+        grads = floats_of(grad)
+        if self._kept is None and ticket.where is not None:
+            self._pushes.append(self._table.push_given(ticket.batch, grads.reshape(-1, self.dim), where=ticket.where))
+            return
+        sums = self.take_room(len(ticket.batch))
+        ticket.batch.native.sum(grads, self.dim, sums, self._table.workers)
+        self.push(ticket, sums)
 
     def take_room(self, rows: int) -> Rows:
         """Find room for so many rows, not set: megabytes in every step, which the system would map and clear anew."""
@@ -280,10 +327,10 @@ class SparseModule(nn.Module):
         kept, self._kept = self._kept, None
         if not kept or not push:
             return
-        if len(kept) == 1:
-            self.push(*kept[0])
-            return
         table = self._table
+        if len(kept) == 1:
+            self._pushes.append(table.push_unique(*kept[0], copy=False))
+            return
         all_keys = table.key_batch(np.concatenate([batch.keys for batch, _ in kept]))
         grads = all_keys.sum(np.concatenate([grads for _, grads in kept]))
         counts = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from shoal.lifecycle import Admission
+from shoal.lifecycle import Admission, Expiry
 from shoal.optim import Adagrad, Init, Normal, Optimizer, Zeros
 from shoal.store import Store
 from shoal.torch.embedding import Embedding
@@ -30,12 +30,15 @@ class TableRule:
     dtype : {"float32", "float16", "bfloat16"} or None
     admit : Admission or None
         Which keys get a row.
+    expire : tuple of Expiry or None
+        Which rows go; empty: none does.
     """
 
     optimizer: Optimizer | None = None
     init: Init | None = None
     dtype: str | None = None
     admit: Admission | None = None
+    expire: tuple[Expiry, ...] | None = None
 
 
 def tables(
@@ -46,6 +49,7 @@ def tables(
     dtype: str = "float32",
     linear_optimizer: Optimizer | None = None,
     admit: Admission | None = None,
+    expire: Expiry | Iterable[Expiry] | None = None,
     rules: Mapping[str, TableRule] | None = None,
     prefix: str = "",
     seed: int = 0,
@@ -65,6 +69,8 @@ def tables(
         The update rule of tables of dim 1, if another.
     admit : Admission, optional
         Which keys get a row; see `shoal.Store.table`.
+    expire : Expiry or iterable of Expiry, optional
+        Which rows a sweep drops; see `shoal.Store.table`.
     rules : mapping of str to TableRule, optional
         What is different for a table: by its name, as the model has it ("linear", "embedding", of one field
         "embedding-3"), or by the name without the number.
@@ -88,6 +94,7 @@ def tables(
     {'linear': (1, 'FTRL'), 'embedding': (8, 'Adagrad')}
     """
     given = dict(rules or {})
+    usual_expiry = (expire,) if isinstance(expire, Expiry) else tuple(expire or ())
 
     def make(name: str, dim: int) -> nn.Module:
         rule = given.get(name) or given.get(name.rpartition("-")[0]) or TableRule()
@@ -101,6 +108,7 @@ def tables(
             dtype=rule.dtype or ("float32" if narrow else dtype),
             seed=seed,
             admit=rule.admit or admit,
+            expire=usual_expiry if rule.expire is None else rule.expire,
         )
         return Embedding(table)
 

@@ -23,11 +23,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import operator
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +35,15 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal import checkpoint
 from shoal.data import Batch, Reader
 from shoal.metrics import Accumulator
 from shoal.models import feed, files, training
-from shoal.models.history import Record
+from shoal.models.history import History, Record
+from shoal.models.keeper import Keeper, standing_of
+from shoal.models.kept import KeptPredictor
 from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
-from shoal.models.predictor import Floats, Predictor, read_calibration
+from shoal.models.predictor import Floats, read_calibration
 from shoal.store import Store
 from shoal.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
@@ -54,10 +55,11 @@ from shoal.torch.sparse import SparseModule
 
 __all__ = ["ClickModel", "train"]
 
+_FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # beside the tables, in a folder of the best weights
 
 
-class ClickModel(Predictor):
+class ClickModel(KeptPredictor):
     """A torch module over tables of a store that learns from readers, predicts, is measured, saved and loaded.
 
     Parameters
@@ -72,11 +74,15 @@ class ClickModel(Predictor):
         Of its dense parameters; Adam with a learning rate of 0.001 if not given.
     made_by : mapping, optional
         What the module was made by, as JSON: kept with the model.
+    staleness : int
+        Batches of a fit whose pushes the rows of a batch may miss: they are pulled so far ahead (`Pipeline`).
 
     Raises
     ------
     ValueError
-        A sparse part's table is of another store, or the store has more than one worker.
+        A sparse part's table is of another store, the store has more than one worker, or there is a staleness and the
+        module's lookups are not known before it is called: those of DIN, and of modules that are none of
+        `shoal.torch.models`.
     """
 
     kind = files.CLICK
@@ -89,8 +95,9 @@ class ClickModel(Predictor):
         optimizer: torch.optim.Optimizer | None = None,
         *,
         made_by: Mapping[str, Any] | None = None,
+        staleness: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(store, is_own=False)
         if store.num_workers > 1:
             raise ValueError(
                 f"the store has {store.num_workers} workers, and the dense part is this process's own: let one worker "
@@ -102,27 +109,26 @@ class ClickModel(Predictor):
                 raise ValueError(f"table {name!r} is not of this store: pass the store that the module was made with")
         self.module = module
         self.fields = fields
-        self._store = store
         self._tables = tuple(found.values())
         dense = list(module.parameters())
         self._optimizer = optimizer or (torch.optim.Adam(dense) if dense else None)
         self.made_by = dict(made_by or {})
-        self.owns_store = False
+        self._staleness = operator.index(staleness)
+        self._pipeline: Pipeline | None = None  # that learning reads from
+        self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is gone on with
+        if self._staleness < 0:
+            raise ValueError(f"staleness is {staleness}: pass the number of batches, 0 or more")
+        if self._staleness and not self._ahead():
+            raise ValueError(
+                f"staleness is {staleness}, and the keys that {type(module).__name__} looks up are not known before "
+                "it is called: leave it out"
+            )
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the store if it is the model's own."""
-        if self.owns_store:
-            self._store.close()
+    def own_store(self) -> None:
+        """Let `close` close the store."""
+        self._owns_store = True
 
     def __repr__(self) -> str:
         return f"ClickModel({type(self.module).__name__}, examples={self.examples})"
@@ -156,7 +162,14 @@ class ClickModel(Predictor):
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
         """Arrange each batch, and sort the keys of the models' lookups, in the background."""
         examples = feed.examples_of(batches)
-        pipeline = Pipeline(examples, self._ahead(), prepare=lambda batch: (batch, self.prepare(batch)))
+        given, self._rows_ahead = self._rows_ahead, []
+        self._pipeline = pipeline = Pipeline(
+            examples,
+            self._ahead(),
+            prepare=lambda batch: (batch, self.prepare(batch)),
+            staleness=self._staleness,
+            rows_ahead=given,
+        )
         with contextlib.closing(cast("Generator[tuple[Batch, Inputs]]", iter(pipeline))) as ready:
             yield from ready
 
@@ -217,13 +230,13 @@ class ClickModel(Predictor):
     def keep(self, folder: Path) -> None:
         """Write tables and tower into a folder that is there and empty, without waiting for the disk."""
         self._store.flush()
-        checkpoint.save(folder, list(self._tables), self._store.slots, self._store.threads, durable=False)
+        self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
         (folder / _TOWER).write_bytes(self._tower())
 
     def restore(self, folder: Path) -> None:
         """Take what `keep` wrote."""
         self._store.load(folder)
-        self._take_tower((folder / _TOWER).read_bytes(), whole=False)
+        self._take_tower(_tower_in((folder / _TOWER).read_bytes()), whole=False)
 
     def _tower(self) -> bytes:
         file = io.BytesIO()
@@ -232,14 +245,17 @@ class ClickModel(Predictor):
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
             "random": torch.get_rng_state(),
         }
+        if self._staleness:
+            rows = [] if self._pipeline is None else self._pipeline.rows_ahead()
+            state["ahead"] = {"staleness": self._staleness, "rows": rows}
         torch.save(state, file)
         return file.getvalue()
 
-    def _take_tower(self, tower: bytes, *, whole: bool) -> None:
-        """Take dense parameters; ``whole``: their optimizer and torch's random numbers too."""
-        state = torch.load(io.BytesIO(tower), weights_only=True)
+    def _take_tower(self, state: Mapping[str, Any], *, whole: bool) -> None:
+        """Take dense parameters; ``whole``: their optimizer, torch's random numbers and rows pulled ahead too."""
         self.module.load_state_dict(state["module"])
         if whole:
+            self._rows_ahead = state.get("ahead", _FRESH)["rows"]
             if self._optimizer is not None:
                 self._optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["random"])
@@ -273,23 +289,7 @@ class ClickModel(Predictor):
         if not self._tables:
             raise ValueError("this module has no table of a store, and shoal saves tables: keep it by torch.save")
         self._store.flush()
-        first = self._tables[0]
-        described = files.ModelFile(
-            model=self.kind,
-            table=first.name,
-            more_tables=tuple(table.name for table in self._tables[1:]),
-            bias=False,
-            optimizer=type(first.optimizer).__name__,
-            params=first.optimizer.params(),
-            seed=first.seed,
-            examples=self.examples,
-            format=self.format,
-            schema=self.schema,
-            calibration=None if self._calibration is None else self._calibration.to_dict(),
-            history=self.history,
-            click=self.made_by,
-            standing=standing,
-        )
+        described = self._model_file(bias=False, standing=standing, click=self.made_by)
         where = Path(directory)
         return files.save(where, described, self._store, list(self._tables), overwrite=overwrite, tower=self._tower())
 
@@ -312,16 +312,31 @@ class ClickModel(Predictor):
         CorruptionError
             A file is missing, cut short or changed.
         ValueError
-            A table there has another description than this module's.
+            A table there has another description than this module's, or ``resume`` finds a fit of another staleness.
         """
         where = Path(directory)
         described = files.read(where)
-        tower = files.read_tower(where, described)
+        tower = _tower_in(files.read_tower(where, described))
+        begun = tower.get("ahead", _FRESH)["staleness"]
+        if resume and begun != self._staleness:
+            raise ValueError(
+                f"the fit was begun with staleness={begun}, now it is {self._staleness}: pass the same to resume"
+            )
         self._store.load(where / described.checkpoint)
         self._take_tower(tower, whole=resume)
-        self._record = Record(described.history, described.examples, described.format, described.schema)
-        self._calibration = read_calibration(described.calibration, where)
+        self._remember(described, where)
         return described.standing
+
+    def take_exported(self, told: Mapping[str, Any], tower: bytes) -> None:
+        """Take the dense parameters and the record of an exported model, whose rows are in the tables already."""
+        self._take_tower(_tower_in(tower), whole=False)
+        self._calibration = read_calibration(told["calibration"], "the export")
+        self._record = Record(History(), told["examples"], told["format"], told["schema"])
+
+
+def _tower_in(tower: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(tower), weights_only=True)
+    return state
 
 
 def _keys_of(lookup: Lookup, number: int, prepared: tuple[Batch, Inputs]) -> torch.Tensor:
@@ -349,6 +364,7 @@ def train(
     resume: bool = False,
     writers: Sequence[Writer] = (),
     write_every: int = 100,
+    staleness: int = 0,
 ) -> ClickModel:
     """Train a torch module over a store's tables.
 
@@ -373,6 +389,8 @@ def train(
         Are told settings and numbers; closed by the caller.
     write_every : int
         Batches between two numbers of the progressive metrics.
+    staleness : int
+        As `ClickModel`.
 
     Returns
     -------
@@ -385,7 +403,7 @@ def train(
     ValueError
         A setting makes no sense, a malformed line, or a batch that does not fit the fields.
     """
-    model = ClickModel(module, fields, store, optimizer)
+    model = ClickModel(module, fields, store, optimizer, staleness=staleness)
     fit(
         model,
         reader,
@@ -422,20 +440,9 @@ def fit(
     write_every: int = 100,
 ) -> None:
     """Train a click model; see `train`."""
-    standing = None
-    if resume:
-        if keeper is None:
-            raise ValueError("resume goes on with the fit of a directory: pass directory=")
-        if files.is_model(keeper.directory):
-            standing = model.take(keeper.directory, resume=True)
-            if standing is None:
-                raise ValueError(f"the fit in {keeper.directory} is over: begin another one in another directory")
-            model.check_format(model.reading(reader))
-            _check_same(model.history.fits[-1].plan, plan)
-    elif keeper is not None:
-        files.check_target(keeper.directory, overwrite=keeper.overwrite)
     if plan.warm_up:
         raise ValueError("click models learn from batches as they are: pass warm_up=False")
+    standing = standing_of(model, model.reading(reader), plan, keeper, resume=resume)
     watchers: list[Watcher] = [*([] if keeper is None else [keeper])]
     if writers:
         watchers.append(Written(model, writers, write_every))
@@ -450,55 +457,3 @@ def fit(
     )
     if keeper is not None:
         model.save(keeper.directory)
-
-
-def _check_same(begun: Plan, plan: Plan) -> None:
-    """Raise ValueError if a fit was begun by another plan; it may have more epochs now."""
-    for name in ("shuffle", "negative_rate", "warm_up", "seed", "patience", "min_delta", "metric"):
-        before, now = getattr(begun, name), getattr(plan, name)
-        if before != now:
-            raise ValueError(f"the fit was begun with {name}={before!r}, now it is {now!r}: pass the same to resume")
-
-
-class Keeper:
-    """Keeps checkpoints of a fit in a directory; a `Watcher`.
-
-    Parameters
-    ----------
-    model : ClickModel
-    directory : Path
-    every : int or None
-        Batches between two checkpoints of a pass; None: one after each pass.
-    overwrite : bool
-        Whether the first checkpoint may replace a model that is there.
-    """
-
-    def __init__(
-        self, model: ClickModel, directory: Path, every: int | None = None, *, overwrite: bool = False
-    ) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"every is {every}: pass the batches between two checkpoints, 1 or more")
-        self.directory = directory
-        self.overwrite = overwrite
-        self._model = model
-        self._every = every
-        self._batches = 0
-
-    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
-        """Write a checkpoint, if one is due."""
-        self._batches += 1
-        if self._every is not None and self._batches % self._every == 0:
-            self._model.save(self.directory, standing=standing())
-
-    def pass_done(self, standing: Standing) -> None:
-        """Write a checkpoint."""
-        self._batches = 0
-        self._model.save(self.directory, standing=standing)
-
-    def interrupted(self, standing: Standing) -> None:
-        """Write a checkpoint."""
-        self._model.save(self.directory, standing=standing)
-
-    def best_folder(self, pass_number: int) -> Path | None:
-        """Name a folder of the directory, which the next checkpoint names too."""
-        return self.directory / files.best_folder(pass_number)

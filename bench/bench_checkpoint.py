@@ -1,0 +1,188 @@
+"""What a save costs: how long pushes wait meanwhile, memory, and bandwidth beside ``dd``.
+
+    python bench/bench_checkpoint.py [--keys 10000000] [--rounds 5] [--directory DIR]
+
+In turns, --rounds times: pushes of 65,536 keys alone; a save while they go on; a save with nothing beside it; ``dd`` of
+as many bytes with the same sync at the end (conv=fsync). What was saved first is checked against the rows of the
+moment. Memory is the resident set's peak during a save above its level before, looked at a thousand times a second. At
+the end deltas, and what they come to.
+"""
+
+import argparse
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+import shoal
+
+BATCH = 65536
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+class Peak:
+    """The highest resident set while it is open."""
+
+    def __enter__(self) -> Self:
+        self.before = self.most = resident()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.001):
+            self.most = max(self.most, resident())
+
+    @property
+    def extra(self) -> int:
+        """Bytes above the level at the beginning."""
+        return self.most - self.before
+
+
+def pushes(table: shoal.Table, batches: list, grads: np.ndarray, until) -> np.ndarray:
+    """Milliseconds of each push until ``until()``."""
+    took = []
+    at = 0
+    while not until():
+        batch = batches[at % len(batches)]
+        began = time.perf_counter()
+        table.push_unique(batch, grads[: len(batch)])
+        took.append((time.perf_counter() - began) * 1e3)
+        at += 1
+    return np.array(took)
+
+
+def spread(took: np.ndarray) -> str:
+    """Percentiles of the pushes of all rounds."""
+    p50, p99 = np.percentile(took, (50, 99))
+    return f"{p50:6.1f} {p99:6.1f} {took.max():6.1f}  ({len(took)} pushes)"
+
+
+def size(directory: Path) -> int:
+    """Bytes of a checkpoint."""
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def fill(table: shoal.Table, count: int, rng: np.random.Generator) -> None:
+    """Make the rows."""
+    for first in range(0, count, 1_000_000):
+        keys = np.arange(first, min(first + 1_000_000, count), dtype=np.uint64)
+        table.push(keys, rng.standard_normal((len(keys), table.dim), np.float32)).wait()
+
+
+def changed(store: shoal.LocalStore, table: shoal.Table, folder: Path, rng: np.random.Generator) -> list[str]:
+    """Save deltas of some rows, and compact them."""
+    count = len(table)
+    began = time.perf_counter()
+    store.save(folder / "base", track=True)
+    full, took = size(folder / "base"), time.perf_counter() - began
+    last, lines = folder / "base", []
+    for share in (0.001, 0.01, 0.1):
+        keys = rng.integers(0, count, int(count * share), np.uint64)
+        table.push(keys, np.ones((len(keys), table.dim), np.float32)).wait()
+        began = time.perf_counter()
+        store.save(folder / str(share), since=last)
+        seconds = time.perf_counter() - began
+        last = folder / str(share)
+        lines.append(
+            f"a delta of {share:.1%} of the rows: {size(last) / 1e6:.1f} MB, {size(last) / full:.3f} of a full one; "
+            f"{seconds:.2f} s, a full one {took:.2f} s"
+        )
+    began = time.perf_counter()
+    shoal.compact(last, folder / "compacted")
+    seconds = time.perf_counter() - began
+    store.save(folder / "whole")
+    assert size(folder / "compacted") == size(folder / "whole"), "not what a full save writes"
+    lines.append(f"compacting these four: {seconds:.2f} s")
+    return lines
+
+
+def median(values: list[float]) -> str:
+    """Show the middle one, and the range."""
+    return f"{np.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def main() -> None:
+    """Run the rounds and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=10_000_000)
+    parser.add_argument("--dim", type=int, default=1, help="1: FTRL; else Adagrad")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--directory", type=Path, help="where to save; default: the system's for temporary files")
+    asked = parser.parse_args()
+    rng = np.random.default_rng(1)
+    folder = Path(tempfile.mkdtemp(dir=asked.directory))
+    try:
+        with shoal.local(threads=asked.threads) as store:
+            optimizer = shoal.FTRL() if asked.dim == 1 else shoal.Adagrad()
+            table = store.table("t", dim=asked.dim, optimizer=optimizer)
+            fill(table, asked.keys, rng)
+            batches = [store.key_batch(rng.integers(0, asked.keys, BATCH, np.uint64)) for _ in range(64)]
+            grads = np.ones((BATCH, asked.dim), np.float32)
+            sample = np.arange(0, asked.keys, max(1, asked.keys // 100_000), dtype=np.uint64)
+            alone, beside, seconds, extras, rates, dd_rates, quiet = [], [], [], [], [], [], []
+            for number in range(asked.rounds):
+                stop = time.perf_counter() + 2
+                alone.append(pushes(table, batches, grads, lambda stop=stop: time.perf_counter() > stop))
+                for state in ("pushed", "quiet"):
+                    here = folder / f"{number}-{state}"
+                    before = table.pull(sample)
+                    with Peak() as peak:
+                        began = time.perf_counter()
+                        save = store.save(here, wait=False)
+                        if state == "pushed":
+                            beside.append(pushes(table, batches, grads, lambda save=save: save.done))
+                        save.wait(600)
+                        took = time.perf_counter() - began
+                    total = size(here)
+                    if number == 0:
+                        with shoal.local(slots=64) as other:
+                            other.load(here)
+                            assert np.array_equal(other.tables["t"].pull(sample), before), "not the rows of the moment"
+                            assert len(other.tables["t"]) == asked.keys
+                    shutil.rmtree(here)
+                    if state == "pushed":
+                        seconds.append(took)
+                        extras.append(peak.extra / 2**20)
+                    else:
+                        quiet.append(peak.extra / 2**20)
+                        rates.append(total / took / 1e6)
+                began = time.perf_counter()
+                subprocess.run(
+                    ["dd", "if=/dev/zero", f"of={folder / 'dd'}", "bs=1M", f"count={total >> 20}", "conv=fsync"],
+                    check=True,
+                    capture_output=True,
+                )
+                dd_rates.append(total / (time.perf_counter() - began) / 1e6)
+                (folder / "dd").unlink()
+            stats = table.stats()
+            deltas = changed(store, table, folder, rng)
+        mib = stats.bytes >> 20, total >> 20
+        print(f"{asked.keys:,} rows of dim {asked.dim}, {mib[0]} MiB; a checkpoint of {mib[1]} MiB")
+        print(f"a push of {BATCH} keys, ms (p50, p99, most): alone       {spread(np.concatenate(alone))}")
+        print(f"                                             with a save {spread(np.concatenate(beside))}")
+        print(f"seconds of a save beside pushes: {median(seconds)}; extra memory, MiB: {median(extras)}")
+        print(f"alone: MB/s {median(rates)}; extra memory, MiB: {median(quiet)}")
+        print("\n".join(deltas))
+        print(f"dd, fsync, MB/s: {median(dd_rates)}; ratio {np.median(np.array(rates) / np.array(dd_rates)):.2f}")
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+// Random lines of a file, as fast as the machine reads them: the limit of lookups in a mapped export.
+//
+//   lines_bench FILE THREADS READS CLOCK
+//
+// CLOCK is wall, or cpu: the seconds that its threads have computed, shared out among them.
+//
+// Maps the file read-only, as processes that share it do, and touches every page once. Then reads a line of standard input
+// for every round, so that rounds of somebody else can take turns with these, and prints two rates, millions a second:
+//
+//   lines   random cache lines, asked for 64 ahead into the second-level cache, as bench/cpp/raw.h does
+//   pairs   a random line, then another one whose place depends on what stands in the first: both asked for 64 ahead
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <iostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/mix.h"
+#include "base/threads.h"
+#include "measure.h"
+
+namespace shoal {
+namespace {
+
+constexpr std::size_t kAhead = 64;
+
+struct Lines {
+  const std::byte* base;
+  std::size_t count;
+
+  const std::byte* at(std::size_t line) const { return base + line * kCacheLine; }
+};
+
+std::uint64_t word(const std::byte* line, std::size_t offset) {
+  std::uint64_t value;
+  std::memcpy(&value, line + offset, sizeof value);
+  return value;
+}
+
+// Both ends of each line, so that it is read whole.
+std::uint64_t read_lines(const Lines& lines, std::span<const std::uint32_t> numbers) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    __builtin_prefetch(lines.at(numbers[std::min(i + kAhead, numbers.size() - 1)]), 0, 2);
+    sum += word(lines.at(numbers[i]), 0) + word(lines.at(numbers[i]), 56);
+  }
+  return sum;
+}
+
+std::uint64_t read_pairs(const Lines& lines, std::span<const std::uint32_t> numbers) {
+  std::array<const std::byte*, kAhead> seconds{};
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < numbers.size() + kAhead; ++i) {
+    const std::byte*& second = seconds[i % kAhead];
+    if (i >= kAhead) {
+      sum += word(second, 0) + word(second, 56);
+    }
+    if (i < numbers.size()) {
+      __builtin_prefetch(lines.at(numbers[std::min(i + kAhead, numbers.size() - 1)]), 0, 2);
+      second = lines.at(scale(mix(word(lines.at(numbers[i]), 0) + i), lines.count));
+      __builtin_prefetch(second, 0, 2);
+    }
+  }
+  return sum;
+}
+
+double cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+int run(const char* path, std::size_t threads, std::size_t reads, bool by_cpu) {
+  const int file = open(path, O_RDONLY);
+  struct stat status{};
+  if (file < 0 || fstat(file, &status) != 0) {
+    fail(std::string("cannot open ") + path);
+  }
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  void* const mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
+  if (mapped == MAP_FAILED) {
+    fail("cannot map it");
+  }
+#ifdef MADV_HUGEPAGE
+  static_cast<void>(madvise(mapped, bytes, MADV_HUGEPAGE));
+#endif
+  const Lines lines{static_cast<const std::byte*>(mapped), bytes / kCacheLine};
+  std::uint64_t touched = 0;
+  for (std::size_t at = 0; at < bytes; at += 4096) {
+    touched += std::to_integer<std::uint64_t>(lines.base[at]);
+  }
+  Pool pool(threads);
+  Random random;
+  std::vector<std::uint32_t> numbers(reads);
+  std::atomic<std::uint64_t> sink{touched};
+  const auto rate = [&](const auto& read) {
+    const auto start = Clock::now();
+    const double computed = cpu_seconds();
+    const Pieces pieces{numbers.size(), pool.threads()};
+    pool.run(pieces.parts, [&](std::size_t part) {
+      const std::size_t begin = pieces.begin(part);
+      sink.fetch_add(read(
+          lines, std::span<const std::uint32_t>(numbers).subspan(begin, pieces.begin(part + 1) - begin)));
+    });
+    const double seconds =
+        by_cpu ? (cpu_seconds() - computed) / static_cast<double>(threads) : seconds_since(start);
+    return sink.load() == 1 ? 0.0 : static_cast<double>(reads) / seconds / 1e6;
+  };
+  std::string go;
+  while (std::getline(std::cin, go)) {
+    for (std::uint32_t& number : numbers) {
+      number = static_cast<std::uint32_t>(scale(random.next(), lines.count));
+    }
+    const double singles = rate(&read_lines);
+    const double pairs = rate(&read_pairs);
+    std::printf("%.6g %.6g\n", singles, pairs);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: lines_bench FILE THREADS READS wall|cpu\n");
+    return 2;
+  }
+  return shoal::run(argv[1], std::strtoull(argv[2], nullptr, 10), std::strtoull(argv[3], nullptr, 10),
+                    std::strcmp(argv[4], "cpu") == 0);
+}

@@ -1,0 +1,19 @@
+// mix (base/mix.h) of many keys: a plain loop, by the widest instructions that the machine has.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/mix.h"
+#include "base/simd.h"
+
+namespace shoal {
+
+SHOAL_CLONES inline void mix_block(const std::uint64_t* keys, std::size_t n, std::uint64_t* hashes) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
+    hashes[i] = mix(keys[i]);
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,368 @@
+#include "frozen/frozen.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+#include "base/half.h"
+#include "base/mix_block.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::size_t kLeastPart = 4096;  // keys that are worth a thread
+
+constexpr std::array<std::byte, kCacheLine> make_empty_line() {
+  std::array<std::byte, kCacheLine> line{};
+  line[LineForm::kReach] = std::byte{LineForm::kEmpty};
+  return line;
+}
+alignas(kCacheLine) constexpr std::array<std::byte, kCacheLine> kEmptyLine = make_empty_line();
+
+}  // namespace
+
+Frozen::Frozen(const RowForm& form, const Init& init, Slots slots)
+    : form_(form), init_(init), slots_(slots), look_(form, slots) {}
+
+Section Frozen::empty_section() noexcept {
+  return {.lines = kEmptyLine.data(),
+          .homes = 1,
+          .count = 1,
+          .rows_count = 0,
+          .reach = 0,
+          .width = LineForm::kWidest};
+}
+
+void Frozen::add_layer() {
+  layers_.push_back({.homesteads = std::vector<Homestead>(slots_.count(), {kEmptyLine.data(), 1}),
+                     .sections = std::vector<Section>(slots_.count(), empty_section())});
+}
+
+void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes) {
+  const std::string where = "slot " + std::to_string(index_of(slot)) + ": ";
+  SHOAL_CHECK(!layers_.empty() && index_of(slot) < slots_.count(), where + "there is none such");
+  SHOAL_CHECK(shape.width >= LineForm::kNarrowest && shape.width <= LineForm::kWidest,
+              where + "hashes of " + std::to_string(shape.width) + " bytes instead of 5 to 8");
+  SHOAL_CHECK(shape.homes >= 1 && shape.homes <= shape.lines && shape.lines <= bytes.size() / kCacheLine &&
+                  shape.rows <= bytes.size() && shape.reach < shape.lines &&
+                  std::max(shape.lines, shape.rows) <= UINT32_MAX && bytes.size() == shape.bytes(form_),
+              where + std::to_string(bytes.size()) + " bytes are not " + std::to_string(shape.lines) +
+                  " lines and " + std::to_string(shape.rows) + " rows");
+  SHOAL_CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % kCacheLine == 0,
+              where + "it does not start at a cache line");
+  SHOAL_CHECK((Homes{slots_, shape.homes}.told_apart(shape.width, shape.reach)),
+              where + std::to_string(shape.width) + " bytes do not tell the hashes of a line apart");
+  const auto small = [](std::uint64_t number) { return static_cast<std::uint32_t>(number); };
+  Layer& layer = layers_.back();
+  layer.width = layer.empty || layer.width == shape.width ? shape.width : 0;
+  layer.empty = false;
+  layer.homesteads[index_of(slot)] = {bytes.data(), shape.homes};
+  layer.sections[index_of(slot)] = {.lines = bytes.data(),
+                                    .homes = small(shape.homes),
+                                    .count = small(shape.lines),
+                                    .rows_count = small(shape.rows),
+                                    .reach = small(shape.reach),
+                                    .width = small(shape.width)};
+}
+
+// --- lookups --------------------------------------------------------------------------------------------------------
+
+// Asks the layers below the newest one for what that does not have.
+void Frozen::below(Run& run, Run& scratch) const noexcept {
+  std::array<std::uint16_t, Run::kMost> open;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < run.size; ++i) {
+    open[count] = static_cast<std::uint16_t>(i);
+    count += run.rows[i] == nullptr ? 1U : 0U;
+  }
+  for (auto layer = layers_.rbegin() + 1; layer != layers_.rend() && count != 0; ++layer) {
+    scratch.size = count;
+    for (std::size_t k = 0; k < count; ++k) {
+      scratch.hashes[k] = run.hashes[open[k]];
+    }
+    look_.aim(layer->homesteads.data(), layer->sections.data(), scratch);
+    scratch.fetch();
+    scratch.go_on_with({});
+    look_.look(layer->width, scratch);
+    look_.settle(layer->width, scratch);
+    std::size_t left = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      run.rows[open[k]] = scratch.rows[k];
+      open[left] = open[k];
+      left += scratch.rows[k] == nullptr ? 1U : 0U;
+    }
+    count = left;
+  }
+}
+
+// use(run, first) for runs of keys whose rows are found; the run's keys are those from `first` on.
+//
+// While one run is looked for, the lines of the next one are asked for; those behind full homes come meanwhile for the run
+// before it, and rows for the one before that.
+template <class Use>
+void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const Use& use) const {
+  const Pieces pieces{keys.size(), parts_for(keys.size(), kLeastPart, pool.threads())};
+  const auto part = [&](std::size_t p) {
+    const std::size_t begin = pieces.begin(p);
+    const std::size_t end = pieces.begin(p + 1);
+    const std::size_t runs = (end - begin + Run::kMost - 1) / Run::kMost;
+    std::array<Run, 4> ring;
+    Run scratch;
+    const auto first_of = [&](std::size_t r) { return begin + r * Run::kMost; };
+    const auto aim = [&](std::size_t r) -> Run& {
+      Run& run = ring[r % ring.size()];
+      run.size = r < runs ? std::min(Run::kMost, end - first_of(r)) : 0;
+      const auto some = keys.subspan(std::min(first_of(r), end), run.size);
+      if (by == By::kKey) {
+        mix_block(some.data(), some.size(), run.hashes.data());
+      } else {
+        std::copy(some.begin(), some.end(), run.hashes.begin());
+      }
+      if (layers_.empty()) {
+        run.rows.fill(nullptr);
+      } else {
+        look_.aim(layers_.back().homesteads.data(), layers_.back().sections.data(), run);
+      }
+      return run;
+    };
+    const auto settle = [&](std::size_t r) {
+      Run& run = ring[r % ring.size()];
+      if (!layers_.empty()) {
+        look_.settle(layers_.back().width, run);
+        if (layers_.size() > 1) {
+          below(run, scratch);
+        }
+      }
+    };
+    if (runs != 0) {
+      aim(0).fetch();
+    }
+    for (std::size_t r = 0; r < runs; ++r) {
+      Run& run = ring[r % ring.size()];
+      const Run& next = aim(r + 1);
+      if (!layers_.empty()) {
+        run.go_on_with(next.homes());
+        look_.look(layers_.back().width, run);
+      }
+      if (r >= 1) {
+        settle(r - 1);
+      }
+      if (r >= 2) {
+        use(ring[(r - 2) % ring.size()], first_of(r - 2));
+      }
+    }
+    if (runs != 0) {
+      settle(runs - 1);
+    }
+    for (std::size_t r = runs < 2 ? 0 : runs - 2; r < runs; ++r) {
+      use(ring[r % ring.size()], first_of(r));
+    }
+  };
+  if (pieces.parts == 1) {
+    part(0);
+  } else {
+    pool.run(pieces.parts, part);
+  }
+}
+
+float Frozen::scale_of(const std::byte* row) const noexcept {
+  if (!form_.shares_scale()) {
+    return 0.0F;
+  }
+  const std::byte* const line = row - reinterpret_cast<std::uintptr_t>(row) % kCacheLine;
+  std::uint16_t bits;
+  std::memcpy(&bits, line + LineForm::kScale, sizeof bits);
+  return from_bfloat16(bits);
+}
+
+void Frozen::pull(std::span<const std::uint64_t> keys, By by, std::span<float> weights, Pool& pool) const {
+  const std::size_t dim = form_.dim();
+  SHOAL_CHECK(weights.size() == keys.size() * dim, "weights must be len(keys) x dim");
+  if (dim == 1) {
+    // One weight a key: choose once how it is read. What has no row reads NaN first, as removed rows do.
+    alignas(kCacheLine) std::array<std::byte, kCacheLine> nothing{};
+    form_.encode_removed(nothing.data());
+    float initial;
+    init_.fill(0, 1, &initial);
+    const auto ones = [&](const auto& read) {
+      walk(keys, by, pool, [&](const Run& run, std::size_t first) {
+        std::array<std::uint16_t, Run::kMost + 1> missing;
+        std::size_t missing_count = 0;
+        for (std::size_t i = 0; i < run.size; ++i) {
+          const std::byte* const row = run.rows[i] != nullptr ? run.rows[i] : nothing.data();
+          const float weight = read(row);
+          const bool none = std::isnan(weight);
+          weights[first + i] = none ? initial : weight;
+          missing[missing_count] = static_cast<std::uint16_t>(i);
+          missing_count += none ? 1U : 0U;
+        }
+        for (std::size_t k = 0; k < missing_count && !init_.same_for_all(); ++k) {
+          init_.fill(run.hashes[missing[k]], 1, &weights[first + missing[k]]);
+        }
+      });
+    };
+    const auto load = [](const std::byte* row, auto value) {
+      std::memcpy(&value, row, sizeof value);
+      return value;
+    };
+    switch (form_.code()) {
+      case RowForm::Code::kFloat32:
+        return ones([&](const std::byte* row) { return load(row, 0.0F); });
+      case RowForm::Code::kFloat16:
+        return ones([&](const std::byte* row) { return from_float16(load(row, std::uint16_t{})); });
+      case RowForm::Code::kBfloat16:
+        return ones([&](const std::byte* row) { return from_bfloat16(load(row, std::uint16_t{})); });
+      case RowForm::Code::kInt8:
+        return ones([&](const std::byte* row) {
+          const auto integer = load(row, std::int8_t{});
+          const std::byte* const line = row - reinterpret_cast<std::uintptr_t>(row) % kCacheLine;
+          const float scale = from_bfloat16(load(line + LineForm::kScale, std::uint16_t{}));
+          return integer == -128 ? std::numeric_limits<float>::quiet_NaN()
+                                 : scale * static_cast<float>(integer);
+        });
+    }
+  }
+  walk(keys, by, pool, [&](const Run& run, std::size_t first) {
+    float* const to = weights.data() + first * dim;
+    std::array<std::uint16_t, Run::kMost> none;
+    const std::size_t count = form_.decode_rows({run.rows.data(), run.size}, to, none.data());
+    for (std::size_t k = 0; k < count; ++k) {
+      init_.fill(run.hashes[none[k]], dim, to + none[k] * dim);
+    }
+  });
+}
+
+void Frozen::contains(std::span<const std::uint64_t> keys, By by, std::span<std::uint8_t> there,
+                      Pool& pool) const {
+  SHOAL_CHECK(there.size() == keys.size(), "there must be one answer for each key");
+  walk(keys, by, pool, [&](const Run& run, std::size_t first) {
+    for (std::size_t i = 0; i < run.size; ++i) {
+      there[first + i] = gone(run.rows[i]) ? 0 : 1;
+    }
+  });
+}
+
+// --- by slot --------------------------------------------------------------------------------------------------------
+
+// The rows of a slot in ascending order of hash, of each hash the newest; rows that say `removed` too.
+void Frozen::entries(Slot slot, std::vector<Entry>& all) const {
+  all.clear();
+  std::vector<Entry> fresh;
+  std::vector<Entry> merged;
+  for (const Layer& layer : layers_) {
+    const Section& section = layer.sections[index_of(slot)];
+    const Homes homes{slots_, section.homes};
+    fresh.clear();
+    for (std::uint64_t b = 0; b < section.count; ++b) {
+      const std::byte* const line = section.lines + b * kCacheLine;
+      if (line[LineForm::kReach] == std::byte{LineForm::kEmpty}) {
+        continue;
+      }
+      std::uint64_t before = 0;
+      for (std::size_t lane = 0; lane < look_.form_of(section).lanes; ++lane) {
+        const std::uint64_t stored = look_.form_of(section).stored(line, lane);
+        if (lane != 0 && stored == before) {
+          break;  // lanes that are not needed
+        }
+        before = stored;
+        const std::uint64_t hash = homes.hash(slot, b, section.reach, section.width, stored);
+        const std::byte* const row = look_.row_of(section, line, static_cast<unsigned>(lane));
+        SHOAL_CHECK(row != nullptr && (fresh.empty() || fresh.back().hash < hash) && slots_.of(hash) == slot,
+                    "line " + std::to_string(b) + " of slot " + std::to_string(index_of(slot)) +
+                        " has no ascending hashes with rows");
+        fresh.push_back({hash, row});
+      }
+    }
+    if (all.empty()) {
+      all.swap(fresh);
+      continue;
+    }
+    merged.clear();
+    auto old = all.begin();
+    for (const Entry& entry : fresh) {
+      for (; old != all.end() && old->hash < entry.hash; ++old) {
+        merged.push_back(*old);
+      }
+      old += old != all.end() && old->hash == entry.hash ? 1 : 0;
+      merged.push_back(entry);
+    }
+    merged.insert(merged.end(), old, all.end());
+    all.swap(merged);
+  }
+}
+
+void Frozen::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
+  std::vector<Entry> all;
+  entries(slot, all);
+  std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
+  hashes.resize(all.size());
+  weights.resize(all.size() * form_.dim());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    hashes[i] = all[i].hash;
+    form_.decode(all[i].row, weights.data() + i * form_.dim(), scale_of(all[i].row));
+  }
+}
+
+void Frozen::difference(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights,
+                        std::vector<std::uint64_t>& changed, std::vector<float>& rows) const {
+  const std::size_t dim = form_.dim();
+  SHOAL_CHECK(weights.size() == hashes.size() * dim, "weights must be len(hashes) x dim");
+  std::vector<Entry> all;
+  entries(slot, all);
+  std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
+  std::vector<float> scratch(2 * dim);
+  std::vector<float> read(dim);
+  std::vector<std::byte> encoded(form_.bytes());
+  changed.clear();
+  rows.clear();
+  const auto put = [&](std::uint64_t hash, const float* row) {
+    changed.push_back(hash);
+    rows.insert(rows.end(), row, row + dim);
+  };
+  const auto remove = [&](std::uint64_t hash) {
+    changed.push_back(hash);
+    rows.insert(rows.end(), dim, std::numeric_limits<float>::quiet_NaN());
+  };
+  const auto same = [&](const Entry& old, const float* row) {
+    if (form_.code() == RowForm::Code::kInt8) {
+      const float scale = scale_of(old.row);
+      // A bit more than half a step: the weights that an export rounds stand at its end at worst.
+      const float bound = form_.half_step(old.row, scale) * (1.0F + 0x1p-20F);
+      form_.decode(old.row, read.data(), scale);
+      for (std::size_t e = 0; e < dim; ++e) {
+        if (std::abs(read[e] - row[e]) > bound) {
+          return false;
+        }
+      }
+      return true;
+    }
+    form_.encode(row, encoded.data());
+    return std::memcmp(encoded.data(), old.row, form_.bytes()) == 0;
+  };
+  auto old = all.begin();
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    for (; old != all.end() && old->hash < hashes[i]; ++old) {
+      remove(old->hash);
+    }
+    const float* const row = weights.data() + i * dim;
+    const bool had = old != all.end() && old->hash == hashes[i];
+    if (reads_initial(form_, init_, hashes[i], row, scratch)) {
+      if (had) {
+        remove(hashes[i]);
+      }
+    } else if (!had || !same(*old, row)) {
+      put(hashes[i], row);
+    }
+    old += had ? 1 : 0;
+  }
+  for (; old != all.end(); ++old) {
+    remove(old->hash);
+  }
+}
+
+}  // namespace shoal

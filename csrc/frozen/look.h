@@ -1,0 +1,115 @@
+// Look: hashes found in the lines of one layer, a run of them at a time, so that memory answers one run while another is
+// worked on.
+//
+//   aim      each hash's home, the line where its search begins (frozen/line.h); nothing is read yet
+//   look     reads the homes, asks for the homes of the run behind it meanwhile, and for the wide rows that it finds
+//   settle   the few hashes that may stand behind their homes
+//
+//   look.aim(homesteads, sections, a);   a.fetch();                 // the first lines of the first run
+//   look.aim(homesteads, sections, b);   a.go_on_with(b.homes());   // so that there is no gap between runs
+//   look.look(width, a);                 look.settle(width, a);
+//   for (const std::byte* row : a.rows) ...                         // null for a hash that is not there
+//
+// Lines are asked for kAhead hashes ahead, and into the second-level cache. The nearest cache keeps some two dozen lines
+// under way: random lines came at 110 M/s there, at 155 into the second one (4 KB pages; 215 with huge ones).
+//
+// No branch depends on a hash: whether it is there, and which lane it is in, cannot be guessed.
+//
+// Threads: immutable; a run belongs to one thread.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/memory.h"
+#include "base/mix.h"
+#include "frozen/form.h"
+#include "frozen/line.h"
+
+namespace shoal {
+
+// Where a slot's homes are: all that most lookups need. Those of a table stay in the nearest cache.
+struct Homestead {
+  const std::byte* lines;
+  std::uint64_t homes;
+};
+
+// The rows of one slot, where they are mapped.
+struct Section {
+  const std::byte* lines;  // wide rows stand behind them
+  std::uint32_t homes;
+  std::uint32_t count;  // of lines
+  std::uint32_t rows_count;
+  std::uint32_t reach;
+  std::uint32_t width;
+
+  const std::byte* rows() const noexcept { return lines + std::size_t{count} * kCacheLine; }
+};
+
+// Some hashes under way: few enough that the lines of two runs stay in the nearest caches.
+struct Run {
+  static constexpr std::size_t kMost = 256;
+  static constexpr std::size_t kAhead = 64;
+
+  std::size_t size = 0;
+  std::size_t rest_count = 0;
+  std::array<std::uint64_t, kMost> hashes;
+  const Section* sections = nullptr;  // of all slots
+  std::array<const std::byte*, kMost + kAhead>
+      lines;  // homes; behind them, what is asked for when they are read
+  std::array<const std::byte*, kMost> rows;
+  std::array<std::uint16_t, kMost + 1> rest;  // hashes that may stand behind their homes
+
+  // Asks for its first lines.
+  void fetch() const noexcept;
+  std::span<const std::byte* const> homes() const noexcept { return {lines.data(), size}; }
+  // The homes that will be read after its own, if any.
+  void go_on_with(std::span<const std::byte* const> next) noexcept;
+};
+
+class Look {
+ public:
+  static constexpr std::size_t kWidths = LineForm::kWidest - LineForm::kNarrowest + 1;
+  struct Steps {
+    void (*look)(const Look&, Run&) noexcept;
+    void (*settle)(const Look&, Run&) noexcept;
+  };
+  using Ways = std::array<Steps, kWidths + 1>;
+
+  // By AVX2 or its portable twin, as the rows are read.
+  Look(const RowForm& form, Slots slots) noexcept;
+
+  const LineForm& form_of(const Section& section) const noexcept {
+    return forms_[section.width - LineForm::kNarrowest];
+  }
+  // The row in a lane; null where a damaged line names one beyond the last.
+  const std::byte* row_of(const Section& section, const std::byte* line, unsigned lane) const noexcept;
+
+  // Of all slots; run.hashes and run.size are given.
+  void aim(const Homestead* homesteads, const Section* sections, Run& run) const noexcept;
+  // `width`: of all the sections' hashes; 0 where they differ.
+  void look(std::size_t width, Run& run) const noexcept { ways_[way_of(width)].look(*this, run); }
+  void settle(std::size_t width, Run& run) const noexcept { ways_[way_of(width)].settle(*this, run); }
+
+ private:
+  friend struct LookSteps;
+
+  static std::size_t way_of(std::size_t width) noexcept {
+    return width == 0 ? kWidths : width - LineForm::kNarrowest;
+  }
+
+  const Section& section_of(const Run& run, std::uint64_t hash) const noexcept {
+    return run.sections[index_of(slots_.of(hash))];
+  }
+
+  std::array<LineForm, kWidths> forms_;  // by width
+  RowForm form_;
+  Slots slots_;
+  std::size_t lines_of_row_;  // that are asked for
+  Ways ways_;                 // by width
+};
+
+}  // namespace shoal

@@ -1,0 +1,117 @@
+"""``shoal convert``: rows of checkpoints as Parquet and back, and weights of other programs as a model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.answers import Answer
+from shoal.cli.arguments import command, machine
+
+EXAMPLES = """\
+examples:
+  $ shoal convert ckpt/step-1000 rows                     # rows/TABLE.parquet: keys, weights, state
+  $ shoal convert rows ckpt/again --from rows             # and back, to the bit
+  $ shoal convert ctr rows --weights-only
+  $ vw -d day_0.vw --invert_hash ctr.txt
+  $ shoal convert ctr.txt ctr --from vw                   # a logistic regression that predicts as vw does
+  $ shoal convert weights.npz ctr --from npz              # arrays keys and weights
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    run = command(
+        commands,
+        "convert",
+        "Write rows as Parquet, or read them back, or make a model of other programs' weights.",
+        EXAMPLES,
+        convert,
+    )
+    run.add_argument("source", metavar="FROM", help="a checkpoint or a model; with --from, a file or a directory")
+    run.add_argument(
+        "target", metavar="TO", help="a directory of Parquet files; with --from, of a checkpoint or a model"
+    )
+    run.add_argument(
+        "--from",
+        dest="kind",
+        choices=("rows", "vw", "npz", "parquet"),
+        help="rows: Parquet files that this command wrote, with state, for a checkpoint; else what FROM is a file of, "
+        "for a model",
+    )
+    run.add_argument("--weights-only", action="store_true", help="leave out the optimizer's state")
+    run.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    machine(run)
+
+
+def convert(arguments: argparse.Namespace) -> Answer:
+    """Convert one way or the other."""
+    source, target = Path(arguments.source), Path(arguments.target)
+    if arguments.kind == "rows":
+        return _checkpoint(source, target, arguments)
+    if arguments.kind is not None:
+        return _model(source, target, arguments)
+    from shoal import checkpoint, exchange
+    from shoal.models import files
+    from shoal.store import local
+
+    if not source.is_dir():
+        raise ValueError(f"{source}: there is no such directory; a file takes --from")
+    folder = source
+    if files.is_model(source) or not (source / checkpoint.MANIFEST).exists():
+        folder = source / files.read(source).checkpoint
+    target.mkdir(parents=True, exist_ok=True)
+    facts = {}
+    with local(threads=arguments.threads) as store:
+        store.load(folder, progress=not (arguments.quiet or arguments.json))
+        for name, table in store.tables.items():
+            if "/" in name or name.startswith("."):
+                raise ValueError(f"table {name!r} makes no name of a file")
+            path = target / f"{name}.parquet"
+            facts[name] = {
+                "rows": exchange.write_parquet(table, path, state=not arguments.weights_only),
+                "file": str(path),
+            }
+    lines = [f"{fact['file']}: {fact['rows']:,} rows" for fact in facts.values()]
+    return Answer("\n".join(lines), {"tables": facts})
+
+
+def _checkpoint(source: Path, target: Path, arguments: argparse.Namespace) -> Answer:
+    """Make a checkpoint of tables that were written as Parquet."""
+    from shoal import exchange
+    from shoal.store import local
+
+    files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+    if not files:
+        raise ValueError(f"{source} has no files NAME.parquet")
+    if not all(file.is_file() for file in files):
+        raise ValueError(f"{source}: there is no such file or directory")
+    facts = {}
+    with local(threads=arguments.threads) as store:
+        for file in files:
+            table = exchange.load_parquet(store, file)
+            if table.name in facts:
+                raise ValueError(f"{file} has table {table.name!r} once more: choose one of the files")
+            facts[table.name] = {"rows": len(table), "file": str(file)}
+        store.save(target, progress=not (arguments.quiet or arguments.json))
+    lines = [f"{target}: table {name!r}, {fact['rows']:,} rows" for name, fact in facts.items()]
+    return Answer("\n".join(lines), {"checkpoint": str(target), "tables": facts})
+
+
+def _model(source: Path, target: Path, arguments: argparse.Namespace) -> Answer:
+    """Make a logistic regression of weights."""
+    from shoal import exchange
+    from shoal.models import BIAS_KEY, LogisticRegression
+
+    if arguments.kind == "vw":
+        keys, rows = exchange.read_vw_model(source, bias_key=BIAS_KEY)
+    else:
+        read = exchange.read_npz_rows if arguments.kind == "npz" else exchange.read_parquet_rows
+        keys, rows = read(source)
+    if rows.shape[1] != 1:
+        raise ValueError(f"{source} has rows of {rows.shape[1]} weights: a logistic regression has one a key")
+    with LogisticRegression() as model:
+        model.table.assign(keys, rows)
+        model.save(target, overwrite=arguments.overwrite)
+    return Answer(f"{target}: {len(keys):,} weights", {"directory": str(target), "weights": len(keys)})

@@ -1,0 +1,165 @@
+"""``shoal estimate``: what a planned table will take."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.answers import Answer
+from shoal.cli.arguments import command, machine, size
+
+if TYPE_CHECKING:
+    from shoal.estimates import Estimate, Rates
+    from shoal.optim import Optimizer
+
+EXAMPLES = """\
+examples:
+  $ shoal estimate --keys 2e9 --dim 16 --optimizer adagrad
+  $ shoal estimate --keys 1e9 --examples 4e9 --features 39 --memory 64GiB
+  $ shoal estimate --keys 1e8 --json > rates.json; shoal estimate --keys 1e9 --rates rates.json
+
+Memory and the size of checkpoints are arithmetic. Times come of rates, which are measured on this machine in a few
+seconds, or taken from an earlier estimate.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    plan = command(
+        commands, "estimate", "Say what a planned table will take: memory, servers, disk, time.", EXAMPLES, estimate
+    )
+    plan.add_argument("--keys", type=_count, required=True, metavar="N", help="rows that it will have, such as 2e9")
+    plan.add_argument("--dim", type=int, default=1, metavar="N", help="weights in a row (default: %(default)s)")
+    plan.add_argument("--optimizer", type=_optimizer, default="ftrl", metavar="NAME", help="ftrl (default), adam, ...")
+    plan.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of the weights")
+    plan.add_argument("--slots", type=int, default=1024, metavar="N", help="of the store (default: %(default)s)")
+    where = plan.add_mutually_exclusive_group()
+    where.add_argument("--memory", type=size, metavar="SIZE", help="of a server's machine (default: as this one has)")
+    where.add_argument("--servers", type=int, metavar="N", help="how many there are, instead")
+    plan.add_argument("--examples", type=_count, default=0, metavar="N", help="in a pass of training, such as 4e9")
+    plan.add_argument("--features", type=int, default=39, metavar="N", help="of an example (default: %(default)s)")
+    rates = plan.add_mutually_exclusive_group()
+    rates.add_argument("--rates", metavar="FILE", help="those of an earlier estimate, as --json wrote it")
+    rates.add_argument("--no-measure", action="store_true", help="tell no times")
+    plan.add_argument("--dir", metavar="DIR", help="on the disk of the checkpoints (default: temporary files')")
+    machine(plan)
+
+
+def estimate(arguments: argparse.Namespace) -> Answer:
+    """Say what a planned table will take."""
+    from shoal import estimates
+
+    table: dict[str, Any] = {"dim": arguments.dim, "optimizer": arguments.optimizer, "dtype": arguments.dtype}
+    memory = arguments.memory
+    if memory is None and arguments.servers is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    job = {
+        "slots": arguments.slots,
+        "memory": memory,
+        "servers": arguments.servers,
+        "examples": arguments.examples,
+        "features": arguments.features,
+    }
+    plan = estimates.estimate(arguments.keys, **table, **job)  # what is wrong is said before anything is measured
+    rates = None
+    if arguments.rates is not None:
+        rates = _rates_of(arguments.rates)
+    elif not arguments.no_measure:
+        rates = estimates.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
+    if rates is not None:
+        plan = estimates.estimate(arguments.keys, **table, **job, rates=rates)
+    return Answer(_told(plan, arguments, memory), _facts(plan, memory))
+
+
+def _facts(plan: Estimate, memory: int | None) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(plan) | {"memory": memory}
+
+
+def _told(plan: Estimate, arguments: argparse.Namespace, memory: int | None) -> str:
+    rule = type(arguments.optimizer).__name__
+    weights = "one weight" if arguments.dim == 1 else f"{arguments.dim} weights"
+    servers = f"{plan.servers:,} server{'s' * (plan.servers > 1)}"
+    of = f" of {memory / 2**30:,.1f} GiB" if memory is not None else ""
+    lines = [
+        f"{plan.keys:,} keys, {weights} in {arguments.dtype} under {rule}: {plan.row_bytes} bytes a row, "
+        f"{plan.bytes_per_key:.1f} with its hash and room to grow",
+        f"    memory      {_bytes(plan.table_bytes)} in {servers}{of}: {_bytes(plan.server_bytes)} in the fullest",
+        f"    checkpoint  {_bytes(plan.checkpoint_bytes)}",
+    ]
+    if plan.rates is not None:
+        assert plan.fill_seconds is not None
+        assert plan.pass_seconds is not None
+        assert plan.save_seconds is not None
+        assert plan.load_seconds is not None
+        lines.append(
+            f"    time        {_time(plan.fill_seconds)} to see every key once, {_time(plan.save_seconds)} to save, "
+            f"{_time(plan.load_seconds)} to load"
+        )
+        if arguments.examples:
+            lines.append(
+                f"                {_time(plan.pass_seconds)} a pass of {arguments.examples:,} examples of "
+                f"{arguments.features} features, reading and network not counted"
+            )
+        lines.append(
+            f"    rates       of one server: {plan.rates.inserts_per_second / 1e6:.1f} M new keys/s, "
+            f"{plan.rates.pulls_per_second / 1e6:.1f} M pulled, {plan.rates.pushes_per_second / 1e6:.1f} M pushed; "
+            f"{plan.rates.save_bytes_per_second / 1e9:.2f} GB/s saved, "
+            f"{plan.rates.load_bytes_per_second / 1e9:.2f} loaded"
+        )
+    return "\n".join(lines)
+
+
+def _bytes(count: int) -> str:
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,} bytes"
+
+
+def _time(seconds: float) -> str:
+    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:.1f} s"
+
+
+def _count(text: str) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: write it as 2e9 or 2000000000") from None
+    if not (number >= 0 and number == int(number)):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of 0 or more")
+    return int(text) if text.isdigit() else int(number)
+
+
+def _optimizer(text: str) -> Optimizer:
+    from shoal import optim
+
+    rules = {
+        name.lower(): rule
+        for name, rule in vars(optim).items()
+        if isinstance(rule, type) and issubclass(rule, optim.Optimizer) and rule is not optim.Optimizer
+    }
+    rule = rules.get(text.lower().replace("-", "").replace("_", ""))
+    if rule is None:
+        raise argparse.ArgumentTypeError(f"there is no optimizer {text!r}: {', '.join(sorted(rules))}")
+    return rule()
+
+
+def _rates_of(file: str) -> Rates:
+    import msgspec
+
+    from shoal.estimates import Rates
+
+    try:
+        facts = msgspec.json.decode(Path(file).read_bytes())
+        return Rates(**facts["rates"])
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{file} has no rates of an estimate ({error}): write it by `shoal estimate --keys N --json`"
+        ) from None

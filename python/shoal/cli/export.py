@@ -1,0 +1,106 @@
+"""``shoal export``: the weights of a checkpoint or a model, for processes that only read them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.answers import Answer
+from shoal.cli.arguments import cached, command, machine
+
+EXAMPLES = """\
+examples:
+  $ shoal export ctr serve/ctr/1 --dtype float16
+  $ shoal export ctr serve/ctr/2 --since serve/ctr/1      # only what has changed
+  $ shoal export ckpt/step-1000 serve/user --table user=int8 --table ad
+  $ shoal export ctr s3://models/ctr/7 --since s3://models/ctr/6
+
+`shoal.open_export` reads it, `shoal inspect` tells what is in it. What DIR has is replaced at the end.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    write = command(commands, "export", "Write weights for processes that only read them.", EXAMPLES, export)
+    write.add_argument("source", metavar="CHECKPOINT", help="a checkpoint, or a model of this machine")
+    write.add_argument("directory", metavar="DIR", help="where to write, a path or s3://...; made if it is not there")
+    write.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16", "int8"),
+        help="how weights are stored (default: float32, or as in --since)",
+    )
+    write.add_argument("--since", metavar="DIR", help="another export of the same: write what has changed since")
+    write.add_argument(
+        "--table",
+        action="append",
+        metavar="NAME[=DTYPE]",
+        help="a table to write, with a dtype of its own; again for more (default: all)",
+    )
+    write.add_argument("--version", type=int, metavar="N", help="the export's number (default: the next)")
+    cached(write)
+    machine(write)
+
+
+def export(arguments: argparse.Namespace) -> Answer:
+    """Export a checkpoint or a model."""
+    from shoal import checkpoint
+    from shoal.export.cache import Cache
+    from shoal.export.write import Given, write
+    from shoal.models import files
+    from shoal.storage import place_of
+    from shoal.store import local
+
+    model: dict[str, Any] | None = None
+    extras: dict[str, bytes] = {}
+    folder = arguments.source
+    if "://" not in folder:
+        source = Path(folder)
+        if not source.is_dir():
+            raise ValueError(f"{source}: there is no such directory")
+        if files.is_model(source) or not (source / checkpoint.MANIFEST).exists():
+            model, extras = files.for_export(source)
+            folder = str(source / files.read(source).checkpoint)
+    chosen = dict(name.partition("=")[::2] for name in arguments.table or ())
+    dtypes = {name: dtype for name, dtype in chosen.items() if dtype}
+    progress = not (arguments.quiet or arguments.json)
+    with local(threads=arguments.threads) as store:
+        store.load(folder, progress=progress)
+        names = list(chosen or store.tables)
+        for name in names:
+            if name not in store.tables:
+                raise ValueError(f"{folder} has no table {name!r}: it has {list(store.tables)}")
+        if arguments.dtype is not None:
+            dtypes = dict.fromkeys(names, arguments.dtype) | dtypes
+        tables = [store.tables[name] for name in names]
+        given = [Given(table.spec, len(table), table.shard.read_slot) for table in tables]
+        told = write(
+            place_of(arguments.directory),
+            [table.spec for table in tables],
+            lambda: nullcontext(given),
+            store.slots,
+            dtype=dtypes,
+            since=None if arguments.since is None else place_of(arguments.since),
+            version=arguments.version,
+            model=model,
+            extras=extras,
+            threads=store.threads,
+            progress=progress,
+            cache=Cache(arguments.cache),
+        )
+    lines = [f"{arguments.directory}: version {told.version}"]
+    for name, table in told.tables.items():
+        per_row = f" ({table.bytes / table.rows:.1f} a row)" if table.rows else ""
+        lines.append(
+            f"    table {name!r}: {table.rows:,} rows, {table.dropped:,} left out, {table.bytes:,} bytes{per_row}"
+        )
+        if table.largest_error:
+            lines.append(f"        weights are off by {table.largest_error:.3g} at most, {table.rms_error:.3g} rms")
+    facts = {
+        "directory": arguments.directory,
+        "version": told.version,
+        "tables": {name: dataclasses.asdict(table) for name, table in told.tables.items()},
+    }
+    return Answer("\n".join(lines), facts)

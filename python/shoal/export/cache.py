@@ -1,0 +1,235 @@
+"""Copies on this machine of exports that are elsewhere: each file is fetched once, checked, and then mapped.
+
+    CACHE/<the directory's name>-<digest of its address>/       of the exports of one directory
+        <digest of an export's manifest>/                       all its files
+        .fetching                                               locked by the process that fetches one
+        .fetch-XXXXXXXX/                                        what it has so far
+
+An export never changes, and its digest tells its files and their checksums: what is there under it is that export.
+
+Invariants
+    C1  A directory named by a digest holds all files of that export, each checked when it was fetched: it gets that
+        name by a rename, when all is there.
+    C2  One process fetches at a time, for all of this machine; what one that was killed has left, the next removes.
+    C3  Who maps an export holds a shared lock of its directory. None is removed that somebody holds: only such as
+        nobody has opened for a day, or as the caller has let go of.
+
+Threads: any number of callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from shoal.errors import CorruptionError, StorageError
+from shoal.storage import Place, Source
+
+__all__ = ["Cache", "Held"]
+
+_log = logging.getLogger(__name__)
+
+_FETCHING = ".fetching"
+_PARTS = ".fetch-"
+_BLOCK_BYTES = 16 << 20  # that are fetched by one request
+_REQUESTS = 8  # at a time
+_KEPT_SECONDS = 86400.0  # since an export was opened last
+
+
+class Held:
+    """An export's directory in the cache, which stays as long as this object does."""
+
+    def __init__(self, directory: Path, descriptor: int) -> None:
+        self.directory = directory
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
+
+    def release(self) -> None:
+        """Let others remove it."""
+        self._finalizer()
+
+
+class Cache:
+    """Where copies of exports are. ``directory``: default ``~/.cache/shoal``."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        self._directory = Path(directory) if directory is not None else Path.home() / ".cache" / "shoal"
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    def hold(self, place: Place, digest: str, files: Mapping[str, int], check: Callable[[Path], object]) -> Held:
+        """Find an export's copy, or make one.
+
+        Parameters
+        ----------
+        place : Place
+            Where the export is.
+        digest : str
+            Of its manifest.
+        files : dict of int
+            The sizes of its files by name.
+        check : callable
+            Raises CorruptionError if the files in a directory are not what they should be.
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing there, cut short or changed.
+        StorageError
+            It cannot be fetched, or not be written here.
+
+        Notes
+        -----
+        Blocks while files are fetched, by this process or another one.
+        """
+        group = self._group(place)
+        with self._refused():
+            group.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held = _lock(group / digest)
+            if held is None:
+                with _alone(group):
+                    held = _lock(group / digest)  # somebody else may have been faster
+                    if held is None:
+                        _log.info("fetching %s into %s", place, group / digest)
+                        _remove_left(group, held=digest)
+                        _fetch(place, group, digest, files, check)
+                        held = _lock(group / digest)
+            if held is None:
+                raise StorageError(f"{group / digest} was removed as soon as it was made: is somebody clearing {self}?")
+            os.utime(group / digest)
+            return held
+
+    def drop(self, place: Place, digest: str) -> None:
+        """Remove a copy that nobody holds, or that is damaged: who has mapped it goes on with what was mapped."""
+        group = self._group(place)
+        with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
+            _remove(group / digest)
+
+    def let_go(self, place: Place, digest: str) -> None:
+        """Remove a copy unless somebody holds it."""
+        group = self._group(place)
+        with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
+            if not _is_held(group / digest):
+                _remove(group / digest)
+
+    def _group(self, place: Place) -> Path:
+        above = place.inside("..")
+        name = "".join(c if c.isalnum() or c in "._-" else "_" for c in above.name)
+        return self._directory / f"{name}-{hashlib.sha256(str(above).encode()).hexdigest()[:16]}"
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Say that it is the cache which cannot be written."""
+        try:
+            yield
+        except (StorageError, CorruptionError, FileNotFoundError):
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"the copy of an export cannot be kept in {self}: {error.strerror or error}; make room or give "
+                "permission there, or choose another directory (cache=, --cache)"
+            ) from error
+
+
+def _lock(directory: Path) -> Held | None:
+    """Hold a directory; None if it is not there."""
+    while True:
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who is about to remove it
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+                return Held(directory, descriptor)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _alone(group: Path) -> Iterator[None]:
+    """Let no other process, and no other thread of this one, add to a group or take from it meanwhile."""
+    descriptor = os.open(group / _FETCHING, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(directory: Path) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _remove(directory: Path) -> None:
+    """Remove a copy: under its digest there is all of it or nothing."""
+    aside = directory.with_name(f"{_PARTS}{secrets.token_hex(4)}")
+    directory.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_left(group: Path, *, held: str) -> None:
+    """Remove what killed processes have left, and copies that nobody has opened for long."""
+    for path in group.iterdir():
+        if path.name == held or not path.is_dir():
+            continue
+        if path.name.startswith(_PARTS):
+            shutil.rmtree(path, ignore_errors=True)
+        elif time.time() - path.stat().st_mtime > _KEPT_SECONDS and not _is_held(path):
+            _remove(path)
+
+
+def _fetch(place: Place, group: Path, digest: str, files: Mapping[str, int], check: Callable[[Path], object]) -> None:
+    """Make a copy: the calling process is alone in the group."""
+    made = group / f"{_PARTS}{secrets.token_hex(4)}"
+    made.mkdir(mode=0o700)
+    try:
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            for name, size in files.items():
+                try:
+                    with place.open(name) as source:
+                        if source.size != size:
+                            raise CorruptionError(f"{place.address(name)} has {source.size} bytes instead of {size}")
+                        _copy(source, made / name, size, pool, place.address(name))
+                except FileNotFoundError:
+                    raise CorruptionError(f"{place.address(name)} is missing") from None
+        check(made)
+        made.rename(group / digest)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _copy(source: Source, path: Path, size: int, pool: ThreadPoolExecutor, address: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def copy(offset: int) -> None:
+        data = memoryview(bytearray(min(_BLOCK_BYTES, size - offset)))
+        if source.read_into(data, offset) < len(data):
+            raise CorruptionError(f"{address} ends before its {size} bytes")
+        while data:
+            done = os.pwrite(descriptor, data, offset)
+            data, offset = data[done:], offset + done
+
+    try:
+        for _ in pool.map(copy, range(0, size, _BLOCK_BYTES)):
+            pass
+        os.fsync(descriptor)  # a power cut must not leave a copy that looks whole
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,78 @@
+"""Compacting: what a chain of exports comes to, as one."""
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from typing import Any
+
+from shoal.export import manifest as form
+from shoal.export.cache import Cache
+from shoal.export.read import Layers, newest, read_layers
+from shoal.export.write import Exported, Given, write
+from shoal.machine import cores
+from shoal.optim import SGD, make_init
+from shoal.storage import place_of
+from shoal.table import TableSpec
+
+__all__ = ["compact"]
+
+
+def compact(
+    directory: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    progress: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> tuple[Exported, int]:
+    """Write what an export and those that it stands upon come to as one; see :func:`shoal.compact`.
+
+    Returns
+    -------
+    (Exported, int)
+        And of how many exports it was made.
+    """
+    copies = Cache(cache)
+    target = place_of(out, storage_options)
+    with closing(read_layers(newest(place_of(directory, storage_options)), cache=copies)) as layers:
+        for one in layers.mapped:
+            if target.is_same(one.place):
+                raise ValueError(f"{target} is part of the chain that ends with {directory}: choose another directory")
+        tables = [_given(name, layers) for name in layers.tables]
+        done = write(
+            target,
+            [table.spec for table in tables],
+            lambda: nullcontext(tables),
+            layers.slots,
+            dtype={name: table.dtype for name, table in layers.tables.items()},
+            version=form.next_number(target, layers.number),
+            model=layers.model,
+            extras={name: layers.extra(name) for name in layers.extras},
+            threads=threads or cores(),
+            progress=progress,
+        )
+        return done, len(layers.mapped)
+
+
+def _given(name: str, layers: Layers) -> Given:
+    """Give a table's rows as its layers read together."""
+    forms = layers.forms_of(name)
+    spec = TableSpec(
+        name=name,
+        dim=forms[-1].dim,
+        optimizer=SGD(),
+        init=make_init(forms[-1].init, forms[-1].init_parameter, forms[-1].init_seed),
+        dtype="float32",
+        seed=0,
+    )
+    rows = [table.rows + table.dropped for table in forms]
+    squares = sum(count * table.rms_error**2 for count, table in zip(rows, forms, strict=True))
+    return Given(
+        spec,
+        sum(table.rows for table in forms),
+        layers.natives[name].read_slot,
+        max(table.largest_error for table in forms),
+        math.sqrt(squares / max(1, sum(rows))),
+    )

@@ -1,0 +1,227 @@
+"""The manifest of an export: what its files hold, under a checksum, written last."""
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.errors import CorruptionError, StorageError
+from shoal.optim import make_init
+from shoal.pieces import PieceFile
+from shoal.sealed import unseal
+from shoal.storage import Place, Where, place_of
+
+__all__ = [
+    "DTYPES",
+    "FILES",
+    "MANIFEST",
+    "Base",
+    "FrozenTable",
+    "Manifest",
+    "Section",
+    "is_export",
+    "next_number",
+    "numbers",
+    "read",
+]
+
+MANIFEST = "manifest.json"
+FORMAT = "shoal export"
+VERSION = 1
+DTYPES = ("float32", "float16", "bfloat16", "int8")
+FILES = ".frozen"  # how names of data files end
+MAGIC = b"SHOALFRZ"
+HEADER = (MAGIC + VERSION.to_bytes(4, "little")).ljust(64, b"\0")
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one slot: a piece of a data file."""
+
+    slot: int
+    file: int
+    offset: int
+    bytes: int
+    rows: int
+    homes: int
+    lines: int
+    reach: int
+    width: int
+    crc32c: int
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """A file that belongs to the model, as a whole."""
+
+    name: str
+    bytes: int
+    crc32c: int
+
+
+class FrozenTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table's description and where its rows are."""
+
+    name: str
+    dim: int
+    dtype: str
+    init: str
+    init_parameter: float
+    init_seed: int
+    rows: int
+    dropped: int
+    largest_error: float
+    rms_error: float
+    files: list[PieceFile]
+    sections: list[Section]
+
+    def native(self, slots: int) -> _core.Frozen:
+        """Make the engine's table, without layers yet."""
+        return _core.Frozen(self.dtype, self.dim, self.init, self.init_parameter, self.init_seed, slots)
+
+    def description(self) -> tuple[Any, ...]:
+        """Return what layers of one table must agree about."""
+        return (self.dim, self.dtype, self.init, self.init_parameter, self.init_seed)
+
+    def sections_of(self, file: int) -> npt.NDArray[np.uint64]:
+        """Return the sections of a file as the engine takes them."""
+        words = [
+            (s.slot, s.offset, s.bytes, s.rows, s.homes, s.lines, s.reach, s.width)
+            for s in self.sections
+            if s.file == file
+        ]
+        return np.array(words, np.uint64).reshape(-1, 8)
+
+
+class Base(msgspec.Struct, frozen=True):
+    """The export that a delta stands upon."""
+
+    path: str
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an export holds."""
+
+    format: str = msgspec.field(default="")
+    version: int = 0
+    number: int = 0
+    slots: int = 0
+    tables: list[FrozenTable] = []
+    base: Base | None = None
+    model: dict[str, Any] | None = None
+    extras: list[Extra] = []
+
+
+def is_export(where: Where) -> bool:
+    """Tell whether a directory's manifest says that it is an export."""
+    try:
+        return f'"format":"{FORMAT}"'.encode() in place_of(where).read(MANIFEST)[:200]
+    except (FileNotFoundError, StorageError):
+        return False
+
+
+def numbers(place: Place, known: dict[str, tuple[str, int | None]] | None = None) -> list[tuple[int, str]]:
+    """Return the exports in a directory, as (number, name).
+
+    Parameters
+    ----------
+    place : Place
+    known : dict, optional
+        What the last look has found, which is not read again where it is the same; what is found now takes its place.
+
+    Raises
+    ------
+    CorruptionError
+        A manifest is damaged.
+    """
+    before = known or {}
+    found: dict[str, tuple[str, int | None]] = {}
+    for name, mark in place.folders(MANIFEST).items():
+        if name in before and before[name][0] == mark:
+            found[name] = before[name]
+        else:
+            one = place.inside(name)
+            found[name] = mark, read(one)[0].number if is_export(one) else None
+    if known is not None:
+        known.clear()
+        known.update(found)
+    return [(number, name) for name, (_, number) in found.items() if number is not None]
+
+
+def next_number(place: Place, above: int = 0) -> int:
+    """Return a number for a new export: above one, that of the export that is replaced, and of those beside it."""
+    known = [above]
+    with suppress(CorruptionError):  # a damaged one counts for nothing
+        known += [number for number, _ in numbers(place.real().inside(".."))]
+    return max(known) + 1
+
+
+def read(place: Place) -> tuple[Manifest, str]:
+    """Read and check the manifest of an export.
+
+    Returns
+    -------
+    (Manifest, str)
+        And its digest.
+
+    Raises
+    ------
+    CorruptionError
+        It is missing, changed, or of a version that this one does not know.
+    StorageError
+        It cannot be read.
+    """
+    path = place.address(MANIFEST)
+    try:
+        body = unseal(place.read(MANIFEST), path)
+    except FileNotFoundError:
+        raise CorruptionError(f"{path} is missing: this is no export, or it was cut off while it was written") from None
+    try:
+        head = msgspec.json.decode(body)
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise CorruptionError(f"{path} is not that of an export: it says {str(body[:60], 'utf-8', 'replace')}...")
+        if head.get("version") != VERSION:
+            raise CorruptionError(f"{path} is of version {head.get('version')}: read it with a newer shoal")
+        manifest = msgspec.json.decode(body, type=Manifest, strict=True)
+        _check(manifest)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise CorruptionError(f"{path} cannot be read: {error}") from None
+    return manifest, hashlib.sha256(body).hexdigest()
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse a description that leads outside of its files: nothing is opened or allocated by unchecked numbers."""
+    if manifest.slots not in {1 << bits for bits in range(1, 15)}:
+        raise ValueError(f"{manifest.slots} slots are no power of two from 2 to 16384")
+    if manifest.number < 0:
+        raise ValueError(f"a number of {manifest.number}")
+    names = [table.name for table in manifest.tables]
+    if len(set(names)) != len(names):
+        raise ValueError("two tables have one name")
+    for extra in manifest.extras:
+        if Path(extra.name).name != extra.name:
+            raise ValueError(f"{extra.name!r} is no name of a file")
+    for table in manifest.tables:
+        table.native(manifest.slots)
+        make_init(table.init, table.init_parameter, table.init_seed)
+        for file in table.files:
+            if Path(file.name).name != file.name or not file.name.endswith(FILES):
+                raise ValueError(f"table {table.name!r} has a file {file.name!r}, which is no name of a data file")
+        last = -1
+        for section in table.sections:
+            where = f"table {table.name!r}, slot {section.slot}"
+            if not last < section.slot < manifest.slots:
+                raise ValueError(f"{where} comes after slot {last} of {manifest.slots}")
+            last = section.slot
+            if min(msgspec.structs.astuple(section)) < 0:
+                raise ValueError(f"{where} has a number below 0")
+            if section.file >= len(table.files):
+                raise ValueError(f"{where}: there is no file {section.file}")
+            if section.offset % 64 or section.offset + section.bytes > table.files[section.file].bytes:
+                raise ValueError(f"{where}: its rows lie outside of their file")
+        if table.rows != sum(section.rows for section in table.sections):
+            raise ValueError(f"table {table.name!r}: {table.rows} rows are not the sum of its sections")

@@ -1,0 +1,291 @@
+"""Writing exports: slot by slot, from the rows of a store or a checkpoint."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from shoal import _core
+from shoal.export import manifest as form
+from shoal.export.cache import Cache
+from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
+from shoal.export.read import Layers, read_layers
+from shoal.pieces import PieceWriter, Replacement, in_order
+from shoal.storage import Place
+from shoal.table import TableSpec
+
+__all__ = ["Exported", "ExportedTable", "Given", "write"]
+
+_SLOTS_A_TASK = 8
+_AHEAD = 2  # tasks per thread that are done ahead of the disk
+
+
+class Given(NamedTuple):
+    """A table that is to be exported."""
+
+    spec: TableSpec
+    rows: int
+    read_slot: Callable[[int], tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]]  # hashes, ascending, and weights
+    largest_error: float = 0.0  # of the weights that are given
+    rms_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedTable:
+    """What was written of a table.
+
+    Parameters
+    ----------
+    rows : int
+        That the export holds; in a delta those that changed, removed ones included.
+    dropped : int
+        Rows that read what a key without a row reads: they were left out. 0 in a delta.
+    bytes : int
+        Of its files.
+    largest_error : float
+        How far a weight that is read is off the one that was given, at most.
+    rms_error : float
+        The same, as the root of the mean of squares.
+    """
+
+    rows: int
+    dropped: int
+    bytes: int
+    largest_error: float
+    rms_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an export wrote.
+
+    Parameters
+    ----------
+    version : int
+        The export's number.
+    tables : dict of ExportedTable
+        By name.
+    """
+
+    version: int
+    tables: Mapping[str, ExportedTable]
+
+
+def write(
+    place: Place,
+    specs: Sequence[TableSpec],
+    take: Callable[[], AbstractContextManager[Sequence[Given]]],
+    slots: int,
+    *,
+    dtype: str | Mapping[str, str] | None = None,
+    since: Place | None = None,
+    version: int | None = None,
+    model: dict[str, Any] | None = None,
+    extras: Mapping[str, bytes] | None = None,
+    threads: int = 1,
+    progress: bool = False,
+    cache: Cache | None = None,
+) -> Exported:
+    """Write an export, or a delta upon another; see :meth:`shoal.store.Store.export`.
+
+    Parameters
+    ----------
+    specs : sequence of TableSpec
+    take : callable
+        Gives the tables of these descriptions, in their order; called when ``since`` was read, which may take long.
+    slots : int
+        That they have.
+    model : dict, optional
+        What a server must know to predict with these tables.
+    extras : dict of bytes, optional
+        Files that belong to the model, by name.
+    cache : Cache, optional
+        Where ``since`` is copied to if it is elsewhere.
+    """
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
+        raise ValueError(f"version must be a number from 0 on, got {version!r}")
+    with ExitStack() as opened:
+        base = None if since is None else opened.enter_context(closing(read_layers(since, cache=cache)))
+        _check_request(specs, slots, dtype, place, since, base)
+        new = opened.enter_context(Replacement(place, form.MANIFEST, _is_ours))
+        with (
+            take() as tables,
+            tqdm(
+                total=sum(table.rows for table in tables),
+                desc="export",
+                unit=" rows",
+                unit_scale=True,
+                disable=not progress,
+            ) as bar,
+        ):
+            saved = [
+                _write_table(
+                    PieceWriter(place, f"{new.stem}-{k}", form.FILES, form.HEADER),
+                    table,
+                    slots,
+                    _dtype(table.spec, dtype, base),
+                    base,
+                    threads,
+                    bar,
+                )
+                for k, table in enumerate(tables)
+            ]
+        described = [_write_extra(place, f"{new.stem}-{name}", data) for name, data in (extras or {}).items()]
+        body = msgspec.json.encode(
+            Manifest(
+                format=form.FORMAT,
+                version=form.VERSION,
+                number=form.next_number(place, 0 if base is None else base.number) if version is None else version,
+                slots=slots,
+                tables=saved,
+                base=None if base is None or since is None else _base_of(place, since, base),
+                model=model,
+                extras=described,
+            )
+        )
+        new.publish(body)
+    manifest = msgspec.json.decode(body, type=Manifest)
+    return Exported(version=manifest.number, tables={table.name: _told(table) for table in saved})
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file's name is one that exports give: eight random digits first."""
+    return len(name) > 9 and name[8] == "-" and not set(name[:8]) - set("0123456789abcdef")
+
+
+def _told(table: FrozenTable) -> ExportedTable:
+    return ExportedTable(
+        rows=table.rows,
+        dropped=table.dropped,
+        bytes=sum(file.bytes for file in table.files),
+        largest_error=table.largest_error,
+        rms_error=table.rms_error,
+    )
+
+
+def _check_request(
+    specs: Sequence[TableSpec],
+    slots: int,
+    dtype: str | Mapping[str, str] | None,
+    place: Place,
+    since: Place | None,
+    base: Layers | None,
+) -> None:
+    names = [spec.name for spec in specs]
+    if isinstance(dtype, Mapping):
+        for name in dtype:
+            if name not in names:
+                raise ValueError(f"dtype names a table {name!r}, which is not exported: {names} are")
+    for one in dtype.values() if isinstance(dtype, Mapping) else [] if dtype is None else [dtype]:
+        if one not in form.DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(form.DTYPES)}, got {one!r}")
+    if base is None or since is None:
+        return
+    if place.is_same(since):
+        raise ValueError(f"a delta upon {since} needs a directory of its own, got the same")
+    if base.slots != slots:
+        raise ValueError(
+            f"{since} was exported from a store of {base.slots} slots, this one has {slots}: export it whole, without "
+            "since="
+        )
+    for spec in specs:
+        known = base.tables.get(spec.name)
+        if known is None:
+            continue
+        now = (spec.dim, _dtype(spec, dtype, base), type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
+        if known.description() != now:
+            raise ValueError(
+                f"table {spec.name!r} of {since} is described by {known.description()}, now it is {now}: export it "
+                "whole, without since="
+            )
+    place.path_to(since)  # there is one, or this says why there cannot be
+
+
+def _dtype(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers | None) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    if dtype is not None and spec.name in dtype:
+        return dtype[spec.name]
+    known = None if base is None else base.tables.get(spec.name)
+    return "float32" if known is None else known.dtype
+
+
+def _base_of(place: Place, since: Place, base: Layers) -> Base:
+    return Base(place.real().path_to(since.real()), base.digest)
+
+
+def _write_extra(place: Place, name: str, data: bytes) -> Extra:
+    with place.create(name) as file:
+        file.write(data)
+    return Extra(name, len(data), _core.crc32c(data))
+
+
+_Packed = tuple[npt.NDArray[np.uint8], tuple[int, int, int, int, int], int, tuple[float, float, float]]
+
+
+def _write_table(
+    writer: PieceWriter,
+    table: Given,
+    slots: int,
+    dtype: str,
+    base: Layers | None,
+    threads: int,
+    bar: Any,
+) -> FrozenTable:
+    spec = table.spec
+    init = (type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
+    packer = _core.Frozen(dtype, spec.dim, *init, slots)
+    under = None if base is None else base.natives.get(spec.name)
+
+    def make(some: range) -> list[tuple[int, int, _Packed, int]]:
+        made = []
+        for slot in some:
+            hashes, weights = table.read_slot(slot)
+            given = len(hashes)
+            if under is not None:
+                hashes, weights = under.difference(slot, hashes, weights)
+            packed = packer.pack(slot, hashes, weights)
+            made.append((slot, given, packed, _core.crc32c(packed[0]) if packed[0].nbytes else 0))
+        return made
+
+    tasks = [range(first, min(first + _SLOTS_A_TASK, slots)) for first in range(0, slots, _SLOTS_A_TASK)]
+    sections: list[Section] = []
+    dropped, largest, squares, weights = 0, 0.0, 0.0, 0
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for made in in_order(pool, make, tasks, threads * _AHEAD):
+                for slot, given, (data, (rows, homes, lines, reach, width), left_out, errors), crc32c in made:
+                    bar.update(given)
+                    dropped += left_out
+                    largest = max(largest, errors[0])
+                    squares += errors[1]
+                    weights += (rows + left_out) * spec.dim
+                    if rows:
+                        file, offset = writer.append(data)
+                        sections.append(
+                            Section(slot, file, offset, data.nbytes, rows, homes, lines, reach, width, crc32c)
+                        )
+        writer.finish()
+    finally:
+        writer.close()
+    return FrozenTable(
+        name=spec.name,
+        dim=spec.dim,
+        dtype=dtype,
+        init=init[0],
+        init_parameter=init[1],
+        init_seed=init[2],
+        rows=sum(section.rows for section in sections),
+        dropped=dropped,
+        largest_error=table.largest_error + largest,
+        rms_error=math.hypot(table.rms_error, math.sqrt(squares / weights) if weights else 0.0),
+        files=writer.files,
+        sections=sections,
+    )

@@ -1,0 +1,153 @@
+"""Checkpoints of a fit: a directory that holds, at any moment, a model and where its fit stood behind a batch.
+
+    fit --batch, batch, ... pass--> Keeper --save--> DIR: tables, record, Standing       replaced by one rename
+    killed; then again, with resume: DIR --take--> the model, its record, the Standing --> the same fit goes on
+
+What goes on has the bits of what was never stopped: tables with all that optimizers and rules keep, the record with its
+metrics so far, the exact place in the data. What else a learner has, such as a dense part in torch, it saves with
+itself.
+
+Threads: that of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.metrics import Accumulator
+from shoal.models import files
+from shoal.models.history import History
+from shoal.models.learner import Standing
+from shoal.models.plan import Plan
+from shoal.store import Store
+
+__all__ = ["Keeper", "standing_of"]
+
+
+class Kept(Protocol):
+    """What a keeper keeps: a model."""
+
+    @property
+    def store(self) -> Store:
+        """Of its tables."""
+
+    @property
+    def history(self) -> History:
+        """What was learned from."""
+
+    def check_format(self, data: object) -> None:
+        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+
+    def save(self, directory: Path, *, overwrite: bool = True, standing: Standing | None = None) -> Path:
+        """Write the model."""
+
+    def take(self, directory: Path, *, resume: bool = False) -> Standing | None:
+        """Take a model that was saved."""
+
+
+class Keeper:
+    """Keeps checkpoints of a fit in a directory; a `Watcher`.
+
+    Parameters
+    ----------
+    model : Model or ClickModel
+    directory : Path
+    every : int or None
+        Batches between two checkpoints of a pass; None: one after each pass.
+    overwrite : bool
+        Whether the first checkpoint may replace a model that is there.
+
+    Raises
+    ------
+    ValueError
+        ``every`` is below 1, or the store has several workers, of which a checkpoint would know one.
+    """
+
+    def __init__(self, model: Kept, directory: Path, every: int | None = None, *, overwrite: bool = False) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every is {every}: pass the batches between two checkpoints, 1 or more")
+        if model.store.num_workers > 1:
+            raise ValueError(
+                f"a checkpoint of a fit tells where one worker stands in its data, and the store has "
+                f"{model.store.num_workers}: let one worker learn, or leave directory out"
+            )
+        self.directory = directory
+        self.overwrite = overwrite
+        self._model = model
+        self._every = every
+        self._batches = 0
+
+    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+        """Write a checkpoint, if one is due."""
+        self._batches += 1
+        if self._every is not None and self._batches % self._every == 0:
+            self._model.save(self.directory, standing=standing())
+
+    def pass_done(self, standing: Standing) -> None:
+        """Write a checkpoint."""
+        self._batches = 0
+        self._model.save(self.directory, standing=standing)
+
+    def interrupted(self, standing: Standing) -> None:
+        """Write a checkpoint."""
+        self._model.save(self.directory, standing=standing)
+
+    def best_folder(self, pass_number: int) -> Path | None:
+        """Name a folder of the directory, which the next checkpoint names too."""
+        return self.directory / files.best_folder(pass_number)
+
+
+class FitIsOver(ValueError):
+    """The fit that is to go on is over, by the settings that it is called with now; the model has its weights."""
+
+
+def standing_of(model: Kept, reader: Any, plan: Plan, keeper: Keeper | None, *, resume: bool) -> Standing | None:
+    """Take what a keeper's directory holds, to go on with; or check that a fit may begin there.
+
+    Returns
+    -------
+    Standing or None
+        None: the fit begins.
+
+    Raises
+    ------
+    CorruptionError
+        A file is missing, cut short or changed.
+    FitIsOver
+        The fit there is over.
+    ValueError
+        The fit there was begun with other settings or data; or there is a model that may not be replaced.
+    """
+    if not resume:
+        if keeper is not None:
+            files.check_target(keeper.directory, overwrite=keeper.overwrite)
+        return None
+    if keeper is None:
+        raise ValueError("resume goes on with the fit of a directory: pass directory=")
+    if not files.is_model(keeper.directory):
+        return None
+    standing = model.take(keeper.directory, resume=True)
+    if standing is None:
+        error = FitIsOver if _has_ended(model.history, plan) else ValueError
+        raise error(f"the fit in {keeper.directory} is over: begin another one in another directory")
+    model.check_format(reader)
+    _check_same(model.history.fits[-1].plan, plan)
+    return standing
+
+
+def _has_ended(history: History, plan: Plan) -> bool:
+    """Tell whether the last fit was one by ``plan``, and came to its end."""
+    if not history.fits or history.fits[-1].plan != plan:
+        return False
+    passes = [done for done in history.passes if done.number >= history.fits[-1].first_pass]
+    return bool(passes) and passes[-1].complete and (len(passes) == plan.epochs or plan.patience is not None)
+
+
+def _check_same(begun: Plan, plan: Plan) -> None:
+    """Raise ValueError if a fit was begun by another plan; it may have more epochs now."""
+    for name in ("shuffle", "negative_rate", "warm_up", "seed", "patience", "min_delta", "metric"):
+        before, now = getattr(begun, name), getattr(plan, name)
+        if before != now:
+            raise ValueError(f"the fit was begun with {name}={before!r}, now it is {now!r}: pass the same to resume")

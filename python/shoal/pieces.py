@@ -1,0 +1,179 @@
+"""Pieces: what checkpoints and exports are made of, written to new files that a manifest then names.
+
+    with Replacement(place, "manifest.json", is_ours) as new:     a directory gets another content
+        writer = PieceWriter(place, f"{new.stem}-0", ".slots", header)
+        file, offset = writer.append(piece)                      as many as there are, into files of about 1 GiB
+        writer.finish()                                          writer.files tells their names and sizes
+        new.publish(body)                                        the manifest, at one moment
+
+Invariants
+    P1  No file that is there is touched before the new manifest is in place: the names of new ones begin with `stem`,
+        eight random hexadecimal digits and no others' (by whom else they may be written is the place's business: S2).
+    P2  Once the manifest is in place, all that it names is there and committed; what was there before it is removed.
+    P3  A replacement that ends otherwise removes its own files, and leaves what was there.
+
+Threads: a writer and a replacement belong to one thread; `in_order` works ahead of it in a pool.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from shoal.errors import StorageError
+from shoal.sealed import seal
+from shoal.storage import Place, Target
+
+__all__ = ["PieceFile", "PieceWriter", "Replacement", "in_order"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_FILE_BYTES = 1 << 30  # a file is closed once it is this long
+
+
+class PieceFile(msgspec.Struct, frozen=True):
+    """A file of pieces."""
+
+    name: str
+    bytes: int
+
+
+class PieceWriter:
+    """Appends pieces to new files, each of which begins with a header.
+
+    Parameters
+    ----------
+    place : Place
+    stem, suffix : str
+        The files are STEM-0SUFFIX, STEM-1SUFFIX, ...
+    header : bytes
+    durable : bool
+        Whether they are on the disk once they are finished.
+    """
+
+    def __init__(self, place: Place, stem: str, suffix: str, header: bytes, *, durable: bool = True) -> None:
+        self._place = place
+        self._stem = stem
+        self._suffix = suffix
+        self._header = header
+        self._durable = durable
+        self._file: Target | None = None
+        self.files: list[PieceFile] = []
+
+    def append(self, data: np.ndarray[Any, Any]) -> tuple[int, int]:
+        """Write a piece: the number of its file, and where it stands there.
+
+        Raises
+        ------
+        StorageError
+            It cannot be written.
+        """
+        if self._file is None:
+            name = f"{self._stem}-{len(self.files)}{self._suffix}"
+            self.files.append(PieceFile(name, 0))
+            self._file = self._place.create(name, durable=self._durable)
+            self._file.write(self._header)
+        file, offset = len(self.files) - 1, self._file.tell()
+        self._file.write(data.data)
+        if self._file.tell() >= _FILE_BYTES:
+            self.finish()
+        return file, offset
+
+    def finish(self) -> None:
+        """Commit the file; a piece that comes later begins another."""
+        if self._file is not None:
+            size = self._file.tell()
+            self._file.commit()
+            self.files[-1] = PieceFile(self.files[-1].name, size)
+            self._file = None
+
+    def close(self) -> None:
+        """Give up what was not finished."""
+        if self._file is not None:
+            self._file.abort()
+            self._file = None
+
+
+class Replacement:
+    """New files and the manifest that names them, in place of those of a directory. A context manager.
+
+    Parameters
+    ----------
+    place : Place
+        Made if it is not there.
+    manifest : str
+        The manifest's name.
+    is_ours : callable
+        Whether a file's name is one that belongs to such a manifest: those of before are removed at the end.
+    durable : bool
+        Whether to wait for the disk.
+
+    Raises
+    ------
+    SaveConflict
+        On leaving: somebody else has put another manifest there since this began. That one stays.
+    StorageError
+        The place refuses something. What was there stays.
+    """
+
+    def __init__(self, place: Place, manifest: str, is_ours: Callable[[str], bool], *, durable: bool = True) -> None:
+        self.stem = secrets.token_hex(4)
+        self._place = place
+        self._manifest = manifest
+        self._is_ours = is_ours
+        self._durable = durable
+        self._before: str | None = None
+        self._old: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._place.make(durable=self._durable)
+        self._before = self._place.version(self._manifest)
+        return self
+
+    def publish(self, body: bytes) -> None:
+        """Put the manifest in place: ``body``, one JSON value, under its checksum."""
+        # What is there now is of what is replaced, of writers that were killed, or of one that will find its manifest
+        # replaced. What comes later may be of a writer that begins behind this one: it stays.
+        self._old = [name for name in self._place.names() if self._is_ours(name) and not name.startswith(self.stem)]
+        self._place.publish(self._manifest, seal(body), before=self._before, durable=self._durable)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._remove(self._old)
+            return
+        with suppress(StorageError):  # nothing names what is left, and the next one removes it
+            if not self._is_in_place():
+                self._remove([name for name in self._place.names() if name.startswith(self.stem)])
+
+    def _is_in_place(self) -> bool:
+        """Whether the manifest was put in place behind all: then the new files are what is there."""
+        with suppress(FileNotFoundError):
+            return f'"{self.stem}-'.encode() in self._place.read(self._manifest)
+        return False
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._place.remove(name)
+
+
+def in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """Do ``work`` on the items in the pool, ``ahead`` of them before the consumer; the results in the items' order."""
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

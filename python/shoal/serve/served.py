@@ -1,0 +1,165 @@
+"""Served: the model of an export's version in place, and the swap to a newer one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from shoal import models
+from shoal.export.read import Export, ExportVersion, open_export
+from shoal.models import files
+from shoal.serve.store import ExportStore
+
+if TYPE_CHECKING:
+    from shoal.models.predictor import Predictor
+
+__all__ = ["Model", "Served"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """What predicts, and of which version it is."""
+
+    version: int
+    kind: str
+    predictor: Predictor
+    exported: ExportVersion
+
+
+def make_model(version: ExportVersion, threads: int | None) -> Model:
+    """Make the model that an export tells of, over its tables.
+
+    Raises
+    ------
+    ValueError
+        It tells of none: it is an export of tables.
+    ImportError
+        It is a click model, and PyTorch is not installed.
+    """
+    told = version.model
+    if told is None:
+        raise ValueError(
+            f"{version.place} is an export of tables, not of a model: export a model's directory "
+            "(shoal export MODEL DIR)"
+        )
+    store = ExportStore(version, threads=threads)
+    predictor: Predictor
+    if told["kind"] == files.CLICK:
+        from shoal.torch import config  # loads PyTorch, so only where there is a tower
+
+        predictor = config.exported(told, version.layers.extra("tower.pt"), store)
+    else:
+        for name in (told["table"], *told["more_tables"]):
+            store.exported(name)
+        predictor = models.exported(told, store)
+    return Model(version.version, told["kind"], predictor, version)
+
+
+class Served:
+    """A model in place, and how it is replaced. A context manager that closes itself.
+
+    Parameters
+    ----------
+    directory : path or URL
+        An export of a model, or a directory of them.
+    threads : int, optional
+        Threads that share the work of one prediction; default: 1, since requests run beside each other.
+    verify : bool
+        Whether every byte is checked before a version is put in place.
+    cache, storage_options
+        As for :func:`shoal.open_export`.
+
+    Notes
+    -----
+    Safe from any thread. A request takes :attr:`now` once, and so is answered by one version throughout.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        threads: int | None = 1,
+        verify: bool = True,
+        cache: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._threads = threads
+        self._export: Export = open_export(
+            directory, threads=threads, verify=verify, cache=cache, storage_options=storage_options
+        )
+        self._turn = threading.Lock()
+        self._stopped = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self.reloads = 0
+        self.failures = 0
+        try:
+            self._now = make_model(self._export.now, threads)
+        except BaseException:
+            self._export.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self.close()
+
+    @property
+    def now(self) -> Model:
+        """The model in place."""
+        return self._now
+
+    def reload(self) -> bool:
+        """Look for a newer version, make its model, put it in place.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+
+        Raises
+        ------
+        CorruptionError, ValueError
+            There is one that cannot be used: the one in place stays.
+        """
+        with self._turn:
+            try:
+                self._export.refresh()
+                found = self._export.now
+                if found is self._now.exported:
+                    return False
+                self._now = make_model(found, self._threads)
+            except Exception:
+                self.failures += 1
+                raise
+            self.reloads += 1
+            return True
+
+    def watch(self, seconds: float) -> None:
+        """Reload every so many seconds, in a thread that ends with `close`; what fails is logged."""
+        if not seconds > 0:
+            raise ValueError(f"watch looks every so many seconds, more than 0, got {seconds!r}")
+
+        def look() -> None:
+            while not self._stopped.wait(seconds):
+                try:
+                    if self.reload():
+                        _log.info("version %d is in place", self._now.version)
+                except Exception as error:
+                    _log.warning("version %d stays: %s", self._now.version, error)
+
+        self._watcher = threading.Thread(target=look, name="shoal-serve-watch", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Stop watching, and let go of the files once no request reads them."""
+        self._stopped.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        self._export.close()

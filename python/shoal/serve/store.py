@@ -1,0 +1,91 @@
+"""ExportStore: the tables of an export as those of a store, for models that only predict."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core, checkpoint
+from shoal.export.read import ExportTable, ExportVersion
+from shoal.optim import SGD, make_init
+from shoal.store import LoneStore
+from shoal.table import Rows, Table, TableSpec
+
+__all__ = ["ExportStore"]
+
+
+def _refuse() -> NoReturn:
+    raise ValueError("an export is only read: train in a store, and export it again")
+
+
+class _FrozenShard:
+    """The rows of an exported table, as a table asks for them."""
+
+    def __init__(self, table: ExportTable) -> None:
+        self._table = table
+
+    @property
+    def step(self) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return self._table.rows_written
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows) -> None:
+        self._table.native.pull(batch.hashes, rows, self._table.workers, hashed=True)
+
+    def contains(self, batch: _core.KeyBatch) -> npt.NDArray[np.uint8]:
+        return self._table.contains(_core.unmix(batch.hashes)).view(np.uint8)
+
+    def read_slot(self, slot: int) -> tuple[npt.NDArray[np.uint64], Rows]:
+        return self._table.native.read_slot(slot)
+
+    def __getattr__(self, name: str) -> Any:
+        _refuse()
+
+
+class ExportStore(LoneStore):
+    """A store over one version of an export: tables that it has are read there, others are refused."""
+
+    def __init__(self, version: ExportVersion, *, threads: int | None = None) -> None:
+        super().__init__(threads=threads, slots=version.slots)
+        self._version = version
+
+    def exported(self, name: str) -> Table:
+        """Make the table that the export has under a name."""
+        form = self._version.table(name).form
+        init = make_init(form.init, form.init_parameter, form.init_seed)
+        return self.table(name, dim=form.dim, optimizer=SGD(), init=init)
+
+    def _make_shard(self, spec: TableSpec) -> Any:
+        table = self._version.table(spec.name)
+        form = table.form
+        asked = (spec.dim, type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
+        if asked != (form.dim, form.init, form.init_parameter, form.init_seed):
+            raise ValueError(
+                f"table {spec.name!r} is exported with dim {form.dim} and {form.init}({form.init_parameter}), and the "
+                f"model takes dim {spec.dim} and {spec.init}"
+            )
+        return _FrozenShard(table)
+
+    @property
+    def clock(self) -> int:
+        """Always 0."""
+        return 0
+
+    def tick(self) -> None:
+        """Refuse."""
+        _refuse()
+
+    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        _refuse()
+
+    def _snapshots(
+        self, tables: list[tuple[Table, str]], base: checkpoint.Link | None
+    ) -> AbstractContextManager[checkpoint.Moment]:
+        _refuse()
+
+    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
+        _refuse()

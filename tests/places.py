@@ -1,0 +1,87 @@
+"""An object store for tests, connections to it that can be cut, disks that are full, users who may do nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_fakes import Wire
+
+BUCKET = "places"
+
+
+@contextlib.contextmanager
+def object_store() -> Iterator[str]:
+    """Run a server that speaks S3, with one bucket: its address."""
+    pytest.importorskip("s3fs")
+    server_module = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "a")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket=BUCKET)
+        yield f"http://{host}:{port}"
+        server.stop()
+
+
+def options(endpoint: str) -> dict[str, Any]:
+    quick = {"connect_timeout": 2, "read_timeout": 2, "retries": {"max_attempts": 1}}
+    return {"endpoint_url": endpoint, "config_kwargs": quick, "skip_instance_cache": True}
+
+
+def uploads(endpoint: str) -> list[Any]:
+    import boto3
+
+    found: list[Any] = boto3.client("s3", endpoint_url=endpoint).list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+    return found or []
+
+
+@contextlib.contextmanager
+def cut_connection(endpoint: str) -> Iterator[Wire]:
+    """A connection to the server that can be broken off and ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("s3fs.S3FileSystem.retries", 2)
+        with contextlib.closing(Wire(endpoint.replace("http", "tcp"))) as made:
+            yield made
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path, room: int) -> Iterator[None]:
+    """A small tmpfs on ``folder``, where this process may mount one; else no file of this process may be longer."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(folder)]
+    if os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0:
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def somebody_else() -> Iterator[None]:
+    """Be a user who owns nothing, where this process may."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -1,0 +1,252 @@
+"""Saves beside changes: what is written is of one moment, and nobody waits for the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import shoal
+from shoal import checkpoint, pieces
+
+KEYS = np.arange(4000, dtype=np.uint64)
+ONES = np.ones(len(KEYS), np.float32)
+
+
+def contents(folder):
+    """The rows of a checkpoint: its slot files in order, whose names are random."""
+    manifest = checkpoint.read_manifest(folder)
+    return [
+        (table.name, table.step, table.clock, table.rows, [(folder / file.name).read_bytes() for file in table.files])
+        for table in manifest.tables
+    ]
+
+
+class Held:
+    """The disk takes the first bytes, and no more until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.came = threading.Event()
+        self.go = threading.Event()
+        real = pieces.PieceWriter.append
+
+        def append(writer, data):
+            self.came.set()
+            assert self.go.wait(60)
+            return real(writer, data)
+
+        monkeypatch.setattr(pieces.PieceWriter, "append", append)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    held = Held(monkeypatch)
+    yield held
+    held.go.set()
+
+
+def filled(store, name="t", **how):
+    table = store.table(name, optimizer=shoal.SGD(lr=1.0), **how)
+    table.assign(KEYS, ONES)
+    return table
+
+
+def value(folder, name="t"):
+    with shoal.local(slots=8) as store:
+        store.load(folder)
+        rows = store.tables[name].pull(KEYS)
+        assert len(store.tables[name]) == len(KEYS)
+        assert rows.min() == rows.max()
+        return float(rows[0, 0])
+
+
+def test_changes_go_on_while_a_save_waits_for_the_disk_and_are_not_in_it(held, tmp_path):
+    with shoal.local(slots=16, threads=2) as store:
+        tables = [filled(store, name) for name in ("t", "u")]
+        save = store.save(tmp_path / "c", wait=False)
+        assert held.came.wait(60)
+        for table in tables:
+            table.push(KEYS, ONES * 2).wait()
+            table.assign(np.arange(10**6, 10**6 + 9000, dtype=np.uint64), np.ones(9000, np.float32))
+            table.erase(KEYS[::2])
+            assert table.decay(0.5) == 11000
+        assert not save.done
+        with pytest.raises(shoal.DeadlineExceeded, match="the save was not done after"):
+            save.wait(0.01)
+        held.go.set()
+        save.wait(60)
+        assert save.done
+        assert [table.shard.verify() for table in tables] == ["", ""]
+    assert [value(tmp_path / "c", name) for name in ("t", "u")] == [1, 1]
+
+
+def test_a_load_does_not_wait_for_a_save_and_what_is_saved_are_the_rows_of_before(held, tmp_path):
+    with shoal.local(slots=16) as store:
+        table = filled(store)
+        held.go.set()
+        store.save(tmp_path / "ones")
+        table.assign(KEYS, ONES * 5)
+        held.go.clear()
+        held.came.clear()
+        save = store.save(tmp_path / "fives", wait=False)
+        assert held.came.wait(60)
+        store.load(tmp_path / "ones")
+        assert table.pull(KEYS).max() == 1
+        held.go.set()
+        save.wait(60)
+    assert value(tmp_path / "fives") == 5
+
+
+def test_saves_come_one_after_the_other_each_of_its_own_moment(held, tmp_path):
+    with shoal.local(slots=16) as store:
+        table = filled(store)
+        first = store.save(tmp_path / "1", wait=False)
+        assert held.came.wait(60)
+        table.assign(KEYS, ONES * 2)
+        second = threading.Thread(target=lambda: store.save(tmp_path / "2"))
+        second.start()
+        second.join(0.1)
+        assert second.is_alive()  # its moment comes when the first is done
+        table.assign(KEYS, ONES * 3)
+        held.go.set()
+        second.join(60)
+        assert first.done
+        table.assign(KEYS, ONES * 4)
+    assert (value(tmp_path / "1"), value(tmp_path / "2")) == (1, 3)
+
+
+def test_a_background_save_that_fails_is_told_to_who_waits_or_else_by_close(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    store = shoal.local(slots=16)
+    table = filled(store)
+    heard = store.save(tmp_path / "file", wait=False)
+    with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
+        heard.wait(60)
+    table.push(KEYS, ONES).wait()  # nothing is held any more
+    store.save(tmp_path / "fine")
+    store.save(tmp_path / "file", wait=False)
+    with pytest.raises(OSError):  # noqa: PT011
+        store.close()
+    store.close()
+    assert value(tmp_path / "fine") == 0
+
+
+def test_a_store_that_is_closed_waits_for_its_saves(held, tmp_path):
+    store = shoal.local(slots=16)
+    filled(store)
+    store.save(tmp_path / "c", wait=False)
+    assert held.came.wait(60)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    held.go.set()
+    closing.join(60)
+    assert value(tmp_path / "c") == 1
+
+
+def test_rows_that_change_faster_than_they_are_written_end_the_save_and_not_the_push(monkeypatch, tmp_path):
+    with shoal.local(slots=16) as store:
+        table = filled(store)
+        store.save(tmp_path / "c")
+        shard = table.shard
+        with pytest.raises(TypeError):
+            shard.snapshot(0, 1000)
+        with pytest.raises(ValueError, match="no snapshot whole"):
+            shard.snapshot(0, "whole")
+        shard.freeze()
+        snapshot = shard.snapshot(0, "plain", 1000)
+        shard.thaw()
+        for _ in range(3):
+            table.push(KEYS, ONES).wait()
+        with pytest.raises(shoal.SnapshotLost, match="faster than they were written"):
+            snapshot.section(0)
+        with pytest.raises(ValueError, match="one save at a time"):
+            shard.snapshot()
+        snapshot.close()
+        with pytest.raises(ValueError, match="taken already"):
+            snapshot.section(1)
+        with pytest.raises(ValueError, match="no slot 16"):
+            snapshot.section(16)
+        assert table.pull(KEYS).max() == -2
+        store.save(tmp_path / "d")
+    assert value(tmp_path / "d") == -2
+
+
+RULES = {
+    "none": {},
+    "count": {"admit": shoal.AfterCount(2, within=2, capacity=200), "expire": shoal.TimeToLive(2)},
+    "bloom": {"admit": shoal.AfterBloom(2, capacity=2000, within=2), "expire": shoal.DecayedScore(0.5, floor=0.2)},
+    "most": {"expire": shoal.MaxRows(150)},
+}
+
+
+class Script:
+    """Changes of a store, drawn beforehand."""
+
+    def __init__(self, store, seed):
+        self.rng = np.random.default_rng(seed)
+        self.store = store
+
+    def step(self):
+        for table in self.store.tables.values():
+            keys = self.rng.integers(0, 2000, int(self.rng.integers(0, 500)), np.uint64)
+            keys[:2] = (0, 2**64 - 1) if self.rng.integers(2) and len(keys) > 1 else keys[:2]
+            rows = self.rng.standard_normal((len(keys), table.dim)).astype(np.float32)
+            with contextlib.suppress(shoal.MemoryBudgetExceeded):
+                self.change(table, keys, rows)
+        match self.rng.integers(4):
+            case 0:
+                self.store.tick()
+            case 1:
+                self.store.sweep()
+
+    def change(self, table, keys, rows):
+        match self.rng.integers(6):
+            case 0 | 1 | 2:
+                table.push(keys, rows).wait()
+            case 3:
+                unique = np.unique(keys)
+                table.assign(unique, rows[: len(unique)])
+            case 4:
+                table.erase(keys[::2])
+            case 5:
+                table.decay(0.75)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    rules=st.sampled_from(list(RULES)),
+    dim=st.sampled_from([1, 3, 20]),
+    slots=st.sampled_from([2, 16, 64]),
+    memory=st.sampled_from([None, 3_000_000]),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim, slots, memory, tmp_path):
+    with shoal.local(threads=2, slots=slots, memory=memory) as store, pytest.MonkeyPatch.context() as patch:
+        for name in ("a", "b"):
+            optimizer = shoal.FTRL() if dim == 1 else shoal.Adagrad()
+            store.table(name, dim=dim, optimizer=optimizer, init=shoal.Uniform(0.1, seed=3), **RULES[rules])
+        script = Script(store, seed)
+        for _ in range(5):
+            script.step()
+        store.save(tmp_path / "still")
+        real = pieces.PieceWriter.append
+        changed = []
+
+        def append(writer, data):
+            if len(changed) < 10:
+                changed.append(None)
+                script.step()
+            return real(writer, data)
+
+        patch.setattr(pieces.PieceWriter, "append", append)
+        patch.setattr(checkpoint, "_AHEAD", 0)
+        patch.setattr(checkpoint, "_TASK_BYTES", 1)
+        store.save(tmp_path / "moving")
+        assert contents(tmp_path / "moving") == contents(tmp_path / "still")
+        assert all(table.shard.verify() == "" for table in store.tables.values())

@@ -1,0 +1,248 @@
+"""Rows in other programs' files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import cli, exchange, models
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
+
+KEYS = np.array([0, 7, 2**63, 2**64 - 1, 99], np.uint64)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+@pytest.mark.parametrize("optimizer", [shoal.FTRL(l1=0.1), shoal.RowWiseAdagrad(), shoal.SGD()])
+def test_parquet_has_keys_weights_and_state_and_comes_back(tmp_path, dim, optimizer):
+    path = tmp_path / "t.parquet"
+    with shoal.local(slots=8) as store:
+        table = store.table("t", dim=dim, optimizer=optimizer)
+        table.push(KEYS, np.random.default_rng(1).standard_normal((5, dim)).astype(np.float32)).wait()
+        assert exchange.write_parquet(table, path) == 5
+        told = pa.parquet.read_table(path)
+        keys = told["key"].to_numpy()
+        assert sorted(keys.tolist()) == sorted(KEYS.tolist())
+        state = {name: rows for name, rows in table.state(keys).items() if name != "w"}
+        assert told.column_names == ["key", "weights", *state]
+        for name, rows in {"weights": table.pull(keys), **state}.items():
+            assert np.array(told[name].to_pylist(), np.float32).reshape(rows.shape).tolist() == rows.tolist()
+        again, weights = exchange.read_parquet_rows(path)
+        other = store.table("other", dim=dim, optimizer=shoal.SGD())
+        other.assign(again, weights)
+        np.testing.assert_array_equal(other.pull(KEYS), table.pull(KEYS))
+        assert exchange.write_parquet(store.table("empty", dim=dim), path) == 0
+        assert exchange.read_parquet_rows(path)[1].size == 0
+        assert exchange.write_parquet(table, path, state=False) == 5
+        assert pa.parquet.read_table(path).column_names == ["key", "weights"]
+    assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
+
+
+OPTIMIZERS = [
+    shoal.FTRL(l1=0.1),
+    shoal.SGD(),
+    shoal.Momentum(),
+    shoal.RowWiseAdagrad(),
+    shoal.AdamW(per_row_step=True),
+    shoal.GroupFTRL(),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+@pytest.mark.parametrize(("dim", "dtype"), [(1, "float32"), (3, "float32"), (3, "float16"), (3, "bfloat16")])
+def test_rows_with_state_come_back_to_the_bit_and_train_on(tmp_path, monkeypatch, optimizer, dim, dtype):
+    if dtype != "float32" and "FTRL" in type(optimizer).__name__:
+        pytest.skip("stores no weights")
+    monkeypatch.setattr(exchange, "_ROW_GROUP", 100)
+    rng = np.random.default_rng(2)
+    keys = np.concatenate([KEYS, rng.integers(0, 2**64, 300, np.uint64)])
+    grads = [rng.standard_normal((len(keys), dim)).astype(np.float32) for _ in range(3)]
+    how = {"dim": dim, "optimizer": optimizer, "dtype": dtype, "seed": 5, "init": shoal.Uniform(0.1, seed=2)}
+    with shoal.local(slots=8, threads=1) as store, shoal.local(slots=64, threads=1) as other:
+        table = store.table("t", **how)
+        for some in grads[:2]:
+            table.push(keys, some).wait()
+        exchange.write_parquet(table, tmp_path / "t.parquet")
+        turned = pa.parquet.read_table(tmp_path / "t.parquet")  # by another program, in another order
+        pa.parquet.write_table(
+            turned.take(rng.permutation(len(turned))), tmp_path / "turned.parquet", row_group_size=70
+        )
+        for file in ("t", "turned"):
+            again = exchange.load_parquet(other, tmp_path / f"{file}.parquet")
+            assert (again.spec, again.digest()) == (table.spec, table.digest())
+        assert other.table("t", **how) is again
+        for one in (table, again):
+            one.push(keys, grads[2]).wait()
+        assert again.digest() == table.digest()  # the number of pushes, by which is rounded, came along
+        exchange.write_parquet(store.table("empty", **how), tmp_path / "empty.parquet")
+        assert len(exchange.load_parquet(other, tmp_path / "empty.parquet")) == 0
+
+
+def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
+    path, changed = tmp_path / "t.parquet", tmp_path / "changed.parquet"
+    with shoal.local(slots=8) as store:
+        table = store.table("t", dim=2, optimizer=shoal.Adagrad(), dtype="float16")
+        table.push(KEYS, np.ones((5, 2), np.float32)).wait()
+        exchange.write_parquet(table, path)
+        before = table.digest()
+        good = pa.parquet.read_table(path)
+        thirds = pa.array([[1 / 3, 0.0]] * 5, pa.list_(pa.float32(), 2))
+        infinite = pa.array([[np.inf, 0.0]] * 5, pa.list_(pa.float32(), 2))
+        told = {key: value for key, value in good.schema.metadata.items() if key != b"shoal"}
+        for other, message in [
+            (good.drop_columns("n"), "no column 'n', which table 't' has by Adagrad"),
+            (
+                good.set_column(1, "weights", pa.array([1.0] * 5, pa.float32())),
+                "'weights' is float instead of fixed_size",
+            ),
+            (good.set_column(2, "n", pa.array([[1.0]] * 5, pa.list_(pa.float32(), 1))), "'n' is fixed_size_list"),
+            (good.set_column(2, "n", pa.array([None] * 5, pa.list_(pa.float32(), 2))), "'n' holds nulls"),
+            (good.set_column(0, "key", pa.array([1, 2, 3, 4, 5], pa.int64())), "'key' is int64 instead of uint64"),
+            (good.set_column(0, "key", pa.array([1, 2, 3, 1, 5], pa.uint64())), "'t' is there twice"),
+            (good.set_column(1, "weights", thirds), "no float16 number"),
+            (good.set_column(1, "weights", infinite), "not finite"),
+            (good.replace_schema_metadata(told), "tells of no table"),
+            (good.replace_schema_metadata({b"shoal": b"{}"}), "cannot be read"),
+            (
+                good.replace_schema_metadata(
+                    {b"shoal": good.schema.metadata[b"shoal"].replace(b"Adagrad", b"Adamant")}
+                ),
+                "Adamant",
+            ),
+            (
+                good.replace_schema_metadata({b"shoal": good.schema.metadata[b"shoal"].replace(b'lr":', b'lr":1')}),
+                "is there with optimizer",
+            ),
+            (
+                good.replace_schema_metadata(
+                    {b"shoal": good.schema.metadata[b"shoal"].replace(b'version":1', b'version":2')}
+                ),
+                "newer shoal",
+            ),
+        ]:
+            pa.parquet.write_table(other, changed)
+            with pytest.raises(ValueError, match=message):
+                exchange.load_parquet(store, changed)
+        halves = [good, good.slice(0, 1)]
+        pa.parquet.write_table(pa.concat_tables(halves), changed, row_group_size=5)
+        with pytest.raises(ValueError, match="'t' is there twice"):
+            exchange.load_parquet(store, changed)
+        assert table.digest() == before
+        swept = store.table("swept", expire=shoal.TimeToLive(9))
+        exchange.write_parquet(swept, path)
+        with pytest.raises(ValueError, match="keep a checkpoint"):
+            exchange.load_parquet(store, path)
+        bfloat = store.table("b", dim=2, dtype="bfloat16", optimizer=shoal.SGD())
+        exchange.write_parquet(bfloat, path)
+        metadata = pa.parquet.read_table(path).schema.metadata
+        pa.parquet.write_table(
+            pa.table({"key": good["key"], "weights": thirds}).replace_schema_metadata(metadata), changed
+        )
+        with pytest.raises(ValueError, match="no bfloat16 number"):
+            exchange.load_parquet(store, changed)
+
+
+def test_the_command_makes_the_checkpoint_again(tmp_path, capsys):
+    with shoal.local() as store:
+        for name, dim in (("a", 1), ("b", 2)):
+            table = store.table(name, dim=dim, optimizer=shoal.Adagrad())
+            table.push(KEYS, np.ones((5, dim), np.float32)).wait()
+        store.save(tmp_path / "c")
+        digests = {name: table.digest() for name, table in store.tables.items()}
+    rows = str(tmp_path / "rows")
+    assert cli.main(["convert", str(tmp_path / "c"), rows]) == 0
+    assert cli.main(["convert", rows, str(tmp_path / "again"), "--from", "rows"]) == 0
+    assert "table 'b', 5 rows" in capsys.readouterr().out
+    with shoal.local(slots=4) as store:
+        store.load(tmp_path / "again")
+        assert {name: table.digest() for name, table in store.tables.items()} == digests
+    files = [sorted(path.read_bytes() for path in (tmp_path / name).glob("*.slots")) for name in ("c", "again")]
+    assert files[0] == files[1]
+    for wrong in (tmp_path / "nowhere", tmp_path / "again"):
+        assert cli.main(["convert", str(wrong), str(tmp_path / "x"), "--from", "rows"]) == 2
+    assert not (tmp_path / "x").exists()
+
+
+def test_parquet_of_others_is_checked(tmp_path):
+    path = tmp_path / "x.parquet"
+    for columns, message in [
+        ({"id": [1], "weights": [1.0]}, "no column 'key'"),
+        ({"key": [1, None], "weights": [1.0, 2.0]}, "nulls"),
+        ({"key": ["a"], "weights": [1.0]}, "keys are integers"),
+        ({"key": [1, 2], "weights": [[1.0], [1.0, 2.0]]}, "not one dim"),
+        ({"key": [1], "weights": [float("inf")]}, "not finite"),
+    ]:
+        pa.parquet.write_table(pa.table(columns), path)
+        with pytest.raises(ValueError, match=message):
+            exchange.read_parquet_rows(path)
+    pa.parquet.write_table(pa.table({"id": [-1, 5], "w": [[1.0, 2.0], [3.0, 4.0]]}), path)
+    keys, rows = exchange.read_parquet_rows(path, key="id", weights="w")
+    assert (keys.tolist(), rows.tolist()) == ([2**64 - 1, 5], [[1, 2], [3, 4]])
+
+
+def test_npz_is_read_and_checked(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, keys=np.array([-1, 3]), weights=np.array([0.5, 2]))
+    keys, rows = exchange.read_npz_rows(path)
+    assert (keys.tolist(), rows.tolist()) == ([2**64 - 1, 3], [[0.5], [2]])
+    for arrays, message in [
+        ({"weights": np.ones(2)}, "no array 'keys'"),
+        ({"keys": np.ones(2), "weights": np.ones(2)}, "must be integers"),
+        ({"keys": np.arange(3), "weights": np.ones(2)}, "3 keys and 2 rows"),
+        ({"keys": np.arange(1), "weights": np.array([1e300])}, "not finite"),
+    ]:
+        np.savez(path, **arrays)
+        with pytest.raises(ValueError, match=message):
+            exchange.read_npz_rows(path)
+    path.write_bytes(b"PK\x03\x04 no")
+    with pytest.raises(ValueError, match="no npz file"):
+        exchange.read_npz_rows(path)
+
+
+HEAD = "Version 9.11.1\nId \nMin label:0\nMax label:1\nbits:18\nlda:0\n0 ngram:\n0 skip:\noptions:\nChecksum: 1\n:0\n"
+
+
+def test_a_vw_model_with_names_predicts_from_the_same_files(tmp_path):
+    (tmp_path / "m.txt").write_text(HEAD + "Constant:116060:0.25\nuser^u1:5:1.5\nuser^n:2:f:9:-2\nplain:7:0.5\n")
+    (tmp_path / "d.vw").write_text("1 |user u1 n:2 | plain\n-1 |user u2\n")
+    assert cli.main(["convert", str(tmp_path / "m.txt"), str(tmp_path / "m"), "--from", "vw", "--quiet"]) == 0
+    with models.load(tmp_path / "m") as model:
+        margins = model.decision_function(shoal.read_vw(tmp_path / "d.vw"))
+    assert margins == pytest.approx([0.25 + 1.5 + 0.5, 0.25], abs=1e-6)
+
+
+def test_a_vw_model_without_names_has_indices_for_keys(tmp_path):
+    (tmp_path / "m.txt").write_text(HEAD + f"17:0.5\n{exchange.VW_CONSTANT % 2**18}:0.25\n99:-1\n")
+    keys, rows = exchange.read_vw_model(tmp_path / "m.txt", bias_key=5)
+    assert dict(zip(keys.tolist(), rows.ravel().tolist(), strict=True)) == {17: 0.5, 99: -1.0, 5: 0.25}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello\n", "line 1: a readable model"),
+        (HEAD[:-3], "no line ':0'"),
+        (HEAD + "1:0.5\na^b:2:0.5\n", "line 13: not as the lines before"),
+        (HEAD + "1:0.5 0.1 0.2\n", "save_resume"),
+    ],
+)
+def test_other_texts_are_no_vw_models(tmp_path, text, message):
+    (tmp_path / "m.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        exchange.read_vw_model(tmp_path / "m.txt", bias_key=5)
+
+
+def test_the_command_writes_every_table_of_a_checkpoint(tmp_path, capsys):
+    with shoal.local(slots=4) as store:
+        store.table("a").assign(KEYS, np.ones(5, np.float32))
+        store.table("b", dim=2).assign(KEYS[:2], np.ones((2, 2), np.float32))
+        store.save(tmp_path / "c")
+    assert cli.main(["convert", str(tmp_path / "c"), str(tmp_path / "rows")]) == 0
+    assert "a.parquet: 5 rows" in capsys.readouterr().out
+    assert len(pa.parquet.read_table(tmp_path / "rows" / "b.parquet")) == 2
+    assert cli.main(["convert", str(tmp_path / "x"), str(tmp_path / "rows")]) == 2
+    np.savez(tmp_path / "w.npz", keys=KEYS, weights=np.ones((5, 2)))
+    assert cli.main(["convert", str(tmp_path / "w.npz"), str(tmp_path / "m"), "--from", "npz"]) == 2
+    assert "one a key" in capsys.readouterr().err

@@ -1,0 +1,249 @@
+"""Fits of models over tables that stop anywhere and go on: with the bits of a fit that never stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.cli import main
+from shoal.models import Model, files
+from shoal.models.keeper import Keeper
+from stores import TIMEOUT
+
+BATCH = 50
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libsvm file of 800 examples, in which a third of the keys occurs often."""
+    random = np.random.default_rng(5)
+    weights = random.normal(size=400)
+    lines = []
+    for _ in range(800):
+        keys = np.unique(np.where(random.random(6) < 0.7, random.integers(0, 40, 6), random.integers(0, 400, 6)))
+        label = int(random.random() < 1 / (1 + np.exp(-weights[keys].sum())))
+        lines.append(f"{label} " + " ".join(f"{key}:{1 + key % 3}" for key in keys))
+    path = tmp_path_factory.mktemp("log") / "log.libsvm"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def reader(log: Path) -> shoal.Reader:
+    return shoal.read_libsvm(log, batch_size=BATCH)
+
+
+def logistic(store: shoal.Store, **how: Any) -> Model:
+    return shoal.LogisticRegression(shoal.FTRL(alpha=0.3, l1=0.3), store, **how)
+
+
+def machine(store: shoal.Store, **how: Any) -> Model:
+    return shoal.FactorizationMachine(4, store=store, dtype="bfloat16", **how)
+
+
+RULES = {"admit": shoal.AfterCount(2, within=9), "expire": (shoal.TimeToLive(9), shoal.DecayedScore(0.9, 0.2))}
+FITS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "lr": (logistic, {}, {}),
+    "lr, plain batches": (logistic, {}, {"warm_up": False}),
+    "lr, shuffled": (logistic, {}, {"shuffle": 4}),
+    "lr, sampled": (logistic, {}, {"negative_rate": 0.5, "warm_up": False}),
+    "lr, patient": (logistic, {}, {"patience": 1, "epochs": 5, "warm_up": False}),
+    "lr, with rules": (logistic, RULES, {"warm_up": False}),
+    "fm": (machine, {}, {"warm_up": False}),
+    "fm, with rules": (machine, RULES, {"shuffle": 2}),
+}
+
+
+def learned(model: Model) -> list[Any]:
+    """All that a model knows, to the bit, and what it noted down."""
+    out: list[Any] = [model.examples, [p for p in model.history.points if p.auc == p.auc]]
+    for table in model.tables:
+        out += [
+            (rows, section.tobytes(), kept.tobytes()) for rows, section, kept in map(table.shard.section, range(64))
+        ]
+        out.append(table.step)
+    return [*out, [(p.number, p.metrics, p.valid, p.features, p.complete) for p in model.history.passes]]
+
+
+class PowerFailed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", FITS)
+@pytest.mark.parametrize("stop", [5, 20])  # within the first pass, and behind it
+def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stop: int
+) -> None:
+    make, settings, how = FITS[kind]
+
+    def run(directory: Path, *, resume: bool = False) -> list[Any]:
+        with shoal.local(threads=1, slots=64) as store:
+            model: Model = make(store, **settings)
+            data = reader(log)
+            plan = {"epochs": 2, "valid": data.shard(0, 4), "seed": 3, "progress": False, **how}
+            model.fit(data, directory=directory, every=3, resume=resume, **plan)
+            return learned(model)
+
+    expected = run(tmp_path / "whole")
+    left = [stop]
+    done = Keeper.batch_done
+
+    def batch_done(keeper: Keeper, *arguments: Any) -> None:
+        done(keeper, *arguments)
+        left[0] -= 1
+        if left[0] < 0:
+            raise PowerFailed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "batch_done", batch_done)
+        with pytest.raises(PowerFailed):
+            run(tmp_path / "cut")
+    assert files.read(tmp_path / "cut").standing is not None
+    assert run(tmp_path / "cut", resume=True) == expected
+    assert files.read(tmp_path / "cut").standing is None
+    assert not list((tmp_path / "cut").glob("best-*"))
+
+
+def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"progress": False}
+    with shoal.local(slots=64) as store:
+        model = logistic(store)
+        model.fit(reader(log), directory=tmp_path / "c", **how)
+        with pytest.raises(ValueError, match=r"the fit in .* is over"):
+            model.fit(reader(log), directory=tmp_path / "c", resume=True, **how)
+        with pytest.raises(ValueError, match="holds a model already"):
+            model.fit(reader(log), directory=tmp_path / "c", **how)
+        model.fit(reader(log), directory=tmp_path / "c", overwrite=True, **how)
+        for wrong in ({"every": 3}, {"resume": True}):
+            with pytest.raises(ValueError, match="pass directory="):
+                model.fit(reader(log), **wrong, **how)
+        with pytest.raises(ValueError, match="every is 0"):
+            model.fit(reader(log), directory=tmp_path / "c", every=0, overwrite=True, **how)
+        before = learned(model)
+        for other, what in (
+            (
+                machine(store, table="other"),
+                r"is a logistic regression of .* is a factorization machine",
+            ),
+            (logistic(store, table="another"), "this is a logistic regression of another"),
+            (logistic(store, bias=False), r"with bias=True, this is .* with bias=False"),
+        ):
+            with pytest.raises(ValueError, match=what):
+                other.fit(reader(log), directory=tmp_path / "c", resume=True, **how)
+        assert learned(model) == before
+    with shoal.local(slots=64) as store:
+        exact = shoal.LogisticRegression(None, store, solver=shoal.DBPG())
+        with pytest.raises(ValueError, match="keeps no checkpoints"):
+            exact.fit(reader(log), directory=tmp_path / "d", **how)
+
+
+def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(keeper: Keeper, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+    how: dict[str, Any] = {"epochs": 3, "directory": tmp_path / "c", "progress": False}
+    with monkeypatch.context() as patch, shoal.local(slots=64) as store:
+        patch.setattr(Keeper, "pass_done", lambda keeper, at: (Keeper.interrupted(keeper, at), interrupt(keeper)))
+        model = logistic(store)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(reader(log), **how)
+    for name, value in (("seed", 4), ("shuffle", 2), ("warm_up", False), ("negative_rate", 0.5)):
+        with shoal.local(slots=64) as store:
+            model = logistic(store)
+            with pytest.raises(ValueError, match=f"begun with {name}="):
+                model.fit(reader(log), resume=True, **{**how, name: value})
+    with shoal.local(slots=64) as store:
+        model = logistic(store)
+        model.fit(reader(log), resume=True, **{**how, "epochs": 4})  # more passes may be
+        assert len(model.history.passes) == 4
+
+
+def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
+    log: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [
+        "train",
+        "lr",
+        "--train",
+        str(log),
+        "--valid",
+        str(log),
+        "--format",
+        "libsvm",
+        "--batch-size",
+        "50",
+        "--model",
+    ]
+    kept = [*command, str(tmp_path / "c"), "--every", "9", "--epochs", "2", "--resume", "--json"]
+    assert main(kept) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main([*kept[:-1]]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 1
+    assert "is over already, after" in told[0]
+    assert main(kept) == 0
+    assert json.loads(capsys.readouterr().out)["over"] is True
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    for other in (["--seed", "3"], ["--epochs", "3"]):  # the fit that is asked for is another one
+        assert main([*kept, *other]) == 2
+    # One that was killed before it was calibrated is not all done.
+    assert main([*kept, "--calibrate", "platt"]) == 0
+    assert "over" not in json.loads(capsys.readouterr().out)
+    with shoal.LogisticRegression.load(tmp_path / "c") as model:
+        assert model.calibration is not None
+    assert main([*kept, "--calibrate", "platt"]) == 0
+    assert json.loads(capsys.readouterr().out)["over"] is True
+    # One that Ctrl-C ended, without checkpoints, is not over either.
+    with monkeypatch.context() as patch:
+        patch.setattr(shoal.LogisticRegression, "learn", raising_after(9, shoal.LogisticRegression.learn))
+        assert main([*command, str(tmp_path / "i")]) == 130
+    assert main([*command, str(tmp_path / "i"), "--resume"]) == 2
+    assert "is over: begin another" in capsys.readouterr().err
+
+
+def raising_after(count: int, real: Any) -> Any:
+    left = [count]
+
+    def learn(*how: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(*how)
+
+    return learn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--every", "3", "--names"], "--names are known when a fit has read all"),
+        (["--resume", "--grid", "l1=0,1"], "--grid keeps no checkpoints"),
+        (["--every", "0"], "every is 0"),
+        (["--every", "2", "--solver", "dbpg"], "keeps no checkpoints"),
+    ],
+)
+def test_on_the_command_line_too(log: Path, tmp_path: Path, capsys: Any, arguments: list[str], text: str) -> None:
+    command = ["train", "lr", "--train", str(log), "--format", "libsvm", "--model", str(tmp_path / "m"), "--quiet"]
+    assert main([*command, *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.timeout(2 * TIMEOUT)
+def test_of_several_workers_none_keeps_a_checkpoint_of_the_fit(log: Path, tmp_path: Path) -> None:
+    from cluster_standin import cluster
+    from stores import together
+
+    def fit(store: shoal.Store) -> str:
+        with pytest.raises(ValueError, match="the store has 2") as caught:
+            logistic(store).fit(reader(log), directory=tmp_path / "c", progress=False)
+        return str(caught.value)
+
+    with cluster(1, 1) as servers:
+        assert len(set(together(servers.address, 2, fit))) == 1

@@ -1,0 +1,326 @@
+"""The prediction server: what it answers beside the model, and that nothing fails while versions change."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import cli, models
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pa = pytest.importorskip("pyarrow")
+
+from shoal.serve import Served, serve  # noqa: E402
+from shoal.serve.bodies import ARROW  # noqa: E402
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def sparse_data(rng, n=400):
+    lengths = rng.integers(0, 6, n)
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    keys = rng.integers(0, 200, indptr[-1]).astype(np.uint64) * np.uint64(2**57 + 3)
+    values = rng.standard_normal(indptr[-1]).astype(np.float32)
+    return shoal.Batch(rng.integers(0, 2, n).astype(np.float32), indptr, keys, values)
+
+
+def instances(batch, values=True):
+    cut = [slice(a, b) for a, b in zip(batch.indptr[:-1], batch.indptr[1:], strict=True)]
+    rows = [{"keys": batch.keys[c].tolist(), "values": batch.values[c].tolist()} for c in cut]
+    return rows if values else [{"keys": row["keys"]} for row in rows]
+
+
+@contextlib.contextmanager
+def running(directory, **how):
+    """Serve a directory in a thread: the port, and what is served."""
+    with Served(directory) as served:
+        port, started, servers = [], threading.Event(), []
+
+        def ready(host, number):
+            port.append(number)
+            started.set()
+
+        def run():
+            serve(served, port=0, ready=ready, until=servers.append, **how)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert started.wait(20)
+        try:
+            yield port[0], served
+        finally:
+            servers[0].should_exit = True
+            thread.join()
+
+
+def ask(port, method, path, body=None, headers=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read(), dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+def predict(port, rows):
+    status, body, _ = ask(port, "POST", "/predict", json.dumps({"instances": rows}))
+    assert status == 200, body
+    return np.array(json.loads(body)["probabilities"])
+
+
+def trained(folder, kind=shoal.LogisticRegression, seed=1, **how):
+    rng = np.random.default_rng(seed)
+    with kind(**how) as model:
+        model.partial_fit(sparse_data(rng))
+        model.save(folder, overwrite=True)
+    return folder
+
+
+def exported(model, folder, *more):
+    assert cli.main(["export", str(model), str(folder), "--quiet", *map(str, more)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("kind", [shoal.LogisticRegression, shoal.FactorizationMachine])
+def test_answers_are_the_models_own_to_the_bit(tmp_path, kind):
+    folder = exported(trained(tmp_path / "m", kind), tmp_path / "e")
+    batch = sparse_data(np.random.default_rng(5), 50)
+    with models.load(tmp_path / "m") as model:
+        want = model.predict_proba(batch)
+        ones = model.predict_proba(shoal.Batch(batch.labels, batch.indptr, batch.keys, None))
+    with running(folder) as (port, _):
+        np.testing.assert_array_equal(predict(port, instances(batch)), want)
+        np.testing.assert_array_equal(predict(port, instances(batch, values=False)), ones)
+        lists = {
+            "keys": pa.array([row["keys"] for row in instances(batch)], pa.list_(pa.uint64())),
+            "values": pa.array([row["values"] for row in instances(batch)], pa.list_(pa.float32())),
+        }
+        sink = io.BytesIO()
+        table = pa.table(lists)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        status, body, headers = ask(port, "POST", "/predict", sink.getvalue(), {"Content-Type": ARROW})
+        assert (status, headers["shoal-version"]) == (200, "1")
+        told = pa.ipc.open_stream(body).read_all()
+        np.testing.assert_array_equal(told["probability"].to_numpy(), want)
+        assert told.schema.metadata == {b"version": b"1"}
+
+
+def test_columns_are_read_as_the_training_data_was(tmp_path):
+    frame = pa.table(
+        {"click": [1.0, 0.0, 1.0, 0.0] * 20, "site": ["a", "b", "c", "b"] * 20, "price": [0.5, 2.0, None, 1.0] * 20}
+    )
+    how = {"label": "click", "categorical": ["site"], "numeric": ["price"], "interactions": [("site", "price")]}
+    with shoal.LogisticRegression() as model:
+        model.fit(shoal.read_arrow(frame, **how), progress=False)
+        model.calibrate(shoal.read_arrow(frame, **how), "platt")
+        model.save(tmp_path / "m")
+        want = model.predict_proba(shoal.read_arrow(frame, **how))[:4]
+    with running(exported(tmp_path / "m", tmp_path / "e")) as (port, _):
+        rows = frame.slice(0, 4).to_pylist()
+        np.testing.assert_array_equal(predict(port, rows), want)
+        for row in rows:
+            del row["click"]
+        del rows[2]["price"]
+        np.testing.assert_array_equal(predict(port, rows), want)
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, frame.schema) as writer:
+            writer.write_table(frame.slice(0, 4))
+        headers = {"Content-Type": ARROW, "Accept": "application/json"}
+        status, body, _ = ask(port, "POST", "/predict", sink.getvalue(), headers)
+        assert status == 200
+        np.testing.assert_array_equal(json.loads(body)["probabilities"], want)
+
+
+def test_a_body_from_curl_is_json(tmp_path):
+    with running(exported(trained(tmp_path / "m"), tmp_path / "e")) as (port, _):
+        body = json.dumps({"instances": [{"keys": [1, 2]}]})
+        answers = {
+            kind: ask(port, "POST", "/predict", body, {"Content-Type": kind})[:2]
+            for kind in ("application/json", "application/json; charset=utf-8", "application/x-www-form-urlencoded")
+        }
+        assert len(set(answers.values())) == 1
+        assert answers["application/json"][0] == 200
+        assert ask(port, "POST", "/predict", body, {"Content-Type": "text/csv"})[0] == 400
+
+
+def test_a_click_model_predicts_with_its_tower(tmp_path):
+    torch = pytest.importorskip("torch")
+    del torch
+    rng = np.random.default_rng(2)
+    lines = ["click,site,user"] + [f"{rng.integers(2)},s{rng.integers(9)},u{rng.integers(30)}" for _ in range(300)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "c.toml").write_text(
+        f"""
+[data]
+train = ["{tmp_path / "log.csv"}"]
+format = "csv"
+label = "click"
+categorical = ["site", "user"]
+[model]
+name = "deepfm"
+dim = 4
+hidden = [8]
+[train]
+epochs = 1
+batch_size = 64
+[output]
+dir = "{tmp_path / "m"}"
+"""
+    )
+    status = cli.main(["train", "ctr", "--config", str(tmp_path / "c.toml"), "--quiet"])
+    assert status == 0
+    from shoal.torch import config
+
+    reader = shoal.read_csv(tmp_path / "log.csv", label="click", categorical=["site", "user"])
+    with config.load(tmp_path / "m") as model:
+        want = model.predict_proba(model.reading(reader))
+    rows = [dict(zip(("site", "user"), line.split(",")[1:], strict=True)) for line in lines[1:]]
+    with running(exported(tmp_path / "m", tmp_path / "e")) as (port, _):
+        np.testing.assert_allclose(predict(port, rows), want, rtol=1e-6)
+        status, body, _ = ask(port, "POST", "/predict", '{"instances": [{"keys": [1]}]}')
+        assert status == 400, body
+        assert json.loads(ask(port, "GET", "/versions")[1])["model"] == "click model"
+
+
+def test_no_request_fails_while_versions_come(tmp_path):
+    serving = tmp_path / "serving"
+    batch = sparse_data(np.random.default_rng(5), 20)
+    want = {}
+    for number in (1, 2, 3, 4):
+        model = trained(tmp_path / f"m{number}", seed=number)
+        with models.load(model) as loaded:
+            want[number] = loaded.predict_proba(batch)
+    exported(tmp_path / "m1", serving / "1")
+    seen, errors, stop = set(), [], threading.Event()
+    with running(serving) as (port, served):
+
+        def load():
+            body = json.dumps({"instances": instances(batch)})
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            try:
+                while not stop.is_set():
+                    connection.request("POST", "/predict", body)
+                    response = connection.getresponse()
+                    told = json.loads(response.read())
+                    assert response.status == 200, told
+                    np.testing.assert_array_equal(told["probabilities"], want[told["version"]])
+                    seen.add(told["version"])
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                connection.close()
+
+        clients = [threading.Thread(target=load) for _ in range(3)]
+        for client in clients:
+            client.start()
+        for number, more in ((2, ["--since", serving / "1"]), (3, []), (4, ["--since", serving / "3"])):
+            exported(tmp_path / f"m{number}", serving / str(number), *more)
+            status, body, _ = ask(port, "POST", "/reload")
+            assert (status, json.loads(body)) == (200, {"version": number, "reloaded": True})
+            shutil.rmtree(serving / str(number - 1), ignore_errors=number == 4)
+            if number in (2, 4):
+                exported(tmp_path / f"m{number}", serving / str(number), "--version", number)  # its base is gone
+                assert served.reload()
+        stop.set()
+        for client in clients:
+            client.join()
+        assert not errors
+        assert 4 in seen or seen
+        assert json.loads(ask(port, "GET", "/healthz")[1]) == {"status": "ok", "version": 4}
+        metrics = ask(port, "GET", "/metrics")[1].decode()
+        assert 'shoal_serve_requests_total{code="200"}' in metrics
+        assert "shoal_serve_version 4.0" in metrics
+        assert "shoal_serve_reloads 5.0" in metrics
+
+
+def test_a_version_that_cannot_be_used_leaves_the_one_in_place(tmp_path):
+    serving = tmp_path / "serving"
+    exported(trained(tmp_path / "m"), serving / "1")
+    with running(serving) as (port, served):
+        with shoal.local() as store:
+            store.table("t").assign(np.array([1], np.uint64), np.ones(1, np.float32))
+            store.export(serving / "2")
+        status, body, _ = ask(port, "POST", "/reload")
+        assert status == 500
+        assert "export of tables" in json.loads(body)["error"]
+        assert served.now.version == 1
+        assert predict(port, [{"keys": [1]}]).shape == (1,)
+        assert "shoal_serve_reload_failures 1.0" in ask(port, "GET", "/metrics")[1].decode()
+        exported(tmp_path / "m", serving / "3")
+        served.watch(0.01)
+        while served.now.version != 3:
+            threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "message"),
+    [
+        ("{", {}, 400, "truncated"),
+        ("[]", {}, 400, "Expected `object`"),
+        ('{"instances": []}', {}, 400, "at least one"),
+        ('{"instances": [7]}', {}, 400, "an instance is an object"),
+        ('{"instances": [{"keys": [-1]}]}', {}, 400, ""),
+        ('{"instances": [{"keys": [18446744073709551616]}]}', {}, 400, ""),
+        ('{"instances": [{"keys": [1.5]}]}', {}, 400, "int"),
+        ('{"instances": [{"keys": [1, 2], "values": [1]}]}', {}, 400, "2 keys and 1 values"),
+        ('{"instances": [{"keys": [1], "values": [1e39]}]}', {}, 400, "finite"),
+        ('{"instances": [{"keys": [1]}, {"site": "a"}]}', {}, 400, "site"),
+        ('{"instances": [{"site": "a"}]}', {}, 400, "send keys"),
+        ("x", {"Content-Type": "text/plain"}, 400, "text/plain"),
+        ("x", {"Content-Type": ARROW}, 400, ""),
+        (b"x" * 2000, {}, 413, "2000 bytes"),
+    ],
+)
+def test_what_cannot_be_predicted_from_is_refused_with_words(bad_port, body, headers, status, message):
+    got, told, _ = ask(bad_port, "POST", "/predict", body, headers)
+    assert got == status, told
+    assert message in json.loads(told)["error"]
+    assert predict(bad_port, [{"keys": [2**64 - 1, 0]}]).shape == (1,)
+
+
+@pytest.fixture(scope="module")
+def bad_port(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    with running(exported(trained(folder / "m"), folder / "e"), most_bytes=1000) as (port, _):
+        yield port
+
+
+def test_a_body_without_a_length_is_bounded_too(bad_port):
+    connection = http.client.HTTPConnection("127.0.0.1", bad_port, timeout=20)
+    connection.request(
+        "POST",
+        "/predict",
+        iter([b"x" * 600, b"x" * 600]),
+        encode_chunked=True,
+        headers={"Transfer-Encoding": "chunked"},
+    )
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_an_export_of_tables_is_no_model_to_serve(tmp_path, capsys):
+    with shoal.local() as store:
+        store.table("t")
+        store.export(tmp_path)
+    assert cli.main(["serve", str(tmp_path), "--port", "0"]) == 2
+    assert "export of tables, not of a model" in capsys.readouterr().err
+
+
+def test_nothing_is_pushed_into_an_export(tmp_path):
+    with Served(exported(trained(tmp_path / "m"), tmp_path / "e")) as served:
+        model = served.now.predictor
+        with pytest.raises(ValueError, match="only read"):
+            model.tables[0].push(np.array([1], np.uint64), np.ones(1, np.float32))
+        with pytest.raises(ValueError, match="only read"):
+            model.store.tick()

@@ -1,0 +1,312 @@
+"""Places: the same calls on this machine, in memory and on S3; what is cut off, raced for, refused or lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster_fakes import Wire
+from places import full_disk, options, somebody_else, uploads
+from shoal.errors import SaveConflict, StorageError
+from shoal.storage import Place, place_of
+
+pytestmark = pytest.mark.timeout(120)
+PART = 6 << 20  # S3 takes no smaller parts than 5 MiB, but the last
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "local":
+        made: Place = place_of(tmp_path / "a" / "b")
+    elif request.param == "memory":
+        pytest.importorskip("fsspec")
+        made = place_of(f"memory://{tmp_path.name}/b")
+    else:
+        made = place_of(f"s3://places/{tmp_path.name}/b", options(request.getfixturevalue("s3")))
+    made.make()
+    return made
+
+
+def put(place: Place, name: str, *pieces: bytes, then: BaseException | None = None) -> None:
+    with place.create(name) as file:
+        for piece in pieces:
+            file.write(piece)
+        if then is not None:
+            raise then
+
+
+# ---- the calls -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_created_is_read_whole_and_in_ranges(place: Place) -> None:
+    data = np.random.default_rng(1).bytes(100_000)
+    assert place.names() == []
+    with place.create("x.slots") as file:
+        file.write(data[:10])
+        assert file.tell() == 10
+        file.write(memoryview(data)[10:])
+    put(place, "empty")
+    assert place.names() == ["empty", "x.slots"]
+    assert place.read("x.slots") == data
+    assert place.read("empty") == b""
+    with place.open("x.slots") as opened:
+        assert opened.size == len(data)
+        for offset, size in ((0, 64), (99_990, 64), (5, 0), (100_000, 3), (7, 99_993), (200_000, 1)):
+            got = bytearray(size)
+            assert opened.read_into(memoryview(got), offset) == len(data[offset : offset + size])
+            assert got[: len(data[offset : offset + size])] == data[offset : offset + size]
+    place.remove("x.slots")
+    place.remove("x.slots")
+    assert place.names() == ["empty"]
+
+
+def test_what_is_missing_is_a_file_not_found_error_and_a_directory_that_is_missing_is_empty(place: Place) -> None:
+    with pytest.raises(FileNotFoundError):
+        place.read("nothing")
+    with pytest.raises(FileNotFoundError), place.open("nothing"):
+        pass
+    assert place.version("nothing") is None
+    assert place.inside("nowhere").names() == []
+    for name in ("", "a/b", "..", "."):
+        with pytest.raises(ValueError, match="no name of a file"):
+            place.read(name)
+
+
+def test_directories_are_named_by_their_paths_from_each_other(place: Place) -> None:
+    other = place.inside("../c")
+    other.make()
+    put(other, "y", b"1")
+    assert str(other) == str(place).removesuffix("b") + "c"
+    assert other.address("y") == f"{other}/y"
+    assert place.inside("../c").read("y") == b"1"
+    assert other.inside("../b").names() == place.names() == []
+
+
+def test_directories_that_hold_a_file_are_found_and_show_when_it_changes(place: Place) -> None:
+    assert place.folders("m") == {}
+    assert place.inside("nowhere").folders("m") == {}
+    put(place, "m", b"not in a directory of its own")
+    for path in ("one", "two", "three/deeper"):
+        place.inside(path).make()
+        put(place.inside(path), "m", b"1")
+        put(place.inside(path), "other", b"1")
+    first = place.folders("m")
+    assert list(first) == ["one", "two"]
+    assert place.folders("m") == first
+    place.inside("two").remove("m")
+    put(place.inside("two"), "m", b"2")
+    put(place.inside("one"), "more", b"1")
+    second = place.folders("m")
+    assert second["one"] == first["one"]
+    assert second["two"] != first["two"]
+
+
+def test_what_is_written_in_pieces_of_any_size_is_whole(place: Place, monkeypatch: Any) -> None:
+    monkeypatch.setattr("shoal.storage._WRITE_BYTES", 64)
+    rng = np.random.default_rng(2)
+    pieces = [rng.bytes(int(size)) for size in rng.choice([0, 1, 5, 63, 64, 65, 128, 1000], 60)]
+    with place.create("x") as file:
+        for k, piece in enumerate(pieces):
+            file.write(piece if k % 2 else memoryview(np.frombuffer(piece, np.uint8)))
+            assert file.tell() == sum(map(len, pieces[: k + 1]))
+    assert place.read("x") == b"".join(pieces)
+
+
+def test_a_file_that_is_given_up_is_not_there(place: Place) -> None:
+    for size in (10, PART * 3):
+        with pytest.raises(KeyError):
+            put(place, "half", bytes(size), then=KeyError())
+        if not str(place).startswith("memory"):  # which shows a file once it is begun
+            assert place.names() == []
+    put(place, "half", b"whole")
+    assert place.read("half") == b"whole"
+
+
+def test_a_published_file_replaces_the_version_that_was_told_and_no_other(place: Place) -> None:
+    place.publish("m", b"one", before=None)
+    one = place.version("m")
+    with pytest.raises(SaveConflict, match="was written by another process since this one began"):
+        place.publish("m", b"other", before=None)
+    assert place.read("m") == b"one"
+    place.publish("m", b"two", before=one)
+    with pytest.raises(SaveConflict, match="/m was written by another"):
+        place.publish("m", b"other", before=one)
+    assert place.read("m") == b"two"
+    two = place.version("m")
+    place.remove("m")
+    with pytest.raises(SaveConflict):
+        place.publish("m", b"other", before=two)
+    assert place.names() == []
+    place.publish("m", b"three", before=None, durable=False)
+    assert place.read("m") == b"three"
+
+
+@pytest.mark.parametrize("kind", ["local", "s3"])
+def test_of_writers_that_race_for_one_version_exactly_one_gets_through(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    def opened() -> Place:  # each as a process of its own would
+        if kind == "local":
+            return place_of(tmp_path)
+        return place_of(f"s3://places/{tmp_path.name}", options(request.getfixturevalue("s3")))
+
+    places = [opened() for _ in range(6)]
+    begin = threading.Barrier(len(places))
+    before: str | None = None
+    for turn in range(4):
+
+        def write(number: int, turn: int = turn, before: str | None = before) -> bool:
+            begin.wait()
+            try:
+                places[number].publish("m", f"{turn} {number}".encode(), before=before)
+            except SaveConflict:
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(places)) as pool:
+            won = list(pool.map(write, range(len(places))))
+        assert won.count(True) == 1
+        assert places[0].read("m") == f"{turn} {won.index(True)}".encode()
+        before = places[0].version("m")
+
+
+def test_a_put_whose_answer_was_lost_and_that_met_itself_is_done(s3: str, tmp_path: Path) -> None:
+    place: Any = place_of(f"s3://places/{tmp_path.name}", options(s3))
+    real = place._system.pipe_file
+    for k, error in enumerate((FileExistsError(), ConnectionError("lost"))):
+
+        def put(path: str, data: bytes, error: Exception = error, **how: Any) -> None:
+            real(path, data, **how)
+            raise error
+
+        place._system.pipe_file = put
+        place.publish("m", f"new {k}".encode(), before=place.version("m"))
+        assert place.read("m") == f"new {k}".encode()
+
+
+# ---- interrupted uploads and lost connections ------------------------------------------------------------------------
+
+
+def test_an_upload_that_is_interrupted_leaves_no_object_and_no_parts(s3: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("shoal.storage._PART_BYTES", PART)
+    place = place_of(f"s3://places/{tmp_path.name}", options(s3))
+    with contextlib.suppress(KeyboardInterrupt), place.create("large") as file:
+        file.write(bytes(PART * 2 + 5))
+        assert len(uploads(s3)) == 1
+        raise KeyboardInterrupt
+    assert place.names() == []
+    assert uploads(s3) == []
+    put(place, "large", bytes(PART), b"1" * PART, b"end")
+    assert place.read("large") == bytes(PART) + b"1" * PART + b"end"
+
+
+def test_connections_that_break_off_are_made_again(s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("shoal.storage._PART_BYTES", PART)
+    place = place_of(f"s3://places/{tmp_path.name}", options(wire.address.replace("tcp", "http")))
+    with place.create("large") as file:
+        for k in range(3):
+            file.write(bytes([k]) * PART)
+            wire.break_off()
+    place.publish("m", b"1", before=None)
+    wire.break_off()
+    assert place.read("large") == b"".join(bytes([k]) * PART for k in range(3))
+    wire.break_off()
+    place.publish("m", b"2", before=place.version("m"))
+    assert place.read("m") == b"2"
+
+
+def test_a_connection_that_is_lost_for_good_is_an_error_that_names_the_file_and_changes_nothing(
+    s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("shoal.storage._PART_BYTES", PART)
+    name = f"s3://places/{tmp_path.name}"
+    place = place_of(name, options(wire.address.replace("tcp", "http")))
+    place.publish("m", b"1", before=None)
+    known = place.version("m")
+    file = place.create("large")
+    file.write(bytes(PART + 1))
+    wire.close()
+    wire.break_off()
+    with pytest.raises(StorageError, match=f"{name}/large cannot be written"):
+        file.write(bytes(PART * 2))
+    for call, what in (
+        (lambda: place.publish("m", b"2", before=known), "m cannot be"),
+        (lambda: place.read("m"), "m cannot be read"),
+        (place.names, " cannot be read"),
+    ):
+        with pytest.raises(StorageError, match=what):
+            call()  # type: ignore[operator]
+    there = place_of(name, options(s3))
+    assert there.names() == ["m"]
+    assert there.read("m") == b"1"
+
+
+def test_a_bucket_that_is_missing_is_said_so(s3: str) -> None:
+    place = place_of("s3://no-such-bucket/c", options(s3))
+    assert place.names() == []
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket/c/m cannot be written: The specified bucket does not"):
+        place.publish("m", b"1", before=None)
+    with pytest.raises(StorageError, match="s3://no-such-bucket/c/x cannot be written"):
+        put(place, "x", b"1")
+    with pytest.raises(ValueError, match="nothing"):
+        place_of("nothing://a/b")
+
+
+# ---- what a disk refuses ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
+    with full_disk(tmp_path, 64 << 10):
+        place = place_of(tmp_path)
+        place.publish("m", b"one", before=None)
+        for size in (1 << 20, 200_000):
+            with pytest.raises(StorageError, match=r"/x cannot be written: .*; ") as caught:
+                put(place, "x", *[bytes(1000)] * (size // 1000))
+            assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+        with pytest.raises(StorageError, match="/m cannot be written"):
+            place.publish("m", bytes(100_000), before=place.version("m"))
+        assert place.names() == ["m"]
+        assert place.read("m") == b"one"
+        place.publish("m", b"two", before=place.version("m"))
+
+
+def test_without_permission_it_is_said_what_for() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        place = place_of(folder)
+        place.publish("m", b"one", before=None)
+        (folder / "m").chmod(0)
+        folder.chmod(0o555)
+        with somebody_else():
+            for call, what in (
+                (lambda: put(place, "x", b"1"), "/x cannot be written: Permission denied; let this user"),
+                (lambda: place.read("m"), "/m cannot be read: Permission denied; let this user"),
+                (lambda: place.publish("n", b"2", before=None), "/n cannot be written: Permission denied"),
+                (lambda: place.remove("m"), "/m cannot be removed: Permission denied"),
+                (lambda: place.inside("deeper").make(), "/deeper cannot be made: Permission denied"),
+            ):
+                with pytest.raises(StorageError, match=what) as caught:
+                    call()
+                assert isinstance(caught.value, OSError)
+                assert caught.value.errno == errno.EACCES
+        folder.chmod(0o755)
+        (folder / "m").chmod(0o600)
+        assert place.names() == ["m"]
+        assert place.read("m") == b"one"
+
+
+def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    place = place_of(tmp_path)
+    put(place, "x", b"1")
+    with pytest.raises(StorageError, match="/x cannot be written: File exists"):
+        place.create("x")
+    assert place.read("x") == b"1"
