@@ -340,6 +340,26 @@ def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
     assert leftovers(tmp_path / "here") == leftovers(elsewhere) == written == []
 
 
+def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead(
+    held: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may = held
+    with cluster(2, slots=16) as made, joined(made.address, 2, consistency=shoal.ASP()) as (one, two):
+        for store in (one, two):
+            tables_of(store)
+        handle = one.save(tmp_path / "one", wait=False)
+        assert begun.wait(TIMEOUT)
+        two._lost_workers = frozenset({0})  # as it hears before the servers do
+        monkeypatch.setattr(type(two.channel), "timeout", 0.3)
+        with pytest.raises(shoal.errors.SaveConflict, match="worker 0 is saving these tables"):
+            two.save(tmp_path / "two")  # they never hear
+        monkeypatch.undo()
+        threading.Timer(0.2, may.set).start()
+        two.save(tmp_path / "two")
+        handle.wait()
+    assert checkpoint.verify(tmp_path / "two").tables
+
+
 def test_a_worker_that_dies_is_not_waited_for(held: Any, tmp_path: Path) -> None:
     begun, may = held
     with cluster(2, slots=16, heartbeat=0.1) as made, contextlib.ExitStack() as stack:

@@ -366,7 +366,7 @@ class ClusterStore(Store):
                 if self._shared_storage:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
                     moment: checkpoint.Moment = held.enter_context(
-                        Saving(self.channel, self._joined.map.endpoints, numbered, base)
+                        Saving(self.channel, self._joined.map.endpoints, numbered, base, lambda: self.lost_workers)
                     )
                 else:
                     if any(kind != "plain" for _, _, kind in shards):

@@ -29,7 +29,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -102,6 +102,17 @@ def _kind_of(error: Exception) -> str:
 # ---- the worker's side -----------------------------------------------------------------------------------------------
 
 
+class _Busy(Exception):
+    """A server holds the tables for another worker's save."""
+
+    def __init__(self, endpoint: Endpoint, worker: int) -> None:
+        super().__init__(
+            f"worker {worker} is saving these tables, as {_who(endpoint)} says: let one worker save, or one after the "
+            "other"
+        )
+        self.worker = worker
+
+
 class Saving:
     """Tables of servers as they are at this worker's clock: a :class:`shoal.checkpoint.Moment`. A context manager.
 
@@ -114,6 +125,9 @@ class Saving:
         The servers' number of each table, and whether it is saved "plain", as a "base" of deltas, or as a "delta".
     base : Link, optional
         What deltas are of.
+    lost : callable, optional
+        Which workers are dead, as far as this one knows: what a server holds for one of them is waited for until that
+        server knows it too, at most as long as a call may take.
 
     Raises
     ------
@@ -135,20 +149,34 @@ class Saving:
         endpoints: Sequence[Endpoint],
         tables: Sequence[tuple[int, TableSpec, str]],
         base: Link | None = None,
+        lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._channel = channel
         self._endpoints = endpoints
-        self._open = True
+        self._open = False
         self.specs = [spec for _, spec, _ in tables]
         self._kinds = [kind for _, _, kind in tables]
         digest = words_of(base.digest) if base is not None else [0] * _WORDS
         numbers = [*digest, *(number | _KINDS.index(kind) << 32 for number, _, kind in tables)]
-        begun = channel.begin(Op.SAVE_BEGIN, 0, payload=[np.array(numbers, np.uint64)], count=len(numbers))
+        deadline = time.monotonic() + channel.timeout
+        while True:
+            try:
+                self._begin(numbers, tables, base)
+                return
+            except _Busy as busy:
+                # All servers hear that a worker is dead, but not all of them as soon as this worker does.
+                if busy.worker not in lost() or time.monotonic() > deadline:
+                    raise SaveConflict(str(busy)) from None
+            time.sleep(_LONGEST)
+
+    def _begin(self, numbers: list[int], tables: Sequence[tuple[int, TableSpec, str]], base: Link | None) -> None:
+        begun = self._channel.begin(Op.SAVE_BEGIN, 0, payload=[np.array(numbers, np.uint64)], count=len(numbers))
+        self._open = True
         self._number = begun.call.sequence
         self.clock = begun.call.clock
         self.rows = 0
         try:
-            for endpoint, figures in zip(endpoints, begun.result(), strict=True):
+            for endpoint, figures in zip(self._endpoints, begun.result(), strict=True):
                 self._add(endpoint, figures.tolist(), tables, base)
         except BaseException:
             self.close()
@@ -166,10 +194,7 @@ class Saving:
             self.rows += sum(some for some, kind in zip(rows, self._kinds, strict=True) if kind != "delta")
             return
         if len(figures) == 2 and figures[0] == _BUSY:
-            raise SaveConflict(
-                f"worker {figures[1]} is saving these tables, as {_who(endpoint)} says: let one worker save, or one "
-                "after the other"
-            )
+            raise _Busy(endpoint, figures[1])
         if len(figures) == 2 and figures[0] == _NO_BASE:
             name = next(spec.name for number, spec, _ in tables if number == figures[1])
             raise no_base(name, base)
