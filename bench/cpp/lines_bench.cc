@@ -5,9 +5,11 @@
 // CLOCK is wall, or cpu: the seconds that its threads have computed, shared out among them.
 //
 // Maps the file read-only, as processes that share it do, and touches every page once. Then reads a line of standard input
-// for every round, so that rounds of somebody else can take turns with these, and prints two rates, millions a second:
+// for every round, so that rounds of somebody else can take turns with these, and prints four rates, millions a second:
 //
-//   lines   random cache lines, asked for 64 ahead into the second-level cache, as bench/cpp/raw.h does
+//   near    random cache lines, asked for 16 ahead into the nearest cache
+//   lines   64 ahead into the second-level cache, as bench/cpp/raw.h does
+//   far     128 ahead
 //   pairs   a random line, then another one whose place depends on what stands in the first: both asked for 64 ahead
 
 #include <fcntl.h>
@@ -51,10 +53,11 @@ std::uint64_t word(const std::byte* line, std::size_t offset) {
 }
 
 // Both ends of each line, so that it is read whole.
+template <std::size_t kFar, int kCache>
 std::uint64_t read_lines(const Lines& lines, std::span<const std::uint32_t> numbers) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    __builtin_prefetch(lines.at(numbers[std::min(i + kAhead, numbers.size() - 1)]), 0, 2);
+    __builtin_prefetch(lines.at(numbers[std::min(i + kFar, numbers.size() - 1)]), 0, kCache);
     sum += word(lines.at(numbers[i]), 0) + word(lines.at(numbers[i]), 56);
   }
   return sum;
@@ -124,9 +127,11 @@ int run(const char* path, std::size_t threads, std::size_t reads, bool by_cpu) {
     for (std::uint32_t& number : numbers) {
       number = static_cast<std::uint32_t>(scale(random.next(), lines.count));
     }
-    const double singles = rate(&read_lines);
+    const double near = rate(&read_lines<16, 3>);
+    const double singles = rate(&read_lines<kAhead, 2>);
+    const double far = rate(&read_lines<2 * kAhead, 2>);
     const double pairs = rate(&read_pairs);
-    std::printf("%.6g %.6g\n", singles, pairs);
+    std::printf("%.6g %.6g %.6g %.6g\n", near, singles, far, pairs);
     std::fflush(stdout);
   }
   return 0;

@@ -63,14 +63,23 @@ T load(const std::byte* from) noexcept {
 // How numbers of a row become weights: one at a time, or eight by AVX2, which gives the same bits; and which first number
 // says that there is no row.
 struct Float32 {
+  using Stored = float;
+  static constexpr std::size_t kFirst = 0;  // bytes before the first
   static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
     return (load<std::uint32_t>(row) & 0x7fffffffU) > 0x7f800000U;
   }
+  SHOAL_INLINE explicit Float32(const std::byte*) noexcept {}
+  SHOAL_INLINE float one(float x) const noexcept { return x; }
+#if defined(__x86_64__)
+  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+  }
+#endif
 };
 
 struct Float16 {
   using Stored = std::uint16_t;
-  static constexpr std::size_t kFirst = 0;  // bytes before the first
+  static constexpr std::size_t kFirst = 0;
   static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
     return (load<std::uint16_t>(row) & 0x7fffU) > 0x7c00U;
   }
@@ -141,12 +150,6 @@ SHOAL_INLINE std::size_t each_row(Pointers rows, std::size_t dim, float* weights
   return count;
 }
 
-std::size_t copy_rows(Pointers rows, std::size_t dim, float* weights, std::uint16_t* gone) noexcept {
-  return each_row<Float32>(rows, dim, weights, gone, [dim](const std::byte* row, float* to) SHOAL_ALWAYS {
-    std::memcpy(to, row, dim * sizeof *to);
-  });
-}
-
 template <class Widen>
 std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::uint16_t* gone) noexcept {
   using Stored = typename Widen::Stored;
@@ -198,7 +201,7 @@ RowForm::Decode decode_of(RowForm::Code code, bool by_avx2) noexcept {
     case RowForm::Code::kInt8:
       return choose<Int8>(by_avx2);
   }
-  return &copy_rows;
+  return choose<Float32>(by_avx2);
 }
 
 std::byte integer_of(float x, float scale) noexcept {

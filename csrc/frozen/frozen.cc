@@ -39,8 +39,9 @@ Section Frozen::empty_section() noexcept {
 }
 
 void Frozen::add_layer() {
-  layers_.push_back({.homesteads = std::vector<Homestead>(slots_.count(), {kEmptyLine.data(), 1}),
-                     .sections = std::vector<Section>(slots_.count(), empty_section())});
+  layers_.push_back(
+      {.homesteads = std::vector<Homestead>(slots_.count(), {kEmptyLine.data(), 1, LineForm::kWidest}),
+       .sections = std::vector<Section>(slots_.count(), empty_section())});
 }
 
 void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes) {
@@ -61,7 +62,7 @@ void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte
   Layer& layer = layers_.back();
   layer.width = layer.empty || layer.width == shape.width ? shape.width : 0;
   layer.empty = false;
-  layer.homesteads[index_of(slot)] = {bytes.data(), shape.homes};
+  layer.homesteads[index_of(slot)] = {bytes.data(), small(shape.homes), small(shape.width)};
   layer.sections[index_of(slot)] = {.lines = bytes.data(),
                                     .homes = small(shape.homes),
                                     .count = small(shape.lines),
@@ -72,18 +73,15 @@ void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte
 
 // --- lookups --------------------------------------------------------------------------------------------------------
 
-// Asks the layers below the newest one for what that does not have.
-void Frozen::below(Run& run, Run& scratch) const noexcept {
-  std::array<std::uint16_t, Run::kMost> open;
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < run.size; ++i) {
-    open[count] = static_cast<std::uint16_t>(i);
-    count += run.rows[i] == nullptr ? 1U : 0U;
-  }
+// Asks the layers below the newest one for what that does not have: the hashes at the places `open`.
+void Frozen::below(Run& run, std::span<const std::uint16_t> open, Run& scratch) const noexcept {
+  std::array<std::uint16_t, Run::kMost> places;
+  std::copy(open.begin(), open.end(), places.begin());
+  std::size_t count = open.size();
   for (auto layer = layers_.rbegin() + 1; layer != layers_.rend() && count != 0; ++layer) {
     scratch.size = count;
     for (std::size_t k = 0; k < count; ++k) {
-      scratch.hashes[k] = run.hashes[open[k]];
+      scratch.hashes[k] = run.hashes[places[k]];
     }
     look_.aim(layer->homesteads.data(), layer->sections.data(), scratch);
     scratch.fetch();
@@ -92,75 +90,55 @@ void Frozen::below(Run& run, Run& scratch) const noexcept {
     look_.settle(layer->width, scratch);
     std::size_t left = 0;
     for (std::size_t k = 0; k < count; ++k) {
-      run.rows[open[k]] = scratch.rows[k];
-      open[left] = open[k];
+      run.rows[places[k]] = scratch.rows[k];
+      places[left] = places[k];
       left += scratch.rows[k] == nullptr ? 1U : 0U;
     }
     count = left;
   }
 }
 
-// use(run, first) for runs of keys whose rows are found; the run's keys are those from `first` on.
-//
-// While one run is looked for, the lines of the next one are asked for; those behind full homes come meanwhile for the run
-// before it, and rows for the one before that.
-template <class Use>
-void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const Use& use) const {
+// way.look(newest, run, first), way.settle(newest, run, first) and way.use(run, first) for runs of keys, whose first is the
+// first-th: each a run later than the one before it, so that what it reads has come meanwhile.
+template <class Way>
+void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const Way& way) const {
   const Pieces pieces{keys.size(), parts_for(keys.size(), kLeastPart, pool.threads())};
+  const Layer* const newest = layers_.empty() ? nullptr : &layers_.back();
   const auto part = [&](std::size_t p) {
     const std::size_t begin = pieces.begin(p);
     const std::size_t end = pieces.begin(p + 1);
     const std::size_t runs = (end - begin + Run::kMost - 1) / Run::kMost;
     std::array<Run, 4> ring;
-    Run scratch;
+    const auto run_of = [&](std::size_t r) -> Run& { return ring[r % ring.size()]; };
     const auto first_of = [&](std::size_t r) { return begin + r * Run::kMost; };
-    const auto aim = [&](std::size_t r) -> Run& {
-      Run& run = ring[r % ring.size()];
-      run.size = r < runs ? std::min(Run::kMost, end - first_of(r)) : 0;
-      const auto some = keys.subspan(std::min(first_of(r), end), run.size);
+    const auto aim = [&](std::size_t r) {
+      Run& run = run_of(r);
+      const std::size_t first = first_of(r);
+      run.size = r < runs ? std::min(Run::kMost, end - first) : 0;
+      const auto some = keys.subspan(std::min(first, end), run.size);
       if (by == By::kKey) {
         mix_block(some.data(), some.size(), run.hashes.data());
       } else {
         std::copy(some.begin(), some.end(), run.hashes.begin());
       }
-      if (layers_.empty()) {
-        run.rows.fill(nullptr);
-      } else {
-        look_.aim(layers_.back().homesteads.data(), layers_.back().sections.data(), run);
-      }
-      return run;
-    };
-    const auto settle = [&](std::size_t r) {
-      Run& run = ring[r % ring.size()];
-      if (!layers_.empty()) {
-        look_.settle(layers_.back().width, run);
-        if (layers_.size() > 1) {
-          below(run, scratch);
-        }
+      if (newest != nullptr) {
+        look_.aim(newest->homesteads.data(), newest->sections.data(), run);
       }
     };
-    if (runs != 0) {
-      aim(0).fetch();
-    }
-    for (std::size_t r = 0; r < runs; ++r) {
-      Run& run = ring[r % ring.size()];
-      const Run& next = aim(r + 1);
-      if (!layers_.empty()) {
-        run.go_on_with(next.homes());
-        look_.look(layers_.back().width, run);
+    aim(0);
+    run_of(0).fetch();
+    for (std::size_t r = 0; r < runs + 2; ++r) {
+      aim(r + 1);
+      if (r < runs) {
+        run_of(r).go_on_with(run_of(r + 1).homes());
+        way.look(newest, run_of(r), first_of(r));
       }
-      if (r >= 1) {
-        settle(r - 1);
+      if (r >= 1 && r <= runs) {
+        way.settle(newest, run_of(r - 1), first_of(r - 1));
       }
       if (r >= 2) {
-        use(ring[(r - 2) % ring.size()], first_of(r - 2));
+        way.use(run_of(r - 2), first_of(r - 2));
       }
-    }
-    if (runs != 0) {
-      settle(runs - 1);
-    }
-    for (std::size_t r = runs < 2 ? 0 : runs - 2; r < runs; ++r) {
-      use(ring[r % ring.size()], first_of(r));
     }
   };
   if (pieces.parts == 1) {
@@ -168,6 +146,106 @@ void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const 
   } else {
     pool.run(pieces.parts, part);
   }
+}
+
+// use(run, first) once run.rows are found.
+template <class Use>
+void Frozen::walk_rows(std::span<const std::uint64_t> keys, By by, Pool& pool, const Use& use) const {
+  struct Way {
+    const Frozen& of;
+    const Use& use_rows;
+
+    void look(const Layer* newest, Run& run, std::size_t) const noexcept {
+      if (newest != nullptr) {
+        of.look_.look(newest->width, run);
+      } else {
+        run.rows.fill(nullptr);
+      }
+    }
+    void settle(const Layer* newest, Run& run, std::size_t) const noexcept {
+      if (newest == nullptr) {
+        return;
+      }
+      of.look_.settle(newest->width, run);
+      if (of.layers_.size() == 1) {
+        return;
+      }
+      std::array<std::uint16_t, Run::kMost + 1> open;
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < run.size; ++i) {
+        open[count] = static_cast<std::uint16_t>(i);
+        count += run.rows[i] == nullptr ? 1U : 0U;
+      }
+      Run scratch;
+      of.below(run, {open.data(), count}, scratch);
+    }
+    void use(const Run& run, std::size_t first) const { use_rows(run, first); }
+  };
+  walk(keys, by, pool, Way{*this, use});
+}
+
+// Rows of one weight: most are read where they are found, beside their hashes.
+void Frozen::pull_ones(std::span<const std::uint64_t> keys, By by, std::span<float> weights,
+                       Pool& pool) const {
+  struct Way {
+    const Frozen& of;
+    float* weights;
+    float initial;
+
+    void look(const Layer* newest, Run& run, std::size_t first) const noexcept {
+      if (newest != nullptr) {
+        of.look_.ones(newest->width, run, weights + first);
+        return;
+      }
+      run.rows.fill(nullptr);
+      run.missing_count = run.size;
+      for (std::size_t i = 0; i < run.size; ++i) {
+        run.missing[i] = static_cast<std::uint16_t>(i);
+        weights[first + i] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    // Those that the newest layer's homes do not have.
+    void settle(const Layer* newest, Run& run, std::size_t first) const noexcept {
+      if (newest != nullptr) {
+        of.look_.settle_ones(newest->width, run, weights + first);
+      }
+      if (of.layers_.size() > 1) {
+        below(run, first);
+      }
+      std::size_t count = 0;
+      for (std::size_t k = 0; k < run.missing_count; ++k) {
+        const std::uint16_t i = run.missing[k];  // which is written at `count`, at most k
+        const float weight = weights[first + i];
+        const bool none = std::isnan(weight);
+        weights[first + i] = none ? initial : weight;
+        run.missing[count] = i;
+        count += none ? 1U : 0U;
+      }
+      for (std::size_t k = 0; k < count && !of.init_.same_for_all(); ++k) {
+        const std::uint16_t i = run.missing[k];
+        of.init_.fill(run.hashes[i], 1, &weights[first + i]);
+      }
+    }
+    void below(Run& run, std::size_t first) const noexcept {
+      std::array<std::uint16_t, Run::kMost + 1> open;
+      std::size_t count = 0;
+      for (const std::uint16_t i : std::span(run.missing).first(run.missing_count)) {
+        open[count] = i;
+        count += Look::absent(weights[first + i]) ? 1U : 0U;
+      }
+      Run scratch;
+      of.below(run, {open.data(), count}, scratch);
+      for (const std::uint16_t i : std::span(open).first(count)) {
+        if (!of.gone(run.rows[i])) {
+          of.form_.decode(run.rows[i], &weights[first + i], of.scale_of(run.rows[i]));
+        }
+      }
+    }
+    void use(const Run&, std::size_t) const noexcept {}
+  };
+  float initial;
+  init_.fill(0, 1, &initial);
+  walk(keys, by, pool, Way{*this, weights.data(), initial});
 }
 
 float Frozen::scale_of(const std::byte* row) const noexcept {
@@ -184,50 +262,9 @@ void Frozen::pull(std::span<const std::uint64_t> keys, By by, std::span<float> w
   const std::size_t dim = form_.dim();
   SHOAL_CHECK(weights.size() == keys.size() * dim, "weights must be len(keys) x dim");
   if (dim == 1) {
-    // One weight a key: choose once how it is read. What has no row reads NaN first, as removed rows do.
-    alignas(kCacheLine) std::array<std::byte, kCacheLine> nothing{};
-    form_.encode_removed(nothing.data());
-    float initial;
-    init_.fill(0, 1, &initial);
-    const auto ones = [&](const auto& read) {
-      walk(keys, by, pool, [&](const Run& run, std::size_t first) {
-        std::array<std::uint16_t, Run::kMost + 1> missing;
-        std::size_t missing_count = 0;
-        for (std::size_t i = 0; i < run.size; ++i) {
-          const std::byte* const row = run.rows[i] != nullptr ? run.rows[i] : nothing.data();
-          const float weight = read(row);
-          const bool none = std::isnan(weight);
-          weights[first + i] = none ? initial : weight;
-          missing[missing_count] = static_cast<std::uint16_t>(i);
-          missing_count += none ? 1U : 0U;
-        }
-        for (std::size_t k = 0; k < missing_count && !init_.same_for_all(); ++k) {
-          init_.fill(run.hashes[missing[k]], 1, &weights[first + missing[k]]);
-        }
-      });
-    };
-    const auto load = [](const std::byte* row, auto value) {
-      std::memcpy(&value, row, sizeof value);
-      return value;
-    };
-    switch (form_.code()) {
-      case RowForm::Code::kFloat32:
-        return ones([&](const std::byte* row) { return load(row, 0.0F); });
-      case RowForm::Code::kFloat16:
-        return ones([&](const std::byte* row) { return from_float16(load(row, std::uint16_t{})); });
-      case RowForm::Code::kBfloat16:
-        return ones([&](const std::byte* row) { return from_bfloat16(load(row, std::uint16_t{})); });
-      case RowForm::Code::kInt8:
-        return ones([&](const std::byte* row) {
-          const auto integer = load(row, std::int8_t{});
-          const std::byte* const line = row - reinterpret_cast<std::uintptr_t>(row) % kCacheLine;
-          const float scale = from_bfloat16(load(line + LineForm::kScale, std::uint16_t{}));
-          return integer == -128 ? std::numeric_limits<float>::quiet_NaN()
-                                 : scale * static_cast<float>(integer);
-        });
-    }
+    return pull_ones(keys, by, weights, pool);
   }
-  walk(keys, by, pool, [&](const Run& run, std::size_t first) {
+  walk_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
     float* const to = weights.data() + first * dim;
     std::array<std::uint16_t, Run::kMost> none;
     const std::size_t count = form_.decode_rows({run.rows.data(), run.size}, to, none.data());
@@ -240,7 +277,7 @@ void Frozen::pull(std::span<const std::uint64_t> keys, By by, std::span<float> w
 void Frozen::contains(std::span<const std::uint64_t> keys, By by, std::span<std::uint8_t> there,
                       Pool& pool) const {
   SHOAL_CHECK(there.size() == keys.size(), "there must be one answer for each key");
-  walk(keys, by, pool, [&](const Run& run, std::size_t first) {
+  walk_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
     for (std::size_t i = 0; i < run.size; ++i) {
       there[first + i] = gone(run.rows[i]) ? 0 : 1;
     }

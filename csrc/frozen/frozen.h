@@ -71,11 +71,14 @@ class Frozen {
   };
 
   static Section empty_section() noexcept;
-  void below(Run& run, Run& scratch) const noexcept;
+  void below(Run& run, std::span<const std::uint16_t> open, Run& scratch) const noexcept;
   float scale_of(const std::byte* row) const noexcept;
   bool gone(const std::byte* row) const noexcept { return row == nullptr || form_.removed(row); }
+  template <class Way>
+  void walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const Way& way) const;
   template <class Use>
-  void walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const Use& use) const;
+  void walk_rows(std::span<const std::uint64_t> keys, By by, Pool& pool, const Use& use) const;
+  void pull_ones(std::span<const std::uint64_t> keys, By by, std::span<float> weights, Pool& pool) const;
 
   // A row of a slot while its layers are put together.
   struct Entry {

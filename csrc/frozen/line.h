@@ -55,7 +55,8 @@ struct LineForm {
         row_bytes(row),
         lanes((row == 0 ? kFirstRow : (row == 1 ? kScale : kReach)) / (width + row)),
         high_mask(static_cast<std::uint32_t>((std::uint64_t{1} << (8 * (width - 4))) - 1)),
-        lane_mask((1U << lanes) - 1) {}
+        lane_mask((1U << lanes) - 1),
+        last_lane(1U << (lanes - 1)) {}
   LineForm(const RowForm& form, std::size_t bytes_of_hash) noexcept
       : LineForm(bytes_of_hash, form.inside() ? form.bytes() : 0) {}
 
@@ -64,6 +65,7 @@ struct LineForm {
   std::size_t lanes = 0;
   std::uint32_t high_mask = 0;
   std::uint32_t lane_mask = 0;
+  std::uint32_t last_lane = 0;
 
   constexpr std::size_t high_at(std::size_t lane) const noexcept { return 4 * lanes + lane * (width - 4); }
   constexpr std::size_t row_at(std::size_t lane) const noexcept { return width * lanes + lane * row_bytes; }

@@ -1,10 +1,12 @@
 #include "frozen/look.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
 #include "base/avx2.h"
+#include "base/half.h"
 
 namespace shoal {
 
@@ -12,7 +14,7 @@ namespace {
 
 constexpr std::size_t kMostLinesAhead = 8;  // of a row; the machine sees by itself how a longer one goes on
 
-SHOAL_INLINE void fetch_to_read(const std::byte* at) noexcept { __builtin_prefetch(at, 0, 2); }
+SHOAL_INLINE void fetch_to_read(const std::byte* at) noexcept { __builtin_prefetch(at); }
 
 // Of a row, its first so many lines. Where rows may begin anywhere in a line one more is asked for, up to the last byte.
 std::size_t lines_of(std::size_t bytes) noexcept {
@@ -55,6 +57,34 @@ struct Avx2Lines {
 
 }  // namespace
 
+// A row of one weight as the bits of a float; what says `removed` is a NaN.
+template <RowForm::Code kCode>
+struct One {
+  static SHOAL_INLINE std::uint32_t bits([[maybe_unused]] const std::byte* line,
+                                         const std::byte* row) noexcept {
+    if constexpr (kCode == RowForm::Code::kFloat32) {
+      return load<std::uint32_t>(row);
+    } else if constexpr (kCode == RowForm::Code::kBfloat16) {
+      return std::uint32_t{load<std::uint16_t>(row)} << 16U;
+    } else if constexpr (kCode == RowForm::Code::kFloat16) {
+      return std::bit_cast<std::uint32_t>(from_float16(load<std::uint16_t>(row)));
+    } else {
+      const auto integer = load<std::int8_t>(row);
+      const float scale = from_bfloat16(load<std::uint16_t>(line + LineForm::kScale));
+      const std::uint32_t removed = integer == -128 ? 0x7fc00000U : 0;
+      return std::bit_cast<std::uint32_t>(scale * static_cast<float>(integer)) | removed;
+    }
+  }
+
+ private:
+  template <class T>
+  static SHOAL_INLINE T load(const std::byte* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
+};
+
 // What the loop must know of the lines that it reads.
 //
 // Of a layer whose sections have one width, which is most: constants.
@@ -79,11 +109,10 @@ struct AnyForm {
 // The loops over a run's hashes, once per form of lines and way of comparing.
 struct LookSteps {
   static SHOAL_INLINE const LineForm& form_of(const Look& by, const Run& run, std::uint64_t hash) noexcept {
-    return by.form_of(by.section_of(run, hash));
+    return by.forms_[run.homesteads[index_of(by.slots_.of(hash))].width - LineForm::kNarrowest];
   }
 
-  // One hash in one line: 1 where it is neither there nor need be, as a line says of which `more` are behind it. Numbers
-  // instead of truth values, of which compilers make branches.
+  // One hash in one line, with care: 1 where it is neither there nor need be, as a line says of which `more` are behind it.
   template <class Form, class Lines>
   static SHOAL_INLINE unsigned read(const Look& by, Run& run, std::size_t i, const std::byte* line,
                                     unsigned more) noexcept {
@@ -103,44 +132,139 @@ struct LookSteps {
       here = exact != LineForm::kNone ? 1 : 0;
       lane = exact % LineForm::kNone;
     }
+    run.rows[i] = row_at<Form>(by, run, form, hash, line, lane, here);
+    return (here ^ 1U) & (more != 0 ? 1U : 0U);
+  }
+
+  // The row in a lane, null where `here` is 0 instead of 1; a wide one is asked for.
+  template <class Form>
+  static SHOAL_INLINE const std::byte* row_at(const Look& by, const Run& run, const LineForm& form,
+                                              std::uint64_t hash, const std::byte* line, std::size_t lane,
+                                              unsigned here) noexcept {
     if constexpr (Form::kInside) {
-      run.rows[i] = only_if(here, line + form.row_at(lane));
+      return only_if(here, line + form.row_at(lane));
     } else {
       const Section& section = by.section_of(run, hash);
       std::uint32_t number;
       std::memcpy(&number, line + LineForm::kFirstRow, sizeof number);
       const std::uint64_t at = std::uint64_t{number} + lane;
       const unsigned there = here & (at < section.rows_count ? 1U : 0U);
-      run.rows[i] = only_if(there, section.rows() + at * by.form_.bytes());
-      fetch_row(there != 0 ? run.rows[i] : line, by.form_.bytes(), by.lines_of_row_);
+      const std::byte* const row = only_if(there, section.rows() + at * by.form_.bytes());
+      fetch_row(there != 0 ? row : line, by.form_.bytes(), by.lines_of_row_);
+      return row;
     }
-    return (here ^ 1U) & (more != 0 ? 1U : 0U);
+  }
+
+  // use(i, line, form, lane, none) for each hash of a run: the first lane with its low bits; `none` has no bit set, or all
+  // where there is no such lane. Returns whether the other bits of all were those of the lanes: if not, none of it holds.
+  template <class Form, class Lines, class Use>
+  static SHOAL_INLINE bool skim(const Look& by, const Run& run, const Use& use) noexcept {
+    const std::size_t size = run.size;
+    std::uint32_t other = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      fetch_to_read(run.lines[i + Run::ahead(Form::kInside)]);
+      const std::byte* const line = run.lines[i];
+      const std::uint64_t hash = run.hashes[i];
+      const LineForm& form = Form::of(by, run, hash);
+      const unsigned match = Lines::same_low(line, static_cast<std::uint32_t>(hash)) & form.lane_mask;
+      const std::uint32_t none = match == 0 ? ~std::uint32_t{0} : 0;
+      const auto lane = static_cast<std::size_t>(std::countr_zero(match | form.last_lane));
+      std::uint32_t high;
+      std::memcpy(&high, line + form.high_at(lane), sizeof high);
+      other |= (high ^ static_cast<std::uint32_t>(hash >> 32U)) & ~none & form.high_mask;
+      use(i, line, form, lane, none);
+    }
+    return other == 0 && !any_low_is_zero(run);
+  }
+
+  // Whether a hash has the low bits that stand in empty lines.
+  static SHOAL_INLINE bool any_low_is_zero(const Run& run) noexcept {
+    std::uint32_t zero = 0;
+    for (std::size_t i = 0; i < run.size; ++i) {
+      zero |= static_cast<std::uint32_t>(run.hashes[i]) == 0 ? 1U : 0U;
+    }
+    return zero != 0;
+  }
+
+  // How many lines are behind a home; 0 of an empty one.
+  static SHOAL_INLINE unsigned behind(const std::byte* line) noexcept {
+    return (std::to_integer<unsigned>(line[LineForm::kReach]) + 1) & 0xfeU;
+  }
+
+  template <class Form, class Lines>
+  static SHOAL_INLINE void look_with_care(const Look& by, Run& run) noexcept {
+    run.open_count = 0;
+    for (std::size_t i = 0; i < run.size; ++i) {
+      const std::byte* const line = run.lines[i];
+      run.open[run.open_count] = static_cast<std::uint16_t>(i);
+      run.open_count += read<Form, Lines>(by, run, i, line, behind(line));
+    }
+  }
+
+  // Of the hashes in a list, those that may stand behind their homes, whose next lines are asked for.
+  static SHOAL_INLINE void leave_open(Run& run, const std::uint16_t* list, std::size_t count) noexcept {
+    std::size_t open_count = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::uint16_t i = list[k];
+      const std::byte* const line = run.lines[i];
+      run.open[open_count] = i;
+      open_count += behind(line) != 0 ? 1U : 0U;
+    }
+    run.open_count = open_count;
+    for (std::size_t k = 0; k < open_count; ++k) {
+      fetch_to_read(run.lines[run.open[k]] + kCacheLine);
+    }
   }
 
   template <class Form, class Lines>
   static SHOAL_INLINE void look(const Look& by, Run& run) noexcept {
-    const std::size_t size = run.size;
-    std::size_t rest_count = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-      fetch_to_read(run.lines[i + Run::kAhead]);
-      const std::byte* const line = run.lines[i];
-      const auto reach = std::to_integer<unsigned>(line[LineForm::kReach]);
-      const unsigned rest = read<Form, Lines>(by, run, i, line, (reach + 1) & 0xfeU);
-      run.rest[rest_count] = static_cast<std::uint16_t>(i);
-      rest_count += rest;
+    std::array<std::uint16_t, Run::kMost + 1> missing;
+    std::size_t count = 0;
+    const bool sure = skim<Form, Lines>(
+        by, run,
+        [&](std::size_t i, const std::byte* line, const LineForm& form, std::size_t lane, std::uint32_t none)
+            SHOAL_ALWAYS {
+              run.rows[i] = row_at<Form>(by, run, form, run.hashes[i], line, lane, none + 1);
+              missing[count] = static_cast<std::uint16_t>(i);
+              count -= static_cast<std::size_t>(static_cast<std::int32_t>(none));
+            });
+    if (!sure) [[unlikely]] {
+      return look_with_care<Form, Lines>(by, run);
     }
-    run.rest_count = rest_count;
-    for (std::size_t k = 0; k < rest_count; ++k) {
-      fetch_to_read(run.lines[run.rest[k]] + kCacheLine);
-    }
+    leave_open(run, missing.data(), count);
   }
 
-  template <class Form, class Lines>
-  static SHOAL_INLINE void settle(const Look& by, Run& run) noexcept {
-    for (std::size_t step = 1; run.rest_count != 0; ++step) {
+  template <class Form, class Lines, class One>
+  static SHOAL_INLINE void ones(const Look& by, Run& run, float* weights) noexcept {
+    std::size_t count = 0;
+    const auto put = [&](std::size_t i, std::uint32_t bits) SHOAL_ALWAYS {
+      std::memcpy(weights + i, &bits, sizeof bits);
+      run.rows[i] = nullptr;
+      run.missing[count] = static_cast<std::uint16_t>(i);
+      count += (bits << 1U) > 0xff000000U ? 1U : 0U;  // a NaN
+    };
+    const bool sure = skim<Form, Lines>(
+        by, run,
+        [&](std::size_t i, const std::byte* line, const LineForm& form, std::size_t lane, std::uint32_t none)
+            SHOAL_ALWAYS { put(i, One::bits(line, line + form.row_at(lane)) | none); });
+    if (!sure) [[unlikely]] {
+      look_with_care<Form, Lines>(by, run);
+      count = 0;
+      for (std::size_t i = 0; i < run.size; ++i) {
+        put(i, run.rows[i] != nullptr ? One::bits(run.lines[i], run.rows[i]) : Look::kAbsent);
+      }
+    }
+    run.missing_count = count;
+    leave_open(run, run.missing.data(), count);
+  }
+
+  // found(i) for each hash that was read once more.
+  template <class Form, class Lines, class Found>
+  static SHOAL_INLINE void settle(const Look& by, Run& run, const Found& found) noexcept {
+    for (std::size_t step = 1; run.open_count != 0; ++step) {
       std::size_t left = 0;
-      for (std::size_t k = 0; k < run.rest_count; ++k) {
-        const std::uint16_t i = run.rest[k];  // which is written at `left`, at most k
+      for (std::size_t k = 0; k < run.open_count; ++k) {
+        const std::uint16_t i = run.open[k];  // which is written at `left`, at most k
         const Section& section = by.section_of(run, run.hashes[i]);
         const std::byte* const home = run.lines[i];
         const std::size_t said = std::to_integer<std::size_t>(home[LineForm::kReach]);
@@ -149,12 +273,29 @@ struct LookSteps {
             std::min<std::size_t>(said == LineForm::kFar ? section.reach : said, section.count - 1 - first);
         // A damaged home may say that lines are behind it where there are none: then it is read again.
         const std::byte* const line = home + std::min(step, most) * kCacheLine;
-        run.rest[left] = i;
+        run.open[left] = i;
         left += read<Form, Lines>(by, run, i, line, step < most ? 1 : 0);
         fetch_to_read(line + kCacheLine);
+        found(i, line);
       }
-      run.rest_count = left;
+      run.open_count = left;
     }
+  }
+
+  template <class Form, class Lines>
+  static SHOAL_INLINE void settle(const Look& by, Run& run) noexcept {
+    settle<Form, Lines>(by, run, [](std::size_t, const std::byte*) SHOAL_ALWAYS {});
+  }
+
+  template <class Form, class Lines, class One>
+  static SHOAL_INLINE void settle_ones(const Look& by, Run& run, float* weights) noexcept {
+    settle<Form, Lines>(by, run, [&](std::size_t i, const std::byte* line) SHOAL_ALWAYS {
+      const std::byte* const row = run.rows[i];
+      std::uint32_t bits;
+      std::memcpy(&bits, weights + i, sizeof bits);
+      bits = row == nullptr ? bits : One::bits(line, row);
+      std::memcpy(weights + i, &bits, sizeof bits);
+    });
   }
 };
 
@@ -166,57 +307,82 @@ SHOAL_INLINE const LineForm& AnyForm<kRowsInside>::of(const Look& by, const Run&
 
 namespace {
 
+// The steps of one form of lines; of rows of one weight, those of Ones.
 template <class Form>
-void look_portably(const Look& by, Run& run) noexcept {
-  LookSteps::look<Form, PortableLines>(by, run);
-}
-
-template <class Form>
-void settle_portably(const Look& by, Run& run) noexcept {
-  LookSteps::settle<Form, PortableLines>(by, run);
-}
-
+struct Rows {
+  static void look(const Look& by, Run& run) noexcept { LookSteps::look<Form, PortableLines>(by, run); }
+  static void settle(const Look& by, Run& run) noexcept { LookSteps::settle<Form, PortableLines>(by, run); }
 #if defined(__x86_64__)
-template <class Form>
-SHOAL_AVX2 void look_by_avx2(const Look& by, Run& run) noexcept {
-  LookSteps::look<Form, Avx2Lines>(by, run);
-}
-
-template <class Form>
-SHOAL_AVX2 void settle_by_avx2(const Look& by, Run& run) noexcept {
-  LookSteps::settle<Form, Avx2Lines>(by, run);
-}
+  SHOAL_AVX2 static void look_by_avx2(const Look& by, Run& run) noexcept {
+    LookSteps::look<Form, Avx2Lines>(by, run);
+  }
+  SHOAL_AVX2 static void settle_by_avx2(const Look& by, Run& run) noexcept {
+    LookSteps::settle<Form, Avx2Lines>(by, run);
+  }
 #endif
+};
 
+template <class Form, class One>
+struct Ones {
+  static void look(const Look& by, Run& run, float* weights) noexcept {
+    LookSteps::ones<Form, PortableLines, One>(by, run, weights);
+  }
+  static void settle(const Look& by, Run& run, float* weights) noexcept {
+    LookSteps::settle_ones<Form, PortableLines, One>(by, run, weights);
+  }
+#if defined(__x86_64__)
+  SHOAL_AVX2 static void look_by_avx2(const Look& by, Run& run, float* weights) noexcept {
+    LookSteps::ones<Form, Avx2Lines, One>(by, run, weights);
+  }
+  SHOAL_AVX2 static void settle_by_avx2(const Look& by, Run& run, float* weights) noexcept {
+    LookSteps::settle_ones<Form, Avx2Lines, One>(by, run, weights);
+  }
+#endif
+};
+
+// Rows that are not one weight.
 template <class Form>
+struct Ones<Form, void> {
+  static constexpr std::nullptr_t look = nullptr;
+  static constexpr std::nullptr_t settle = nullptr;
+  static constexpr std::nullptr_t look_by_avx2 = nullptr;
+  static constexpr std::nullptr_t settle_by_avx2 = nullptr;
+};
+
+template <class Form, class One>
 Look::Steps choose([[maybe_unused]] bool by_avx2) noexcept {
 #if defined(__x86_64__)
   if (by_avx2) {
-    return {&look_by_avx2<Form>, &settle_by_avx2<Form>};
+    return {Rows<Form>::look_by_avx2, Rows<Form>::settle_by_avx2, Ones<Form, One>::look_by_avx2,
+            Ones<Form, One>::settle_by_avx2};
   }
 #endif
-  return {&look_portably<Form>, &settle_portably<Form>};
+  return {Rows<Form>::look, Rows<Form>::settle, Ones<Form, One>::look, Ones<Form, One>::settle};
 }
 
 // By width, from LineForm::kNarrowest on; the last one for any.
-template <std::size_t kRow>
+template <std::size_t kRow, class One = void>
 Look::Ways choose_each(bool by_avx2) noexcept {
-  return {choose<OneForm<5, kRow>>(by_avx2), choose<OneForm<6, kRow>>(by_avx2),
-          choose<OneForm<7, kRow>>(by_avx2), choose<OneForm<8, kRow>>(by_avx2),
-          choose<AnyForm<kRow != 0>>(by_avx2)};
+  return {choose<OneForm<5, kRow>, One>(by_avx2), choose<OneForm<6, kRow>, One>(by_avx2),
+          choose<OneForm<7, kRow>, One>(by_avx2), choose<OneForm<8, kRow>, One>(by_avx2),
+          choose<AnyForm<kRow != 0>, One>(by_avx2)};
 }
 
-Look::Ways choose_ways(std::size_t row_inside, bool by_avx2) noexcept {
-  switch (row_inside) {
-    case 0:
-      return choose_each<0>(by_avx2);
-    case 1:
-      return choose_each<1>(by_avx2);
-    case 2:
-      return choose_each<2>(by_avx2);
-    default:
-      return choose_each<4>(by_avx2);
+Look::Ways choose_ways(const RowForm& form) noexcept {
+  const bool by_avx2 = form.by_avx2();
+  if (form.dim() == 1) {
+    switch (form.code()) {
+      case RowForm::Code::kFloat32:
+        return choose_each<4, One<RowForm::Code::kFloat32>>(by_avx2);
+      case RowForm::Code::kFloat16:
+        return choose_each<2, One<RowForm::Code::kFloat16>>(by_avx2);
+      case RowForm::Code::kBfloat16:
+        return choose_each<2, One<RowForm::Code::kBfloat16>>(by_avx2);
+      case RowForm::Code::kInt8:
+        return choose_each<1, One<RowForm::Code::kInt8>>(by_avx2);
+    }
   }
+  return form.inside() ? choose_each<4>(by_avx2) : choose_each<0>(by_avx2);  // two weights, or wide
 }
 
 }  // namespace
@@ -235,10 +401,7 @@ void Run::go_on_with(std::span<const std::byte* const> next) noexcept {
 }
 
 Look::Look(const RowForm& form, Slots slots) noexcept
-    : form_(form),
-      slots_(slots),
-      lines_of_row_(lines_of(form.bytes())),
-      ways_(choose_ways(form.inside() ? form.bytes() : 0, form.by_avx2())) {
+    : form_(form), slots_(slots), lines_of_row_(lines_of(form.bytes())), ways_(choose_ways(form)) {
   for (std::size_t k = 0; k < forms_.size(); ++k) {
     forms_[k] = LineForm(form, LineForm::kNarrowest + k);
   }
@@ -246,6 +409,7 @@ Look::Look(const RowForm& form, Slots slots) noexcept
 
 void Look::aim(const Homestead* homesteads, const Section* sections, Run& run) const noexcept {
   const unsigned bits = slots_.bits();
+  run.homesteads = homesteads;
   run.sections = sections;
   for (std::size_t i = 0; i < run.size; ++i) {
     const std::uint64_t hash = run.hashes[i];

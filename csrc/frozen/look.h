@@ -2,7 +2,8 @@
 // worked on.
 //
 //   aim      each hash's home, the line where its search begins (frozen/line.h); nothing is read yet
-//   look     reads the homes, asks for the homes of the run behind it meanwhile, and for the wide rows that it finds
+//   look     reads the homes, asks for those of the run behind it meanwhile, and for the wide rows that it finds
+//   ones     the same where a row is one weight: reads that, too
 //   settle   the few hashes that may stand behind their homes
 //
 //   look.aim(homesteads, sections, a);   a.fetch();                 // the first lines of the first run
@@ -10,16 +11,20 @@
 //   look.look(width, a);                 look.settle(width, a);
 //   for (const std::byte* row : a.rows) ...                         // null for a hash that is not there
 //
-// Lines are asked for kAhead hashes ahead, and into the second-level cache. The nearest cache keeps some two dozen lines
-// under way: random lines came at 110 M/s there, at 155 into the second one (4 KB pages; 215 with huge ones).
+// What is waited for is the translation of addresses, more than lines or instructions: with 5 ns of work beside each, random
+// lines of 8 MB came at 156 M/s though none was in a cache, of 142 MB at 109, of 1 GB at 69 when asked for 64 ahead and at
+// 84 when 128 ahead (huge pages; a virtual machine). Into which cache they are asked for made no difference.
 //
-// No branch depends on a hash: whether it is there, and which lane it is in, cannot be guessed.
+// No branch depends on a hash: whether it is there, and which lane it is in, cannot be guessed. What hardly ever is (two
+// hashes of a line with the same low bits, a hash whose low bits are those of an empty line) is noticed once a run, which
+// is then read again, with care.
 //
 // Threads: immutable; a run belongs to one thread.
 
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -34,7 +39,8 @@ namespace shoal {
 // Where a slot's homes are: all that most lookups need. Those of a table stay in the nearest cache.
 struct Homestead {
   const std::byte* lines;
-  std::uint64_t homes;
+  std::uint32_t homes;
+  std::uint32_t width;  // bytes of a hash there
 };
 
 // The rows of one slot, where they are mapped.
@@ -52,17 +58,22 @@ struct Section {
 // Some hashes under way: few enough that the lines of two runs stay in the nearest caches.
 struct Run {
   static constexpr std::size_t kMost = 256;
-  static constexpr std::size_t kAhead = 64;
+  static constexpr std::size_t kAhead = 128;
 
   std::size_t size = 0;
-  std::size_t rest_count = 0;
+  std::size_t open_count = 0;
+  std::size_t missing_count = 0;
+  const Homestead* homesteads = nullptr;  // of all slots
+  const Section* sections = nullptr;
   std::array<std::uint64_t, kMost> hashes;
-  const Section* sections = nullptr;  // of all slots
   std::array<const std::byte*, kMost + kAhead>
       lines;  // homes; behind them, what is asked for when they are read
   std::array<const std::byte*, kMost> rows;
-  std::array<std::uint16_t, kMost + 1> rest;  // hashes that may stand behind their homes
+  std::array<std::uint16_t, kMost + 1> open;     // hashes that may stand behind their homes
+  std::array<std::uint16_t, kMost + 1> missing;  // after ones(): hashes without a weight in their homes
 
+  // How many hashes ahead lines are asked for; wide rows are lines, too.
+  static constexpr std::size_t ahead(bool rows_inside) noexcept { return rows_inside ? kAhead : kAhead / 2; }
   // Asks for its first lines.
   void fetch() const noexcept;
   std::span<const std::byte* const> homes() const noexcept { return {lines.data(), size}; }
@@ -76,6 +87,9 @@ class Look {
   struct Steps {
     void (*look)(const Look&, Run&) noexcept;
     void (*settle)(const Look&, Run&) noexcept;
+    // Null where a row is more than a weight.
+    void (*ones)(const Look&, Run&, float* weights) noexcept;
+    void (*settle_ones)(const Look&, Run&, float* weights) noexcept;
   };
   using Ways = std::array<Steps, kWidths + 1>;
 
@@ -92,10 +106,20 @@ class Look {
   void aim(const Homestead* homesteads, const Section* sections, Run& run) const noexcept;
   // `width`: of all the sections' hashes; 0 where they differ.
   void look(std::size_t width, Run& run) const noexcept { ways_[way_of(width)].look(*this, run); }
+  // The same for rows of one weight, which are read, too. Of those in run.missing `weights` has a NaN, before settle_ones()
+  // and maybe behind it: either they are `absent`, or their rows say `removed`.
+  void ones(std::size_t width, Run& run, float* weights) const noexcept {
+    ways_[way_of(width)].ones(*this, run, weights);
+  }
+  void settle_ones(std::size_t width, Run& run, float* weights) const noexcept {
+    ways_[way_of(width)].settle_ones(*this, run, weights);
+  }
+  static bool absent(float weight) noexcept { return std::bit_cast<std::uint32_t>(weight) == kAbsent; }
   void settle(std::size_t width, Run& run) const noexcept { ways_[way_of(width)].settle(*this, run); }
 
  private:
   friend struct LookSteps;
+  static constexpr std::uint32_t kAbsent = 0xffffffffU;
 
   static std::size_t way_of(std::size_t width) noexcept {
     return width == 0 ? kWidths : width - LineForm::kNarrowest;
