@@ -9,7 +9,7 @@
 quality/twins.py says how the two are made alike. Settings (the rate of the rows' optimizer, the passes) were chosen by
 AUC on a part that is cut from the training examples, for logistic regression, FM and DeepFM, whose settings the other
 models share; then the rate was lowered until torch repeated itself. The test part is for the end
-(docs/ctr-quality.md names three rates that were lowered behind it).
+(docs/ctr-quality.md names four rates that were lowered behind it).
 
 Required, and checked: the losses of the first 200 steps agree to 1e-5, or to four times what torch differs from itself
 when the examples of a batch come in another order (two orders; where they do not do, up to thirty more); the AUCs of

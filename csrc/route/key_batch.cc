@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <type_traits>
 
 #include "base/check.h"
+#include "base/simd.h"
 #include "route/hash_order.h"
 #include "route/sum.h"
 
@@ -62,18 +64,38 @@ void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<floa
 
 namespace {
 
-// The rows of the places from `begin` to `end`, for a dim that the compiler knows, or (0) for any.
-template <std::size_t kDim>
+// use(known), where `known` is dim as a constant for the usual ones, of which a copy is a few instructions, and 0 for others.
+template <class Use>
+SHOAL_INLINE void with_dim(std::size_t dim, const Use& use) {
+  switch (dim) {
+    case 1:
+      return use(std::integral_constant<std::size_t, 1>());
+    case 8:
+      return use(std::integral_constant<std::size_t, 8>());
+    case 16:
+      return use(std::integral_constant<std::size_t, 16>());
+    case 32:
+      return use(std::integral_constant<std::size_t, 32>());
+    case 64:
+      return use(std::integral_constant<std::size_t, 64>());
+    default:
+      return use(std::integral_constant<std::size_t, 0>());
+  }
+}
+
+// The rows of the places from `begin` to `end`.
 void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std::size_t begin,
                  std::size_t end, std::size_t dim, float* out) noexcept {
-  constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
-  const std::size_t width = kDim == 0 ? dim : kDim;
-  for (std::size_t i = begin; i < end; ++i) {
-    if (i + kAhead < end) {
-      __builtin_prefetch(rows + inverse[i + kAhead] * width);
+  with_dim(dim, [&](auto known) SHOAL_ALWAYS {
+    constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
+    const std::size_t width = known == 0 ? dim : known;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) {
+        __builtin_prefetch(rows + inverse[i + kAhead] * width);
+      }
+      std::copy_n(rows + inverse[i] * width, width, out + i * width);
     }
-    std::copy_n(rows + inverse[i] * width, width, out + i * width);
-  }
+  });
 }
 
 }  // namespace
@@ -83,20 +105,7 @@ void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<fl
   SHOAL_CHECK(out.size() == given() * dim, "out must be len(keys) x dim");
   const Pieces pieces{given(), parts_for(given() * dim, std::size_t{1} << 16U, pool.threads())};
   pool.run(pieces.parts, [&](std::size_t part) {
-    const std::size_t begin = pieces.begin(part);
-    const std::size_t end = pieces.begin(part + 1);
-    switch (dim) {
-      case 1:
-        return expand_rows<1>(rows.data(), inverse(), begin, end, dim, out.data());
-      case 8:
-        return expand_rows<8>(rows.data(), inverse(), begin, end, dim, out.data());
-      case 16:
-        return expand_rows<16>(rows.data(), inverse(), begin, end, dim, out.data());
-      case 32:
-        return expand_rows<32>(rows.data(), inverse(), begin, end, dim, out.data());
-      default:
-        return expand_rows<0>(rows.data(), inverse(), begin, end, dim, out.data());
-    }
+    expand_rows(rows.data(), inverse(), pieces.begin(part), pieces.begin(part + 1), dim, out.data());
   });
 }
 
@@ -109,21 +118,24 @@ void KeyBatch::sum_some(std::size_t first, const float* grads, std::size_t dim,
 
 void KeyBatch::expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,
                            float* out) const noexcept {
-  constexpr std::size_t kAhead = 24;  // they go anywhere: ask for the lines that they will be written to
-  constexpr std::size_t kLineFloats = 16;
-  const float* row = rows.data();
-  std::size_t j = firsts_[first];
-  for (std::size_t u = first; u < first + rows.size() / dim; ++u, row += dim) {
-    for (; j < firsts_[u + 1]; ++j) {
-      if (j + kAhead < given_) {
-        const float* const ahead = out + order_[j + kAhead] * dim;
-        for (std::size_t e = 0; e < std::min(dim, 4 * kLineFloats); e += kLineFloats) {
-          __builtin_prefetch(ahead + e, 1);
+  with_dim(dim, [&](auto known) SHOAL_ALWAYS {
+    constexpr std::size_t kAhead = 24;  // they go anywhere: ask for the lines that they will be written to
+    constexpr std::size_t kLineFloats = 16;
+    const std::size_t width = known == 0 ? dim : known;
+    const float* row = rows.data();
+    std::size_t j = firsts_[first];
+    for (std::size_t u = first; u < first + rows.size() / width; ++u, row += width) {
+      for (; j < firsts_[u + 1]; ++j) {
+        if (j + kAhead < given_) {
+          const float* const ahead = out + order_[j + kAhead] * width;
+          for (std::size_t e = 0; e < std::min(width, 4 * kLineFloats); e += kLineFloats) {
+            __builtin_prefetch(ahead + e, 1);
+          }
         }
+        std::copy_n(row, width, out + order_[j] * width);
       }
-      std::copy_n(row, dim, out + order_[j] * dim);
     }
-  }
+  });
 }
 
 void KeyBatch::counts(std::span<std::uint32_t> out) const {
