@@ -162,18 +162,20 @@ std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::
 }
 
 #if defined(__x86_64__)
-template <class Widen>
+// kDim is dim, or 0 where it is none of the usual ones.
+template <class Widen, std::size_t kDim>
 SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weights,
                                      std::uint16_t* gone) noexcept {
   using Stored = typename Widen::Stored;
-  return each_row<Widen>(rows, dim, weights, gone, [dim](const std::byte* row, float* to) SHOAL_AVX2 {
+  const std::size_t width = kDim == 0 ? dim : kDim;
+  return each_row<Widen>(rows, width, weights, gone, [width](const std::byte* row, float* to) SHOAL_AVX2 {
     const Widen widen(row);
     const std::byte* const from = row + Widen::kFirst;
     std::size_t e = 0;
-    for (; e + 8 <= dim; e += 8) {
+    for (; e + 8 <= width; e += 8) {
       _mm256_storeu_ps(to + e, widen.eight(from + e * sizeof(Stored)));
     }
-    for (; e < dim; ++e) {
+    for (; e < width; ++e) {
       to[e] = widen.one(load<Stored>(from + e * sizeof(Stored)));
     }
   });
@@ -181,27 +183,38 @@ SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weig
 #endif
 
 template <class Widen>
-RowForm::Decode choose([[maybe_unused]] bool by_avx2) noexcept {
+RowForm::Decode choose([[maybe_unused]] std::size_t dim, [[maybe_unused]] bool by_avx2) noexcept {
 #if defined(__x86_64__)
   if (by_avx2) {
-    return &widen_by_avx2<Widen>;
+    switch (dim) {
+      case 8:
+        return &widen_by_avx2<Widen, 8>;
+      case 16:
+        return &widen_by_avx2<Widen, 16>;
+      case 32:
+        return &widen_by_avx2<Widen, 32>;
+      case 64:
+        return &widen_by_avx2<Widen, 64>;
+      default:
+        return &widen_by_avx2<Widen, 0>;
+    }
   }
 #endif
   return &widen_portably<Widen>;
 }
 
-RowForm::Decode decode_of(RowForm::Code code, bool by_avx2) noexcept {
+RowForm::Decode decode_of(RowForm::Code code, std::size_t dim, bool by_avx2) noexcept {
   switch (code) {
     case RowForm::Code::kFloat32:
       break;
     case RowForm::Code::kFloat16:
-      return choose<Float16>(by_avx2);
+      return choose<Float16>(dim, by_avx2);
     case RowForm::Code::kBfloat16:
-      return choose<Bfloat16>(by_avx2);
+      return choose<Bfloat16>(dim, by_avx2);
     case RowForm::Code::kInt8:
-      return choose<Int8>(by_avx2);
+      return choose<Int8>(dim, by_avx2);
   }
-  return choose<Float32>(by_avx2);
+  return choose<Float32>(dim, by_avx2);
 }
 
 std::byte integer_of(float x, float scale) noexcept {
@@ -219,7 +232,7 @@ RowForm::RowForm(std::string_view dtype, std::size_t dim, bool by_avx2)
       by_avx2_(by_avx2),
       dim_(dim),
       bytes_(row_bytes(code_, dim)),
-      decode_(decode_of(code_, by_avx2)) {
+      decode_(decode_of(code_, dim, by_avx2)) {
   SHOAL_CHECK(dim >= 1 && dim <= 4096, "dim must be from 1 to 4096, got " + std::to_string(dim));
 }
 

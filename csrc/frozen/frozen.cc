@@ -41,6 +41,7 @@ Section Frozen::empty_section() noexcept {
 void Frozen::add_layer() {
   layers_.push_back(
       {.homesteads = std::vector<Homestead>(slots_.count(), {kEmptyLine.data(), 1, LineForm::kWidest}),
+       .shelves = std::vector<Shelf>(slots_.count(), {kEmptyLine.data(), 0}),
        .sections = std::vector<Section>(slots_.count(), empty_section())});
 }
 
@@ -69,6 +70,7 @@ void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte
                                     .rows_count = small(shape.rows),
                                     .reach = small(shape.reach),
                                     .width = small(shape.width)};
+  layer.shelves[index_of(slot)] = {layer.sections[index_of(slot)].rows(), shape.rows};
 }
 
 // --- lookups --------------------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ void Frozen::below(Run& run, std::span<const std::uint16_t> open, Run& scratch) 
     for (std::size_t k = 0; k < count; ++k) {
       scratch.hashes[k] = run.hashes[places[k]];
     }
-    look_.aim(layer->homesteads.data(), layer->sections.data(), scratch);
+    look_.aim(layer->ground(), scratch);
     scratch.fetch();
     scratch.go_on_with({});
     look_.look(layer->width, scratch);
@@ -122,7 +124,7 @@ void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const 
         std::copy(some.begin(), some.end(), run.hashes.begin());
       }
       if (newest != nullptr) {
-        look_.aim(newest->homesteads.data(), newest->sections.data(), run);
+        look_.aim(newest->ground(), run);
       }
     };
     aim(0);

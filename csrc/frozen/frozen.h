@@ -64,10 +64,14 @@ class Frozen {
 
  private:
   struct Layer {
-    std::vector<Homestead> homesteads;  // one a slot
-    std::vector<Section> sections;      // one a slot
-    std::size_t width = 0;              // of their hashes; 0 where they differ
+    // One of each a slot.
+    std::vector<Homestead> homesteads;
+    std::vector<Shelf> shelves;
+    std::vector<Section> sections;
+    std::size_t width = 0;  // of their hashes; 0 where they differ
     bool empty = true;
+
+    Ground ground() const noexcept { return {homesteads.data(), shelves.data(), sections.data()}; }
   };
 
   static Section empty_section() noexcept;

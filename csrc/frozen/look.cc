@@ -24,7 +24,8 @@ std::size_t lines_of(std::size_t bytes) noexcept {
 }
 
 SHOAL_INLINE void fetch_row(const std::byte* row, std::size_t bytes, std::size_t lines) noexcept {
-  for (std::size_t k = 0; k < lines; ++k) {
+  fetch_to_read(row);
+  for (std::size_t k = 1; k < lines; ++k) {
     fetch_to_read(row + std::min(k * kCacheLine, bytes - 1));
   }
 }
@@ -109,7 +110,7 @@ struct AnyForm {
 // The loops over a run's hashes, once per form of lines and way of comparing.
 struct LookSteps {
   static SHOAL_INLINE const LineForm& form_of(const Look& by, const Run& run, std::uint64_t hash) noexcept {
-    return by.forms_[run.homesteads[index_of(by.slots_.of(hash))].width - LineForm::kNarrowest];
+    return by.forms_[run.ground.homesteads[index_of(by.slots_.of(hash))].width - LineForm::kNarrowest];
   }
 
   // One hash in one line, with care: 1 where it is neither there nor need be, as a line says of which `more` are behind it.
@@ -144,12 +145,12 @@ struct LookSteps {
     if constexpr (Form::kInside) {
       return only_if(here, line + form.row_at(lane));
     } else {
-      const Section& section = by.section_of(run, hash);
+      const Shelf& shelf = run.ground.shelves[index_of(by.slots_.of(hash))];
       std::uint32_t number;
       std::memcpy(&number, line + LineForm::kFirstRow, sizeof number);
       const std::uint64_t at = std::uint64_t{number} + lane;
-      const unsigned there = here & (at < section.rows_count ? 1U : 0U);
-      const std::byte* const row = only_if(there, section.rows() + at * by.form_.bytes());
+      const unsigned there = here & (at < shelf.count ? 1U : 0U);
+      const std::byte* const row = only_if(there, shelf.rows + at * by.form_.bytes());
       fetch_row(there != 0 ? row : line, by.form_.bytes(), by.lines_of_row_);
       return row;
     }
@@ -407,13 +408,12 @@ Look::Look(const RowForm& form, Slots slots) noexcept
   }
 }
 
-void Look::aim(const Homestead* homesteads, const Section* sections, Run& run) const noexcept {
+void Look::aim(const Ground& ground, Run& run) const noexcept {
   const unsigned bits = slots_.bits();
-  run.homesteads = homesteads;
-  run.sections = sections;
+  run.ground = ground;
   for (std::size_t i = 0; i < run.size; ++i) {
     const std::uint64_t hash = run.hashes[i];
-    const Homestead& at = homesteads[hash >> (64U - bits)];
+    const Homestead& at = ground.homesteads[hash >> (64U - bits)];
     run.lines[i] = at.lines + scale(hash << bits, at.homes) * kCacheLine;
   }
 }

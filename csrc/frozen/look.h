@@ -6,10 +6,10 @@
 //   ones     the same where a row is one weight: reads that, too
 //   settle   the few hashes that may stand behind their homes
 //
-//   look.aim(homesteads, sections, a);   a.fetch();                 // the first lines of the first run
-//   look.aim(homesteads, sections, b);   a.go_on_with(b.homes());   // so that there is no gap between runs
-//   look.look(width, a);                 look.settle(width, a);
-//   for (const std::byte* row : a.rows) ...                         // null for a hash that is not there
+//   look.aim(ground, a);   a.fetch();                 // the first lines of the first run
+//   look.aim(ground, b);   a.go_on_with(b.homes());   // so that there is no gap between runs
+//   look.look(width, a);   look.settle(width, a);
+//   for (const std::byte* row : a.rows) ...           // null for a hash that is not there
 //
 // What is waited for is the translation of addresses, more than lines or instructions: with 5 ns of work beside each, random
 // lines of 8 MB came at 156 M/s though none was in a cache, of 142 MB at 109, of 1 GB at 69 when asked for 64 ahead and at
@@ -43,6 +43,12 @@ struct Homestead {
   std::uint32_t width;  // bytes of a hash there
 };
 
+// Where a slot's wide rows are.
+struct Shelf {
+  const std::byte* rows;
+  std::uint64_t count;
+};
+
 // The rows of one slot, where they are mapped.
 struct Section {
   const std::byte* lines;  // wide rows stand behind them
@@ -55,6 +61,13 @@ struct Section {
   const std::byte* rows() const noexcept { return lines + std::size_t{count} * kCacheLine; }
 };
 
+// What a layer has of all slots.
+struct Ground {
+  const Homestead* homesteads;
+  const Shelf* shelves;
+  const Section* sections;
+};
+
 // Some hashes under way: few enough that the lines of two runs stay in the nearest caches.
 struct Run {
   static constexpr std::size_t kMost = 256;
@@ -63,8 +76,7 @@ struct Run {
   std::size_t size = 0;
   std::size_t open_count = 0;
   std::size_t missing_count = 0;
-  const Homestead* homesteads = nullptr;  // of all slots
-  const Section* sections = nullptr;
+  Ground ground{};
   std::array<std::uint64_t, kMost> hashes;
   std::array<const std::byte*, kMost + kAhead>
       lines;  // homes; behind them, what is asked for when they are read
@@ -102,8 +114,8 @@ class Look {
   // The row in a lane; null where a damaged line names one beyond the last.
   const std::byte* row_of(const Section& section, const std::byte* line, unsigned lane) const noexcept;
 
-  // Of all slots; run.hashes and run.size are given.
-  void aim(const Homestead* homesteads, const Section* sections, Run& run) const noexcept;
+  // run.hashes and run.size are given.
+  void aim(const Ground& ground, Run& run) const noexcept;
   // `width`: of all the sections' hashes; 0 where they differ.
   void look(std::size_t width, Run& run) const noexcept { ways_[way_of(width)].look(*this, run); }
   // The same for rows of one weight, which are read, too. Of those in run.missing `weights` has a NaN, before settle_ones()
@@ -126,7 +138,7 @@ class Look {
   }
 
   const Section& section_of(const Run& run, std::uint64_t hash) const noexcept {
-    return run.sections[index_of(slots_.of(hash))];
+    return run.ground.sections[index_of(slots_.of(hash))];
   }
 
   std::array<LineForm, kWidths> forms_;  // by width

@@ -210,7 +210,7 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
     return;
   }
   for (const std::string dtype : {"float32", "float16", "bfloat16", "int8"}) {
-    for (const std::size_t dim : {1UL, 2UL, 3UL, 16UL, 37UL}) {
+    for (const std::size_t dim : {1UL, 2UL, 3UL, 8UL, 16UL, 32UL, 37UL, 64UL}) {
       std::mt19937_64 random(dim);
       const Slots slots(2);
       const Rows rows = random_rows(3000, dim, 7, false);
