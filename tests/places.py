@@ -40,11 +40,12 @@ def options(endpoint: str) -> dict[str, Any]:
     return {"endpoint_url": endpoint, "config_kwargs": quick, "skip_instance_cache": True}
 
 
-def uploads(endpoint: str) -> list[Any]:
+def uploads(endpoint: str, under: str) -> list[Any]:
+    """List the uploads that are under way in a folder: another test's may be left, whose connection was lost."""
     import boto3
 
-    found: list[Any] = boto3.client("s3", endpoint_url=endpoint).list_multipart_uploads(Bucket=BUCKET).get("Uploads")
-    return found or []
+    told = boto3.client("s3", endpoint_url=endpoint).list_multipart_uploads(Bucket=BUCKET)
+    return [one for one in told.get("Uploads", []) if one["Key"].startswith(f"{under}/")]
 
 
 @contextlib.contextmanager

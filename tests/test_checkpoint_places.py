@@ -169,13 +169,13 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 30])
-def test_a_save_that_is_interrupted_leaves_what_was_there(where: Where, s3: str, count: int) -> None:
+def test_a_save_that_is_interrupted_leaves_what_was_there(where: Where, s3: str, tmp_path: Path, count: int) -> None:
     where.save(1.0)
     before = where.place.names()
     with after_writes(count, interrupt), pytest.raises(KeyboardInterrupt):
         where.save(2.0)
     assert where.place.names() == before
-    assert uploads(s3) == []
+    assert uploads(s3, tmp_path.name) == []
     assert where.value() == 1.0
     where.save(3.0)
     assert where.value() == 3.0

@@ -44,10 +44,11 @@ std::size_t Shard::write_section(std::span<const SlotTable::Entry> entries,
   }
   for (std::size_t k = 0; k + 2 < offsets.size(); ++k) {
     const std::size_t width = rows_.width(k);
+    const std::size_t from = rows_.offset(k);
+    std::byte* const to = bytes.data() + offsets[k + 1];
     const auto copy = [&](auto bytes_each) {
       for (std::size_t r = 0; r < entries.size(); ++r) {
-        std::memcpy(bytes.data() + offsets[k + 1] + r * bytes_each, entries[r].row + rows_.offset(k),
-                    bytes_each);
+        std::memcpy(to + r * bytes_each, entries[r].row + from, bytes_each);
       }
     };
     if (width == sizeof(float)) {

@@ -616,26 +616,49 @@ void SlotTable::make_slab_room(std::size_t more) {
 std::size_t SlotTable::bytes() const noexcept { return index_.bytes() + slab_.bytes(); }
 
 std::vector<SlotTable::Entry> SlotTable::entries() const {
-  // Homes rise with the hash: counted and poured by home, all are in order but for the few of one home.
-  std::vector<std::uint32_t> ends(buckets_ + 1, 0);
-  const auto each = [this](const auto& use) {
+  // Places rise with the hash. Counted and poured by places finer than homes, which few hashes share, all are in order but
+  // for those few. Empty cells have a place of their own behind the others and are not poured: which cells are empty
+  // cannot be guessed, so there is no branch on it.
+  constexpr std::size_t kFine = 8;
+  const std::size_t places = buckets_ * kFine;
+  const unsigned slot_bits = layout_->slots.bits();
+  // The slot bits are the same in every cell, so cells and hashes have one order; entries() gives hashes.
+  const auto hash_of = [&](std::uint64_t cell) { return (cell & ~in_use_) | first_hash_; };
+  const auto each = [&](const auto& use) {
     for (std::size_t b = 0; b < buckets_; ++b) {
-      for (std::size_t c = 0; c < layout_->cells && cell(b, c) != 0; ++c) {
-        use(b, c, home(cell(b, c)));
+      for (std::size_t c = 0; c < layout_->cells; ++c) {
+        const std::uint64_t here = cell(b, c);
+        use(b, c, here, here == 0 ? places : scale(hash_of(here) << slot_bits, places));
       }
     }
   };
-  each([&](std::size_t, std::size_t, std::size_t home) { ++ends[home + 1]; });
-  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<std::uint32_t> ends(places + 2, 0);
+  each([&](std::size_t, std::size_t, std::uint64_t, std::size_t place) { ++ends[place + 1]; });
+  std::partial_sum(ends.begin(), ends.end() - 1, ends.begin());
   std::vector<Entry> all(size_);
-  // The slot bits are the same in every cell, so cells and hashes have one order; entries() gives hashes.
-  each([&](std::size_t b, std::size_t c, std::size_t home) {
-    all[ends[home]++] = {(cell(b, c) & ~in_use_) | first_hash_, row_at(payload(b, c))};
+  Entry none;
+  each([&](std::size_t b, std::size_t c, std::uint64_t here, std::size_t place) {
+    Entry* const to = here == 0 ? &none : all.data() + ends[place];
+    // What stands beside an empty cell names no wide row.
+    *to = {hash_of(here), here == 0 && !layout_->narrow ? nullptr : row_at(payload(b, c))};
+    ends[place] += here == 0 ? 0U : 1U;
   });
-  // Now ends[h] is the end of home h.
-  for (std::size_t b = 0, begin = 0; b < buckets_; begin = ends[b++]) {
-    std::sort(all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + ends[b],
-              [](const Entry& x, const Entry& y) { return x.hash < y.hash; });
+  // Where many share a place, chosen by an enemy, an insertion sort would take for ever.
+  std::size_t moves = 4 * size_;
+  for (std::size_t i = 1; i < size_; ++i) {
+    if (all[i - 1].hash < all[i].hash) [[likely]] {
+      continue;
+    }
+    const Entry entry = all[i];
+    std::size_t j = i;
+    for (; j > 0 && all[j - 1].hash > entry.hash && moves != 0; --j, --moves) {
+      all[j] = all[j - 1];
+    }
+    all[j] = entry;
+    if (moves == 0) {
+      std::sort(all.begin(), all.end(), [](const Entry& x, const Entry& y) { return x.hash < y.hash; });
+      break;
+    }
   }
   return all;
 }

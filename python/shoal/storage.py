@@ -53,6 +53,7 @@ _BLOCK_BYTES = 4 << 20  # that are fetched for a range: a request takes a while,
 _LONGEST = 30.0  # seconds that another process may take to publish a file
 _PAUSE = 0.005  # seconds between two tries to lock a directory
 _WRITE_BYTES = 2 << 20  # written at a time, at multiples of it: some systems then map the file in pages as large
+_SENT_BYTES = 16 << 20  # written before the disk is told to begin with them
 _BLOCKS = 4  # of a file that are kept, for whoever reads what stands behind or beside
 _REMEDIES = {
     errno.ENOSPC: "make room on that disk, or choose another",
@@ -536,6 +537,7 @@ class _LocalTarget(Target):
         self._room = memoryview(bytearray(_WRITE_BYTES))
         self._held = 0  # bytes in the room
         self._written = 0
+        self._sent = 0  # of it, what the disk was told to begin with
 
     def tell(self) -> int:
         return self._written + self._held
@@ -562,6 +564,11 @@ class _LocalTarget(Target):
         self._written += len(view)
         while view:  # one call moves at most 2 GiB
             view = view[self._file.write(view) :]
+        if self._durable and self._written - self._sent >= _SENT_BYTES:
+            # Have the disk begin with what it will be waited for at the end. What it has written may leave the memory.
+            with contextlib.suppress(OSError, AttributeError):  # advice, which not all systems take
+                os.posix_fadvise(self._file.fileno(), self._sent, self._written - self._sent, os.POSIX_FADV_DONTNEED)
+            self._sent = self._written
 
     def _commit(self) -> None:
         self._put_held()
