@@ -128,11 +128,15 @@ void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const 
       }
     };
     aim(0);
-    run_of(0).fetch();
+    if (newest != nullptr) {
+      run_of(0).fetch();
+    }
     for (std::size_t r = 0; r < runs + 2; ++r) {
       aim(r + 1);
       if (r < runs) {
-        run_of(r).go_on_with(run_of(r + 1).homes());
+        if (newest != nullptr) {
+          run_of(r).go_on_with(run_of(r + 1).homes());
+        }
         way.look(newest, run_of(r), first_of(r));
       }
       if (r >= 1 && r <= runs) {
