@@ -267,13 +267,21 @@ def test_a_table_that_is_loaded_anew_or_swept_meanwhile_is_saved_as_it_was(
         assert store.tables["wide"].digest() == digest
 
 
-def test_of_two_workers_that_save_at_once_one_is_told(held: Any, tmp_path: Path) -> None:
-    begun, may = held
+@contextlib.contextmanager
+def two_workers(held: Any, folder: Path) -> Iterator[tuple[Any, Any]]:
+    """A worker whose save the servers have begun to write, and another one."""
+    begun, _ = held
     with cluster(2, slots=16) as made, joined(made.address, 2, consistency=shoal.ASP()) as (one, two):
         for store in (one, two):
             tables_of(store)
-        handle = one.save(tmp_path / "one", wait=False)
+        handle = one.save(folder, wait=False)
         assert begun.wait(TIMEOUT)
+        yield two, handle
+
+
+def test_of_two_workers_that_save_at_once_one_is_told(held: Any, tmp_path: Path) -> None:
+    _, may = held
+    with two_workers(held, tmp_path / "one") as (two, handle):
         with pytest.raises(shoal.errors.SaveConflict, match=r"worker 0 is saving these tables, as server 0 at tcp://"):
             two.save(tmp_path / "two")
         may.set()
@@ -343,12 +351,8 @@ def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
 def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead(
     held: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may = held
-    with cluster(2, slots=16) as made, joined(made.address, 2, consistency=shoal.ASP()) as (one, two):
-        for store in (one, two):
-            tables_of(store)
-        handle = one.save(tmp_path / "one", wait=False)
-        assert begun.wait(TIMEOUT)
+    _, may = held
+    with two_workers(held, tmp_path / "one") as (two, handle):
         two._lost_workers = frozenset({0})  # as it hears before the servers do
         monkeypatch.setattr(type(two.channel), "timeout", 0.3)
         with pytest.raises(shoal.errors.SaveConflict, match="worker 0 is saving these tables"):
