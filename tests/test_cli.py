@@ -593,3 +593,24 @@ def test_a_compressed_file_is_read_as_it_is(libsvm, capsys):
     arguments = ["--train", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--model", "m", "--quiet"]
     assert run("train", "lr", *arguments) == 0
     assert evaluated("m", plain, capsys)["auc"] == evaluated("m", libsvm / "agaricus.txt.test.xz", capsys)["auc"]
+
+
+def test_lines_of_threads_do_not_meet_where_output_is_not_buffered() -> None:
+    program = """
+import threading
+from shoal.cli.answers import say
+
+def work(rank):
+    for _ in range(1000):
+        say(f"[{rank}] loss {rank}.5")
+
+threads = [threading.Thread(target=work, args=[rank]) for rank in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    done = subprocess.run([sys.executable, "-u", "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4000
+    assert set(lines) == {f"[{rank}] loss {rank}.5" for rank in range(4)}

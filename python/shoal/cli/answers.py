@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -22,19 +22,25 @@ class Answer:
     status: int = DONE
 
 
+def _write(text: str, to: TextIO) -> None:
+    """Write a line at once: where output is not buffered, ``print`` writes its end apart, and lines of threads meet."""
+    to.write(text + "\n")
+    to.flush()
+
+
 def tell(answer: Answer, arguments: argparse.Namespace) -> None:
     """Print the answer as the arguments want it."""
     if arguments.json:
         import msgspec
 
-        print(msgspec.json.encode(answer.facts).decode(), flush=True)
+        _write(msgspec.json.encode(answer.facts).decode(), sys.stdout)
     elif answer.text and not arguments.quiet:
-        print(answer.text, flush=True)
+        _write(answer.text, sys.stdout)
 
 
 def say(line: str) -> None:
-    """Print a line for people while the work goes on."""
-    print(line, flush=True)
+    """Print a line for people while the work goes on. Safe from any thread."""
+    _write(line, sys.stdout)
 
 
 def nothing(line: str) -> None:
@@ -42,8 +48,8 @@ def nothing(line: str) -> None:
 
 
 def complain(what: str) -> None:
-    """Print a note or an error."""
-    print(f"shoal: {what}", file=sys.stderr, flush=True)
+    """Print a note or an error. Safe from any thread."""
+    _write(f"shoal: {what}", sys.stderr)
 
 
 def one_line(error: BaseException) -> str:
