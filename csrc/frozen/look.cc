@@ -259,7 +259,7 @@ struct LookSteps {
     leave_open(run, run.missing.data(), count);
   }
 
-  // found(i) for each hash that was read once more.
+  // found(i, line) for each hash that was looked for in a line behind its home: run.rows[i] is there, or null.
   template <class Form, class Lines, class Found>
   static SHOAL_INLINE void settle(const Look& by, Run& run, const Found& found) noexcept {
     for (std::size_t step = 1; run.open_count != 0; ++step) {
