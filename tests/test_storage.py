@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
+import os
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +37,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return made
 
 
-def put(place: Place, name: str, *pieces: bytes, then: BaseException | None = None) -> None:
-    with place.create(name) as file:
+def put(place: Place, name: str, *pieces: bytes, then: BaseException | None = None, cached: bool = True) -> None:
+    with place.create(name, cached=cached) as file:
         for piece in pieces:
             file.write(piece)
         if then is not None:
@@ -109,21 +111,27 @@ def test_directories_that_hold_a_file_are_found_and_show_when_it_changes(place: 
     assert second["two"] != first["two"]
 
 
-def test_what_is_written_in_pieces_of_any_size_is_whole(place: Place, monkeypatch: Any) -> None:
-    monkeypatch.setattr("shoal.storage._WRITE_BYTES", 64)
+@pytest.mark.parametrize("unit", [1, mmap.PAGESIZE // 64])  # the second: what goes to the disk past the cache
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_written_in_pieces_of_any_size_is_whole(
+    place: Place, cached: bool, unit: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("shoal.storage._WRITE_BYTES", 64 * unit)
     rng = np.random.default_rng(2)
-    pieces = [rng.bytes(int(size)) for size in rng.choice([0, 1, 5, 63, 64, 65, 128, 1000], 60)]
-    with place.create("x") as file:
+    pieces = [rng.bytes(int(size)) for size in rng.choice([0, 1, 5, 63, 64, 65, 128, 1000], 60) * unit]
+    pieces.append(b"the end")
+    with place.create("x", cached=cached) as file:
         for k, piece in enumerate(pieces):
             file.write(piece if k % 2 else memoryview(np.frombuffer(piece, np.uint8)))
             assert file.tell() == sum(map(len, pieces[: k + 1]))
     assert place.read("x") == b"".join(pieces)
 
 
-def test_a_file_that_is_given_up_is_not_there(place: Place) -> None:
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_file_that_is_given_up_is_not_there(place: Place, cached: bool) -> None:
     for size in (10, PART * 3):
         with pytest.raises(KeyError):
-            put(place, "half", bytes(size), then=KeyError())
+            put(place, "half", bytes(size), then=KeyError(), cached=cached)
         if not str(place).startswith("memory"):  # which shows a file once it is begun
             assert place.names() == []
     put(place, "half", b"whole")
@@ -263,19 +271,50 @@ def test_a_bucket_that_is_missing_is_said_so(s3: str) -> None:
 # ---- what a disk refuses ---------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path, cached: bool) -> None:
     with full_disk(tmp_path, 64 << 10):
         place = place_of(tmp_path)
         place.publish("m", b"one", before=None)
         for size in (1 << 20, 200_000):
             with pytest.raises(StorageError, match=r"/x cannot be written: .*; ") as caught:
-                put(place, "x", *[bytes(1000)] * (size // 1000))
+                put(place, "x", *[bytes(1000)] * (size // 1000), cached=cached)
             assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
         with pytest.raises(StorageError, match="/m cannot be written"):
             place.publish("m", bytes(100_000), before=place.version("m"))
         assert place.names() == ["m"]
         assert place.read("m") == b"one"
         place.publish("m", b"two", before=place.version("m"))
+
+
+def test_where_no_file_goes_past_the_cache_it_goes_through(tmp_path: Path, monkeypatch: Any) -> None:
+    really = os.open
+
+    def refuses(path: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = really(path, flags & ~os.O_DIRECT, mode)
+        if flags & os.O_DIRECT:
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return descriptor
+
+    monkeypatch.setattr("shoal.storage.os.open", refuses)
+    place = place_of(tmp_path)
+    data = np.random.default_rng(3).bytes(5 << 20)
+    with place.create("x", cached=False) as file:
+        file.write(data)
+    assert place.read("x") == data
+
+
+def test_a_disk_that_fails_behind_the_writer_is_named_and_the_file_is_gone(tmp_path: Path, monkeypatch: Any) -> None:
+    def fails(descriptor: int, data: memoryview, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("shoal.storage.os.pwrite", fails)
+    place = place_of(tmp_path)
+    for data in (bytes(20 << 20), b"only the end"):
+        with pytest.raises(StorageError, match=r"x cannot be written: Input/output error; the disk fails"):
+            put(place, "x", data, cached=False)
+    assert place.names() == []
 
 
 def test_without_permission_it_is_said_what_for() -> None:

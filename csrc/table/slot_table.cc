@@ -615,51 +615,131 @@ void SlotTable::make_slab_room(std::size_t more) {
 
 std::size_t SlotTable::bytes() const noexcept { return index_.bytes() + slab_.bytes(); }
 
+namespace {
+
+// Where many share a place, chosen by an enemy, an insertion sort would take for ever: `moves` are left to it.
+void sort_nearly_sorted(std::span<SlotTable::Entry> rows, std::size_t& moves) {
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    if (rows[i - 1].hash < rows[i].hash) [[likely]] {
+      continue;
+    }
+    const SlotTable::Entry row = rows[i];
+    std::size_t j = i;
+    for (; j > 0 && rows[j - 1].hash > row.hash && moves != 0; --j, --moves) {
+      rows[j] = rows[j - 1];
+    }
+    rows[j] = row;
+    if (moves == 0) {
+      std::ranges::sort(rows, {}, &SlotTable::Entry::hash);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+// Places rise with the hash. Counted and poured by places finer than homes, which few hashes share, rows are in order but
+// for those few. That is done window by window, so that counters, buckets and rows stay in the nearest cache: a row stands
+// in its home's window or in the next. Those that stand elsewhere, round the end or behind many kin, are merged in last.
+// Which cells are empty cannot be guessed, so there is no branch on it: they have a counter and a row of their own.
 std::vector<SlotTable::Entry> SlotTable::entries() const {
-  // Places rise with the hash. Counted and poured by places finer than homes, which few hashes share, all are in order but
-  // for those few. Empty cells have a place of their own behind the others and are not poured: which cells are empty
-  // cannot be guessed, so there is no branch on it.
-  constexpr std::size_t kFine = 8;
+  constexpr std::size_t kFine = 8;              // places of a bucket
+  constexpr std::size_t kBuckets = 2 * kReach;  // of a window
+  constexpr std::size_t kWindow = kBuckets * kFine;
+  constexpr std::size_t kRing = 4 * kWindow;  // of which three windows are in use at a time
+  constexpr std::size_t kMostCells = kCacheLine / sizeof(std::uint64_t);
   const std::size_t places = buckets_ * kFine;
+  const std::size_t cells = layout_->cells;
   const unsigned slot_bits = layout_->slots.bits();
-  // The slot bits are the same in every cell, so cells and hashes have one order; entries() gives hashes.
-  const auto hash_of = [&](std::uint64_t cell) { return (cell & ~in_use_) | first_hash_; };
-  const auto each = [&](const auto& use) {
-    for (std::size_t b = 0; b < buckets_; ++b) {
-      for (std::size_t c = 0; c < layout_->cells; ++c) {
+  const auto entry = [this, cells, lines = index_.data(), wide = !layout_->narrow, hash_bits = ~in_use_,
+                      slot = first_hash_, payload_bytes = layout_->payload_bytes](
+                         std::size_t b, std::size_t c, bool there) -> Entry {
+    const std::byte* const line = lines + b * kCacheLine;
+    const std::byte* row = line + cells * sizeof(std::uint64_t) + c * payload_bytes;
+    if (wide) {  // what stands beside an empty cell names no row
+      row = there ? slab_.row(load<std::uint32_t>(row)) : nullptr;
+    }
+    return {(load<std::uint64_t>(line + c * sizeof(std::uint64_t)) & hash_bits) | slot, row};
+  };
+  std::vector<Entry> all(size_ + 1);  // the last for empty cells
+  std::vector<Entry> strays;
+  std::array<std::uint32_t, kRing + 1> next;  // how many rows a place has; then where its next one goes
+  std::array<std::array<std::uint16_t, kBuckets * kMostCells>, 2> at_cells;  // of each cell of two windows
+  next[kRing] = 0;
+
+  const auto ring_of = [&](std::size_t window) {
+    return std::span(next).subspan(window * kWindow % kRing, kWindow);
+  };
+  const auto buckets_of = [&](std::size_t window) {
+    return std::pair(window * kBuckets, std::min(buckets_, (window + 1) * kBuckets));
+  };
+  const auto count = [&](std::size_t window) {
+    std::ranges::fill(ring_of(window), 0U);
+    std::uint16_t* its = at_cells[window % 2].data();
+    const auto [first, last] = buckets_of(window);
+    std::uint64_t any = 0;
+    for (std::size_t b = first; b < last; ++b) {
+      for (std::size_t c = 0; c < cells; ++c) {
         const std::uint64_t here = cell(b, c);
-        use(b, c, here, here == 0 ? places : scale(hash_of(here) << slot_bits, places));
+        const std::size_t place = scale(here << slot_bits, places);
+        const std::uint64_t strayed = window - place / kWindow > 1;  // below 0, too
+        const std::uint64_t there = here >> 63U;                     // a slot bit
+        any |= strayed & there;
+        const std::uint64_t mask = ~strayed & there;  // no branch
+        const std::size_t at = kRing + mask * (place % kRing - kRing);
+        *its++ = static_cast<std::uint16_t>(at);
+        ++next[at];
+      }
+    }
+    its = at_cells[window % 2].data();
+    for (std::size_t b = first; b < last && any != 0; ++b) {
+      for (std::size_t c = 0; c < cells; ++c, ++its) {
+        if (*its == kRing && cell(b, c) != 0) {
+          strays.push_back(entry(b, c, true));
+        }
       }
     }
   };
-  std::vector<std::uint32_t> ends(places + 2, 0);
-  each([&](std::size_t, std::size_t, std::uint64_t, std::size_t place) { ++ends[place + 1]; });
-  std::partial_sum(ends.begin(), ends.end() - 1, ends.begin());
-  std::vector<Entry> all(size_);
-  Entry none;
-  each([&](std::size_t b, std::size_t c, std::uint64_t here, std::size_t place) {
-    Entry* const to = here == 0 ? &none : all.data() + ends[place];
-    // What stands beside an empty cell names no wide row.
-    *to = {hash_of(here), here == 0 && !layout_->narrow ? nullptr : row_at(payload(b, c))};
-    ends[place] += here == 0 ? 0U : 1U;
-  });
-  // Where many share a place, chosen by an enemy, an insertion sort would take for ever.
+  const auto pour = [&](std::size_t window) {
+    const std::uint16_t* its = at_cells[window % 2].data();
+    const auto [first, last] = buckets_of(window);
+    next[kRing] = static_cast<std::uint32_t>(size_);
+    for (std::size_t b = first; b < last; ++b) {
+      for (std::size_t c = 0; c < cells; ++c) {
+        const std::size_t at = *its++;
+        const std::uint32_t row = next[at];
+        all[row] = entry(b, c, at != kRing);
+        next[at] = row + static_cast<std::uint32_t>(at != kRing);
+      }
+    }
+  };
+
+  const std::size_t windows = (buckets_ + kBuckets - 1) / kBuckets;
   std::size_t moves = 4 * size_;
-  for (std::size_t i = 1; i < size_; ++i) {
-    if (all[i - 1].hash < all[i].hash) [[likely]] {
-      continue;
-    }
-    const Entry entry = all[i];
-    std::size_t j = i;
-    for (; j > 0 && all[j - 1].hash > entry.hash && moves != 0; --j, --moves) {
-      all[j] = all[j - 1];
-    }
-    all[j] = entry;
-    if (moves == 0) {
-      std::sort(all.begin(), all.end(), [](const Entry& x, const Entry& y) { return x.hash < y.hash; });
-      break;
-    }
+  std::size_t done = 0;   // rows in order
+  std::size_t begin = 0;  // where the rows of a window's places go
+  if (windows != 0) {
+    count(0);
   }
+  for (std::size_t window = 0; window < windows; ++window) {
+    if (window + 1 < windows) {
+      count(window + 1);
+    }
+    std::size_t end = begin;
+    for (std::uint32_t& place : ring_of(window)) {
+      end += std::exchange(place, static_cast<std::uint32_t>(end));
+    }
+    pour(window);
+    sort_nearly_sorted(std::span(all).subspan(done, begin - done),
+                       moves);  // of the window before, complete now
+    done = begin;
+    begin = end;
+  }
+  sort_nearly_sorted(std::span(all).subspan(done, begin - done), moves);
+  all.pop_back();
+  std::ranges::sort(strays, {}, &Entry::hash);
+  std::ranges::copy(strays, all.begin() + static_cast<std::ptrdiff_t>(begin));
+  std::ranges::inplace_merge(all, all.begin() + static_cast<std::ptrdiff_t>(begin), {}, &Entry::hash);
   return all;
 }
 

@@ -414,10 +414,11 @@ def _write_jobs(
     told: Callable[[int], None],
 ) -> list[SavedTable]:
     header = _header(version)
-    return [
-        _save_table(PieceWriter(place, stem, SLOT_FILE, header, durable=durable), job, slots, threads, told)
-        for stem, job in zip(stems, jobs, strict=True)
-    ]
+    saved = []
+    for stem, job in zip(stems, jobs, strict=True):
+        writer = PieceWriter(place, stem, SLOT_FILE, header, durable=durable, cached=False)
+        saved.append(_save_table(writer, job, slots, threads, told))
+    return saved
 
 
 def joined(parts: Sequence[Sequence[SavedTable]]) -> list[SavedTable]:

@@ -53,16 +53,19 @@ class PieceWriter:
     stem, suffix : str
         The files are STEM-0SUFFIX, STEM-1SUFFIX, ...
     header : bytes
-    durable : bool
-        Whether they are on the disk once they are finished.
+    durable, cached : bool
+        As `Place.create` takes them.
     """
 
-    def __init__(self, place: Place, stem: str, suffix: str, header: bytes, *, durable: bool = True) -> None:
+    def __init__(
+        self, place: Place, stem: str, suffix: str, header: bytes, *, durable: bool = True, cached: bool = True
+    ) -> None:
         self._place = place
         self._stem = stem
         self._suffix = suffix
         self._header = header
         self._durable = durable
+        self._cached = cached
         self._file: Target | None = None
         self.files: list[PieceFile] = []
 
@@ -77,7 +80,7 @@ class PieceWriter:
         if self._file is None:
             name = f"{self._stem}-{len(self.files)}{self._suffix}"
             self.files.append(PieceFile(name, 0))
-            self._file = self._place.create(name, durable=self._durable)
+            self._file = self._place.create(name, durable=self._durable, cached=self._cached)
             self._file.write(self._header)
         file, offset = len(self.files) - 1, self._file.tell()
         self._file.write(data.data)

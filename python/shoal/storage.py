@@ -31,13 +31,14 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -54,6 +55,7 @@ _LONGEST = 30.0  # seconds that another process may take to publish a file
 _PAUSE = 0.005  # seconds between two tries to lock a directory
 _WRITE_BYTES = 2 << 20  # written at a time, at multiples of it: some systems then map the file in pages as large
 _SENT_BYTES = 16 << 20  # written before the disk is told to begin with them
+_ROOMS = 3  # of _WRITE_BYTES each, which the disk reads by itself: one is filled, the others are on their way
 _BLOCKS = 4  # of a file that are kept, for whoever reads what stands behind or beside
 _REMEDIES = {
     errno.ENOSPC: "make room on that disk, or choose another",
@@ -272,7 +274,7 @@ class Place(ABC):
         """Read ranges of a file, inside a ``with``; errors as `read`."""
 
     @abstractmethod
-    def create(self, name: str, *, durable: bool = True) -> Target:
+    def create(self, name: str, *, durable: bool = True, cached: bool = True) -> Target:
         """Begin a new file, for a ``with``.
 
         Parameters
@@ -281,6 +283,9 @@ class Place(ABC):
             That no file has.
         durable : bool
             Whether it is on the disk once it is committed.
+        cached : bool
+            Whether it is to be in this machine's memory, too, for who reads it next. Without, a durable file goes to
+            the disk past the system's cache where that can be, at the disk's own speed.
 
         Raises
         ------
@@ -460,11 +465,13 @@ class LocalPlace(Place):
         with file:
             yield _LocalSource(file, str(path))
 
-    def create(self, name: str, *, durable: bool = True) -> Target:
+    def create(self, name: str, *, durable: bool = True, cached: bool = True) -> Target:
         """Begin a new file."""
         path = self._directory / _plain(name)
         with _refused("written", str(path)):
-            return _LocalTarget(path, durable=durable)
+            if durable and not cached and (descriptor := _past_the_cache(path)) is not None:
+                return _DirectTarget(path, descriptor)
+            return _CachedTarget(path, durable=durable)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -528,7 +535,9 @@ class _LocalSource:
         return done
 
 
-class _LocalTarget(Target):
+class _CachedTarget(Target):
+    """A file that is written through the system's cache."""
+
     def __init__(self, path: Path, *, durable: bool) -> None:
         super().__init__(str(path))
         self._path = path
@@ -579,6 +588,94 @@ class _LocalTarget(Target):
     def _abort(self) -> None:
         self._path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _past_the_cache(path: Path) -> int | None:
+    """Make a file that the disk fills from the writer's own memory; None where there are no such files."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        path.unlink(missing_ok=True)  # some systems make it before they refuse
+        return None
+
+
+class _DirectTarget(Target):
+    """A durable file that is written past the system's cache, by a thread of its own.
+
+    What is written is gathered in rooms whose beginnings, lengths and places in the file are what disks ask for; the
+    end, which has no such length, goes through the cache.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        super().__init__(str(path))
+        self._path = path
+        self._descriptor = descriptor
+        self._thread = ThreadPoolExecutor(1, "shoal-disk")
+        self._free = [memoryview(mmap.mmap(-1, _WRITE_BYTES)) for _ in range(_ROOMS)]
+        self._busy: deque[tuple[memoryview, Future[None]]] = deque()
+        self._held = 0  # bytes in the last of the free rooms
+        self._sent = 0  # bytes that the thread was given
+
+    def tell(self) -> int:
+        return self._sent + self._held
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            if not self._free:
+                self._wait()
+            some = min(_WRITE_BYTES - self._held, len(view))
+            self._free[-1][self._held : self._held + some] = view[:some]
+            self._held += some
+            view = view[some:]
+            if self._held == _WRITE_BYTES:
+                self._send()
+
+    def _send(self) -> None:
+        room, held, offset = self._free.pop(), self._held, self._sent
+        self._held = 0
+        self._sent += held
+        self._busy.append((room, self._thread.submit(self._put, room[:held], offset)))
+
+    def _wait(self) -> None:
+        """Wait for the longest under way, and have its room."""
+        room, future = self._busy.popleft()
+        future.result()
+        self._free.append(room)
+
+    def _put(self, view: memoryview, offset: int) -> None:
+        while view:
+            if len(view) % mmap.PAGESIZE:  # the end, or what a disk has left over that is almost full
+                _through_the_cache(self._descriptor)
+            done = os.pwrite(self._descriptor, view, offset)
+            view, offset = view[done:], offset + done
+
+    def _commit(self) -> None:
+        if self._held:
+            self._send()
+        while self._busy:
+            self._wait()
+        self._thread.shutdown()
+        os.fsync(self._descriptor)
+        self._close()
+
+    def _abort(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._thread.shutdown(cancel_futures=True)
+        self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _through_the_cache(descriptor: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
 # ---- elsewhere -------------------------------------------------------------------------------------------------------
@@ -686,7 +783,7 @@ class RemotePlace(Place):
             size = int(self._system.size(self._path(name)))
         yield _RemoteSource(self._system, self._path(name), self.address(name), size)
 
-    def create(self, name: str, *, durable: bool = True) -> Target:
+    def create(self, name: str, *, durable: bool = True, cached: bool = True) -> Target:
         """Begin a new file."""
         return _RemoteTarget(self._system, self._path(name), self.address(name))
 

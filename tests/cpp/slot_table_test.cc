@@ -128,6 +128,24 @@ TEST(hashes_with_one_home_and_one_second_bucket_go_on_behind_it) {
   }
 }
 
+// entries() goes through buckets window by window: rows that stand far from their homes must come where they belong.
+TEST(rows_of_many_windows_come_in_order_wherever_they_stand) {
+  std::mt19937_64 random(1);
+  for (const std::size_t bytes : kRowBytes) {
+    for (const std::uint64_t kin : {kFirst, kFirst + (1UL << 61U), kLast - 3000}) {
+      const Slots slots(4);
+      const Layout layout(bytes, slots);
+      Chunks chunks(layout.row_bytes);
+      SlotTable table(layout, Slot{2}, chunks);
+      Rows rows;
+      for (std::uint32_t k = 0; k < 6000; ++k) {
+        insert(table, rows, k % 3 == 0 ? kin + random() % 3000 : random() >> 2U | kFirst, bytes, k);
+      }
+      check_same(table, rows, bytes);
+    }
+  }
+}
+
 TEST(hash_0_and_the_greatest_hash_have_rows_like_any_other) {
   for (const std::size_t count : {2UL, 1024UL, 16384UL}) {
     const Slots slots(count);
