@@ -3,7 +3,7 @@
     python bench/bench_export.py                       1e5, 1e6, 1e7 keys at dim 1, 1e5, 2e6 at dim 16, every dtype
     python bench/bench_export.py --keys 1e8 --dtype float32 --dim 1 --batch 65536
 
-In every round random lines of the export's largest file are read (bench/cpp/lines_bench.cc, a process that maps the
+In every round random lines of the export's files are read (bench/cpp/lines_bench.cc, a process that maps the
 same pages), then random keys are looked up, then keys that the export does not have; medians and ranges of the rounds,
 ratios round by round. raw is lines, asked for 16 ahead into the nearest cache, 64 and 128 ahead into the second one;
 pairs is two lines, where the place of the second depends on the first, 64 ahead. Then two more processes open the
@@ -77,7 +77,7 @@ def fill(keys: int, dim: int, directory: Path, dtypes: list[str]) -> dict[str, A
 
 def rates(directory: Path, keys: int, dim: int, threads: int, batch: int, rounds: int, clock: str) -> list[list[float]]:
     """Measure in turns what lines_bench does, lookups, absent keys: millions a second."""
-    largest = max(directory.glob("*.frozen"), key=lambda path: path.stat().st_size)
+    files = sorted(map(str, directory.glob("*.frozen")))
     figures: list[list[float]] = []
     rng = np.random.default_rng(2)
 
@@ -88,7 +88,7 @@ def rates(directory: Path, keys: int, dim: int, threads: int, batch: int, rounds
     with (
         shoal.open_export(directory, threads=threads) as export,
         subprocess.Popen(
-            [str(PROGRAM), str(largest), str(threads), str(READS), clock],
+            [str(PROGRAM), str(threads), str(READS), clock, *files],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,10 +1,10 @@
-// Random lines of a file, as fast as the machine reads them: the limit of lookups in a mapped export.
+// Random lines of files, as fast as the machine reads them: the limit of lookups in a mapped export.
 //
-//   lines_bench FILE THREADS READS CLOCK
+//   lines_bench THREADS READS CLOCK FILE...
 //
 // CLOCK is wall, or cpu: the seconds that its threads have computed, shared out among them.
 //
-// Maps the file read-only, as processes that share it do, and touches every page once. Then reads a line of standard input
+// Maps the files one behind the other, read-only, as processes that share them do, and touches every page once. Then reads a line of standard input
 // for every round, so that rounds of somebody else can take turns with these, and prints four rates, millions a second:
 //
 //   near    random cache lines, asked for 16 ahead into the nearest cache
@@ -86,23 +86,45 @@ double cpu_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-int run(const char* path, std::size_t threads, std::size_t reads, bool by_cpu) {
-  const int file = open(path, O_RDONLY);
-  struct stat status{};
-  if (file < 0 || fstat(file, &status) != 0) {
-    fail(std::string("cannot open ") + path);
+// The whole lines of files as one range of addresses.
+Lines map(std::span<char* const> paths) {
+  constexpr std::size_t kPage = 4096;
+  struct File {
+    int descriptor;
+    std::size_t bytes;
+  };
+  std::vector<File> files;
+  std::size_t total = 0;
+  for (const char* const path : paths) {
+    struct stat status{};
+    const int descriptor = open(path, O_RDONLY);
+    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
+      fail(std::string("cannot open ") + path);
+    }
+    files.push_back({descriptor, (static_cast<std::size_t>(status.st_size) + kPage - 1) / kPage * kPage});
+    total += files.back().bytes;
   }
-  const auto bytes = static_cast<std::size_t>(status.st_size);
-  void* const mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
-  if (mapped == MAP_FAILED) {
-    fail("cannot map it");
+  void* const room = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) {
+    fail("no room to map them");
   }
+  auto* at = static_cast<std::byte*>(room);
+  for (const File& file : files) {
+    if (mmap(at, file.bytes, PROT_READ, MAP_SHARED | MAP_FIXED, file.descriptor, 0) == MAP_FAILED) {
+      fail("cannot map it");
+    }
 #ifdef MADV_HUGEPAGE
-  static_cast<void>(madvise(mapped, bytes, MADV_HUGEPAGE));
+    static_cast<void>(madvise(at, file.bytes, MADV_HUGEPAGE));
 #endif
-  const Lines lines{static_cast<const std::byte*>(mapped), bytes / kCacheLine};
+    at += file.bytes;
+  }
+  return {static_cast<const std::byte*>(room), total / kCacheLine};
+}
+
+int run(std::span<char* const> paths, std::size_t threads, std::size_t reads, bool by_cpu) {
+  const Lines lines = map(paths);
   std::uint64_t touched = 0;
-  for (std::size_t at = 0; at < bytes; at += 4096) {
+  for (std::size_t at = 0; at < lines.count * kCacheLine; at += 4096) {
     touched += std::to_integer<std::uint64_t>(lines.base[at]);
   }
   Pool pool(threads);
@@ -141,10 +163,10 @@ int run(const char* path, std::size_t threads, std::size_t reads, bool by_cpu) {
 }  // namespace shoal
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: lines_bench FILE THREADS READS wall|cpu\n");
+  if (argc < 5) {
+    std::fprintf(stderr, "usage: lines_bench THREADS READS wall|cpu FILE...\n");
     return 2;
   }
-  return shoal::run(argv[1], std::strtoull(argv[2], nullptr, 10), std::strtoull(argv[3], nullptr, 10),
-                    std::strcmp(argv[4], "cpu") == 0);
+  return shoal::run({argv + 4, static_cast<std::size_t>(argc - 4)}, std::strtoull(argv[1], nullptr, 10),
+                    std::strtoull(argv[2], nullptr, 10), std::strcmp(argv[3], "cpu") == 0);
 }

@@ -9,6 +9,7 @@
 #include "base/avx2.h"
 #include "base/check.h"
 #include "base/half.h"
+#include "base/known_dim.h"
 #include "base/simd.h"
 
 namespace shoal {
@@ -186,18 +187,8 @@ template <class Widen>
 RowForm::Decode choose([[maybe_unused]] std::size_t dim, [[maybe_unused]] bool by_avx2) noexcept {
 #if defined(__x86_64__)
   if (by_avx2) {
-    switch (dim) {
-      case 8:
-        return &widen_by_avx2<Widen, 8>;
-      case 16:
-        return &widen_by_avx2<Widen, 16>;
-      case 32:
-        return &widen_by_avx2<Widen, 32>;
-      case 64:
-        return &widen_by_avx2<Widen, 64>;
-      default:
-        return &widen_by_avx2<Widen, 0>;
-    }
+    return with_dim<8, 16, 32, 64>(
+        dim, [](auto known) -> RowForm::Decode { return &widen_by_avx2<Widen, known>; });
   }
 #endif
   return &widen_portably<Widen>;

@@ -25,6 +25,7 @@
 #include <span>
 
 #include "base/fetch.h"
+#include "base/known_dim.h"
 #include "base/noise.h"
 #include "base/simd.h"
 
@@ -125,18 +126,8 @@ struct Alike {
 // its own number, and gives what moves one element: element(g, noise, columns), the element's numbers as an array.
 template <std::size_t kColumns, bool kState = false, class RowRule>
 SHOAL_INLINE std::size_t step(const InPlace& given, const RowRule& rule) noexcept {
-  switch (given.dim) {
-    case 8:
-      return step_all<8, kColumns, kState>(given, rule);
-    case 16:
-      return step_all<16, kColumns, kState>(given, rule);
-    case 32:
-      return step_all<32, kColumns, kState>(given, rule);
-    case 64:
-      return step_all<64, kColumns, kState>(given, rule);
-    default:
-      return step_all<0, kColumns, kState>(given, rule);
-  }
+  return with_dim<8, 16, 32, 64>(
+      given.dim, [&](auto known) SHOAL_ALWAYS { return step_all<known, kColumns, kState>(given, rule); });
 }
 
 }  // namespace in_place

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "base/known_dim.h"
 #include "base/simd.h"
 #include "route/hash_order.h"
 #include "route/sum.h"
@@ -64,29 +65,10 @@ void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<floa
 
 namespace {
 
-// use(known), where `known` is dim as a constant for the usual ones, of which a copy is a few instructions, and 0 for others.
-template <class Use>
-SHOAL_INLINE void with_dim(std::size_t dim, const Use& use) {
-  switch (dim) {
-    case 1:
-      return use(std::integral_constant<std::size_t, 1>());
-    case 8:
-      return use(std::integral_constant<std::size_t, 8>());
-    case 16:
-      return use(std::integral_constant<std::size_t, 16>());
-    case 32:
-      return use(std::integral_constant<std::size_t, 32>());
-    case 64:
-      return use(std::integral_constant<std::size_t, 64>());
-    default:
-      return use(std::integral_constant<std::size_t, 0>());
-  }
-}
-
 // The rows of the places from `begin` to `end`.
 void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std::size_t begin,
                  std::size_t end, std::size_t dim, float* out) noexcept {
-  with_dim(dim, [&](auto known) SHOAL_ALWAYS {
+  with_dim<1, 8, 16, 32, 64>(dim, [&](auto known) SHOAL_ALWAYS {
     constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
     const std::size_t width = known == 0 ? dim : known;
     for (std::size_t i = begin; i < end; ++i) {
@@ -118,7 +100,7 @@ void KeyBatch::sum_some(std::size_t first, const float* grads, std::size_t dim,
 
 void KeyBatch::expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,
                            float* out) const noexcept {
-  with_dim(dim, [&](auto known) SHOAL_ALWAYS {
+  with_dim<1, 8, 16, 32, 64>(dim, [&](auto known) SHOAL_ALWAYS {
     constexpr std::size_t kAhead = 24;  // they go anywhere: ask for the lines that they will be written to
     constexpr std::size_t kLineFloats = 16;
     const std::size_t width = known == 0 ? dim : known;

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/known_dim.h"
 #include "base/threads.h"
 
 namespace shoal {
@@ -136,18 +137,15 @@ template <class RowOf, class Round>
 void sum_range(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t begin,
                std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
                float* out) noexcept {
-  switch (dim) {
-    case 1:
-      return sum_numbers(order, firsts, begin, end, row_of, round, out);
-    case 8:
-      return sum_fixed<8>(order, firsts, begin, end, row_of, round, out);
-    case 16:
-      return sum_fixed<16>(order, firsts, begin, end, row_of, round, out);
-    case 32:
-      return sum_fixed<32>(order, firsts, begin, end, row_of, round, out);
-    default:
-      return sum_strips(order, firsts, begin, end, dim, row_of, round, out);
-  }
+  with_dim<1, 8, 16, 32>(dim, [&](auto known) {
+    if constexpr (known == 0) {
+      sum_strips(order, firsts, begin, end, dim, row_of, round, out);
+    } else if constexpr (known == 1) {
+      sum_numbers(order, firsts, begin, end, row_of, round, out);
+    } else {
+      sum_fixed<known>(order, firsts, begin, end, row_of, round, out);
+    }
+  });
 }
 
 template <class RowOf, class Round = AsIs>
