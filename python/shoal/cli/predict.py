@@ -22,7 +22,6 @@ PREDICT_EXAMPLES = """\
 examples:
   $ shoal predict --model ctr --data day_1.tsv --output day_1.probabilities
   $ shoal predict --model ctr --data day_1.tsv --output - | head -3
-  $ shoal predict --model s3://models/ctr --data s3://logs/day_1.tsv --output day_1.probabilities
 
 One probability of label 1 for each line of the data, in its order, with all digits of a float64. The file appears when
 it is complete. The data has the model's format, labels included; they are not looked at.

@@ -75,8 +75,8 @@ examples:
 
   with a checkpoint every 1000 batches; after a crash, a kill or Ctrl-C the same command goes on, to the same bits:
   $ shoal train lr --train day_0.tsv --format criteo --model long --every 1000 --resume
-  $ shoal train lr --train s3://logs/day_0.tsv --format criteo --model s3://models/long --every 1000 --resume
 
+--model s3://bucket/long keeps the model, and checkpoints, on an object store; --train and --valid take such URLs too.
 Ctrl-C saves what has been learned up to then, and ends with status 130. A model that is there is refused unless
 --overwrite is given, and is then replaced at the very end, at one moment; any other directory is never written to.
 A grid takes the memory of as many tables as it has settings. On a cluster every worker learns its share of the
