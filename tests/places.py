@@ -6,13 +6,14 @@ import contextlib
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster_fakes import Wire
+from shoal import storage
 
 BUCKET = "places"
 
@@ -55,6 +56,28 @@ def cut_connection(endpoint: str) -> Iterator[Wire]:
         patch.setattr("s3fs.S3FileSystem.retries", 2)
         with contextlib.closing(Wire(endpoint.replace("http", "tcp"))) as made:
             yield made
+
+
+@contextlib.contextmanager
+def after_writes(count: int, what: Callable[[], None]) -> Iterator[None]:
+    """Let something happen at one of the writes to files."""
+    left = [count]
+    real = storage.Target.write
+
+    def write(target: storage.Target, data: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            real(target, bytes(data)[: len(bytes(data)) // 2])
+            what()
+        real(target, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage.Target, "write", write)
+        yield
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

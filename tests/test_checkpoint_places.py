@@ -5,11 +5,9 @@ Whatever happens to a save, the checkpoint that was there before is there after 
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 
 import shoal
 from cluster_fakes import Wire
-from places import BUCKET, full_disk, options, somebody_else, uploads
+from places import BUCKET, after_writes, full_disk, interrupt, options, somebody_else, uploads
 from shoal import storage
 from stores import opened
 
@@ -144,28 +142,6 @@ def test_a_save_replaces_the_checkpoint_that_is_there_and_what_a_killed_one_left
 
 
 # ---- cut off ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def after_writes(count: int, what: Callable[[], None]) -> Iterator[None]:
-    """Let something happen at one of the writes to files."""
-    left = [count]
-    real = storage.Target.write
-
-    def write(target: storage.Target, data: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            real(target, bytes(data)[: len(bytes(data)) // 2])
-            what()
-        real(target, data)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage.Target, "write", write)
-        yield
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 30])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import shoal
 from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, checkpoint, models
 from shoal.models import Fit, Plan, files
 from shoal.sealed import read_sealed, write_sealed
+from shoal.storage import LocalPlace
 
 OPTIMIZERS = [
     shoal.FTRL(alpha=0.3, l1=0.3, clip_value=1.0),
@@ -49,6 +51,23 @@ def saved(batch, tmp_path):
 def predictions(directory, batch):
     with LogisticRegression.load(directory) as model:
         return model.predict_proba(batch)
+
+
+def held(directory):
+    """What lies there, without the digits that each save draws."""
+    return sorted(re.sub(r"-[0-9a-f]{8}\b", "", name) for name in os.listdir(directory))
+
+
+def refusing(monkeypatch, name, error):
+    """Let a file of a directory never be put in place."""
+    publish = LocalPlace.publish
+
+    def fail(place, what, *how, **more):
+        if what == name:
+            raise error
+        publish(place, what, *how, **more)
+
+    monkeypatch.setattr(LocalPlace, "publish", fail)
 
 
 def snapshot(directory):
@@ -168,7 +187,7 @@ def test_saving_again_replaces_the_model_and_leaves_nothing_behind(saved, batch)
         model.partial_fit(batch)
         model.save(saved)
         np.testing.assert_array_equal(predictions(saved, batch), model.predict_proba(batch))
-    assert sorted(os.listdir(saved)) == ["checkpoint-000002", "model.json"]
+    assert held(saved) == ["checkpoint", "model.json"]
 
 
 def test_a_model_is_kept_if_overwriting_is_not_allowed(saved, batch):
@@ -207,29 +226,31 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeyp
     elif where == "within the checkpoint":
         monkeypatch.setattr(checkpoint, "_save_table", fail)
     else:
-        monkeypatch.setattr(files, "write_sealed", fail)
+        refusing(monkeypatch, files.MODEL_FILE, CutOffError)
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
         with pytest.raises(CutOffError):
             model.save(saved)
+    assert held(saved) == ["checkpoint", "model.json"]
     assert snapshot(saved) == before
     np.testing.assert_array_equal(predictions(saved, batch), expected)
 
 
 def test_what_a_killed_save_left_behind_is_no_hindrance(saved, batch):
     expected = predictions(saved, batch)
-    shutil.copytree(saved / "checkpoint-000001", saved / "checkpoint-000002")
-    (saved / "checkpoint-000002" / checkpoint.MANIFEST).unlink()
+    shutil.copytree(saved / files.read(saved).checkpoint, saved / "checkpoint-0badcafe")
+    (saved / "checkpoint-0badcafe" / checkpoint.MANIFEST).unlink()
+    (saved / "tower-0badcafe.pt").write_bytes(b"half")
     (saved / ".model.json.0badcafe.tmp").write_bytes(b"{")
     np.testing.assert_array_equal(predictions(saved, batch), expected)
     with LogisticRegression.load(saved) as model:
         model.save(saved)
-    assert sorted(os.listdir(saved)) == ["checkpoint-000003", "model.json"]
+    assert held(saved) == ["checkpoint", "model.json"]
     np.testing.assert_array_equal(predictions(saved, batch), expected)
 
 
 def test_the_first_save_killed_early_leaves_a_directory_that_can_be_saved_to(batch, tmp_path):
-    (tmp_path / "m" / "checkpoint-000001").mkdir(parents=True)
+    (tmp_path / "m" / "checkpoint-0badcafe").mkdir(parents=True)
     (tmp_path / "m" / ".model.json.0badcafe.tmp").touch()
     with pytest.raises(CorruptionError, match=r"model\.json is missing"):
         LogisticRegression.load(tmp_path / "m")
@@ -265,17 +286,17 @@ def test_names_are_kept_with_the_model_and_replaced_with_it(saved, batch, named)
     assert models.load_names(saved) is None
     with LogisticRegression.load(saved) as model:
         model.save(saved, names=named)
-        assert sorted(os.listdir(saved)) == ["checkpoint-000002", "model.json", "names-000002.json"]
+        assert held(saved) == ["checkpoint", "model.json", "names.json"]
         assert models.load_names(saved) == named
         named.add([4], ["site=b.com"])
         model.save(saved, names=named)
-        assert sorted(os.listdir(saved)) == ["checkpoint-000003", "model.json", "names-000003.json"]
+        assert held(saved) == ["checkpoint", "model.json", "names.json"]
         assert models.load_names(saved) == named
         expected = model.predict_proba(batch)
     np.testing.assert_array_equal(predictions(saved, batch), expected)
     with LogisticRegression.load(saved) as model:
         model.save(saved)
-    assert sorted(os.listdir(saved)) == ["checkpoint-000004", "model.json"]
+    assert held(saved) == ["checkpoint", "model.json"]
     assert models.load_names(saved) is None
 
 
@@ -289,28 +310,27 @@ def test_a_save_with_names_that_fails_leaves_model_and_names(saved, batch, named
         raise CutOffError
 
     if where == "at the names":
-        monkeypatch.setattr(FeatureNames, "save", fail)
+        monkeypatch.setattr(FeatureNames, "to_json", fail)
     else:
-        monkeypatch.setattr(files, "write_sealed", fail)
+        refusing(monkeypatch, files.MODEL_FILE, CutOffError)
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
         with pytest.raises(CutOffError):
             model.save(saved, names=named)
     assert snapshot(saved) == before
+    assert held(saved) == ["checkpoint", "model.json", "names.json"]
 
 
 def test_names_that_a_killed_save_left_behind_are_removed(named, batch, tmp_path):
     directory = tmp_path / "m"
     directory.mkdir()
-    named.save(directory / "names-000001.json")
-    (directory / ".names-000001.json.0badcafe.tmp").write_bytes(b"{")
+    named.save(directory / "names-0badcafe.json")
     with LogisticRegression() as model:
         model.partial_fit(batch)
         model.save(directory)
-        named.save(directory / "names-000009.json")
-        (directory / ".names-000009.json.0badcafe.tmp").write_bytes(b"{")
+        (directory / "names-0badcafe.json").write_bytes(b"{")
         model.save(directory, overwrite=True, names=named)
-    assert sorted(os.listdir(directory)) == ["checkpoint-000002", "model.json", "names-000002.json"]
+    assert held(directory) == ["checkpoint", "model.json", "names.json"]
     assert models.load_names(directory) == named
 
 
@@ -318,15 +338,15 @@ def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
     with LogisticRegression.load(saved) as model:
         model.save(saved, names=named)
     expected = predictions(saved, batch)
-    path = saved / "names-000002.json"
+    (path,) = saved.glob("names-*.json")
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + b"x" + whole[-8:])
-    with pytest.raises(CorruptionError, match=r"names-000002\.json is damaged"):
+    with pytest.raises(CorruptionError, match=f"{path.name} is damaged"):
         models.load_names(saved)
-    with pytest.raises(CorruptionError, match=r"names-000002\.json is damaged"):
+    with pytest.raises(CorruptionError, match=f"{path.name} is damaged"):
         shoal.report(saved)
     path.unlink()
-    with pytest.raises(CorruptionError, match=r"names-000002\.json is missing"):
+    with pytest.raises(CorruptionError, match=f"{path.name} is missing"):
         models.load_names(saved)
     np.testing.assert_array_equal(predictions(saved, batch), expected)
     body = json.loads(read_sealed(saved / "model.json", missing="")) | {"names": "../elsewhere.json"}
@@ -364,7 +384,7 @@ def test_every_flipped_byte_of_the_description_is_noticed(saved):
 
 
 def test_damaged_weights_are_named_and_not_loaded(saved):
-    (path,) = (saved / "checkpoint-000001").glob("*.slots")
+    (path,) = saved.glob("checkpoint-*/*.slots")
     whole = bytearray(path.read_bytes())
     whole[-1] ^= 1
     path.write_bytes(whole)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal import pieces
-from shoal.errors import SaveConflict
+from shoal.errors import SaveConflict, StorageError
 from shoal.pieces import PieceWriter, Replacement, in_order
 from shoal.sealed import unseal
 from shoal.storage import LocalPlace
@@ -80,6 +80,41 @@ def test_one_that_is_interrupted_behind_its_manifest_stays_whole(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         replace(LocalPlace(tmp_path), [64], patch)
     assert len(list(tmp_path.glob("*.part"))) == 1
+
+
+def test_what_cannot_be_removed_is_told_and_left_to_the_next_one(tmp_path, monkeypatch, caplog):
+    place = LocalPlace(tmp_path)
+    (old,), _ = replace(place, [64])
+
+    def refuse(place, name):
+        raise StorageError(f"{name} cannot be removed: not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPlace, "remove", refuse)
+        (new,), _ = replace(place, [128])
+    assert f"manifest.json is in place, and what it replaces is not all gone: {old.name} cannot be" in caplog.text
+    assert place.names() == sorted([old.name, new.name, "manifest.json"])
+    (last,), _ = replace(place, [128])
+    assert place.names() == sorted([last.name, "manifest.json"])
+
+
+def test_directories_are_replaced_where_a_manifest_names_them(tmp_path):
+    place = LocalPlace(tmp_path)
+
+    def once():
+        with Replacement(place, "manifest.json", lambda name: name != "other", folders=True) as new:
+            inner = place.inside(f"folder-{new.stem}")
+            inner.make()
+            with inner.create("x") as file:
+                file.write(b"1")
+            new.publish(b"{}")
+
+    place.inside("other").make()
+    once()
+    first = place.inner()
+    once()
+    assert len(place.inner()) == 2
+    assert set(place.inner()) & set(first) == {"other"}
 
 
 def test_of_two_that_race_the_second_is_told_and_leaves_the_first(tmp_path):

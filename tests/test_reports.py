@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal import Batch, LogisticRegression, cli
+from shoal import Batch, LogisticRegression, cli, models
 from shoal.reports.svg import Plot, short, ticks
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -335,7 +335,8 @@ def test_the_page_lies_in_the_model_which_can_be_replaced_and_reported_again(sav
     second = shoal.report(saved).read_text()
     assert "16,400 examples in 3 passes" in second
     assert second == shoal.report(saved).read_text()
-    assert sorted(p.name for p in saved.iterdir()) == ["checkpoint-000002", "model.json", "report.html"]
+    checkpoint = models.files.read(saved).checkpoint
+    assert sorted(p.name for p in saved.iterdir()) == [checkpoint, "model.json", "report.html"]
 
 
 def test_what_is_wrong_is_named_and_nothing_is_written(saved, tmp_path, train):

@@ -17,7 +17,8 @@ import pytest
 
 from cluster_fakes import Wire
 from places import full_disk, options, somebody_else, uploads
-from shoal.errors import SaveConflict, StorageError
+from shoal.errors import CorruptionError, SaveConflict, StorageError
+from shoal.sealed import seal
 from shoal.storage import Place, place_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -68,6 +69,62 @@ def test_what_is_created_is_read_whole_and_in_ranges(place: Place) -> None:
     place.remove("x.slots")
     place.remove("x.slots")
     assert place.names() == ["empty"]
+
+
+def test_directories_are_told_from_files_and_cleared_with_all_that_is_in_them(place: Place) -> None:
+    above = place.inside("..")
+    assert place.inside("a").kind() is None
+    assert place.inner() == []
+    for name in ("a", "b"):
+        inner = place.inside(name)
+        inner.make()
+        put(inner, "x", b"1")
+        inner.inside("deep").make()
+        put(inner.inside("deep"), "y", b"2")
+    put(place, "aa", b"3")
+    assert (place.inner(), place.names()) == (["a", "b"], ["aa"])
+    assert (place.inside("a").kind(), place.inside("aa").kind()) == ("directory", "file")
+    place.inside("a").clear()
+    assert (place.inner(), place.names()) == (["b"], ["aa"])
+    assert place.inside("a").kind() is None
+    assert place.inside("b").inside("deep").read("y") == b"2"
+    place.inside("a").clear()  # nothing is no error
+    place.clear()
+    assert (place.kind(), place.inner(), place.names()) == (None, [], [])
+    assert place.name not in above.inner()
+
+
+def test_an_object_that_stands_for_a_directory_is_none_of_its_files(s3: str, tmp_path: Path) -> None:
+    import boto3
+
+    place = place_of(f"s3://places/{tmp_path.name}/b", options(s3))
+    boto3.client("s3", endpoint_url=s3).put_object(Bucket="places", Key=f"{tmp_path.name}/b/", Body=b"")
+    assert (place.kind(), place.names(), place.inner()) == ("directory", [], [])
+
+
+def test_a_place_within_a_linked_directory_is_where_the_system_has_it(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    put(place_of(tmp_path / "real"), "x", b"1")
+    place = place_of(tmp_path / "link" / ".." / ".." / "real")
+    place.inside("a").make()
+    assert (tmp_path / "real" / "a").is_dir()
+    assert place.read("x") == b"1"
+    other = place_of(tmp_path / "link" / "..")
+    other.inside("b").make()
+    assert (tmp_path / "real" / "b").is_dir()
+
+
+def test_what_a_sealed_file_lacks_is_said(place: Place) -> None:
+    place.publish("m", seal(b'{"a":1}'), before=None)
+    assert place.read_sealed("m", missing="never mind") == b'{"a":1}'
+    with pytest.raises(CorruptionError, match="b/n is missing: it was never written"):
+        place.read_sealed("n", missing="it was never written")
+    with pytest.raises(CorruptionError, match="b/m is a file where a directory should be"):
+        place.inside("m").read_sealed("n", missing="")
+    put(place, "o", b"{")
+    with pytest.raises(CorruptionError, match="b/o is damaged"):
+        place.read_sealed("o", missing="")
 
 
 def test_what_is_missing_is_a_file_not_found_error_and_a_directory_that_is_missing_is_empty(place: Place) -> None:

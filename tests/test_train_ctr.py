@@ -16,10 +16,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 import shoal  # noqa: E402
+from places import BUCKET, options  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.metrics import gauc, logloss  # noqa: E402
 from shoal.models import files  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
+from shoal.storage import Place, place_of  # noqa: E402
 from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, parse, read  # noqa: E402
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
@@ -334,10 +336,10 @@ def test_damage_is_named(clicks, tmp_path):
     (tower,) = (tmp_path / "out").glob("tower-*.pt")
     whole = tower.read_bytes()
     tower.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(shoal.CorruptionError, match=r"tower-\d+\.pt is damaged"):
+    with pytest.raises(shoal.CorruptionError, match=r"tower-\w+\.pt is damaged"):
         shoal.torch.load(tmp_path / "out")
     tower.unlink()
-    with pytest.raises(shoal.CorruptionError, match=r"tower-\d+\.pt is missing"):
+    with pytest.raises(shoal.CorruptionError, match=r"tower-\w+\.pt is missing"):
         shoal.torch.load(tmp_path / "out")
     with pytest.raises(ValueError, match=r"load it with shoal\.torch\.load"):
         shoal.models.load(tmp_path / "out")
@@ -606,7 +608,7 @@ def command(clicks: Path, folder: Path, out: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "shoal", "train", "ctr", "--config", str(path), "--out", out, "--quiet", *more]
 
 
-def until_it_stands(out: Path, process: subprocess.Popen, examples: int) -> None:
+def until_it_stands(out: Path | Place, process: subprocess.Popen, examples: int) -> None:
     """Wait for a checkpoint within a pass."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
@@ -618,9 +620,14 @@ def until_it_stands(out: Path, process: subprocess.Popen, examples: int) -> None
 
 
 @pytest.mark.timeout(600)
-def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    out = tmp_path / "killed"
+@pytest.mark.parametrize("where", ["local", "s3"])
+def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, request, where):
+    out, more = place_of(tmp_path / "killed"), {}
+    if where == "s3":
+        address = request.getfixturevalue("s3")
+        out = place_of(f"s3://{BUCKET}/{tmp_path.name}/killed", options(address))
+        more["FSSPEC_S3_ENDPOINT_URL"] = address  # fsspec's own configuration
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
     process = subprocess.Popen(command(clicks, tmp_path, str(out)), env=environment)
     until_it_stands(out, process, 2000)
     process.send_signal(signal.SIGKILL)
@@ -640,6 +647,10 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path):
             fit(click, *data, plan, progress=False, keeper=keeper, resume=resume)
             got.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert got[0] == got[1]
+    described = files.read(out)
+    assert sorted([*out.names(), *out.inner()]) == sorted([described.checkpoint, "model.json", described.tower])
+    with shoal.torch.load(out) as loaded:
+        assert dense_of(loaded) == got[0][1]
 
 
 @pytest.mark.timeout(600)

@@ -51,7 +51,8 @@ PYTHON = {
     "estimates": "_core optim table store",
     "rpc": "_core errors consistency handle table",
     "cluster": "_core errors consistency optim functions gate handle table sealed storage checkpoint store rpc data",
-    "models": "_core errors consistency optim handle lifecycle table sealed storage checkpoint store data metrics",
+    "models": "_core errors consistency optim handle lifecycle table sealed storage pieces checkpoint store data "
+    "metrics",
     "exchange": "_core data store table",
     "serve": "_core errors consistency optim table checkpoint export store data models torch",
     "demo": "_core errors optim table sealed storage checkpoint store data metrics models",

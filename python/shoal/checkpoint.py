@@ -33,7 +33,6 @@ from shoal import _core
 from shoal.errors import CorruptionError
 from shoal.machine import cores
 from shoal.pieces import PieceFile, PieceWriter, Replacement, in_order
-from shoal.sealed import unseal
 from shoal.storage import Place, Source, Where, place_of
 from shoal.table import Snapshot, TableForm, TableSpec
 
@@ -594,10 +593,7 @@ def read_chain(where: Where, options: Mapping[str, Any] | None = None) -> Chain:
 
 def _read(place: Place, missing: str) -> Link:
     path = place.address(MANIFEST)
-    try:
-        body = unseal(place.read(MANIFEST), path)
-    except FileNotFoundError:
-        raise CorruptionError(f"{path} is missing: {missing}") from None
+    body = place.read_sealed(MANIFEST, missing=missing)
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") not in VERSIONS:

@@ -7,20 +7,24 @@
         new.publish(body)                                        the manifest, at one moment
 
 Invariants
-    P1  No file that is there is touched before the new manifest is in place: the names of new ones begin with `stem`,
+    P1  No file that is there is touched before the new manifest is in place: the names of new ones have `stem` in them,
         eight random hexadecimal digits and no others' (by whom else they may be written is the place's business: S2).
-    P2  Once the manifest is in place, all that it names is there and committed; what was there before it is removed.
+    P2  Once the manifest is in place, all that it names is there and committed; what was there before it is removed,
+        or left to the next one where the place refuses.
     P3  A replacement that ends otherwise removes its own files, and leaves what was there.
 
 Threads: a writer and a replacement belong to one thread; `in_order` works ahead of it in a pool.
 """
 
+from __future__ import annotations
+
+import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,6 +39,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _FILE_BYTES = 1 << 30  # a file is closed once it is this long
+
+_log = logging.getLogger(__name__)
 
 
 class PieceFile(msgspec.Struct, frozen=True):
@@ -113,7 +119,9 @@ class Replacement:
     manifest : str
         The manifest's name.
     is_ours : callable
-        Whether a file's name is one that belongs to such a manifest: those of before are removed at the end.
+        Whether a name is one that belongs to such a manifest: those of before are removed at the end.
+    folders : bool
+        Whether a manifest names directories too.
     durable : bool
         Whether to wait for the disk.
 
@@ -125,14 +133,24 @@ class Replacement:
         The place refuses something. What was there stays.
     """
 
-    def __init__(self, place: Place, manifest: str, is_ours: Callable[[str], bool], *, durable: bool = True) -> None:
+    def __init__(
+        self,
+        place: Place,
+        manifest: str,
+        is_ours: Callable[[str], bool],
+        *,
+        folders: bool = False,
+        durable: bool = True,
+    ) -> None:
         self.stem = secrets.token_hex(4)
         self._place = place
         self._manifest = manifest
         self._is_ours = is_ours
+        self._folders = folders
         self._durable = durable
         self._before: str | None = None
-        self._old: list[str] = []
+        self._published: bytes | None = None
+        self._old: list[_Entry] = []
 
     def __enter__(self) -> Self:
         self._place.make(durable=self._durable)
@@ -143,26 +161,49 @@ class Replacement:
         """Put the manifest in place: ``body``, one JSON value, under its checksum."""
         # What is there now is of what is replaced, of writers that were killed, or of one that will find its manifest
         # replaced. What comes later may be of a writer that begins behind this one: it stays.
-        self._old = [name for name in self._place.names() if self._is_ours(name) and not name.startswith(self.stem)]
-        self._place.publish(self._manifest, seal(body), before=self._before, durable=self._durable)
+        self._old = [one for one in self._listed() if self._is_ours(one.name) and self.stem not in one.name]
+        self._published = seal(body)
+        self._place.publish(self._manifest, self._published, before=self._before, durable=self._durable)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # Nothing names what cannot be removed, and the next one removes it.
         if kind is None:
-            self._remove(self._old)
+            try:
+                self._remove(self._old)
+            except StorageError as refused:
+                _log.warning("%s is in place, and what it replaces is not all gone: %s", self._address, refused)
             return
-        with suppress(StorageError):  # nothing names what is left, and the next one removes it
+        with suppress(StorageError):
             if not self._is_in_place():
-                self._remove([name for name in self._place.names() if name.startswith(self.stem)])
+                self._remove([one for one in self._listed() if self.stem in one.name])
+
+    @property
+    def _address(self) -> str:
+        return self._place.address(self._manifest)
 
     def _is_in_place(self) -> bool:
         """Whether the manifest was put in place behind all: then the new files are what is there."""
         with suppress(FileNotFoundError):
-            return f'"{self.stem}-'.encode() in self._place.read(self._manifest)
+            return self._place.read(self._manifest) == self._published
         return False
 
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._place.remove(name)
+    def _listed(self) -> list[_Entry]:
+        inner = self._place.inner() if self._folders else []
+        return [*(_Entry(name, False) for name in self._place.names()), *(_Entry(name, True) for name in inner)]
+
+    def _remove(self, entries: Iterable[_Entry]) -> None:
+        for name, is_folder in entries:
+            if is_folder:
+                self._place.inside(name).clear()
+            else:
+                self._place.remove(name)
+
+
+class _Entry(NamedTuple):
+    """Of a directory."""
+
+    name: str
+    is_folder: bool
 
 
 def in_order(

@@ -6,7 +6,8 @@
     create     a new file, from its beginning to its end           size, read    all of a file, or a range
     publish    a small file at one moment, in place of a known     version       what `publish` is to replace
     names      of the files that are there                         remove        one of them
-    folders    of the directories that hold a certain file
+    inner      names of the directories that are there             clear         this one, with all that is in it
+    folders    of the directories that hold a certain file         kind          whether this is one, or a file
 
 What a directory holds is what its manifest names, and the manifest is published when all that it names is there. So a
 writer that is cut off, or that another was faster than, has changed nothing.
@@ -33,6 +34,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -40,14 +42,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from shoal.errors import SaveConflict, StorageError
-from shoal.sealed import make_directory, sync_directory, write_atomically
+from shoal.errors import CorruptionError, SaveConflict, StorageError
+from shoal.sealed import make_directory, sync_directory, unseal, write_atomically
 
 __all__ = ["LocalPlace", "Place", "RemotePlace", "Source", "Target", "Where", "place_of"]
-
-Where: TypeAlias = "str | os.PathLike[str] | Place"
 
 _PART_BYTES = 16 << 20  # that are sent to an object store at a time: 10,000 parts are the most that S3 takes of a file
 _BLOCK_BYTES = 4 << 20  # that are fetched for a range: a request takes a while, however little it asks for
@@ -192,6 +192,11 @@ class Place(ABC):
         """The last part of its path, for people."""
         return str(self).rstrip("/").rpartition("/")[2]
 
+    @property
+    def given(self) -> Path | str:
+        """What a caller is told: a path of this machine, or a URL."""
+        return str(self) if self.local is None else self.local
+
     @abstractmethod
     def told(self) -> tuple[str, Mapping[str, Any]]:
         """Tell what another process makes the same place of, by `place_of`."""
@@ -233,8 +238,28 @@ class Place(ABC):
         """
 
     @abstractmethod
+    def kind(self) -> Literal["directory", "file"] | None:
+        """Tell what is there; an object store has a directory where it has a file in it.
+
+        Raises
+        ------
+        StorageError
+            It cannot be looked at.
+        """
+
+    @abstractmethod
     def names(self) -> list[str]:
         """Names of the files that are there; none if the directory is not.
+
+        Raises
+        ------
+        StorageError
+            It cannot be read.
+        """
+
+    @abstractmethod
+    def inner(self) -> list[str]:
+        """Names of the directories that are there; none if this one is not.
 
         Raises
         ------
@@ -303,6 +328,40 @@ class Place(ABC):
             It cannot be removed.
         """
 
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove the directory and all that is in it, if it is there.
+
+        Raises
+        ------
+        StorageError
+            Something cannot be removed.
+        """
+
+    def read_sealed(self, name: str, *, missing: str) -> bytes:
+        """Read the body of a sealed file.
+
+        Parameters
+        ----------
+        name : str
+        missing : str
+            What it means that the file is not there.
+
+        Raises
+        ------
+        CorruptionError
+            It is missing or was changed.
+        StorageError
+            It cannot be read.
+        """
+        try:
+            raw = self.read(name)
+        except FileNotFoundError:
+            if self.kind() == "file":
+                raise CorruptionError(f"{self} is a file where a directory should be") from None
+            raise CorruptionError(f"{self.address(name)} is missing: {missing}") from None
+        return unseal(raw, self.address(name))
+
     def version(self, name: str) -> str | None:
         """Tell what `publish` is to replace: None if there is no such file."""
         try:
@@ -336,6 +395,9 @@ class Place(ABC):
             f"{self.address(name)} was written by another process since this one began, and is left as it is: let one "
             "process write there, or each into a directory of its own"
         )
+
+
+Where: TypeAlias = str | os.PathLike[str] | Place
 
 
 def _digest(data: bytes) -> str:
@@ -415,7 +477,9 @@ class LocalPlace(Place):
 
     def inside(self, path: str) -> LocalPlace:
         """Name a directory by its path from here."""
-        return LocalPlace(Path(os.path.normpath(self._directory / path)))
+        found = self._directory / path
+        # Only where it leads out: the system follows a link before "..", where normpath does not.
+        return LocalPlace(Path(os.path.normpath(found)) if ".." in Path(path).parts else found)
 
     def make(self, *, durable: bool = True) -> None:
         """Make the directory, and what is missing above it."""
@@ -425,13 +489,32 @@ class LocalPlace(Place):
             else:
                 self._directory.mkdir(parents=True, exist_ok=True)
 
+    def kind(self) -> Literal["directory", "file"] | None:
+        """Tell what is there."""
+        with _refused("read", str(self._directory)):
+            if not self._directory.exists():
+                return None
+            return "directory" if self._directory.is_dir() else "file"
+
     def names(self) -> list[str]:
         """Names of the files that are there."""
+        return self._entries(directories=False)
+
+    def inner(self) -> list[str]:
+        """Names of the directories that are there."""
+        return self._entries(directories=True)
+
+    def _entries(self, *, directories: bool) -> list[str]:
         with _refused("read", str(self._directory)):
             try:
-                return sorted(entry.name for entry in os.scandir(self._directory) if not entry.is_dir())
+                return sorted(entry.name for entry in os.scandir(self._directory) if entry.is_dir() is directories)
             except FileNotFoundError:
                 return []
+
+    def clear(self) -> None:
+        """Remove the directory and all that is in it, if it is there."""
+        with _refused("removed", str(self._directory)), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._directory)
 
     def real(self) -> LocalPlace:
         """Name the same directory without links."""
@@ -744,15 +827,38 @@ class RemotePlace(Place):
             with _refused("made", self._url):
                 self._system.makedirs(self._root, exist_ok=True)
 
+    def kind(self) -> Literal["directory", "file"] | None:
+        """Tell what is there."""
+        with _refused("read", self._url):
+            self._system.invalidate_cache(self._root)
+            try:
+                return "file" if self._system.info(self._root)["type"] == "file" else "directory"
+            except FileNotFoundError:
+                return None
+
     def names(self) -> list[str]:
         """Names of the files that are there."""
+        return self._entries("file")
+
+    def inner(self) -> list[str]:
+        """Names of the directories that are there."""
+        return self._entries("directory")
+
+    def _entries(self, kind: str) -> list[str]:
         with _refused("read", self._url):
             self._system.invalidate_cache(self._root)
             try:
                 found = self._system.ls(self._root, detail=True)
             except FileNotFoundError:
                 return []
-            return sorted(one["name"].rsplit("/", 1)[-1] for one in found if one["type"] == "file")
+            names = (one["name"].rsplit("/", 1)[-1] for one in found if one["type"] == kind)
+            return sorted(name for name in names if name)  # one that ends with "/" stands for a directory: this one
+
+    def clear(self) -> None:
+        """Remove the directory and all that is in it, if it is there."""
+        with _refused("removed", self._url), contextlib.suppress(FileNotFoundError):
+            self._system.invalidate_cache(self._root)
+            self._system.rm(self._root, recursive=True)
 
     def folders(self, name: str) -> dict[str, str]:
         """Find the directories in this one that hold a file of a name: lists all files below it."""

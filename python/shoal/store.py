@@ -28,7 +28,7 @@ from shoal.handle import Background, Handle
 from shoal.lifecycle import Admission, Expiry, SweepReport
 from shoal.machine import cores
 from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
-from shoal.storage import place_of
+from shoal.storage import Where, place_of
 from shoal.table import KeyBatch, Keys, Shard, Table, TableSpec
 
 __all__ = ["LocalStore", "Store", "local"]
@@ -471,10 +471,10 @@ class Store(ABC):
     @overload
     def save(
         self,
-        directory: str | os.PathLike[str],
+        directory: Where,
         *,
         tables: Iterable[str] | None = None,
-        since: str | os.PathLike[str] | None = None,
+        since: Where | None = None,
         track: bool = False,
         wait: Literal[True] = True,
         durable: bool = True,
@@ -485,10 +485,10 @@ class Store(ABC):
     @overload
     def save(
         self,
-        directory: str | os.PathLike[str],
+        directory: Where,
         *,
         tables: Iterable[str] | None = None,
-        since: str | os.PathLike[str] | None = None,
+        since: Where | None = None,
         track: bool = False,
         wait: Literal[False],
         durable: bool = True,
@@ -498,10 +498,10 @@ class Store(ABC):
 
     def save(
         self,
-        directory: str | os.PathLike[str],
+        directory: Where,
         *,
         tables: Iterable[str] | None = None,
-        since: str | os.PathLike[str] | None = None,
+        since: Where | None = None,
         track: bool = False,
         wait: bool = True,
         durable: bool = True,
@@ -610,10 +610,10 @@ class Store(ABC):
 
     def export(
         self,
-        directory: str | os.PathLike[str],
+        directory: Where,
         *,
         dtype: str | Mapping[str, str] | None = None,
-        since: str | os.PathLike[str] | None = None,
+        since: Where | None = None,
         tables: Iterable[str] | None = None,
         version: int | None = None,
         progress: bool = False,
@@ -687,7 +687,7 @@ class Store(ABC):
 
     def load(
         self,
-        directory: str | os.PathLike[str],
+        directory: Where,
         *,
         track: bool = False,
         progress: bool = False,

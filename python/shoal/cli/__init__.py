@@ -20,6 +20,7 @@ Expected errors are one line, never a traceback. Heavy imports wait for a comman
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import os
 import sys
@@ -87,8 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, ShoalError | OSError | MemoryError):
             raise
         complain(one_line(error))
-        return FAILED
+        return WRONG_INPUT if getattr(error, "errno", None) in _NO_SUCH_PLACE else FAILED
     return answer.status
+
+
+# Of a StorageError: a file or directory that is not there, is not what it should be, or is not for this user.
+_NO_SUCH_PLACE = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM)
 
 
 def parser() -> argparse.ArgumentParser:

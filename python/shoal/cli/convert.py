@@ -29,9 +29,13 @@ def add(commands: Any) -> None:
         EXAMPLES,
         convert,
     )
-    run.add_argument("source", metavar="FROM", help="a checkpoint or a model; with --from, a file or a directory")
     run.add_argument(
-        "target", metavar="TO", help="a directory of Parquet files; with --from, of a checkpoint or a model"
+        "source", metavar="FROM", help="a checkpoint or a model, or s3://...; with --from, a file or a directory"
+    )
+    run.add_argument(
+        "target",
+        metavar="TO",
+        help="a directory of Parquet files; with --from, of a checkpoint or a model, or s3://...",
     )
     run.add_argument(
         "--from",
@@ -47,20 +51,19 @@ def add(commands: Any) -> None:
 
 def convert(arguments: argparse.Namespace) -> Answer:
     """Convert one way or the other."""
-    source, target = Path(arguments.source), Path(arguments.target)
     if arguments.kind == "rows":
-        return _checkpoint(source, target, arguments)
+        return _checkpoint(_here(arguments.source), arguments.target, arguments)
     if arguments.kind is not None:
-        return _model(source, target, arguments)
-    from shoal import checkpoint, exchange
+        return _model(_here(arguments.source), arguments.target, arguments)
+    from shoal import exchange
     from shoal.models import files
+    from shoal.storage import place_of
     from shoal.store import local
 
-    if not source.is_dir():
+    source, target = place_of(arguments.source), _here(arguments.target)
+    if source.kind() != "directory":
         raise ValueError(f"{source}: there is no such directory; a file takes --from")
-    folder = source
-    if files.is_model(source) or not (source / checkpoint.MANIFEST).exists():
-        folder = source / files.read(source).checkpoint
+    folder, _ = files.checkpoint_in(source)
     target.mkdir(parents=True, exist_ok=True)
     facts = {}
     with local(threads=arguments.threads) as store:
@@ -77,7 +80,14 @@ def convert(arguments: argparse.Namespace) -> Answer:
     return Answer("\n".join(lines), {"tables": facts})
 
 
-def _checkpoint(source: Path, target: Path, arguments: argparse.Namespace) -> Answer:
+def _here(name: str) -> Path:
+    """Name a file or a directory of this machine."""
+    if "://" in name:
+        raise ValueError(f"{name}: files of Parquet and of other programs are read and written on this machine")
+    return Path(name)
+
+
+def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
     """Make a checkpoint of tables that were written as Parquet."""
     from shoal import exchange
     from shoal.store import local
@@ -96,10 +106,10 @@ def _checkpoint(source: Path, target: Path, arguments: argparse.Namespace) -> An
             facts[table.name] = {"rows": len(table), "file": str(file)}
         store.save(target, progress=not (arguments.quiet or arguments.json))
     lines = [f"{target}: table {name!r}, {fact['rows']:,} rows" for name, fact in facts.items()]
-    return Answer("\n".join(lines), {"checkpoint": str(target), "tables": facts})
+    return Answer("\n".join(lines), {"checkpoint": target, "tables": facts})
 
 
-def _model(source: Path, target: Path, arguments: argparse.Namespace) -> Answer:
+def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
     """Make a logistic regression of weights."""
     from shoal import exchange
     from shoal.models import BIAS_KEY, LogisticRegression
@@ -114,4 +124,4 @@ def _model(source: Path, target: Path, arguments: argparse.Namespace) -> Answer:
     with LogisticRegression() as model:
         model.table.assign(keys, rows)
         model.save(target, overwrite=arguments.overwrite)
-    return Answer(f"{target}: {len(keys):,} weights", {"directory": str(target), "weights": len(keys)})
+    return Answer(f"{target}: {len(keys):,} weights", {"directory": target, "weights": len(keys)})

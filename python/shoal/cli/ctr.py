@@ -31,8 +31,8 @@ examples:
   $ shoal evaluate --model clicks --data day_2.tsv
 
 models: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The directory holds a checkpoint after every pass (and
-every N batches, with every = N in [output]), which is replaced at once, by one rename. Ctrl-C writes one too and ends
-with status 130.
+every N batches, with every = N in [output]), which is replaced at one moment. Ctrl-C writes one too and ends with
+status 130.
 """
 
 # Options that stand for a key of the configuration.
@@ -57,7 +57,7 @@ def add(kinds: Any) -> None:
     ctr = command(kinds, "train ctr", "Train a click model in PyTorch: DeepFM, DCN-V2, DLRM, ...", EXAMPLES, train_ctr)
     ctr.add_argument("--config", required=True, metavar="FILE", help="what to learn from, and how: TOML")
     ctr.add_argument("--model", metavar="NAME", help="deepfm, dcnv2, ...: name in [model]")
-    ctr.add_argument("--out", metavar="DIR", help="where the model goes: dir in [output]")
+    ctr.add_argument("--out", metavar="DIR", help="where the model goes, a path or s3://...: dir in [output]")
     ctr.add_argument("--resume", action="store_true", help="go on with the fit whose checkpoint is in DIR, if any")
     ctr.add_argument("--overwrite", action="store_true", help="replace a model that is there")
     ctr.add_argument("--train", nargs="+", metavar="FILE", help="train in [data]")
@@ -130,8 +130,6 @@ def _writers(config: Config) -> list[Writer]:
 def _trained(
     arguments: argparse.Namespace, config: Config, model: ClickModel, train: Reader, valid: Reader | None
 ) -> Answer:
-    from pathlib import Path
-
     from shoal.models.keeper import FitIsOver, Keeper
     from shoal.models.plan import Plan
     from shoal.torch.trainer import fit
@@ -148,7 +146,7 @@ def _trained(
         metric=settings.metric,
     )
     assert config.output.dir is not None
-    keeper = Keeper(model, Path(config.output.dir), config.output.every, overwrite=arguments.overwrite)
+    keeper = Keeper(model, config.output.dir, config.output.every, overwrite=arguments.overwrite)
     writers = _writers(config)
     interrupted = False
     try:

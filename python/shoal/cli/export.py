@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from shoal.cli.answers import Answer
@@ -25,7 +24,7 @@ examples:
 def add(commands: Any) -> None:
     """Add the command."""
     write = command(commands, "export", "Write weights for processes that only read them.", EXAMPLES, export)
-    write.add_argument("source", metavar="CHECKPOINT", help="a checkpoint, or a model of this machine")
+    write.add_argument("source", metavar="CHECKPOINT", help="a checkpoint or a model; or s3://...")
     write.add_argument("directory", metavar="DIR", help="where to write, a path or s3://...; made if it is not there")
     write.add_argument(
         "--dtype",
@@ -46,7 +45,6 @@ def add(commands: Any) -> None:
 
 def export(arguments: argparse.Namespace) -> Answer:
     """Export a checkpoint or a model."""
-    from shoal import checkpoint
     from shoal.export.cache import Cache
     from shoal.export.write import Given, write
     from shoal.models import files
@@ -55,14 +53,9 @@ def export(arguments: argparse.Namespace) -> Answer:
 
     model: dict[str, Any] | None = None
     extras: dict[str, bytes] = {}
-    folder = arguments.source
-    if "://" not in folder:
-        source = Path(folder)
-        if not source.is_dir():
-            raise ValueError(f"{source}: there is no such directory")
-        if files.is_model(source) or not (source / checkpoint.MANIFEST).exists():
-            model, extras = files.for_export(source)
-            folder = str(source / files.read(source).checkpoint)
+    folder, described = files.checkpoint_in(arguments.source)
+    if described is not None:
+        model, extras = files.for_export(arguments.source, described)
     chosen = dict(name.partition("=")[::2] for name in arguments.table or ())
     dtypes = {name: dtype for name, dtype in chosen.items() if dtype}
     progress = not (arguments.quiet or arguments.json)

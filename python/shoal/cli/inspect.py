@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
@@ -33,7 +32,7 @@ def add(commands: Any) -> None:
     look = command(
         commands, "inspect", "Tell what is in a model, a checkpoint or an export, and verify it.", EXAMPLES, inspect
     )
-    look.add_argument("directory", metavar="DIR", help="a model, a checkpoint or an export; the last may be s3://...")
+    look.add_argument("directory", metavar="DIR", help="a model, a checkpoint or an export; or s3://...")
     look.add_argument(
         "--forecast",
         action="append",
@@ -58,15 +57,13 @@ def inspect(arguments: argparse.Namespace) -> Answer:
 
     if arguments.top < 0:
         raise ValueError(f"--top is {arguments.top}: pass 0 or more")
-    if exported.is_export(arguments.directory):
-        return _export(place_of(arguments.directory), Cache(arguments.cache))
-    directory = Path(arguments.directory)
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: there is no such directory")
+    directory = place_of(arguments.directory)
+    if exported.is_export(directory):
+        return _export(directory, Cache(arguments.cache))
+    folder, described = files.checkpoint_in(directory)
     facts: dict[str, Any] = {"directory": str(directory)}
     lines = []
-    if files.is_model(directory) or not (directory / checkpoint.MANIFEST).exists():
-        described = files.read(directory)
+    if described is not None:
         facts |= {
             "kind": described.model,
             "trained_on": described.format,
@@ -104,15 +101,14 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         if arguments.top:
             facts["top"], told = _top(directory, arguments.top, named or {})
             lines += told
-        directory = directory / described.checkpoint
     else:
         facts["kind"] = "checkpoint"
-    manifest = checkpoint.verify(directory)
+    manifest = checkpoint.verify(folder)
     tables = []
     if manifest.base is not None:
         facts["base"] = {"path": manifest.base.path, "digest": manifest.base.digest}
-        lines.append(f"{directory}: what has changed since {manifest.base.path}")
-    lines.append(f"{directory}: checkpoint of {len(manifest.tables)} table(s) in {manifest.slots:,} slots")
+        lines.append(f"{folder}: what has changed since {manifest.base.path}")
+    lines.append(f"{folder}: checkpoint of {len(manifest.tables)} table(s) in {manifest.slots:,} slots")
     for table in manifest.tables:
         size = sum(file.bytes for file in table.files)
         tables.append(
@@ -149,9 +145,9 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         lines.append(f"        {size:,} bytes{per_row} in {len(table.files)} file(s)")
         lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
     if arguments.forecast:
-        facts["forecast"], told = _forecast(directory, arguments.forecast)
+        facts["forecast"], told = _forecast(folder, arguments.forecast)
         lines += told
-    facts |= {"checkpoint": str(directory), "slots": manifest.slots, "tables": tables, "verified": True}
+    facts |= {"checkpoint": str(folder), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
     return Answer("\n".join(lines), facts)
 
@@ -188,7 +184,7 @@ def _export(directory: Place, cache: Cache) -> Answer:
     return Answer("\n".join(lines), facts | {"model": of, "layers": chain, "verified": True})
 
 
-def _forecast(directory: Path, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
+def _forecast(directory: Place, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
     """Say what rules would drop of each table whose rows can answer: as facts, and as lines."""
     from shoal.store import local
 
@@ -212,7 +208,7 @@ def _forecast(directory: Path, rules: Sequence[Expiry]) -> tuple[dict[str, Any],
     return facts, lines
 
 
-def _top(directory: Path, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _top(directory: Place, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the largest linear weights of a model: as facts, and as lines."""
     from shoal import models
     from shoal.store import local

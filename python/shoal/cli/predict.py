@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     one.add_argument("--output", required=True, metavar="FILE", help="where the probabilities go; - is standard output")
     two = command(commands, "evaluate", "Measure a model on a file of labelled examples.", EVALUATE_EXAMPLES, evaluate)
     for parser in (one, two):
-        parser.add_argument("--model", required=True, metavar="DIR", help="the model")
+        parser.add_argument("--model", required=True, metavar="DIR", help="the model; or s3://...")
         parser.add_argument("--data", required=True, nargs="+", metavar="FILE", help="the examples")
         parser.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
         reading(parser)
@@ -103,18 +103,20 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
     """Load the model, and the data in the model's format."""
     from shoal import models
     from shoal.models import files
+    from shoal.storage import place_of
     from shoal.store import local
 
     with local(threads=arguments.threads) as store:
-        if not Path(arguments.model).exists():
-            raise ValueError(f"{arguments.model}: there is no such model")
+        where = place_of(arguments.model)
+        if where.kind() is None:
+            raise ValueError(f"{where}: there is no such model")
         model: Predictor
-        if files.read(Path(arguments.model)).model == files.CLICK:
+        if files.read(where).model == files.CLICK:
             from shoal.torch import load
 
-            model = load(arguments.model, store=store)
+            model = load(where, store=store)
         else:
-            model = models.load(arguments.model, store=store)
+            model = models.load(where, store=store)
         form = arguments.format or model.format
         if form is None:
             raise ValueError(f"{arguments.model} does not tell the format that it was trained on: pass --format")

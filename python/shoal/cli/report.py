@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from shoal.cli.answers import Answer
@@ -22,8 +21,10 @@ training's --valid), settings, counts and the largest weights. It loads nothing 
 def add(commands: Any) -> None:
     """Add the command."""
     seen = command(commands, "report", "Write an HTML page with all there is to see of a model.", EXAMPLES, report)
-    seen.add_argument("directory", metavar="DIR", help="the model")
-    seen.add_argument("--out", metavar="FILE", help="where the page goes (default: DIR/report.html)")
+    seen.add_argument("directory", metavar="DIR", help="the model; or s3://...")
+    seen.add_argument(
+        "--out", metavar="FILE", help="where the page goes, a path or s3://... (default: DIR/report.html)"
+    )
     seen.add_argument("--data", nargs="+", metavar="FILE", help="held-out examples to measure")
     seen.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
     seen.add_argument("--top", type=int, default=30, metavar="N", help="weights to list (default: %(default)s)")
@@ -35,9 +36,10 @@ def report(arguments: argparse.Namespace) -> Answer:
     """Write what there is to see of a model as one HTML file."""
     from shoal import reports
     from shoal.models import files
+    from shoal.storage import place_of
 
-    directory = Path(arguments.directory)
-    if not directory.exists():
+    directory = place_of(arguments.directory)
+    if directory.kind() is None:
         raise ValueError(f"{directory}: there is no such model")
     described = files.read(directory)
     form = arguments.format or described.format

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from shoal.models import DBPG, GridResult, LogisticRegressionGrid, Model
     from shoal.models.predictor import Predictor
     from shoal.rpc.filters import Filters
+    from shoal.storage import Where
     from shoal.store import Store
 
 EXAMPLES = """\
@@ -76,8 +76,9 @@ examples:
   with a checkpoint every 1000 batches; after a crash, a kill or Ctrl-C the same command goes on, to the same bits:
   $ shoal train lr --train day_0.tsv --format criteo --model long --every 1000 --resume
 
+--model s3://bucket/long keeps the model, and checkpoints, on an object store; --train and --valid take such URLs too.
 Ctrl-C saves what has been learned up to then, and ends with status 130. A model that is there is refused unless
---overwrite is given, and is then replaced at the very end, by one rename; any other directory is never written to.
+--overwrite is given, and is then replaced at the very end, at one moment; any other directory is never written to.
 A grid takes the memory of as many tables as it has settings. On a cluster every worker learns its share of the
 examples; the first one measures --valid and saves.
 """
@@ -140,7 +141,12 @@ def learning(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", required=True, choices=FORMATS, help="of the files")
     parser.add_argument("--valid", nargs="+", metavar="FILE", help="measured after every pass")
-    parser.add_argument("--model", required=True, metavar="DIR", help="where the model goes")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="DIR",
+        help="where the model goes, a path or s3://...; made if it is not there",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is there")
     parser.add_argument(
         "--every", type=int, metavar="N", help="write a checkpoint into DIR after every N batches and every pass"
@@ -341,14 +347,14 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
 
     solver = _solver(arguments)
     if solver is not None:
-        train, how = _data(arguments, [Path(arguments.model)])
+        train, how = _data(arguments, [arguments.model])
         with open_store(arguments) as store:
             return fitted(arguments, LogisticRegression(None, store, solver=solver, **_table_of(arguments)), train, how)
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     if not arguments.grid:
         if arguments.save_all:
             raise ValueError("--save-all goes with --grid: one model is saved anyway")
-        train, how = _data(arguments, [Path(arguments.model)])
+        train, how = _data(arguments, [arguments.model])
         with open_store(arguments) as store:
             return fitted(arguments, LogisticRegression(optimizer, store, **_table_of(arguments)), train, how)
     if arguments.every is not None or arguments.resume:
@@ -373,7 +379,7 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
     optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
     factors = Adagrad(lr=arguments.factors_lr, n0=arguments.factors_n0, weight_decay=arguments.factors_l2)
     init = Normal(arguments.init_std, seed=arguments.seed)
-    train, how = _data(arguments, [Path(arguments.model)])
+    train, how = _data(arguments, [arguments.model])
     with open_store(arguments) as store:
         model = FactorizationMachine(arguments.dim, optimizer, factors, init, store, **_table_of(arguments))
         return fitted(arguments, model, train, how)
@@ -419,12 +425,12 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
             },
             INTERRUPTED if interrupted else DONE,
         )
-    if over and (arguments.calibrate is None or files.read(Path(arguments.model)).calibration is not None):
+    if over and (arguments.calibrate is None or files.read(arguments.model).calibration is not None):
         return is_over(model, arguments.model)
     if how["valid"] is not None and not interrupted:
         _calibrate(arguments, [model], how["valid"])
     if kept and interrupted:
-        target = Path(arguments.model)
+        target = arguments.model
         complain(f"interrupted after {model.examples:,} examples; --resume goes on from the checkpoint in {target}")
     else:
         target = model.save(arguments.model, overwrite=kept or arguments.overwrite, names=train.names)
@@ -452,11 +458,10 @@ def is_over(model: Predictor, directory: str) -> Answer:
     )
 
 
-def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reader, dict[str, Any]]:
+def _data(arguments: argparse.Namespace, targets: Sequence[Where]) -> tuple[Reader, dict[str, Any]]:
     """Return what to learn from and how, after all that can be wrong before hours of training."""
     from shoal.data import FeatureNames
     from shoal.models import files
-    from shoal.sealed import make_directory
 
     if arguments.names and (arguments.every is not None or arguments.resume):
         raise ValueError("--names are known when a fit has read all of its data: leave out --every and --resume")
@@ -471,7 +476,7 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Path]) -> tuple[Reade
     if arguments.calibrate is not None and valid is None:
         raise ValueError("--calibrate needs --valid: examples that the model has not learned from")
     for target in targets:
-        make_directory(target)
+        files.make_target(target)
     return train, {
         "valid": valid,
         "epochs": arguments.epochs,
@@ -592,8 +597,10 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) -> Answer:
-    target = Path(arguments.model)
-    folders = [target / _name(settings) for settings in grid.settings] if arguments.save_all else [target]
+    from shoal.storage import place_of
+
+    target = place_of(arguments.model)
+    folders = [target.inside(_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
     train, how = _data(arguments, folders)
     interrupted = False
     try:
@@ -603,7 +610,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     _check_learned(grid.examples, train, interrupted)
     results = grid.results(arguments.metric)
     saved = results if arguments.save_all else results[:1]
-    where = [target / _name(result.settings) if arguments.save_all else target for result in saved]
+    where = [target.inside(_name(result.settings)) if arguments.save_all else target for result in saved]
     if how["valid"] is not None and not interrupted:
         _calibrate(arguments, [result.model for result in saved], how["valid"])
     for result, folder in zip(saved, where, strict=True):

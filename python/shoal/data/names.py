@@ -224,8 +224,7 @@ class FeatureNames(Mapping[int, str]):
         Path
             The file.
         """
-        named = dict(sorted(self._names.items()))
-        write_sealed(Path(path), msgspec.json.encode(_File(limit=self._limit, names=named)))
+        write_sealed(Path(path), self.to_json())
         return Path(path)
 
     @classmethod
@@ -237,14 +236,28 @@ class FeatureNames(Mapping[int, str]):
         CorruptionError
             The file is missing or was changed.
         """
-        body = read_sealed(Path(path), missing="there are no names")
+        return cls.from_json(read_sealed(Path(path), missing="there are no names"), path)
+
+    def to_json(self) -> bytes:
+        """Tell limit and names as the JSON that `save` seals."""
+        return msgspec.json.encode(_File(limit=self._limit, names=dict(sorted(self._names.items()))))
+
+    @classmethod
+    def from_json(cls, body: bytes, address: str | os.PathLike[str]) -> FeatureNames:
+        """Take what `to_json` told, out of the file that people know by ``address``.
+
+        Raises
+        ------
+        CorruptionError
+            It is none.
+        """
         try:
             read = msgspec.json.decode(body, type=_File)
         except msgspec.MsgspecError as error:
-            raise CorruptionError(f"{os.fspath(path)} cannot be read: {error}") from None
+            raise CorruptionError(f"{os.fspath(address)} cannot be read: {error}") from None
         if (read.format_name, read.version) != (FORMAT, VERSION):
             raise CorruptionError(
-                f"{os.fspath(path)} holds no feature names of version {VERSION}: load it with a newer shoal"
+                f"{os.fspath(address)} holds no feature names of version {VERSION}: load it with a newer shoal"
             )
         return _restored(read.limit, read.names)
 

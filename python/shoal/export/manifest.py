@@ -13,7 +13,6 @@ from shoal import _core
 from shoal.errors import CorruptionError, StorageError
 from shoal.optim import make_init
 from shoal.pieces import PieceFile
-from shoal.sealed import unseal
 from shoal.storage import Place, Where, place_of
 
 __all__ = [
@@ -176,10 +175,7 @@ def read(place: Place) -> tuple[Manifest, str]:
         It cannot be read.
     """
     path = place.address(MANIFEST)
-    try:
-        body = unseal(place.read(MANIFEST), path)
-    except FileNotFoundError:
-        raise CorruptionError(f"{path} is missing: this is no export, or it was cut off while it was written") from None
+    body = place.read_sealed(MANIFEST, missing="this is no export, or it was cut off while it was written")
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT:

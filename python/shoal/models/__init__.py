@@ -14,7 +14,9 @@ What is where:
     team.py         the workers of a cluster that fit a model together
     feed.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
     history.py      learning curve and passes
-    files.py        model directories
+    files.py        model directories, on disks and object stores
+    kept.py         a predictor as a directory keeps it
+    keeper.py       checkpoints of a fit
     calibration.py  Platt scaling and isotonic regression: probabilities that come true
     watch.py        a bar or lines, Ctrl-C
 
@@ -23,9 +25,7 @@ Threads: those of each module's header.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from shoal.models import files
@@ -37,6 +37,7 @@ from shoal.models.history import Fit, History, Pass, Point, merged
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import BIAS_KEY, Model
 from shoal.models.plan import Plan
+from shoal.storage import Where, place_of
 from shoal.store import Store
 
 __all__ = [
@@ -76,9 +77,10 @@ def exported(told: Mapping[str, Any], store: Store) -> Model:
     return _CLASSES[kind].exported(told, store)
 
 
-def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> Model:
+def load(directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None) -> Model:
     """Read a model of whatever kind it is; see `Model.load`."""
-    kind = files.read(Path(directory)).model
+    where = place_of(directory, storage_options)
+    kind = files.read(where).model
     if kind == files.CLICK:
-        raise ValueError(f"{os.fspath(directory)} is a click model, which takes PyTorch: load it with shoal.torch.load")
-    return _CLASSES[kind].load(directory, store=store)
+        raise ValueError(f"{where} is a click model, which takes PyTorch: load it with shoal.torch.load")
+    return _CLASSES[kind].load(where, store=store)

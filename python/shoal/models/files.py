@@ -1,40 +1,45 @@
 """Model directories: a description beside a checkpoint, replaced as one.
 
     DIR/
-        model.json            {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
-        checkpoint-000001/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
-        names-000001.json     names of its features, if they were saved; model.json names it too
-        tower-000001.pt       dense parameters of a click model in PyTorch, its optimizer and its random numbers
-        best-000003/          weights of the best pass of a fit that is not over; standing of model.json tells the pass
+        model.json              {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
+        checkpoint-1f0c9a3e/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
+        names-1f0c9a3e.json     names of its features, if they were saved; model.json names it too
+        tower-1f0c9a3e.pt       dense parameters of a click model in PyTorch, its optimizer and its random numbers
+        best-000003/            weights of the best pass of a fit that is not over; standing of model.json tells the
+                                pass
+
+A directory is a place (storage.py), of this machine or of an object store: nothing here opens a file by itself.
 
 Invariants
     I1  model.json names a complete checkpoint, complete names and a complete tower at every moment. Saving writes the
-        new ones beside the old ones, puts a new model.json in place by one rename, and then removes the old ones.
+        new ones beside the old ones, under names of its own (eight random digits), publishes a new model.json, and
+        then removes the old ones (`shoal.pieces.Replacement`).
     I2  A directory that is not empty and has no model.json is never written to.
 
-What a cut-off save leaves behind (what no model.json names) the next save removes.
+What a killed save leaves behind (what no model.json names) the next save removes.
 
-Threads and processes: one writer at a time. A reader that finds its checkpoint gone because a save came between looks
-once more.
+Threads and processes: one writer at a time; of two saves that race one gets through, and the other is told. A reader
+that finds its checkpoint gone because a save came between looks once more.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
-from pathlib import Path
+import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from shoal import _core
+from shoal import _core, checkpoint
 from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.models.learner import Standing
-from shoal.sealed import make_directory, read_sealed, write_atomically, write_sealed
+from shoal.pieces import Replacement
+from shoal.sealed import seal
+from shoal.storage import Place, Where, place_of
 from shoal.store import Store
 from shoal.table import Table
 
@@ -48,13 +53,11 @@ KINDS = (LOGISTIC, FACTORIZATION, CLICK)
 
 _MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass", "patience", "data", "batch_size", "grouped")
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
-_NAMES = re.compile(r"names-(\d{6,})\.json")
-_TOWER = re.compile(r"tower-(\d{6,})\.pt")
-_BEST = re.compile(r"best-(\d{6,})")
-_LEFT_BEHIND = re.compile(
-    rf"\.({re.escape(MODEL_FILE)}|{_NAMES.pattern}|{_TOWER.pattern})\.[0-9a-f]{{8}}\.tmp"
-)  # by one that was killed
+_CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
+_NAMES = re.compile(r"names-[0-9a-f]{6,}\.json")
+_TOWER = re.compile(r"tower-[0-9a-f]{6,}\.pt")
+_BEST = re.compile(r"best-\d{6,}")
+_LEFT_BEHIND = re.compile(rf"\.{re.escape(MODEL_FILE)}\.[0-9a-f]{{8}}\.tmp")  # by one that was killed
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,35 +85,81 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing | None = None  # of a fit that is not over
 
 
-def is_model(directory: Path) -> bool:
+def is_model(where: Where) -> bool:
     """Tell whether there is a model, whole or damaged."""
-    return (directory / MODEL_FILE).is_file()
+    return place_of(where).version(MODEL_FILE) is not None
 
 
-def check_target(directory: Path, *, overwrite: bool) -> None:
-    """Say why a model may not be written to ``directory``; nothing is changed.
+def checkpoint_in(where: Where) -> tuple[Place, ModelFile | None]:
+    """Find the checkpoint that a directory is, or that the model there names.
+
+    Returns
+    -------
+    Place
+        Of the checkpoint.
+    ModelFile or None
+        None: the directory is the checkpoint.
+
+    Raises
+    ------
+    CorruptionError
+        It is neither, or the model is damaged.
+    ValueError
+        There is no such directory.
+    """
+    place = place_of(where)
+    if place.kind() != "directory":
+        raise ValueError(f"{place}: there is no such directory")
+    if not is_model(place) and place.version(checkpoint.MANIFEST) is not None:
+        return place, None
+    described = read(place)
+    return place.inside(described.checkpoint), described
+
+
+def check_target(where: Where, *, overwrite: bool) -> None:
+    """Say why a model may not be written to a directory; nothing is changed.
 
     Raises
     ------
     ValueError
         There is a model and ``overwrite`` is False, or something else.
+    StorageError
+        It cannot be looked at.
     """
-    if not directory.exists():
+    place = place_of(where)
+    kind = place.kind()
+    if kind is None:
         return
-    if not directory.is_dir():
-        raise ValueError(f"{directory} is a file: a model is a directory, choose another name")
-    if is_model(directory):
+    if kind == "file":
+        raise ValueError(f"{place} is a file: a model is a directory, choose another name")
+    if is_model(place):
         if not overwrite:
             raise ValueError(
-                f"{directory} holds a model already: pass overwrite=True (--overwrite), or choose another name"
+                f"{place} holds a model already: pass overwrite=True (--overwrite), or choose another name"
             )
-    elif any(not (_is_ours(p) or _LEFT_BEHIND.fullmatch(p.name)) for p in directory.iterdir()):
-        raise ValueError(f"{directory} is neither empty nor a model: choose another name")
+    elif not all(map(_is_ours, [*place.names(), *place.inner()])):
+        raise ValueError(f"{place} is neither empty nor a model: choose another name")
 
 
-def _is_ours(path: Path) -> bool:
-    """Tell whether this is something that model.json may name."""
-    return any(pattern.fullmatch(path.name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST))
+def make_target(where: Where) -> None:
+    """Make a directory for a model, and see that files can be written there, before hours of training.
+
+    Raises
+    ------
+    StorageError
+        They cannot.
+    """
+    place = place_of(where)
+    place.make()
+    look = f".{MODEL_FILE}.{secrets.token_hex(4)}.tmp"
+    with place.create(look, durable=False) as file:
+        file.write(b"look")
+    place.remove(look)
+
+
+def _is_ours(name: str) -> bool:
+    """Tell whether this is something that model.json may name, or that a save was killed over."""
+    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST, _LEFT_BEHIND))
 
 
 def best_folder(pass_number: int) -> str:
@@ -119,7 +168,7 @@ def best_folder(pass_number: int) -> str:
 
 
 def save(
-    directory: Path,
+    where: Where,
     described: ModelFile,
     store: Store,
     tables: list[Table],
@@ -127,51 +176,34 @@ def save(
     overwrite: bool,
     names: FeatureNames | None = None,
     tower: bytes | None = None,
-) -> Path:
+) -> None:
     """Write a model; see `shoal.models.Model.save`. ``tower`` is a click model's dense part, as torch writes it."""
-    check_target(directory, overwrite=overwrite)
-    make_directory(directory)
-    taken = [int(found[1]) for path in directory.iterdir() if (found := _CHECKPOINT.fullmatch(path.name))]
-    number = f"{max(taken, default=0) + 1:06}"
-    new = msgspec.structs.replace(
-        described,
-        checkpoint=f"checkpoint-{number}",
-        names=None if names is None else f"names-{number}.json",
-        tower=None if tower is None else f"tower-{number}.pt",
-        tower_crc32c=None if tower is None else f"{_core.crc32c(tower):08x}",
-    )
-    try:
-        store.save(directory / new.checkpoint, tables=[table.name for table in tables])
-        if names is not None and new.names is not None:
-            names.save(directory / new.names)
-        if tower is not None and new.tower is not None:
-            write_atomically(directory / new.tower, tower)
-        write_sealed(directory / MODEL_FILE, msgspec.json.encode(new))
-    finally:
-        _remove_unnamed(directory)
-    return directory
+    place = place_of(where)
+    check_target(place, overwrite=overwrite)
+    best = described.standing.best_pass if described.standing is not None else 0
+    kept = best_folder(best) if best else None
+    with Replacement(place, MODEL_FILE, lambda name: _is_ours(name) and name != kept, folders=True) as new:
+        named = msgspec.structs.replace(
+            described,
+            checkpoint=f"checkpoint-{new.stem}",
+            names=None if names is None else f"names-{new.stem}.json",
+            tower=None if tower is None else f"tower-{new.stem}.pt",
+            tower_crc32c=None if tower is None else f"{_core.crc32c(tower):08x}",
+        )
+        store.save(place.inside(named.checkpoint), tables=[table.name for table in tables])
+        if names is not None and named.names is not None:
+            _write(place, named.names, seal(names.to_json()))
+        if tower is not None and named.tower is not None:
+            _write(place, named.tower, tower)
+        new.publish(msgspec.json.encode(named))
 
 
-def _remove_unnamed(directory: Path) -> None:
-    """Remove what model.json does not name; a model.json that cannot be read might name anything."""
-    kept: tuple[str | None, ...] = ()
-    if is_model(directory):
-        try:
-            described = read(directory)
-        except CorruptionError:
-            return
-        best = described.standing.best_pass if described.standing is not None else 0
-        kept = described.checkpoint, described.names, described.tower, best_folder(best) if best else None
-    for path in directory.iterdir():
-        if path.name in kept or not (_is_ours(path) or _LEFT_BEHIND.fullmatch(path.name)):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+def _write(place: Place, name: str, data: bytes) -> None:
+    with place.create(name) as file:
+        file.write(data)
 
 
-def read(directory: Path) -> ModelFile:
+def read(where: Where) -> ModelFile:
     """Read and check what a model is.
 
     Raises
@@ -179,8 +211,9 @@ def read(directory: Path) -> ModelFile:
     CorruptionError
         model.json is missing, changed, or of a version that this one does not know.
     """
-    path = directory / MODEL_FILE
-    body = read_sealed(path, missing="this is no model, or its first save was cut off")
+    place = place_of(where)
+    path = place.address(MODEL_FILE)
+    body = place.read_sealed(MODEL_FILE, missing="this is no model, or its first save was cut off")
     head: Any = msgspec.json.decode(body)
     if (
         not isinstance(head, dict)
@@ -202,7 +235,7 @@ def read(directory: Path) -> ModelFile:
     return described
 
 
-def for_export(directory: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+def for_export(where: Where, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Tell what an export must know of a model to predict with its tables: a description, and files by name.
 
     Raises
@@ -210,7 +243,6 @@ def for_export(directory: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     CorruptionError
         The model is damaged.
     """
-    described = read(directory)
     told = {
         "kind": described.model,
         "table": described.table,
@@ -222,10 +254,10 @@ def for_export(directory: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         "examples": described.examples,
         "click": described.click,
     }
-    return told, {} if described.tower is None else {"tower.pt": read_tower(directory, described)}
+    return told, {} if described.tower is None else {"tower.pt": read_tower(where, described)}
 
 
-def read_tower(directory: Path, described: ModelFile) -> bytes:
+def read_tower(where: Where, described: ModelFile) -> bytes:
     """Read the dense part of a click model.
 
     Raises
@@ -233,11 +265,12 @@ def read_tower(directory: Path, described: ModelFile) -> bytes:
     CorruptionError
         It is missing or was changed.
     """
+    place = place_of(where)
     if described.tower is None:
-        raise CorruptionError(f"{directory / MODEL_FILE} names no tower")
-    path = directory / described.tower
+        raise CorruptionError(f"{place.address(MODEL_FILE)} names no tower")
+    path = place.address(described.tower)
     try:
-        tower = path.read_bytes()
+        tower = place.read(described.tower)
     except FileNotFoundError:
         raise CorruptionError(f"{path} is missing: the model is not whole") from None
     if f"{_core.crc32c(tower):08x}" != described.tower_crc32c:
@@ -245,7 +278,7 @@ def read_tower(directory: Path, described: ModelFile) -> bytes:
     return tower
 
 
-def load(directory: Path, store: Store) -> ModelFile:
+def load(where: Where, store: Store) -> ModelFile:
     """Read a model's weights into ``store``, which has no table of its names yet, and return what it is.
 
     Raises
@@ -255,32 +288,35 @@ def load(directory: Path, store: Store) -> ModelFile:
     ValueError
         The store has a table of one of the model's names.
     """
-    described = read(directory)
+    place = place_of(where)
+    described = read(place)
     names = (described.table, *described.more_tables)
     for name in names:
         if name in store.tables:
             raise ValueError(
-                f"the store has a table {name!r} already, which loading {directory} would overwrite: load into "
+                f"the store has a table {name!r} already, which loading {place} would overwrite: load into "
                 f"another store"
             )
     try:
-        store.load(directory / described.checkpoint)
+        store.load(place.inside(described.checkpoint))
     except CorruptionError:
-        if read(directory).checkpoint == described.checkpoint:
+        if read(place).checkpoint == described.checkpoint:
             raise
-        return load(directory, store)  # a save came between
+        return load(place, store)  # a save came between
     for name in names:
         if name not in store.tables:
-            raise CorruptionError(f"{directory / described.checkpoint} has no table {name!r}")
+            raise CorruptionError(f"{place.address(described.checkpoint)} has no table {name!r}")
     return described
 
 
-def load_names(directory: str | os.PathLike[str]) -> FeatureNames | None:
+def load_names(directory: Where, *, storage_options: Mapping[str, Any] | None = None) -> FeatureNames | None:
     """Read the names of features that were saved with a model.
 
     Parameters
     ----------
-    directory : path
+    directory : path or URL
+    storage_options : mapping, optional
+        Of the file system that a URL is opened by: see `shoal.Store.save`.
 
     Returns
     -------
@@ -292,16 +328,17 @@ def load_names(directory: str | os.PathLike[str]) -> FeatureNames | None:
     CorruptionError
         A file is missing or was changed.
     """
-    where = Path(directory)
-    described = read(where)
+    place = place_of(directory, storage_options)
+    described = read(place)
     if described.names is None:
         return None
     try:
-        return FeatureNames.load(where / described.names)
+        body = place.read_sealed(described.names, missing="there are no names")
     except CorruptionError:
-        if read(where).names == described.names:
+        if read(place).names == described.names:
             raise
-        return load_names(where)  # a save came between
+        return load_names(place)  # a save came between
+    return FeatureNames.from_json(body, place.address(described.names))
 
 
 def _nan_for_null(value: Any, name: str = "") -> Any:

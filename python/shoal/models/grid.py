@@ -13,13 +13,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from types import TracebackType
 from typing import Self
 
 from shoal.data import Batch
 from shoal.metrics import Metrics
 from shoal.models import training
 from shoal.models.history import History
+from shoal.models.kept import OverStore
 from shoal.models.logistic import LogisticRegression
 from shoal.models.plan import Metric, Plan
 from shoal.optim import FTRL, Optimizer
@@ -53,7 +53,7 @@ class GridResult:
         return self.progressive if self.valid is None else self.valid
 
 
-class LogisticRegressionGrid:
+class LogisticRegressionGrid(OverStore):
     """Logistic regressions of all combinations of some settings of the optimizer, trained side by side.
 
     Parameters
@@ -101,8 +101,7 @@ class LogisticRegressionGrid:
         _check_grid(grid, base)
         self._settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         optimizers = [replace(base, **settings) for settings in self._settings]
-        self._owns_store = store is None
-        self._store = local() if store is None else store
+        super().__init__(local() if store is None else store, is_own=store is None)
         try:
             self._models = [
                 LogisticRegression(one, self._store, bias, table=f"lr-{i}", seed=seed)
@@ -112,22 +111,9 @@ class LogisticRegressionGrid:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __len__(self) -> int:
         """Count the models."""
         return len(self._models)
-
-    def close(self) -> None:
-        """Close the store if it is the grid's own; the models are then closed too."""
-        if self._owns_store:
-            self._store.close()
 
     @property
     def models(self) -> tuple[LogisticRegression, ...]:

@@ -1,6 +1,6 @@
 """Checkpoints of a fit: a directory that holds, at any moment, a model and where its fit stood behind a batch.
 
-    fit --batch, batch, ... pass--> Keeper --save--> DIR: tables, record, Standing       replaced by one rename
+    fit --batch, batch, ... pass--> Keeper --save--> DIR: tables, record, Standing       replaced at one moment
     killed; then again, with resume: DIR --take--> the model, its record, the Standing --> the same fit goes on
 
 What goes on has the bits of what was never stopped: tables with all that optimizers and rules keep, the record with its
@@ -21,6 +21,7 @@ from shoal.models import files
 from shoal.models.history import History
 from shoal.models.learner import Standing
 from shoal.models.plan import Plan
+from shoal.storage import Place, Where, place_of
 from shoal.store import Store
 
 __all__ = ["Keeper", "standing_of"]
@@ -40,10 +41,10 @@ class Kept(Protocol):
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
 
-    def save(self, directory: Path, *, overwrite: bool = True, standing: Standing | None = None) -> Path:
+    def save(self, directory: Where, *, overwrite: bool = True, standing: Standing | None = None) -> Path | str:
         """Write the model."""
 
-    def take(self, directory: Path, *, resume: bool = False) -> Standing | None:
+    def take(self, directory: Where, *, resume: bool = False) -> Standing | None:
         """Take a model that was saved."""
 
 
@@ -53,7 +54,7 @@ class Keeper:
     Parameters
     ----------
     model : Model or ClickModel
-    directory : Path
+    directory : path, URL or Place
     every : int or None
         Batches between two checkpoints of a pass; None: one after each pass.
     overwrite : bool
@@ -65,7 +66,7 @@ class Keeper:
         ``every`` is below 1, or the store has several workers, of which a checkpoint would know one.
     """
 
-    def __init__(self, model: Kept, directory: Path, every: int | None = None, *, overwrite: bool = False) -> None:
+    def __init__(self, model: Kept, directory: Where, every: int | None = None, *, overwrite: bool = False) -> None:
         if every is not None and every < 1:
             raise ValueError(f"every is {every}: pass the batches between two checkpoints, 1 or more")
         if model.store.num_workers > 1:
@@ -73,7 +74,7 @@ class Keeper:
                 f"a checkpoint of a fit tells where one worker stands in its data, and the store has "
                 f"{model.store.num_workers}: let one worker learn, or leave directory out"
             )
-        self.directory = directory
+        self.directory = place_of(directory)
         self.overwrite = overwrite
         self._model = model
         self._every = every
@@ -94,9 +95,9 @@ class Keeper:
         """Write a checkpoint."""
         self._model.save(self.directory, standing=standing)
 
-    def best_folder(self, pass_number: int) -> Path | None:
+    def best_folder(self, pass_number: int) -> Place | None:
         """Name a folder of the directory, which the next checkpoint names too."""
-        return self.directory / files.best_folder(pass_number)
+        return self.directory.inside(files.best_folder(pass_number))
 
 
 class FitIsOver(ValueError):
@@ -117,16 +118,18 @@ def standing_of(model: Kept, reader: Any, plan: Plan, keeper: Keeper | None, *, 
         A file is missing, cut short or changed.
     FitIsOver
         The fit there is over.
+    StorageError
+        Nothing can be written there.
     ValueError
         The fit there was begun with other settings or data; or there is a model that may not be replaced.
     """
-    if not resume:
-        if keeper is not None:
-            files.check_target(keeper.directory, overwrite=keeper.overwrite)
-        return None
     if keeper is None:
-        raise ValueError("resume goes on with the fit of a directory: pass directory=")
-    if not files.is_model(keeper.directory):
+        if resume:
+            raise ValueError("resume goes on with the fit of a directory: pass directory=")
+        return None
+    if not (resume and files.is_model(keeper.directory)):
+        files.check_target(keeper.directory, overwrite=keeper.overwrite)
+        files.make_target(keeper.directory)
         return None
     standing = model.take(keeper.directory, resume=True)
     if standing is None:

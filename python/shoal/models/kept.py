@@ -6,7 +6,6 @@ the model, and what is taken from one.
 
 from __future__ import annotations
 
-import os
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -17,11 +16,11 @@ from shoal.models.predictor import Predictor, read_calibration
 from shoal.store import Store
 from shoal.table import Table
 
-__all__ = ["KeptPredictor"]
+__all__ = ["KeptPredictor", "OverStore"]
 
 
-class KeptPredictor(Predictor):
-    """A predictor over tables of a store; a context manager that closes the store if it is its own.
+class OverStore:
+    """What works over a store; a context manager that closes the store if it is its own.
 
     Parameters
     ----------
@@ -30,13 +29,9 @@ class KeptPredictor(Predictor):
         Whether `close` closes the store.
     """
 
-    kind: ClassVar[str]
-
     def __init__(self, store: Store, *, is_own: bool) -> None:
-        super().__init__()
         self._store = store
         self._owns_store = is_own
-        self._tables: tuple[Table, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -47,9 +42,20 @@ class KeptPredictor(Predictor):
         self.close()
 
     def close(self) -> None:
-        """Close the store if it is the model's own; a store that was passed in stays open."""
+        """Close the store if it is its own; a store that was passed in stays open."""
         if self._owns_store:
             self._store.close()
+
+
+class KeptPredictor(OverStore, Predictor):
+    """A predictor over tables of a store."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, store: Store, *, is_own: bool) -> None:
+        OverStore.__init__(self, store, is_own=is_own)
+        Predictor.__init__(self)
+        self._tables: tuple[Table, ...] = ()
 
     def _model_file(
         self, *, bias: bool, standing: Standing | None, click: dict[str, Any] | None = None
@@ -73,8 +79,8 @@ class KeptPredictor(Predictor):
             standing=standing,
         )
 
-    def _remember(self, described: files.ModelFile, where: str | os.PathLike[str]) -> None:
-        """Take the record and the calibration that a directory has.
+    def _remember(self, described: files.ModelFile, where: object) -> None:
+        """Take the record and the calibration that a directory, or whatever it is, has.
 
         Raises
         ------

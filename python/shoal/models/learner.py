@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from shoal.data import Batch
 from shoal.metrics import Accumulator
 from shoal.models.history import Record, Windows
+from shoal.storage import Place
 from shoal.store import Store
 
 Prepared = Any  # what a learner made of a batch ahead
@@ -71,10 +71,10 @@ class Learner(Predicts, Protocol):
     def learn(self, batch: Batch, prepared: Prepared, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
 
-    def keep(self, folder: Path) -> None:
-        """Write the weights into a folder that is there and empty, without waiting for the disk."""
+    def keep(self, folder: Place) -> None:
+        """Write the weights into a folder that is not there, without waiting for the disk."""
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: Place) -> None:
         """Take the weights that `keep` wrote."""
 
 
@@ -137,5 +137,5 @@ class Watcher(Protocol):
     def interrupted(self, standing: Standing) -> None:
         """Know of Ctrl-C: the fit ends behind a batch."""
 
-    def best_folder(self, pass_number: int) -> Path | None:
+    def best_folder(self, pass_number: int) -> Place | None:
         """Tell where the weights of the best pass are to be kept; None: in a temporary folder."""

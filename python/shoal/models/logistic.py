@@ -10,8 +10,7 @@ With ``solver="dbpg"`` it goes to the optimum of all losses and an L1 penalty in
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,6 +25,7 @@ from shoal.models.model import Model
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Optimizer, Proximal
+from shoal.storage import Where
 from shoal.store import Store
 from shoal.table import KeyBatch, Rows, Table
 
@@ -125,10 +125,11 @@ class LogisticRegression(Model):
         min_delta: float = 0.0,
         metric: Metric = "logloss",
         progress: bool | float = True,
-        directory: str | os.PathLike[str] | None = None,
+        directory: Where | None = None,
         every: int | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Learn from all batches of a reader; see `Model.fit`.
 
@@ -154,6 +155,7 @@ class LogisticRegression(Model):
                 every=every,
                 resume=resume,
                 overwrite=overwrite,
+                storage_options=storage_options,
             )
         if directory is not None or every is not None or resume:
             raise ValueError('solver "dbpg" keeps no checkpoints: leave out directory, every and resume')

@@ -10,8 +10,8 @@ by one KeyBatch. The loss is logistic: labels are 0 or 1, a margin is a log-odds
 The bias is a row like any other, under ``BIAS_KEY``: every example has it once, with value 1, behind its batch's keys.
 
     model directory
-        model.json           what the model is and which files hold its weights and names; replaced atomically
-        checkpoint-000001/   the tables, as `Store.save` writes them
+        model.json             what the model is and which files hold its weights and names; replaced atomically
+        checkpoint-1f0c9a3e/   the tables, as `Store.save` writes them
 
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
@@ -24,7 +24,6 @@ it was at some batch boundary.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +43,7 @@ from shoal.models.learner import Standing
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
 from shoal.optim import Optimizer
+from shoal.storage import Place, Where, place_of
 from shoal.store import Store, local
 from shoal.table import KeyBatch, Rows, Table
 
@@ -251,10 +251,11 @@ class Model(KeptPredictor):
         min_delta: float = 0.0,
         metric: Metric = "logloss",
         progress: bool | float = True,
-        directory: str | os.PathLike[str] | None = None,
+        directory: Where | None = None,
         every: int | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Learn from all batches of a reader. A model that has learned before learns on.
 
@@ -293,9 +294,9 @@ class Model(KeptPredictor):
             writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since the
             line before: an int every so many examples, a float whenever there are so many times as many (2.0: at the
             powers of two).
-        directory : path, optional
+        directory : path or URL, optional
             Where checkpoints of the fit go, after each pass and after Ctrl-C, and the model in the end: whole at any
-            moment, whatever kills the process.
+            moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
         every : int, optional
             Write a checkpoint after so many batches too.
         resume : bool
@@ -303,6 +304,8 @@ class Model(KeptPredictor):
             the same data and settings (more ``epochs`` may be). If there is none, begin.
         overwrite : bool
             Whether to replace a model that is in ``directory``.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `shoal.Store.save`.
 
         Returns
         -------
@@ -319,6 +322,10 @@ class Model(KeptPredictor):
             ``directory`` is over, or was begun with other settings; or there is a model.
         CorruptionError
             A file in ``directory`` is missing, cut short or changed.
+        SaveConflict
+            Another process has written there while a checkpoint was written. That one stays.
+        StorageError
+            A file cannot be written or read: the message names it. The checkpoint before it stays.
 
         Notes
         -----
@@ -337,7 +344,7 @@ class Model(KeptPredictor):
         )
         keeper = None
         if directory is not None:
-            keeper = Keeper(self, Path(directory), every, overwrite=overwrite)
+            keeper = Keeper(self, place_of(directory, storage_options), every, overwrite=overwrite)
         elif every is not None:
             raise ValueError("every is for the checkpoints in a directory: pass directory=")
         standing = standing_of(self, reader, plan, keeper, resume=resume)
@@ -400,11 +407,11 @@ class Model(KeptPredictor):
         """Sort the keys of each batch, ahead where it pays."""
         return feed.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
 
-    def keep(self, folder: Path) -> None:
-        """Write the tables into a folder that is there and empty, without waiting for the disk."""
+    def keep(self, folder: Place) -> None:
+        """Write the tables into a folder that is not there, without waiting for the disk."""
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: Place) -> None:
         """Take the rows that `keep` wrote."""
         self._store.load(folder)
 
@@ -424,18 +431,19 @@ class Model(KeptPredictor):
 
     def save(
         self,
-        directory: str | os.PathLike[str],
+        directory: Where,
         *,
         overwrite: bool = True,
         names: FeatureNames | None = None,
         standing: Standing | None = None,
-    ) -> Path:
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Path | str:
         """Write the model; a save that is cut off leaves the model that was there before.
 
         Parameters
         ----------
-        directory : path
-            Made if it is not there.
+        directory : path or URL
+            Made if it is not there. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
         overwrite : bool
             Whether to replace a model that is there.
         names : FeatureNames, optional
@@ -443,35 +451,45 @@ class Model(KeptPredictor):
             were saved with a model which is replaced are gone with it.
         standing : Standing, optional
             Of a fit that is not over: `take` tells it again.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `shoal.Store.save`.
 
         Returns
         -------
-        Path
-            The directory.
+        Path or str
+            The directory, or its URL.
 
         Raises
         ------
         ValueError
             There is a model and ``overwrite`` is False, or there is something else: that is never replaced.
-        OSError
-            It cannot be written.
+        SaveConflict
+            Another process has written there since this save began. That one stays.
+        StorageError
+            A file cannot be written: the message names it. What was there before stays.
 
         Notes
         -----
         Needs room for the old and the new weights. One writer at a time: on a cluster one worker calls it, between two
         ticks, as in ``if store.rank == 0``.
         """
+        where = place_of(directory, storage_options)
         described = self._model_file(bias=self._has_bias, standing=standing)
-        return files.save(Path(directory), described, self._store, list(self._tables), overwrite=overwrite, names=names)
+        files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
+        return where.given
 
-    def take(self, directory: str | os.PathLike[str], *, resume: bool = False) -> Standing | None:
+    def take(
+        self, directory: Where, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
+    ) -> Standing | None:
         """Take a model that `save` wrote in place of this one: rows, and the record of what was learned from.
 
         Parameters
         ----------
-        directory : path
+        directory : path or URL
         resume : bool
             Whether a fit is to go on: calibration, which is of a fit that is over, is left out.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `shoal.Store.save`.
 
         Returns
         -------
@@ -485,7 +503,7 @@ class Model(KeptPredictor):
         ValueError
             It is a model of another kind or of other tables, or was made with other settings. Nothing was taken.
         """
-        where = Path(directory)
+        where = place_of(directory, storage_options)
         described = files.read(where)
         named = [described.model, str(described.bias), described.table, *described.more_tables]
         mine = [self.kind, str(self._has_bias), *(table.name for table in self._tables)]
@@ -494,7 +512,7 @@ class Model(KeptPredictor):
                 f"{where} is a {described.model} of tables {', '.join(named[2:])} with bias={described.bias}, this is "
                 f"a {self.kind} of {', '.join(mine[2:])} with bias={self._has_bias}: make it as that one was"
             )
-        self._store.load(where / described.checkpoint)
+        self._store.load(where.inside(described.checkpoint))
         self._remember(described, where)
         if resume:
             self._calibration = None
@@ -523,15 +541,19 @@ class Model(KeptPredictor):
         return model
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str], *, store: Store | None = None) -> Self:
+    def load(
+        cls, directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+    ) -> Self:
         """Read a model; it predicts, bit for bit, as the one that was saved, and may learn on.
 
         Parameters
         ----------
-        directory : path
+        directory : path or URL
             As written by `save`.
         store : Store, optional
             Where the tables go; without one into a new local store, closed by the model's `close`.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `shoal.Store.save`.
 
         Returns
         -------
@@ -544,14 +566,15 @@ class Model(KeptPredictor):
         ValueError
             It is a model of another kind, or the store has a table of one of its names already.
         """
-        found = files.read(Path(directory)).model
+        where = place_of(directory, storage_options)
+        found = files.read(where).model
         if found != cls.kind:
-            raise ValueError(f"{os.fspath(directory)} is a {found}, not a {cls.kind}: load it with shoal.models.load")
+            raise ValueError(f"{where} is a {found}, not a {cls.kind}: load it with shoal.models.load")
         target = local() if store is None else store
         try:
-            described = files.load(Path(directory), target)
+            described = files.load(where, target)
             model = cls._from_file(described, target)
-            model._remember(described, directory)
+            model._remember(described, where)
         except BaseException:
             if store is None:
                 target.close()

@@ -8,7 +8,6 @@ Threads: predictions may be made from any thread, beside one that learns.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal, Self
@@ -273,8 +272,8 @@ class Predictor(ABC):
                 )
 
 
-def read_calibration(described: dict[str, Any] | None, directory: str | os.PathLike[str]) -> Calibration | None:
-    """Make the calibration that a model's file describes.
+def read_calibration(described: dict[str, Any] | None, where: object) -> Calibration | None:
+    """Make the calibration that the file of a model describes, which is somewhere.
 
     Raises
     ------
@@ -286,7 +285,7 @@ def read_calibration(described: dict[str, Any] | None, directory: str | os.PathL
     try:
         return from_dict(described)
     except ValueError as error:
-        raise CorruptionError(f"{os.fspath(directory)}: {error}") from None
+        raise CorruptionError(f"{where}: {error}") from None
 
 
 def _kind(form: str) -> str:

@@ -32,7 +32,6 @@ import functools
 import logging
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections import deque
@@ -40,7 +39,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,6 +53,7 @@ from shoal.models.learner import Learner, Predicts, Prepared, Standing, Watcher
 from shoal.models.plan import Plan
 from shoal.models.team import Team
 from shoal.models.watch import interrupts_at_boundaries, watch
+from shoal.storage import Place, place_of
 from shoal.store import Store
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ class _Run:
                 store.sweep()
             store.tick()
 
-    def _best_folder(self, number: int) -> Path | None:
+    def _best_folder(self, number: int) -> Place | None:
         found = [folder for watcher in self._watchers if (folder := watcher.best_folder(number)) is not None]
         return found[0] if found else None
 
@@ -297,7 +296,7 @@ class Student:
         model: Learner,
         plan: Plan,
         stack: ExitStack,
-        best_folder: Callable[[int], Path | None] = _nowhere,
+        best_folder: Callable[[int], Place | None] = _nowhere,
         at: Standing = _BEGINNING,
     ) -> None:
         self.model = model
@@ -309,12 +308,12 @@ class Student:
         self._features = 0
         self._begin = 0.0
         self._dropped = 0
-        self._temporary: Path | None = None
+        self._temporary: Place | None = None
         self._best_folder = best_folder
         self._best_gain = -math.inf if at.best_gain is None else at.best_gain
         self._best_pass = at.best_pass
         self._best_examples = at.best_examples
-        self._folder: Path | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
+        self._folder: Place | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
         self._look_whether_stopped()
         if at is not _BEGINNING:
             model.record.curve.windows = at.windows
@@ -421,18 +420,16 @@ class Student:
         folder = self._best_folder(self._best_pass)
         if folder is not None:
             self._folder = folder
-            shutil.rmtree(folder, ignore_errors=True)  # of a fit that was killed
-            folder.mkdir(parents=True)
+            folder.clear()  # of a fit that was killed
             self.model.keep(folder)
             return
         if self._temporary is None:
-            self._temporary = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
-        before = list(self._temporary.iterdir())
-        self._folder = self._temporary / str(self._best_pass)
-        self._folder.mkdir()
+            self._temporary = place_of(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
+        before = self._temporary.inner()
+        self._folder = self._temporary.inside(str(self._best_pass))
         self.model.keep(self._folder)
         for old in before:
-            shutil.rmtree(old)
+            self._temporary.inside(old).clear()
 
 
 def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[Measured]:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from shoal.models import Fit, Model, files
 from shoal.models.predictor import Predictor
 from shoal.optim import Optimizer
 from shoal.reports.page import Facts, HeldOut, page
-from shoal.sealed import write_atomically
+from shoal.storage import Place, Where, place_of
 from shoal.store import Store, local
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TOP = 30
 
 
 def report(
-    model_dir: str | os.PathLike[str],
+    model_dir: Where,
     out: str | os.PathLike[str] | None = None,
     data: Iterable[Batch] | None = None,
     *,
@@ -45,15 +45,16 @@ def report(
     names: Mapping[int, str] | None = None,
     top: int = TOP,
     threads: int | None = None,
-) -> Path:
+    storage_options: Mapping[str, Any] | None = None,
+) -> Path | str:
     """Write a report of a model: one HTML file that needs nothing else and loads nothing.
 
     Parameters
     ----------
-    model_dir : path
+    model_dir : path or URL
         Of any kind of model, as its `save` writes it.
-    out : path, optional
-        The file; ``report.html`` in the model's directory if not given. What is there is replaced, by one rename.
+    out : path or URL, optional
+        The file; ``report.html`` in the model's directory if not given. What is there is replaced, at one moment.
     data : Reader or iterable of Batch, optional
         Held-out examples of the model's format, measured exactly. Without them the report shows what the model
         recorded about its validation data.
@@ -65,11 +66,13 @@ def report(
         How many of the largest weights to show; 0 for none.
     threads : int, optional
         Of the store; all cores if not given.
+    storage_options : mapping, optional
+        Of the file system that URLs are opened by: see `shoal.Store.save`.
 
     Returns
     -------
-    Path
-        The file.
+    Path or str
+        The file, or its URL.
 
     Raises
     ------
@@ -77,18 +80,18 @@ def report(
         A file of the model is missing, cut short or changed.
     ValueError
         ``out`` is a directory, ``top`` is negative, or the data is of another format.
-    OSError
+    StorageError
         The file cannot be written.
 
     Notes
     -----
     Reads the whole model into memory, and keeps 12 bytes for each example of ``data``, more while sorting.
     """
-    directory = Path(model_dir)
-    target = directory / FILE if out is None else Path(out)
+    directory = place_of(model_dir, storage_options)
+    target = directory.inside(FILE) if out is None else place_of(out, storage_options)
     if top < 0:
         raise ValueError(f"top is {top}: pass 0 or more")
-    if target.is_dir():
+    if target.kind() == "directory":
         raise ValueError(f"{target} is a directory: name a file")
     with local(threads=threads) as store:
         model = _loaded(directory, store)
@@ -96,11 +99,12 @@ def report(
         if names is None:
             names = models.load_names(directory) or {}
         facts = _facts(directory, model, held_out, names, top)
-    write_atomically(target, page(facts).encode())
-    return target
+    folder = directory if out is None else place_of(os.path.dirname(os.fspath(out)) or ".", storage_options)
+    folder.publish(target.name, page(facts).encode(), before=folder.version(target.name))
+    return target.given
 
 
-def _loaded(directory: Path, store: Store) -> Model | ClickModel:
+def _loaded(directory: Place, store: Store) -> Model | ClickModel:
     if files.read(directory).model != files.CLICK:
         return models.load(directory, store=store)
     from shoal.torch import load
@@ -153,10 +157,10 @@ def _named(value: object) -> str:
 
 
 def _facts(
-    directory: Path, model: Model | ClickModel, held_out: HeldOut | None, names: Mapping[int, str], top: int
+    directory: Place, model: Model | ClickModel, held_out: HeldOut | None, names: Mapping[int, str], top: int
 ) -> Facts:
     own = _of_model(model, names, top) if isinstance(model, Model) else _of_click(model)
-    manifest = checkpoint.read_manifest(directory / files.read(directory).checkpoint)
+    manifest = checkpoint.read_manifest(directory.inside(files.read(directory).checkpoint))
     on_disk = sum(file.bytes for table in manifest.tables for file in table.files)
     stats = [table.stats() for table in model.tables]
     rows = stats[0].rows
@@ -196,7 +200,7 @@ def _facts(
         ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} a row" if rows else "")),
     ]
     return Facts(
-        title=directory.resolve().name or str(directory),
+        title=directory.real().name or str(directory),
         subtitle=f"{model.kind}, {own.rule}, {model.examples:,} examples in {len(passes)} "
         f"{'pass' if len(passes) == 1 else 'passes'}",
         rows=rows,

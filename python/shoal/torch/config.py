@@ -33,6 +33,7 @@ from shoal import lifecycle, optim
 from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
 from shoal.optim import Init, Normal, Optimizer
+from shoal.storage import Where, place_of
 from shoal.store import Store, local
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
@@ -128,7 +129,7 @@ class Logging(Struct, frozen=True, kw_only=True):
 class Output(Struct, frozen=True, kw_only=True):
     """Where the model goes."""
 
-    dir: Annotated[str | None, Meta(description="Directory of the model and of its checkpoints.")] = None
+    dir: Annotated[str | None, Meta(description="Directory of the model and of its checkpoints; or a URL.")] = None
     every: Annotated[
         int | None, Meta(description="Batches between two checkpoints; each pass ends with one anyway.")
     ] = None
@@ -374,14 +375,18 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     return ClickModel(module, fields, store, optimizer_class(dense, **how), made_by=made_by, staleness=stale)
 
 
-def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> ClickModel:
+def load(
+    directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+) -> ClickModel:
     """Read a click model that was trained by a configuration; it predicts, bit for bit, as the one that was saved.
 
     Parameters
     ----------
-    directory : path
+    directory : path or URL
     store : Store, optional
         Where the tables go; without one into a new local store, closed by the model's `close`.
+    storage_options : mapping, optional
+        Of the file system that a URL is opened by: see `shoal.Store.save`.
 
     Returns
     -------
@@ -394,19 +399,20 @@ def load(directory: str | os.PathLike[str], *, store: Store | None = None) -> Cl
     ValueError
         It is no click model, or one whose module was made by the caller: make it, and call `ClickModel.take`.
     """
-    described = files.read(Path(directory))
+    where = place_of(directory, storage_options)
+    described = files.read(where)
     if described.model != files.CLICK:
-        raise ValueError(f"{os.fspath(directory)} is a {described.model}: load it with shoal.models.load")
+        raise ValueError(f"{where} is a {described.model}: load it with shoal.models.load")
     if not described.click:
         raise ValueError(
-            f"the module of {os.fspath(directory)} was not made by a configuration: make it over the same tables, and "
-            f"call ClickModel(module, fields, store).take({os.fspath(directory)!r})"
+            f"the module of {where} was not made by a configuration: make it over the same tables, and "
+            f"call ClickModel(module, fields, store).take({str(where)!r})"
         )
     target = local() if store is None else store
     try:
         with torch.random.fork_rng(devices=[]):
             model = build(described.click, target)
-        model.take(directory)
+        model.take(where)
     except BaseException:
         if store is None:
             target.close()

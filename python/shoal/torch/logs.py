@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.metrics import Accumulator
 from shoal.models.learner import Standing
+from shoal.storage import Place
 
 if TYPE_CHECKING:
     from shoal.torch.trainer import ClickModel
@@ -170,7 +171,7 @@ class Written:
     def interrupted(self, standing: Standing) -> None:
         """Do nothing: what is written stays."""
 
-    def best_folder(self, pass_number: int) -> Path | None:
+    def best_folder(self, pass_number: int) -> Place | None:
         """Name none."""
         return None
 

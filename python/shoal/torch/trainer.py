@@ -4,7 +4,7 @@
                                        |  backward pushes rows' gradients, the optimizer steps the tower  |
 
 A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, torch's
-random numbers, and where in the data the fit stands (`Standing`). It is replaced as one, by one rename (files.py of
+random numbers, and where in the data the fit stands (`Standing`). It is replaced as one, at one moment (files.py of
 shoal.models), so a process may be killed at any moment and the fit gone on with: to the same bits.
 
 The loss is the mean over a batch's examples of weight times log-loss, as torch has it. So are the gradients that tables
@@ -24,7 +24,6 @@ import contextlib
 import functools
 import io
 import operator
-import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +43,7 @@ from shoal.models.kept import KeptPredictor
 from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats, read_calibration
+from shoal.storage import Place, Where, place_of
 from shoal.store import Store
 from shoal.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
@@ -227,16 +227,17 @@ class ClickModel(KeptPredictor):
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
-    def keep(self, folder: Path) -> None:
-        """Write tables and tower into a folder that is there and empty, without waiting for the disk."""
+    def keep(self, folder: Place) -> None:
+        """Write tables and tower into a folder that is not there, without waiting for the disk."""
         self._store.flush()
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
-        (folder / _TOWER).write_bytes(self._tower())
+        with folder.create(_TOWER, durable=False) as file:
+            file.write(self._tower())
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: Place) -> None:
         """Take what `keep` wrote."""
         self._store.load(folder)
-        self._take_tower(_tower_in((folder / _TOWER).read_bytes()), whole=False)
+        self._take_tower(_tower_in(folder.read(_TOWER)), whole=False)
 
     def _tower(self) -> bytes:
         file = io.BytesIO()
@@ -261,46 +262,60 @@ class ClickModel(KeptPredictor):
             torch.set_rng_state(state["random"])
 
     def save(
-        self, directory: str | os.PathLike[str], *, overwrite: bool = True, standing: Standing | None = None
-    ) -> Path:
+        self,
+        directory: Where,
+        *,
+        overwrite: bool = True,
+        standing: Standing | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Path | str:
         """Write the model; a save that is cut off leaves what was there before.
 
         Parameters
         ----------
-        directory : path
-            Made if it is not there.
+        directory : path or URL
+            Made if it is not there. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
         overwrite : bool
             Whether to replace a model that is there.
         standing : Standing, optional
             Of a fit that is not over: `take` tells it again.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `shoal.Store.save`.
 
         Returns
         -------
-        Path
-            The directory.
+        Path or str
+            The directory, or its URL.
 
         Raises
         ------
         ValueError
             There is a model and ``overwrite`` is False, there is something else, or the module has no table.
-        OSError
-            It cannot be written.
+        SaveConflict
+            Another process has written there since this save began. That one stays.
+        StorageError
+            A file cannot be written: the message names it. What was there before stays.
         """
         if not self._tables:
             raise ValueError("this module has no table of a store, and shoal saves tables: keep it by torch.save")
         self._store.flush()
         described = self._model_file(bias=False, standing=standing, click=self.made_by)
-        where = Path(directory)
-        return files.save(where, described, self._store, list(self._tables), overwrite=overwrite, tower=self._tower())
+        where = place_of(directory, storage_options)
+        files.save(where, described, self._store, list(self._tables), overwrite=overwrite, tower=self._tower())
+        return where.given
 
-    def take(self, directory: str | os.PathLike[str], *, resume: bool = False) -> Standing | None:
+    def take(
+        self, directory: Where, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
+    ) -> Standing | None:
         """Take a model that `save` wrote: rows, dense parameters, the record.
 
         Parameters
         ----------
-        directory : path
+        directory : path or URL
         resume : bool
             Whether the dense parameters' optimizer and torch's random numbers go on too where they stood.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `shoal.Store.save`.
 
         Returns
         -------
@@ -314,7 +329,7 @@ class ClickModel(KeptPredictor):
         ValueError
             A table there has another description than this module's, or ``resume`` finds a fit of another staleness.
         """
-        where = Path(directory)
+        where = place_of(directory, storage_options)
         described = files.read(where)
         tower = _tower_in(files.read_tower(where, described))
         begun = tower.get("ahead", _FRESH)["staleness"]
@@ -322,7 +337,7 @@ class ClickModel(KeptPredictor):
             raise ValueError(
                 f"the fit was begun with staleness={begun}, now it is {self._staleness}: pass the same to resume"
             )
-        self._store.load(where / described.checkpoint)
+        self._store.load(where.inside(described.checkpoint))
         self._take_tower(tower, whole=resume)
         self._remember(described, where)
         return described.standing
@@ -359,12 +374,13 @@ def train(
     min_delta: float = 0.0,
     metric: Metric = "logloss",
     progress: bool | float = True,
-    directory: str | os.PathLike[str] | None = None,
+    directory: Where | None = None,
     every: int | None = None,
     resume: bool = False,
     writers: Sequence[Writer] = (),
     write_every: int = 100,
     staleness: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ClickModel:
     """Train a torch module over a store's tables.
 
@@ -379,7 +395,7 @@ def train(
     epochs, shuffle, negative_rate, seed, patience, min_delta, metric, progress
         As `shoal.models.Model.fit`. ``seed`` is that of the shuffle and of the choice of negatives: initial values are
         drawn when the module is made.
-    directory : path, optional
+    directory : path or URL, optional
         Where checkpoints go, and the model in the end.
     every : int, optional
         Write a checkpoint after so many batches too, not only after each pass.
@@ -391,6 +407,8 @@ def train(
         Batches between two numbers of the progressive metrics.
     staleness : int
         As `ClickModel`.
+    storage_options : mapping, optional
+        Of the file system that a URL is opened by: see `shoal.Store.save`.
 
     Returns
     -------
@@ -419,7 +437,7 @@ def train(
             metric=metric,
         ),
         progress=progress,
-        keeper=None if directory is None else Keeper(model, Path(directory), every),
+        keeper=None if directory is None else Keeper(model, place_of(directory, storage_options), every),
         resume=resume,
         writers=writers,
         write_every=write_every,
