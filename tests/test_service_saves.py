@@ -15,7 +15,9 @@ import shoal
 from service_peer import SGD, Reply, Worker, deliver, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
-from shoal.cluster import saving
+from shoal.cluster import saving, tasks
+from shoal.cluster.saving import WriteTask
+from shoal.cluster.server import TASKS
 from shoal.errors import StorageError
 from shoal.table import TableForm, TableSpec
 
@@ -73,6 +75,11 @@ def told(service: _core.Service, message: list[Any]) -> tuple[int, bytes]:
 def pushed(service: _core.Service, sequence: int, clock: int = 0, rank: int = 0) -> None:
     message = Worker(rank).push(HASHES, np.ones(2), sequence=sequence, clock=clock)
     assert one(deliver(service, message)).status == Status.OK
+
+
+def task_of(place: str, content: bytes, **how: Any) -> WriteTask:
+    plain = {"options": {}, "token": "token", "stem": "stem", "version": 1, "durable": False, "tables": [], "kinds": []}
+    return WriteTask(place=place, content=content, **(plain | how))
 
 
 def rows_of(save: _core.Save, table: int = 0) -> dict[int, float]:
@@ -169,7 +176,7 @@ def test_a_delta_is_of_the_save_before_and_of_no_other() -> None:
     ("message", "text"),
     [
         (begin(sequence=1), "a save is of one table at least"),
-        (begin(3 << 32, sequence=1), "there is no kind of save 3"),
+        (begin(4 << 32, sequence=1), "there is no kind of save 4"),
         (begin(PLAIN, PLAIN | 1, PLAIN, sequence=1), "this table is being saved already"),
         (
             Worker()._message(Op.SAVE_TELL, [np.zeros(2, np.uint64), b""], dtype=WireDtype.UINT8, count=2, sequence=1),
@@ -238,18 +245,18 @@ def test_parked_it_is_not_another_tables_business() -> None:
 
 
 def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "_SEEING", 0.0)
+    monkeypatch.setattr(tasks, "SEEING", 0.0)
     service = served("asp")
-    writing = saving.Writing(service)
+    working = tasks.Working(service, TASKS)
     asked(service, begin(PLAIN, sequence=1))
-    task = saving.Task("nowhere", {}, "token", b"", "stem", 1, True, [], [], patience=0.05)
+    task = task_of("nowhere", b"", patience=0.05)
     told(service, tell(1, msgspec.msgpack.encode(task)))
     deadline = time.monotonic() + 30
     while len(asked(service, begin(PLAIN, sequence=2, rank=1))[1]) != 4:  # busy, while it is waited for
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert told(service, tell(1)) == (0, b"")
-    writing.stop()
+    working.stop()
 
 
 def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
@@ -267,17 +274,17 @@ def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
         (tmp_path / name).write_bytes(b"seen")
     service = served("asp")
     pushed(service, 1)
-    writing = saving.Writing(service)
+    working = tasks.Working(service, TASKS)
     asked(service, begin(PLAIN, sequence=2))
     spec = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
     form = TableForm.of(spec)
-    task = saving.Task(str(tmp_path), {}, "token", b"seen", "stem", 1, False, [form], ["plain"], 30.0, write=True)
+    task = task_of(str(tmp_path), b"seen", tables=[form], kinds=["plain"], patience=30.0, go=True)
     deadline = time.monotonic() + 30
     while not (words := told(service, tell(2, msgspec.msgpack.encode(task)))[1]) or b"failed" not in words:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    report = msgspec.msgpack.decode(words, type=saving.Report)
+    report = msgspec.msgpack.decode(words, type=tasks.Report)
     assert (report.state, report.kind, report.text) == ("failed", "storage", "the disk is full")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other-0-0-0.slots", "token"]
     assert one(deliver(service, end(2, sequence=3))).status == Status.OK
-    writing.stop()
+    working.stop()
