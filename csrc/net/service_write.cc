@@ -446,7 +446,7 @@ void Service::load_end(const Call& call, Table& table, std::span<const std::uint
     return;
   }
   table.loading->set_step(step[0]);
-  table.loading->set_clock(step.size() == 2 ? static_cast<std::uint32_t>(step[1]) : 0, call.header.clock);
+  table.loading->set_clock(step.size() > 1 ? static_cast<std::uint32_t>(step[1]) : 0, call.header.clock);
   if (step.size() > 2) {
     table.loading->track(wire::base_name(step.subspan(2)));
   }

@@ -392,7 +392,7 @@ class ClusterStore(Store):
             with Loading(self.channel, self._joined.map.endpoints, [table.number for table in tables]) as loading:
                 return loading.read(chain[-1], self._slots, told)
 
-        filled = by_servers if self._shared_storage else None
+        filled = by_servers if self._shared_storage and manifest.tables else None
         enough = max(self._timeout, STANDSTILL) + sum(table.rows for link in chain for table in link.manifest.tables) / _SLOWEST_LOAD
         with self._locked(), self._gate.shut():
             for spec in (table.spec() for table in manifest.tables):
