@@ -1,4 +1,4 @@
-"""Servers in threads of the test: the data loops of real ones, their writers and readers of checkpoints, the scheduler's orders."""
+"""Servers in threads of the test: the data loops of real ones, their work on checkpoints, the scheduler's orders."""
 
 from __future__ import annotations
 

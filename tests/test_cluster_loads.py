@@ -23,7 +23,7 @@ from shoal.cluster import loading, processes, tasks
 from shoal.errors import CorruptionError, DeadlineExceeded, MemoryBudgetExceeded, ServerLost, ShoalError, StorageError
 from shoal.storage import LocalPlace, place_of
 from stores import joined
-from test_cluster_saves import KEYS, SLOTS, clocks, pieces_of, same, tables_of
+from test_cluster_saves import KEYS, SLOTS, clocks, pieces_of, tables_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -284,7 +284,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_c
             zero, one = pool.map(load, stores)
         assert seen == [str(folder / "2")] * 2  # the whole path: a server's directory is another
         assert type(zero) is StorageError
-        for text in ("server", "at tcp://", f"worker 0 has found in {folder / '2'}", "all machines share", str(tmp_path)):
+        for text in ("server", f"worker 0 has found in {folder / '2'}", "that all machines share", str(tmp_path)):
             assert text in str(zero)
         assert ("whose digest is" if elsewhere == "another" else "is missing") in str(zero)
         assert "was not loaded: table 'wide' has" in str(one)
@@ -346,19 +346,20 @@ def test_what_stops_one_server_stops_the_load_by_name_and_nothing_of_it_stays(
         assert alone.tables["wide"].digest() == loaded
 
 
-def test_rows_of_a_load_that_failed_take_no_memory(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = chains(SLOTS)
+def test_rows_of_a_load_that_failed_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with shoal.local(slots=SLOTS) as alone:
-        alone.load(folder / "0")
-        share = sum(table.stats().bytes for table in alone.tables.values()) * 8 // 5 // SLOTS  # not twice what comes
+        table = alone.table("t", dim=16)
+        table.assign(KEYS, np.ones((len(KEYS), 16), np.float32))
+        alone.save(tmp_path)
+        share = table.stats().bytes * 8 // 5 // SLOTS  # once what comes, not twice
     with one_cluster(slot_memory=[share] * 2) as (_, (store,)):
         with monkeypatch.context() as patch:
             fails_at_the_second(patch, StorageError("no"))
-            for _ in range(10):
+            for _ in range(3):
                 with pytest.raises(StorageError, match="server 1 at"):
-                    store.load(folder / "0")
-        store.load(folder / "0")
-        assert len(store.tables["wide"])
+                    store.load(tmp_path)
+        store.load(tmp_path)
+        assert len(store.tables["t"]) == len(KEYS)
 
 
 def test_a_damaged_file_is_named_by_the_server_that_reads_it(chains: Any, tmp_path: Path) -> None:

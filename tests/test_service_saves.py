@@ -1,4 +1,4 @@
-"""A service's part in a save, message by message: the moment, the words, the end. And in a load that it reads itself."""
+"""A service's part in a save, message by message: the moment, the words, the end. And in a load."""
 
 from __future__ import annotations
 

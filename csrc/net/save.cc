@@ -93,9 +93,10 @@ auto Save::with(std::size_t table, bool loads, const Work& work) {
     const std::lock_guard lock(mutex_);
     const std::string what = loads_ ? "load" : "save";
     SHOAL_CHECK(!ended_, "this " + what + " has ended");
-    SHOAL_CHECK(loads == loads_, "a " + what + " is under way, of which nothing is " + (loads_ ? "taken" : "restored"));
-    SHOAL_CHECK(table < held_.size(),
-                "the " + what + " has no table " + std::to_string(table) + " of " + std::to_string(held_.size()));
+    SHOAL_CHECK(loads == loads_,
+                "a " + what + " is under way, of which nothing is " + (loads_ ? "taken" : "restored"));
+    SHOAL_CHECK(table < held_.size(), "the " + what + " has no table " + std::to_string(table) + " of " +
+                                          std::to_string(held_.size()));
     held = held_[table].get();
     ++working_;
   }

@@ -121,10 +121,10 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
   const auto entered = enter();
   const auto turn = take_turn();
   const auto row_of = [&](std::size_t bound) {  // the first of that slot, or of one behind it
-    return static_cast<std::size_t>(std::ranges::partition_point(hashes, [&](std::uint64_t hash) {
-                                      return index_of(slots_.of(hash)) < bound;
-                                    }) -
-                                    hashes.begin());
+    return static_cast<std::size_t>(
+        std::ranges::partition_point(hashes,
+                                     [&](std::uint64_t hash) { return index_of(slots_.of(hash)) < bound; }) -
+        hashes.begin());
   };
   const std::size_t begin = row_of(first_slot);
   const std::size_t end = std::max(begin, row_of(end_slot));

@@ -14,8 +14,8 @@ A delta with its base, that one's base and so on, up to a full one, are a chain:
     Moment       tables as they are at one moment: whoever has them writes their slot files (write_slots), and
     write        puts the manifest, which names all of them, behind; so servers may write side by side, each its slots
 
-    load         has tables made, filled, and checked; whoever reads a checkpoint's slots, all or some, fills (fill) with
-    History      what the chain says of a table: so servers may read side by side, too
+    History      what a chain says of a table, of all slots or of some: whoever reads these fills rows with it (fill)
+    load         has rows made, filled and checked; so servers may read side by side, too
 """
 
 import hashlib

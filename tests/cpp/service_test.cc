@@ -535,8 +535,8 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
     Shard whole(sgd(1), Slots(2), own);
     std::vector<std::uint64_t> begins(3, hashes.size());
     begins[0] = 0;
-    begins[1] = static_cast<std::uint64_t>(
-        std::ranges::lower_bound(hashes, Slots(2).first_hash(Slot{1})) - hashes.begin());
+    begins[1] = static_cast<std::uint64_t>(std::ranges::lower_bound(hashes, Slots(2).first_hash(Slot{1})) -
+                                           hashes.begin());
     whole.assign({hashes, begins}, ones);
     CHECK_EQ(whole.section(Slot{0}, section), begins[1]);
   }

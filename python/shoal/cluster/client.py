@@ -379,7 +379,7 @@ class ClusterStore(Store):
             yield moment
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
-        """Have servers read their rows, or worker 0 send them, while all others wait: a load is a call of all workers."""
+        """Have servers read their rows, or send them all, while other workers wait: a load is a call of all."""
         manifest = chain[-1].manifest
         self.channel.drain(self._timeout)
         self._meet("begin of a load", self._timeout)
@@ -393,7 +393,8 @@ class ClusterStore(Store):
                 return loading.read(chain[-1], self._slots, told)
 
         filled = by_servers if self._shared_storage and manifest.tables else None
-        enough = max(self._timeout, STANDSTILL) + sum(table.rows for link in chain for table in link.manifest.tables) / _SLOWEST_LOAD
+        rows = sum(table.rows for link in chain for table in link.manifest.tables)
+        enough = max(self._timeout, STANDSTILL) + rows / _SLOWEST_LOAD
         with self._locked(), self._gate.shut():
             for spec in (table.spec() for table in manifest.tables):
                 if spec.name not in self._tables:
@@ -703,9 +704,9 @@ _FIGURES = (
 class _Fresh:
     """Rows of a table that the servers put in place of what they have at :meth:`finish`.
 
-    They read them themselves (cluster/loading.py), or where no storage is shared are sent them. A section of a checkpoint
-    that was cut into other slots is then cut anew here, by an empty shard of the engine's: servers take the rows of one
-    slot at a time.
+    They read them themselves (cluster/loading.py), or are sent them where no storage is shared. A section of a
+    checkpoint that was cut into other slots is then cut anew here, by an empty shard of the engine's: in messages
+    servers take the rows of one slot at a time.
     """
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int, base: str) -> None:

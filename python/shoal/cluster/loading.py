@@ -81,9 +81,7 @@ class Loading(Exchange):
             A server is gone, or makes no progress.
         """
         where, options = link.place.told()
-        task = ReadTask(
-            place=where, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots
-        )
+        task = ReadTask(place=where, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots)
         numbers = [*words_of(link.digest), *(number | _KIND << 32 for number in self._tables)]
         for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
             if not figures:

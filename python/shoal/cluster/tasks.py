@@ -1,4 +1,4 @@
-"""What servers do with the files of a checkpoint, side by side, each with its own slots, because a worker has them do it.
+"""What workers have servers do with the files of a checkpoint: side by side, each with its own slots.
 
     worker                                       each endpoint
     SAVE_BEGIN                     ----------->  holds the tables: csrc/net/save.h; a thread waits for words
@@ -7,7 +7,8 @@
     SAVE_END                       ----------->  lets go of the tables
 
 What is said in between is a `Task` to the endpoint and a `Report` from it, each the whole truth and said again and
-again (SAVE_TELL), so it does not matter which of them is lost, or comes late. What there is to do: saving.py, loading.py.
+again (SAVE_TELL), so it does not matter which of them is lost, or comes late. What there is to do stands in saving.py
+and loading.py.
 
 Invariants
     T1  Nothing is done before every endpoint has seen the place.
@@ -32,22 +33,29 @@ import numpy as np
 
 from shoal import _core
 from shoal.checkpoint import SavedTable
-from shoal.errors import CorruptionError, DeadlineExceeded, MemoryBudgetExceeded, ProtocolError, ShoalError, StorageError
+from shoal.errors import (
+    CorruptionError,
+    DeadlineExceeded,
+    MemoryBudgetExceeded,
+    ProtocolError,
+    ShoalError,
+    StorageError,
+)
 from shoal.rpc.channel import Channel
 from shoal.rpc.map import Endpoint
 from shoal.storage import Place, place_of
 
-__all__ = ["LONGEST", "PATIENCE", "SEEING", "STANDSTILL", "Exchange", "Report", "Task", "Working", "name_of", "words_of"]
+__all__ = ["LONGEST", "SEEING", "STANDSTILL", "Exchange", "Report", "Task", "Working", "encode", "name_of", "words_of"]
 
 Op = _core.Op
 
 _log = logging.getLogger("shoal.tasks")
 
 STANDSTILL = 300.0  # seconds in which a disk takes a file of a GiB, if it takes 4 MB a second
-PATIENCE = 60.0  # seconds, at least, that an endpoint waits for a worker: it may be publishing the manifest
 SEEING = 2.0  # seconds until a network's file system shows what another machine has written
 LONGEST = 0.1  # seconds between two words
 _SHORTEST = 0.001
+_PATIENCE = 60.0  # seconds, at least, that an endpoint waits for a worker: it may be publishing the manifest
 _ENDING = 2.0  # seconds for a server to hear that it is given up
 
 
@@ -145,7 +153,7 @@ class Exchange:
         return ShoalError(f"{name_of(endpoint)} has given up the {self._what} before it began")
 
     def _patience(self) -> float:
-        return max(self._channel.timeout, PATIENCE)
+        return max(self._channel.timeout, _PATIENCE)
 
     def _until(self, state: str, task: Task, told: Callable[[int], None] = lambda rows: None) -> list[Report]:
         """Say the same until all endpoints are so far."""
@@ -193,9 +201,7 @@ class Exchange:
         try:
             report = msgspec.msgpack.decode(words, type=Report)
         except msgspec.MsgspecError as error:
-            raise ProtocolError(
-                f"{name_of(endpoint)} tells of the {self._what} what nobody reads ({error})"
-            ) from None
+            raise ProtocolError(f"{name_of(endpoint)} tells of the {self._what} what nobody reads ({error})") from None
         if report.state == "failed":
             raise _ERRORS.get(report.kind, ShoalError)(f"{name_of(endpoint)}: {report.text}")
         return report
@@ -206,7 +212,7 @@ class Exchange:
             self._end("", _ENDING)
 
     def _end(self, digest: str, timeout: float | None = None) -> None:
-        """Let the servers know that it is done, of the checkpoint of that digest; or, without one, that it is given up."""
+        """Let the servers know that it is done, of the checkpoint of that digest; without one, that it is given up."""
         if not self._open:
             return
         self._open = False
@@ -285,7 +291,7 @@ class _Line:
         self._kinds = kinds
         self._times = 0
         self._at = time.monotonic()
-        self._patience = PATIENCE
+        self._patience = _PATIENCE
         self.task: Task | None = None
 
     def say(self, report: Report) -> None:
