@@ -1,4 +1,4 @@
-"""Servers in threads of the test: the data loops of real ones, their writers of saves, the scheduler's orders."""
+"""Servers in threads of the test: the data loops of real ones, their work on checkpoints, the scheduler's orders."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
 from shoal.cluster.link import Link
-from shoal.cluster.saving import Writing
 from shoal.cluster.scheduler import Scheduler
-from shoal.cluster.server import obey
+from shoal.cluster.server import TASKS, obey
+from shoal.cluster.tasks import Working
 from shoal.rpc.loop import start_loop
 
 
@@ -32,7 +32,7 @@ class Server:
         for service in self.services if slot_memory is not None else ():
             service.set_memory(slot_memory)
         self._loops = [start_loop(service, self._context, "tcp://127.0.0.1:0") for service in self.services]
-        self._writing = [Writing(service) for service in self.services]
+        self._working = [Working(service, TASKS) for service in self.services]
         self._rank = rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -60,8 +60,8 @@ class Server:
         self._link.close()
         for loop in self._loops:
             loop.stop()
-        for writing in self._writing:
-            writing.stop()
+        for working in self._working:
+            working.stop()
         self._context.term()
         if self.error is not None:
             raise self.error

@@ -23,7 +23,7 @@ from cluster_fakes import TIMEOUT, Wire, scheduler
 from cluster_standin import cluster
 from places import BUCKET, object_store, options
 from shoal import checkpoint
-from shoal.cluster import processes, saving
+from shoal.cluster import processes, saving, tasks
 from shoal.storage import place_of
 from stores import joined
 
@@ -233,8 +233,8 @@ def test_servers_write_to_an_object_store(tmp_path: Path) -> None:
 def test_without_shared_storage_the_worker_writes_all_rows(alone: Path, tmp_path: Path) -> None:
     with cluster(2, slots=SLOTS) as made, joined(made.address, 1, shared_storage=False) as (store,):
         for server in made.servers:
-            for writing in server._writing:
-                writing.stop()  # nobody asks them
+            for working in server._working:
+                working.stop()  # nobody asks them
         clocks(store, 0, 3)
         store.save(tmp_path / "0")
         same(tmp_path / "0", alone / "0")
@@ -324,7 +324,7 @@ def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
 def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(saving, "_SEEING", 0.2)
+    monkeypatch.setattr(tasks, "SEEING", 0.2)
     written: list[Any] = []
     monkeypatch.setattr(saving, "write_slots", lambda *given, **how: written.append(given))
     elsewhere = tmp_path / "elsewhere"
@@ -337,7 +337,7 @@ def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
 
     with cluster(2, slots=16) as made, joined(made.address, 1) as (store,):
         tables_of(store)
-        monkeypatch.setattr(saving, "place_of", other_place)
+        monkeypatch.setattr(tasks, "place_of", other_place)
         monkeypatch.chdir(tmp_path)
         with pytest.raises(shoal.errors.StorageError) as caught:
             store.save("here")

@@ -404,7 +404,7 @@ def test_a_section_that_is_too_long_for_a_message_is_cut(made, tmp_path, monkeyp
     with shoal.local(slots=2) as store:
         expected = read(train(store, ADAM))
         store.save(tmp_path)
-    with joined(made.address, 1) as (store,):
+    with joined(made.address, 1, shared_storage=False) as (store,):
         store.load(tmp_path)
         same(read(store.tables["t"]), expected)
 

@@ -1,4 +1,4 @@
-"""A service's part in a save, message by message: the moment, the words, the end."""
+"""A service's part in a save, message by message: the moment, the words, the end. And in a load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import shoal
 from service_peer import SGD, Reply, Worker, deliver, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
-from shoal.cluster import saving
+from shoal.cluster import saving, tasks
+from shoal.cluster.saving import WriteTask
+from shoal.cluster.server import TASKS
 from shoal.errors import StorageError
 from shoal.table import TableForm, TableSpec
 
@@ -73,6 +75,11 @@ def told(service: _core.Service, message: list[Any]) -> tuple[int, bytes]:
 def pushed(service: _core.Service, sequence: int, clock: int = 0, rank: int = 0) -> None:
     message = Worker(rank).push(HASHES, np.ones(2), sequence=sequence, clock=clock)
     assert one(deliver(service, message)).status == Status.OK
+
+
+def task_of(place: str, content: bytes, **how: Any) -> WriteTask:
+    plain = {"options": {}, "token": "token", "stem": "stem", "version": 1, "durable": False, "tables": [], "kinds": []}
+    return WriteTask(place=place, content=content, **(plain | how))
 
 
 def rows_of(save: _core.Save, table: int = 0) -> dict[int, float]:
@@ -169,7 +176,7 @@ def test_a_delta_is_of_the_save_before_and_of_no_other() -> None:
     ("message", "text"),
     [
         (begin(sequence=1), "a save is of one table at least"),
-        (begin(3 << 32, sequence=1), "there is no kind of save 3"),
+        (begin(4 << 32, sequence=1), "there is no kind of save 4"),
         (begin(PLAIN, PLAIN | 1, PLAIN, sequence=1), "this table is being saved already"),
         (
             Worker()._message(Op.SAVE_TELL, [np.zeros(2, np.uint64), b""], dtype=WireDtype.UINT8, count=2, sequence=1),
@@ -238,18 +245,18 @@ def test_parked_it_is_not_another_tables_business() -> None:
 
 
 def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "_SEEING", 0.0)
+    monkeypatch.setattr(tasks, "SEEING", 0.0)
     service = served("asp")
-    writing = saving.Writing(service)
+    working = tasks.Working(service, TASKS)
     asked(service, begin(PLAIN, sequence=1))
-    task = saving.Task("nowhere", {}, "token", b"", "stem", 1, True, [], [], patience=0.05)
+    task = task_of("nowhere", b"", patience=0.05)
     told(service, tell(1, msgspec.msgpack.encode(task)))
     deadline = time.monotonic() + 30
     while len(asked(service, begin(PLAIN, sequence=2, rank=1))[1]) != 4:  # busy, while it is waited for
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert told(service, tell(1)) == (0, b"")
-    writing.stop()
+    working.stop()
 
 
 def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
@@ -267,17 +274,147 @@ def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
         (tmp_path / name).write_bytes(b"seen")
     service = served("asp")
     pushed(service, 1)
-    writing = saving.Writing(service)
+    working = tasks.Working(service, TASKS)
     asked(service, begin(PLAIN, sequence=2))
     spec = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
     form = TableForm.of(spec)
-    task = saving.Task(str(tmp_path), {}, "token", b"seen", "stem", 1, False, [form], ["plain"], 30.0, write=True)
+    task = task_of(str(tmp_path), b"seen", tables=[form], kinds=["plain"], patience=30.0, go=True)
     deadline = time.monotonic() + 30
     while not (words := told(service, tell(2, msgspec.msgpack.encode(task)))[1]) or b"failed" not in words:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    report = msgspec.msgpack.decode(words, type=saving.Report)
+    report = msgspec.msgpack.decode(words, type=tasks.Report)
     assert (report.state, report.kind, report.text) == ("failed", "storage", "the disk is full")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other-0-0-0.slots", "token"]
     assert one(deliver(service, end(2, sequence=3))).status == Status.OK
-    writing.stop()
+    working.stop()
+
+
+# ---- loads -----------------------------------------------------------------------------------------------------------
+
+LOAD = 3 << 32
+
+
+def loading(service: _core.Service, *tables: int, sequence: int = 1, rank: int = 0) -> _core.Save:
+    """Begin a load of tables, and the exchange about it: sequences count on from there."""
+    for k, table in enumerate(tables):
+        message = Worker(rank).numbers(Op.LOAD_BEGIN, [0] * 16, sequence=sequence + k, table=table)
+        assert one(deliver(service, message)).status == Status.OK
+    named = begin(*(LOAD | table for table in tables), sequence=sequence + len(tables), rank=rank, base=BASE)
+    assert asked(service, named) == (Status.OK, [0] * 4 * len(tables))
+    return service.next_save()
+
+
+def section_of(values: list[float]) -> np.ndarray[Any, Any]:
+    section = np.zeros(128, np.uint8)
+    section[:16] = HASHES.view(np.uint8)
+    section[64:72] = np.array(values, np.float32).view(np.uint8)
+    return section
+
+
+def load_end(service: _core.Service, sequence: int, table: int = 0) -> Reply:
+    return one(deliver(service, Worker().numbers(Op.LOAD_END, [9, 0], sequence=sequence, table=table)))
+
+
+def test_what_a_thread_restores_takes_the_place_of_the_rows_at_the_end_of_the_load() -> None:
+    service = served("asp")
+    pushed(service, 1)
+    load = loading(service, 0, 1, sequence=2)
+    assert load.restore(0, 2, section_of([3.0, 4.0])) == 2
+    assert load.restore(1, 2, section_of([5.0, 6.0])) == 2
+    pushed(service, 5)  # goes on with the rows that are there
+    assert one(deliver(service, end(4, *BASE, sequence=6))).status == Status.OK
+    assert load.ended
+    assert len(service.shard(1)) == 0
+    for table in (0, 1):
+        assert load_end(service, 7 + table, table).status == Status.OK
+    asked(service, begin(PLAIN, PLAIN | 1, sequence=9))
+    save = service.next_save()
+    assert rows_of(save) == {5: 3.0, 1 << 63: 4.0}
+    assert rows_of(save, 1) == {5: 5.0, 1 << 63: 6.0}
+    assert [figures[0] for figures in save.figures] == [9, 9]
+
+
+def test_of_what_is_restored_an_endpoint_keeps_its_own_slots() -> None:
+    service = served("asp")
+    service.set_map(1, 8, 16)
+    service.add_table(2, 1, **SGD, admit=("AfterCount", {"n": 3.0}))
+    message = Worker(epoch=1).numbers(Op.LOAD_BEGIN, [0] * 16, sequence=1, table=2)
+    assert one(deliver(service, message)).status == Status.OK
+    asked(service, begin(LOAD | 2, sequence=2, epoch=1))
+    load = service.next_save()
+    assert (load.first_slot, load.end_slot) == (8, 16)
+    rule = {"admit": shoal.AfterCount(3), "optimizer": shoal.SGD(lr=1.0), "init": shoal.Zeros()}
+    whole = TableSpec(name="t", dim=1, dtype="float32", seed=0, **rule).shard(2, _core.Workers(1))
+    whole.push(_core.KeyBatch(np.arange(500, dtype=np.uint64), 2, _core.Workers(1)), np.ones((500, 1), np.float32))
+    filters = [whole.section(slot)[2] for slot in range(2)]
+    assert min(filter.nbytes for filter in filters) > 0
+    for slot, filter in enumerate(filters):
+        load.restore_filter(0, 2, slot, filter)
+    end_of_it = Worker(epoch=1).numbers(Op.LOAD_END, [9, 0], sequence=3, table=2)
+    assert one(deliver(service, end_of_it)).status == Status.OK
+    kept = [service.shard(2).section(slot)[2].nbytes for slot in range(16)]
+    assert kept[:8] == [0] * 8
+    assert min(kept[8:]) > 0
+
+
+@pytest.mark.parametrize("how", ["given up", "dismissed", "another job", "another load"])
+def test_of_a_load_that_is_given_up_nothing_stays(how: str) -> None:
+    service = served("asp")
+    load = loading(service, 0)
+    load.restore(0, 2, section_of([3.0, 4.0]))
+    if how == "given up":
+        assert one(deliver(service, end(2, sequence=3))).status == Status.OK
+        assert load_end(service, 4).text == "no load of this worker is under way: begin one first"
+    elif how == "dismissed":
+        service.dismiss(0, 1)
+    elif how == "another job":
+        service.start_job(2, "asp")
+    else:
+        other = loading(service, 0, sequence=3)
+        other.restore(0, 2, section_of([5.0, 6.0]))  # which it could not into the same rows
+        assert not other.ended
+    assert load.ended
+    with pytest.raises(ValueError, match="this load has ended"):
+        load.restore(0, 2, section_of([3.0, 4.0]))
+    assert len(service.shard(0)) == 0
+
+
+def test_a_worker_saves_and_loads_at_once() -> None:
+    service = served("asp")
+    pushed(service, 1)
+    asked(service, begin(PLAIN, sequence=2))
+    save = service.next_save()
+    load = loading(service, 0, sequence=3)
+    asked(service, begin(PLAIN | 1, sequence=5))  # its next save ends the one before, and not the load
+    assert save.ended
+    assert not load.ended
+    assert load.restore(0, 2, section_of([3.0, 4.0])) == 2
+    for what, saved in ((load, False), (service.next_save(), True)):
+        with pytest.raises(ValueError, match=f"a {'save' if saved else 'load'} is under way, of which nothing is"):
+            _ = what.restore(0, 2, section_of([3.0, 4.0])) if saved else what.section(0, 0)
+
+
+def test_a_load_waits_for_no_clock() -> None:
+    service = served("bsp")
+    deliver(service, Worker(0).tick(0, []))  # the other worker has not
+    message = Worker().numbers(Op.LOAD_BEGIN, [0] * 16, sequence=1, clock=1)
+    assert one(deliver(service, message)).status == Status.OK
+    assert asked(service, begin(LOAD, sequence=2, clock=1)) == (Status.OK, [0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("tables", "text"),
+    [
+        ([LOAD | 1], "no load of this worker is under way: begin one first"),
+        ([LOAD, PLAIN | 1], "what is saved and what is loaded begins apart"),
+        ([PLAIN | 1, LOAD], "what is saved and what is loaded begins apart"),
+    ],
+)
+def test_a_load_that_has_not_begun_is_not_read(tables: list[int], text: str) -> None:
+    service = served("asp")
+    deliver(service, Worker().numbers(Op.LOAD_BEGIN, [0] * 16, sequence=1))
+    reply = one(deliver(service, begin(*tables, sequence=2)))
+    assert (reply.status, reply.text) == (Status.BAD_REQUEST, text)
+    reply = one(deliver(service, begin(LOAD, sequence=2, rank=1)))  # another worker's
+    assert reply.status == Status.BAD_REQUEST

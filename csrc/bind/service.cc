@@ -206,6 +206,19 @@ Snapshot::Piece take(Save& save, std::size_t table, std::size_t slot) {
   return save.take(table, Slot{static_cast<std::uint32_t>(slot)});
 }
 
+std::size_t restore(Save& save, std::size_t table, std::size_t rows, const Array<std::uint8_t>& section) {
+  const auto bytes = std::as_bytes(in(section));
+  const py::gil_scoped_release nogil;
+  return save.restore(table, rows, bytes);
+}
+
+void restore_filter(Save& save, std::size_t table, std::size_t cut, std::size_t slot,
+                    const Array<std::uint8_t>& filter) {
+  const auto bytes = std::as_bytes(in(filter));
+  const py::gil_scoped_release nogil;
+  save.restore_filter(table, Slots(cut), Slot{static_cast<std::uint32_t>(slot)}, bytes);
+}
+
 }  // namespace
 
 void add_service(py::module_& module) {
@@ -250,6 +263,9 @@ void add_service(py::module_& module) {
           "changes",
           [](Save& save, std::size_t table, std::size_t slot) { return changes_of(take(save, table, slot)); },
           py::arg("table"), py::arg("slot"))
+      .def("restore", &restore, py::arg("table"), py::arg("rows"), py::arg("section").noconvert())
+      .def("restore_filter", &restore_filter, py::arg("table"), py::arg("cut"), py::arg("slot"),
+           py::arg("filter").noconvert())
       .def("drop", &Save::drop, Nogil());
 }
 

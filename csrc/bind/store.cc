@@ -180,10 +180,10 @@ py::tuple merge(const Shard& shard, std::size_t cut, std::size_t base_rows, cons
   return py::make_tuple(rows, owned(std::move(merged)));
 }
 
-void restore(Shard& shard, std::size_t rows, const Array<std::uint8_t>& section) {
+std::size_t restore(Shard& shard, std::size_t rows, const Array<std::uint8_t>& section) {
   const auto bytes = std::as_bytes(in(section));
   const py::gil_scoped_release nogil;
-  shard.restore(rows, bytes);
+  return shard.restore(rows, bytes);
 }
 
 void reserve(Shard& shard, const std::vector<std::size_t>& rows) {

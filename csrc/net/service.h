@@ -16,7 +16,8 @@
 //              -> Shard, or Pending, or Parked -> reply, and whatever else may go now
 //
 // A save (net/save.h) is begun at a clock as a read is: what it holds is what a pull of that clock would see, in all of its
-// tables. Others write it down, in threads of their own; it ends with the worker that began it at the latest.
+// tables. Others write it down, in threads of their own; it ends with the worker that began it at the latest. The rows of a
+// load are sent, or the same threads read them.
 //
 // Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change) are done once per slot and sequence. A TICK is taken when
 // it is the worker's next one and all pushes that it names have been here; taken already: told so again; else EARLY. It
@@ -219,6 +220,8 @@ class Service {
   void sweep(const Call& call, Table& table);
   // Whether a call that is of no slot has been done; then it is told so.
   bool done_before(const Call& call, Seen& seen);
+  // Whether the worker's load of the table is under way; else it is told so.
+  bool check_loading(const Call& call, const Table& table);
   void load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows);
   void load_rows(const Call& call, Table& table);
   void load_filter(const Call& call, Table& table);
@@ -238,8 +241,8 @@ class Service {
   void save_tell(const Call& call, std::span<const std::uint64_t> numbers);
   void save_end(const Call& call, std::span<const std::uint64_t> numbers);
   Save* find_save(const Save::Name& name) const noexcept;
-  // Those of a worker, or of all.
-  void drop_saves(std::optional<std::uint32_t> rank);
+  // Those of a worker, or of all; only loads, or what is none, or both.
+  void drop_saves(std::optional<std::uint32_t> rank, std::optional<bool> loads = {});
 
   // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE, SWEEP's dry run
   // Notes the slots of a read that are not here.

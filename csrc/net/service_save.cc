@@ -1,4 +1,4 @@
-// Saves: the moment, words between who asked and who writes, the end.
+// Saves: the moment, words between who asked and who writes, the end. Loads that are read here have the same words and end.
 
 #include <algorithm>
 #include <memory>
@@ -19,7 +19,7 @@ namespace {
 
 // What a SAVE_BEGIN names: the base of its deltas, and behind it each table with its kind in the upper half.
 constexpr unsigned kKindShift = 32;
-constexpr std::uint64_t kLastKind = static_cast<std::uint64_t>(Snapshot::Kind::kDelta);
+constexpr std::uint64_t kLoad = static_cast<std::uint64_t>(Snapshot::Kind::kDelta) + 1;  // the last kind
 // Answers that begin nothing: fewer numbers than any table has.
 constexpr std::uint64_t kBusy = 1;    // and the rank of the worker whose save it is
 constexpr std::uint64_t kNoBase = 2;  // and the table
@@ -37,9 +37,9 @@ Save* Service::find_save(const Save::Name& name) const noexcept {
   return found == saves_.end() ? nullptr : found->get();
 }
 
-void Service::drop_saves(std::optional<std::uint32_t> rank) {
+void Service::drop_saves(std::optional<std::uint32_t> rank, std::optional<bool> loads) {
   for (const auto& save : saves_) {
-    if (!rank || save->name().rank == *rank) {
+    if ((!rank || save->name().rank == *rank) && (!loads || save->loads() == *loads)) {
       save->drop();
     }
   }
@@ -99,38 +99,47 @@ void Service::save_begin(const Call& call) {
   if (!check_epoch(call)) {
     return;
   }
-  if (mode_ == Mode::kBsp && header.clock < applied_) {
+  const auto tables = numbers.subspan(wire::kBaseWords);
+  const bool loads = tables.front() >> kKindShift == kLoad;
+  if (!loads && mode_ == Mode::kBsp && header.clock < applied_) {
     return send_text(call, Status::kBadRequest,
                      "a save of clock " + std::to_string(header.clock) + " came after its end");
   }
-  if (!may_go(header.clock)) {
+  if (!loads && !may_go(header.clock)) {  // what a load brings is of no clock here
     return park(call, 0);
   }
   const std::string base = wire::base_name(numbers.first(wire::kBaseWords));
-  // It has one at a time: what it began before it has given up, and could not say so.
-  drop_saves(header.worker);
+  // It has one of each at a time: what it began before it has given up, and could not say so.
+  drop_saves(header.worker, loads);
   std::erase_if(saves_, [](const auto& save) { return save->closed(); });
   std::vector<Save::Wanted> wanted;
-  for (const std::uint64_t number : numbers.subspan(wire::kBaseWords)) {
+  for (const std::uint64_t number : tables) {
     Table* const table = find(static_cast<std::uint32_t>(number));
     const std::uint64_t kind = number >> kKindShift;
     if (table == nullptr) {
       return send(call, Status::kNoTable);
     }
-    if (kind > kLastKind) {
-      return send_text(call, Status::kBadRequest, "there is no kind of save " + std::to_string(kind));
+    if (kind > kLoad || (kind == kLoad) != loads) {
+      return send_text(call, Status::kBadRequest,
+                       kind > kLoad ? "there is no kind of save " + std::to_string(kind)
+                                    : "what is saved and what is loaded begins apart");
     }
-    if (!table->full.empty()) {
+    if (loads && !check_loading(call, *table)) {
+      return;
+    }
+    if (!loads && !table->full.empty()) {
       return send_text(call, Status::kNoRoom, table->full);
     }
+    const auto& shard = loads ? table->loading : table->shard;
     for (const auto& other : saves_) {
-      if (other->holds(*table->shard)) {
+      if (other->holds(*shard)) {
         // Given up, but somebody still takes from it: in a moment it is gone.
         return other->ended() ? send(call, Status::kOverloaded)
                               : send_words(call, std::array{kBusy, std::uint64_t{other->name().rank}});
       }
     }
-    wanted.push_back({.shard = table->shard, .kind = static_cast<Snapshot::Kind>(kind)});
+    wanted.push_back(
+        {.shard = shard, .kind = loads ? std::nullopt : std::optional(static_cast<Snapshot::Kind>(kind))});
     if (wanted.back().kind == Snapshot::Kind::kDelta && (base.empty() || table->shard->base() != base)) {
       return send_words(call, std::array{kNoBase, number & 0xffffffffU});
     }
@@ -171,6 +180,11 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
   }
   Save* const save = find_save(name_of(call.header, numbers[0]));
   const bool written = numbers.size() > 1;
+  for (auto& [id, table] : tables_) {
+    if (save != nullptr && !written && table->loading != nullptr && save->holds(*table->loading)) {
+      table->loading.reset();  // half of it is of no use
+    }
+  }
   const bool ended = save != nullptr &&
                      save->end(written ? std::optional(wire::base_name(numbers.subspan(1))) : std::nullopt);
   if (written && !ended) {

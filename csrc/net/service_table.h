@@ -15,7 +15,7 @@ struct Service::Table {
   explicit Table(std::shared_ptr<Shard> rows) : shard(std::move(rows)) {}
 
   std::shared_ptr<Shard> shard;    // which a save may hold longer than the table
-  std::unique_ptr<Shard> loading;  // beside it: takes its place when the load ends
+  std::shared_ptr<Shard> loading;  // beside it: takes its place when the load ends
   std::uint32_t loader = 0;        // the rank that loads
   std::uint64_t pushes = 0;        // applied
   std::vector<View> views;         // by rank

@@ -336,6 +336,14 @@ bool Service::done_before(const Call& call, Seen& seen) {
   return done;
 }
 
+bool Service::check_loading(const Call& call, const Table& table) {
+  const bool loading = table.loading != nullptr && table.loader == call.header.worker;
+  if (!loading) {
+    send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
+  }
+  return loading;
+}
+
 void Service::load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 46U;  // of rows, more than any machine has
   Seen& seen = history(call.header.worker);
@@ -358,7 +366,7 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
     most -= rows[s];
     here[s] = rows[s];
   }
-  auto fresh = std::make_unique<Shard>(table.shard->spec(), slots_, pool_, Locks::kOne, budget_.get());
+  auto fresh = std::make_shared<Shard>(table.shard->spec(), slots_, pool_, Locks::kOne, budget_.get());
   fresh->reserve(slots_, here);
   table.loading = std::move(fresh);
   table.loader = call.header.worker;
@@ -371,8 +379,8 @@ void Service::load_rows(const Call& call, Table& table) {
   if (done_before(call, seen)) {
     return;
   }
-  if (table.loading == nullptr || table.loader != call.header.worker) {
-    return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
+  if (!check_loading(call, table)) {
+    return;
   }
   // The hashes come first in a section; restore() finds out whether they ascend.
   const std::size_t rows =
@@ -404,8 +412,8 @@ void Service::load_filter(const Call& call, Table& table) {
   if (done_before(call, seen)) {
     return;
   }
-  if (table.loading == nullptr || table.loader != call.header.worker) {
-    return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
+  if (!check_loading(call, table)) {
+    return;
   }
   const Slots cut(call.header.count);
   if (cut.bits() < slots_.bits() || call.header.aux >= cut.count()) {
@@ -434,11 +442,11 @@ void Service::load_end(const Call& call, Table& table, std::span<const std::uint
         call, Status::kBadRequest,
         "a load ends with the table's step, clock and base, got " + std::to_string(step.size()) + " numbers");
   }
-  if (table.loading == nullptr || table.loader != call.header.worker) {
-    return send_text(call, Status::kBadRequest, "no load of this worker is under way: begin one first");
+  if (!check_loading(call, table)) {
+    return;
   }
   table.loading->set_step(step[0]);
-  table.loading->set_clock(step.size() == 2 ? static_cast<std::uint32_t>(step[1]) : 0, call.header.clock);
+  table.loading->set_clock(step.size() > 1 ? static_cast<std::uint32_t>(step[1]) : 0, call.header.clock);
   if (step.size() > 2) {
     table.loading->track(wire::base_name(step.subspan(2)));
   }

@@ -113,13 +113,22 @@ std::size_t Shard::merge(std::size_t base_rows, std::span<const std::byte> base,
   return rows.size();
 }
 
-void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
+std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section, std::size_t first_slot,
+                           std::size_t end_slot) {
   check_process();
   const auto hashes = hashes_of(rows, section);
   const auto offsets = section_offsets(rows);
   const auto entered = enter();
   const auto turn = take_turn();
-  for (std::size_t first = 0; first < rows;) {
+  const auto row_of = [&](std::size_t bound) {  // the first of that slot, or of one behind it
+    return static_cast<std::size_t>(
+        std::ranges::partition_point(hashes,
+                                     [&](std::uint64_t hash) { return index_of(slots_.of(hash)) < bound; }) -
+        hashes.begin());
+  };
+  const std::size_t begin = row_of(first_slot);
+  const std::size_t end = std::max(begin, row_of(end_slot));
+  for (std::size_t first = begin; first < end;) {
     const std::size_t slot = index_of(slots_.of(hashes[first]));
     const std::size_t last = static_cast<std::size_t>(
         std::partition_point(hashes.begin() + static_cast<std::ptrdiff_t>(first), hashes.end(),
@@ -151,6 +160,7 @@ void Shard::restore(std::size_t rows, std::span<const std::byte> section) {
     }
     first = last;
   }
+  return end - begin;
 }
 
 void Shard::filter(Slot slot, std::vector<std::byte>& bytes) const {
@@ -163,7 +173,8 @@ void Shard::filter(Slot slot, std::vector<std::byte>& bytes) const {
   }
 }
 
-void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes) {
+void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes, std::size_t first_slot,
+                           std::size_t end_slot) {
   check_process();
   SHOAL_CHECK(index_of(slot) < cut.count(), "there is no slot " + std::to_string(index_of(slot)));
   SHOAL_CHECK(bytes.empty() || !doors_.admits_all(), "this table has no admission rule that remembers keys");
@@ -174,7 +185,7 @@ void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> byte
   const std::size_t first = (std::size_t{index_of(slot)} << slots_.bits()) >> cut.bits();
   const std::size_t end =
       std::max(first + 1, ((std::size_t{index_of(slot)} + 1) << slots_.bits()) >> cut.bits());
-  for (std::size_t s = first; s < end && !bytes.empty(); ++s) {
+  for (std::size_t s = std::max(first, first_slot); s < std::min(end, end_slot) && !bytes.empty(); ++s) {
     const std::unique_lock lock(tables_[s]->lock);
     Guarded& guarded = *tables_[s];
     if (budget_ != nullptr && bytes_of(guarded) + bytes.size() > allowed(s)) {

@@ -33,6 +33,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -160,11 +161,13 @@ class Shard {
   std::vector<std::size_t> section_offsets(
       std::size_t rows) const;  // rows().stored() + 2 numbers: the last is the size
   static constexpr std::size_t kSectionAlignment = 64;
+  static constexpr std::size_t kAllSlots = std::numeric_limits<std::size_t>::max();  // as an end
 
   // Adds the rows of a section, which may come from any cut of the hash space, to a table that has none of them. A wrong
   // size or hashes that do not ascend: std::invalid_argument, nothing changed. A row that is there already: the same,
-  // and slots before its own are restored.
-  void restore(std::size_t rows, std::span<const std::byte> section);
+  // and slots before its own are restored. Rows of other slots than [first, end) are left out. Returns how many it added.
+  std::size_t restore(std::size_t rows, std::span<const std::byte> section, std::size_t first = 0,
+                      std::size_t end = kAllSlots);
   // The section of a slot of any cut as it is after a delta: of the base's rows those that lie in no range, and the delta's
   // rows, all of which do. Returns how many. Anything else: std::invalid_argument. Looks at no row of the table.
   std::size_t merge(std::size_t base_rows, std::span<const std::byte> base, std::size_t delta_rows,
@@ -222,7 +225,9 @@ class Shard {
 
   // What a slot's doorkeeper remembers, for checkpoints; and back, from a slot of any cut (table/admission.h).
   void filter(Slot slot, std::vector<std::byte>& bytes) const;
-  void restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes);
+  // Other slots than [first, end) learn nothing of it.
+  void restore_filter(Slots cut, Slot slot, std::span<const std::byte> bytes, std::size_t first = 0,
+                      std::size_t end = kAllSlots);
 
   // What such a table takes in memory at so many rows in all, where pushes made them, and in the sections of a checkpoint.
   // Arithmetic: what the shard holds does not matter.

@@ -13,6 +13,9 @@ A delta with its base, that one's base and so on, up to a full one, are a chain:
 
     Moment       tables as they are at one moment: whoever has them writes their slot files (write_slots), and
     write        puts the manifest, which names all of them, behind; so servers may write side by side, each its slots
+
+    History      what a chain says of a table, of all slots or of some: whoever reads these fills rows with it (fill)
+    load         has rows made, filled and checked; so servers may read side by side, too
 """
 
 import hashlib
@@ -38,13 +41,17 @@ from shoal.table import Snapshot, TableForm, TableSpec
 
 __all__ = [
     "MANIFEST",
+    "Fresh",
     "Held",
+    "History",
     "Link",
     "Manifest",
     "Moment",
     "SavedTable",
     "Taken",
     "compact",
+    "fill",
+    "histories",
     "joined",
     "load",
     "read_chain",
@@ -718,7 +725,7 @@ def _by_slot(pieces: Iterable[_Located]) -> dict[int, _Located]:
     return {piece.slot: piece for piece in pieces}
 
 
-class _History:
+class History:
     """A table of a chain: the full save of it, and its deltas. A context manager that holds the files open."""
 
     def __init__(self, chain: Chain, name: str) -> None:
@@ -732,7 +739,7 @@ class _History:
                 break
         self.last = readers[-1].table
         self.first = readers[0].table
-        self._cut = chain[0].manifest.slots
+        self.cut = chain[0].manifest.slots
         self._readers = readers
         self._opened = ExitStack()
         self._sections = [_by_slot(reader.table.sections) for reader in readers]
@@ -765,7 +772,7 @@ class _History:
                 named = reader.read(ranges)[: ranges.size]
                 with reader.damage(piece or ranges):
                     rows, data = self._layout.merge(
-                        self._cut, rows, data, fresh_rows, fresh, ranges.bits, ranges.count, named
+                        self.cut, rows, data, fresh_rows, fresh, ranges.bits, ranges.count, named
                     )
         return rows, data
 
@@ -811,19 +818,23 @@ def verify(where: Where, threads: int = 1, *, progress: bool = False) -> Manifes
     return chain[-1].manifest
 
 
-class Fresh(Protocol):
+class Filled(Protocol):
+    """Rows of a table that sections are restored into: of all slots, or of some."""
+
+    def restore(self, rows: int, section: Bytes, /) -> int:
+        """Add the rows of a section that belong here: how many they are."""
+
+    def restore_filter(self, slots: int, slot: int, filter: Bytes, /) -> None:
+        """Add what admission has counted in a slot of so many."""
+
+
+class Fresh(Filled, Protocol):
     """Rows of a table while they are loaded."""
 
     step: int
 
     def reserve(self, rows: list[int], /) -> None:
         """Make room for that many rows in each slot of the checkpoint's cut."""
-
-    def restore(self, rows: int, section: np.ndarray[Any, Any], /) -> None:
-        """Add the rows of a section."""
-
-    def restore_filter(self, slots: int, slot: int, filter: np.ndarray[Any, Any], /) -> None:
-        """Add what admission has counted in a slot of so many."""
 
     def set_clock(self, table_clock: int, store_clock: int, /) -> None:
         """Let the table's clock go on at ``table_clock``, where the store's is ``store_clock``."""
@@ -839,44 +850,122 @@ def load(
     *,
     clock: int = 0,
     progress: bool = False,
+    filled: Callable[[list[_Fresh], Callable[[int], None]], list[int]] | None = None,
 ) -> list[tuple[TableSpec, _Fresh]]:
     """Read the tables of a chain's last link into what ``make`` makes for each; see :meth:`shoal.store.Store.load`.
 
-    ``clock`` is the store's.
+    ``clock`` is the store's. Others than this process may read the rows: ``filled`` is given what was made, and whom to
+    tell how many rows, now and then; it returns how many each table got.
     """
-    slots = chain[-1].manifest.slots
-    loaded: list[tuple[TableSpec, _Fresh]] = []
-    histories = [_History(chain, table.name) for table in chain[-1].manifest.tables]
-    total = sum(history.last.size for history in histories)
+    manifest = chain[-1].manifest
+    known = histories(chain)
+    loaded = [(spec, make(spec)) for spec in (table.spec() for table in manifest.tables)]
+    shards = [shard for _, shard in loaded]
+    for history, shard in zip(known, shards, strict=True):
+        rows = [0] * manifest.slots
+        for section in history.first.sections:
+            rows[section.slot] = section.rows
+        shard.reserve(rows)
+    total = sum(table.size for table in manifest.tables)
     with tqdm(total=total, desc="load", unit=" rows", unit_scale=True, disable=not progress) as bar:
-        for history in histories:
-            spec = history.last.spec()
-            shard = make(spec)
-            rows = [0] * slots
-            for section in history.first.sections:
-                rows[section.slot] = section.rows
-            shard.reserve(rows)
-            found = 0
-            with history, ThreadPoolExecutor(threads) as pool:
-                read = in_order(pool, history.section, history.slots, threads * _AHEAD)
-                for slot, (count, data) in zip(history.slots, read, strict=True):
-                    if count:
-                        with history.damage(slot):
-                            shard.restore(count, data)
-                        bar.update(count)
-                        found += count
-                if found != history.last.size:
-                    raise CorruptionError(
-                        f"{chain[-1].place}: table {spec.name!r} comes to {found} rows instead of {history.last.size}"
-                    )
-                for slot, (reader, filter) in sorted(history.filters.items()):
-                    if filter.size:
-                        with reader.damage(filter):
-                            shard.restore_filter(slots, slot, history.filter(slot))
-            shard.step = history.last.step
-            shard.set_clock(history.last.clock, clock)
-            loaded.append((spec, shard))
+        found = fill(known, shards, threads, bar.update) if filled is None else filled(shards, bar.update)
+    for table, shard, count in zip(manifest.tables, shards, found, strict=True):
+        if count != table.size:
+            raise CorruptionError(
+                f"{chain[-1].place}: table {table.name!r} comes to {count} rows instead of {table.size}"
+            )
+        shard.step = table.step
+        shard.set_clock(table.clock, clock)
     return loaded
+
+
+def histories(chain: Chain, some: range | None = None, slots: int = 1) -> list[History]:
+    """Find the files of a chain's tables, those of its last link: all, or what concerns ``some`` of so many slots.
+
+    Raises
+    ------
+    CorruptionError
+        One is missing, or is not what the manifest says.
+    """
+    if some is not None:
+        cut = chain[-1].manifest.slots
+        mine = range(some.start * cut // slots, -(-some.stop * cut // slots))
+        chain = [_part_of(link, mine) for link in chain]
+    return [History(chain, table.name) for table in chain[-1].manifest.tables]
+
+
+def _part_of(link: Link, slots: range) -> Link:
+    tables = [_only(table, slots) for table in link.manifest.tables]
+    return link._replace(manifest=msgspec.structs.replace(link.manifest, tables=tables))
+
+
+def _only(table: SavedTable, slots: range) -> SavedTable:
+    """Leave out what is of other slots, and files that hold nothing else."""
+    pieces = (table.sections, table.filters, table.ranges)
+    used = sorted({piece.file for kind in pieces for piece in kind if piece.slot in slots})
+    number = {file: k for k, file in enumerate(used)}
+
+    def kept(some: Iterable[_Located]) -> list[_Located]:
+        return [msgspec.structs.replace(piece, file=number[piece.file]) for piece in some if piece.slot in slots]
+
+    sections = kept(table.sections)
+    return msgspec.structs.replace(
+        table,
+        rows=sum(section.rows for section in sections),
+        files=[table.files[file] for file in used],
+        sections=sections,
+        filters=tuple(kept(table.filters)),
+        ranges=tuple(kept(table.ranges)),
+    )
+
+
+def fill(
+    histories: Sequence[History], tables: Sequence[Filled], threads: int, told: Callable[[int], None]
+) -> list[int]:
+    """Read the rows of tables, and what their admission has counted.
+
+    Parameters
+    ----------
+    histories : sequence of History
+    tables : sequence of Filled
+        What is filled with each.
+    threads : int
+        That read; one restores.
+    told : callable
+        Is told how many rows were restored, slot by slot. What it raises ends the work.
+
+    Returns
+    -------
+    list of int
+        Rows of each table.
+
+    Raises
+    ------
+    CorruptionError
+        A file is damaged: the message names it.
+    MemoryBudgetExceeded
+        There is no room for the rows.
+    """
+    return [_fill(*one, threads, told) for one in zip(histories, tables, strict=True)]
+
+
+def _fill(history: History, table: Filled, threads: int, told: Callable[[int], None]) -> int:
+    rows = 0
+    with history, ThreadPoolExecutor(threads) as pool:
+        read = in_order(pool, history.section, history.slots, threads * _AHEAD)
+        for slot, (count, data) in zip(history.slots, read, strict=True):
+            restored = 0
+            if count:
+                with history.damage(slot):
+                    restored = table.restore(count, data)
+            rows += restored
+            told(restored)
+        for slot, (reader, filter) in sorted(history.filters.items()):
+            if filter.size:
+                with reader.damage(filter):
+                    table.restore_filter(history.cut, slot, history.filter(slot))
+            told(0)
+    return rows
 
 
 # --- compacting ---------------------------------------------------------------------------------------------------
@@ -898,7 +987,7 @@ def compact(
     with ExitStack() as opened:
         jobs = []
         for table in chain[-1].manifest.tables:
-            history = opened.enter_context(_History(chain, table.name))
+            history = opened.enter_context(History(chain, table.name))
             jobs.append(
                 _Job(
                     TableForm.of(table.spec()),
@@ -920,7 +1009,7 @@ def compact(
         _write(target, about, save, sum(job.rows for job in jobs), progress=progress, durable=True)
 
 
-def _merged(history: _History, slot: int) -> _Piece:
+def _merged(history: History, slot: int) -> _Piece:
     rows, section = history.section(slot)
     filter = history.filter(slot)
     return _Piece(slot, rows, section, _core.crc32c(section), _Padded.of(filter) if filter.nbytes else None)

@@ -714,9 +714,22 @@ class Store(ABC):
         CorruptionError
             A file is missing, cut short or changed, or a base is another than that of its delta. Nothing was loaded.
         StorageError
-            A file cannot be read: no permission, a lost connection, ... Nothing was loaded.
+            A file cannot be read: no permission, a lost connection, a server does not see the directory, ... The
+            message names it. Nothing was loaded.
         ValueError
             A table of the store has another description than the checkpoint's. Nothing was loaded.
+        MemoryBudgetExceeded
+            There is no room for the rows, beside those that are there. Nothing was loaded.
+        ServerLost, DeadlineExceeded
+            A server was lost, or did not answer.
+        ShoalError
+            Of workers of a cluster but worker 0: it was not loaded. The error of worker 0 says why.
+
+        Notes
+        -----
+        On a cluster it is a call of all workers. The servers read, side by side, each its own rows: ``directory`` is
+        one that all of them see, by that path, or of an object store, and ``storage_options`` are sent to them. Where
+        there is no storage that machines share, :func:`shoal.connect` takes ``shared_storage=False``.
         """
         self._check_usable()
         chain = checkpoint.read_chain(directory, storage_options)

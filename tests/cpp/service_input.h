@@ -225,7 +225,7 @@ inline Made make(Source& from) {
       // A base that nobody has, or none, and up to three tables, of any kind.
       numbers.assign(4, (bits & 16U) != 0 ? from.byte() : 0);
       for (std::uint32_t n = from.below(4); n > 0; --n) {
-        numbers.push_back(from.below(4) | std::uint64_t{from.below(4)} << 32U);
+        numbers.push_back(from.below(4) | std::uint64_t{from.below(5)} << 32U);
       }
       h.count = static_cast<std::uint32_t>(numbers.size());
       made.payload.push_back(raw(numbers));

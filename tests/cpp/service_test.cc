@@ -518,6 +518,95 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
   CHECK_EQ(std::ranges::count(last, -static_cast<float>(kClocks)), std::ssize(last));
 }
 
+// A thread fills the rows of one load after the other while pushes go on; some are given up halfway, of some the worker is
+// dismissed.
+TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is_given_up) {
+  constexpr std::size_t kSlots = 16;
+  Service service(Slots(kSlots), 0, kSlots);
+  service.add_table(0, sgd(1));
+  service.start_job(kJob, Mode::kAsp, 0, false);
+  std::mt19937_64 random(14);
+  const auto hashes = random_hashes(random, 2000, 4000);
+  const std::vector<float> ones(hashes.size(), 1.0F);
+  Pool pool(2);
+  std::vector<std::byte> section;
+  {
+    Pool own(1);
+    Shard whole(sgd(1), Slots(2), own);
+    std::vector<std::uint64_t> begins(3, hashes.size());
+    begins[0] = 0;
+    begins[1] = static_cast<std::uint64_t>(std::ranges::lower_bound(hashes, Slots(2).first_hash(Slot{1})) -
+                                           hashes.begin());
+    whole.assign({hashes, begins}, ones);
+    CHECK_EQ(whole.section(Slot{0}, section), begins[1]);
+  }
+  const std::size_t rows = static_cast<std::size_t>(
+      std::ranges::lower_bound(hashes, Slots(2).first_hash(Slot{1})) - hashes.begin());
+  constexpr int kLoads = 12;
+  int whole = 0;
+  int given_up = 0;
+  pool.run(2, [&](std::size_t part) {
+    if (part == 0) {
+      std::uint32_t incarnation = 0;
+      for (int load = 0; load < kLoads; ++load) {
+        service.admit(0, ++incarnation, 0);
+        Peer1 peer{.service = service, .incarnation = incarnation};
+        std::uint64_t sequence = 1;
+        const auto numbers = [&](Op op, const std::vector<std::uint64_t>& given) {
+          const std::array<wire::Frame, 1> payload{std::as_bytes(std::span(given))};
+          return peer
+              .one({.op = op, .sequence = sequence++, .count = static_cast<std::uint32_t>(given.size())},
+                   payload)
+              .header.status;
+        };
+        CHECK(numbers(Op::kLoadBegin, std::vector<std::uint64_t>(kSlots, 0)) == Status::kOk);
+        const std::uint64_t number = sequence;
+        CHECK(numbers(Op::kSaveBegin, {1, 2, 3, 4, std::uint64_t{3} << 32U}) == Status::kOk);
+        for (int i = 0; i < 5; ++i) {
+          CHECK(peer.write(Op::kPush, sequence++, hashes, ones).header.status == Status::kOk);
+        }
+        if (load % 3 == 1) {
+          service.dismiss(0, incarnation);
+          continue;
+        }
+        const std::vector<std::uint64_t> named = {number};
+        const std::array<wire::Frame, 2> words{std::as_bytes(std::span(named)), wire::Frame()};
+        const Header tell{.op = Op::kSaveTell,
+                          .dtype = wire::Dtype::kUint8,
+                          .sequence = std::uint64_t{1} << 63U,
+                          .count = 1};
+        if (load % 3 == 2) {
+          CHECK(numbers(Op::kSaveEnd, {number}) == Status::kOk);
+          CHECK(numbers(Op::kLoadEnd, {7}) == Status::kBadRequest);  // nothing of it is there any more
+          continue;
+        }
+        while (peer.one(tell, words).header.payload_bytes == 0) {
+        }
+        CHECK(numbers(Op::kSaveEnd, {number, 1, 2, 3, 4}) == Status::kOk);
+        CHECK(numbers(Op::kLoadEnd, {7}) == Status::kOk);
+        const auto pulled = peer.pull(hashes).values;
+        CHECK_EQ(std::ranges::count(pulled, 1.0F), static_cast<std::ptrdiff_t>(rows));
+        CHECK_EQ(std::ranges::count(pulled, 0.0F), std::ssize(pulled) - static_cast<std::ptrdiff_t>(rows));
+      }
+      service.close_saves();
+      return;
+    }
+    while (const auto load = service.next_save()) {
+      try {
+        CHECK(load->loads());
+        CHECK_EQ(load->restore(0, rows, section), rows);
+        load->say("done");
+        ++whole;
+      } catch (const std::invalid_argument&) {
+        CHECK(load->ended());
+        ++given_up;
+      }
+    }
+  });
+  CHECK(whole >= kLoads / 3);
+  CHECK(whole + given_up <= kLoads);
+}
+
 // A thread takes one save after the other while pushes go on, the table gets the rows of a load, and workers are dismissed.
 TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it) {
   constexpr std::size_t kSlots = 16;

@@ -374,6 +374,33 @@ TEST(sections_restore_into_any_cut_and_wrong_ones_change_nothing) {
   CHECK_EQ(empty.shard.size(), 0);
 }
 
+TEST(of_a_section_that_reaches_over_several_slots_a_part_is_restored) {
+  Store store(ftrl(), 4, 1);
+  std::mt19937_64 random(6);
+  const auto keys = draw_keys(random, 5000, 4000);
+  store.push(keys, std::vector<float>(keys.size(), 0.5F));
+  std::vector<std::unique_ptr<Store>> parts;
+  const std::vector<std::size_t> borders{0, 5, 5, 6, 16};
+  std::size_t restored = 0;
+  for (std::size_t part = 0; part + 1 < borders.size(); ++part) {
+    Store& mine = *parts.emplace_back(std::make_unique<Store>(ftrl(), 16, 1));
+    std::vector<std::byte> bytes;
+    for (std::uint32_t s = 0; s < 4; ++s) {
+      const std::size_t rows = store.shard.section(Slot{s}, bytes);
+      restored += mine.shard.restore(rows, bytes, borders[part], borders[part + 1]);
+    }
+    std::size_t own = 0;
+    for (std::uint32_t s = 0; s < 16; ++s) {
+      const std::size_t rows = mine.shard.section(Slot{s}, bytes);
+      own += rows;
+      CHECK_EQ(rows != 0, s >= borders[part] && s < borders[part + 1]);
+    }
+    CHECK_EQ(own, mine.shard.size());
+    CHECK_EQ(mine.shard.verify(), "");
+  }
+  CHECK_EQ(restored, store.shard.size());
+}
+
 TEST(a_batch_that_is_cut_otherwise_is_refused) {
   Store store(ftrl(), 16, 1);
   Pool pool(1);

@@ -300,7 +300,7 @@ def clustered(parser: argparse.ArgumentParser) -> None:
         dest="shared_storage",
         action="store_const",
         const=False,
-        help="the servers do not see what this machine writes: it writes all rows itself",
+        help="the servers do not see the files of this machine: it writes and reads all rows itself",
     )
     group.add_argument(
         "--filter",

@@ -69,9 +69,10 @@ def connect(
     filters : Filters, or one for each table's name, optional
         What may be done to send fewer bytes; default: nothing. Each worker chooses for itself.
     shared_storage : bool
-        Whether the servers see the directories that this worker saves to, by the same paths: then each writes its own
-        rows, while pushes go on. Object stores are seen by all. False: all rows come to this worker, which writes them
-        while its pushes wait, and there are no deltas.
+        Whether the servers see the directories that this worker saves to and loads from, by the same paths: then each
+        writes its own rows, while pushes go on, and reads them in a load. Object stores are seen by all. False: all
+        rows come to this worker, which writes them while its pushes wait, and there are no deltas; those of a load are
+        sent by worker 0, whose choice counts.
 
     Returns
     -------

@@ -29,7 +29,9 @@ import zmq
 
 from shoal import _core, checkpoint
 from shoal.cluster.link import Asked, Link
-from shoal.cluster.saving import Saving, words_of
+from shoal.cluster.loading import Loading
+from shoal.cluster.saving import Saving
+from shoal.cluster.tasks import STANDSTILL, words_of
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.functions import Function
@@ -377,24 +379,30 @@ class ClusterStore(Store):
             yield moment
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
-        """Have worker 0 send the rows while all others wait: a load is a call of all workers."""
+        """Have servers read their rows, or send them all, while other workers wait: a load is a call of all."""
         manifest = chain[-1].manifest
         self.channel.drain(self._timeout)
         self._meet("begin of a load", self._timeout)
 
-        def make(spec: TableSpec) -> _Loading:
+        def make(spec: TableSpec) -> _Fresh:
             base = chain[-1].digest if track else ""
-            return _Loading(self.channel, self._find(spec), spec, self._slots, base)
+            return _Fresh(self.channel, self._find(spec), spec, self._slots, base)
 
-        enough = self._timeout + sum(table.rows for link in chain for table in link.manifest.tables) / _SLOWEST_LOAD
+        def by_servers(tables: list[_Fresh], told: Callable[[int], None]) -> list[int]:
+            with Loading(self.channel, self._joined.map.endpoints, [table.number for table in tables]) as loading:
+                return loading.read(chain[-1], self._slots, told)
+
+        filled = by_servers if self._shared_storage and manifest.tables else None
+        rows = sum(table.rows for link in chain for table in link.manifest.tables)
+        enough = max(self._timeout, STANDSTILL) + rows / _SLOWEST_LOAD
         with self._locked(), self._gate.shut():
             for spec in (table.spec() for table in manifest.tables):
                 if spec.name not in self._tables:
                     self._add(spec, self._make_shard(spec))
             try:
                 if self.rank == 0:
-                    for _, loading in checkpoint.load(chain, make, self.threads, progress=progress):
-                        loading.finish()
+                    for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, filled=filled):
+                        fresh.finish()
             finally:  # they look for themselves whether it went well
                 self._meet("end of a load", enough)
             for table in manifest.tables:
@@ -402,7 +410,7 @@ class ClusterStore(Store):
                 if (len(shard), shard.step) != (table.size, table.step):
                     raise ShoalError(
                         f"{chain[-1].place} was not loaded: table {table.name!r} has {len(shard)} rows instead of "
-                        f"{table.size}; the error of worker 0, which reads the files for all, says why"
+                        f"{table.size}; the error of worker 0 says why"
                     )
 
     # ---- the end, and what the scheduler tells -----------------------------------------------------------------------
@@ -693,11 +701,12 @@ _FIGURES = (
 )
 
 
-class _Loading:
-    """Rows of a table on their way to the servers, which put them in place of what they have at :meth:`finish`.
+class _Fresh:
+    """Rows of a table that the servers put in place of what they have at :meth:`finish`.
 
-    A section of a checkpoint that was cut into other slots is cut anew here, by an empty shard of the engine's: servers
-    take the rows of one slot at a time.
+    They read them themselves (cluster/loading.py), or are sent them where no storage is shared. A section of a
+    checkpoint that was cut into other slots is then cut anew here, by an empty shard of the engine's: in messages
+    servers take the rows of one slot at a time.
     """
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int, base: str) -> None:
@@ -720,16 +729,17 @@ class _Loading:
             room = np.repeat((given + np.uint64(share - 1)) // np.uint64(share), share)
         self._begin(Op.LOAD_BEGIN, [room], count=len(room)).wait()
 
-    def restore(self, rows: int, section: npt.NDArray[np.uint8], /) -> None:
-        """Send the rows of a section. Returns while they are under way."""
+    def restore(self, rows: int, section: npt.NDArray[np.uint8], /) -> int:
+        """Send the rows of a section: all of them. Returns while they are under way."""
         hashes = section[: 8 * rows].view(np.uint64)
         shift = np.uint64(64 - self._slots.bit_length() + 1)
         first, last = (hashes[[0, -1]] >> shift).tolist()
         if first == last and section.nbytes <= _SECTION_BYTES:
             self._send(first, rows, section)
-            return
+            return rows
         for slot, some, piece in _cut_anew(self._spec, rows, section, self._slots):
             self._send(slot, some, piece)
+        return rows
 
     def restore_filter(self, slots: int, slot: int, filter: npt.NDArray[np.uint8], /) -> None:
         """Send what the admission of a slot of so many has counted. Returns while it is under way."""

@@ -2,7 +2,7 @@
 
 Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing; this module makes them, tells
 the scheduler where they are, and hands the scheduler's orders to all of them. Python is in no request's way. What
-workers save, threads of Python write (cluster/saving.py).
+workers save and load, threads of Python write and read (cluster/tasks.py).
 
 It ends when it is told to, when the scheduler is, when the scheduler was silent for too long, or when the process that
 started it is gone: rows that nobody can reach any more hold no memory.
@@ -22,7 +22,9 @@ import zmq
 from shoal import _core
 from shoal.cluster.address import bindable, check_bind, is_loopback, join_address, split
 from shoal.cluster.link import GRACE, Link
-from shoal.cluster.saving import Writing
+from shoal.cluster.loading import ReadTask
+from shoal.cluster.saving import WriteTask
+from shoal.cluster.tasks import Working
 from shoal.errors import MemoryBudgetExceeded, ShoalError
 from shoal.rpc.curve import Guard, Keys
 from shoal.rpc.loop import start_loop
@@ -40,9 +42,11 @@ from shoal.rpc.messages import (
 )
 from shoal.store import make_budget
 
-__all__ = ["Server", "obey"]
+__all__ = ["TASKS", "Server", "obey"]
 
 _log = logging.getLogger("shoal.server")
+
+TASKS = WriteTask | ReadTask  # what workers have a server do, beside its data loops
 
 _PAUSE = 0.2  # seconds between two looks at whether it is to go on
 _LEAVING = 2.0  # seconds to say goodbye in
@@ -184,7 +188,7 @@ class Server:
                     heartbeat=welcome.heartbeat,
                 )
                 undo.callback(loop.stop)
-                undo.callback(Writing(service).stop)
+                undo.callback(Working(service, TASKS).stop)
                 self._services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
