@@ -191,8 +191,8 @@ class Shard {
   void freeze();
   void thaw();
 
-  // Which save's delta the next one could be: what has changed since is known. "": none's.
-  std::string base() const;
+  // Which save's delta, or export's, the next one could be: what has changed since is known. "": none's.
+  std::string base(Purpose purpose = Purpose::kSave) const;
   // From here on what changes is remembered, as if the rows had just been saved so. Nobody else uses the shard yet.
   void track(std::string base);
 
@@ -298,7 +298,7 @@ class Shard {
     std::atomic<std::size_t> most{0};  // from which on changes wait
     std::mutex mutex;                  // the last to be locked
     std::condition_variable taken;     // a slot was saved, or the save has ended
-    std::string base;                  // guarded by the mutex
+    std::array<std::string, kPurposes> bases;  // guarded by the mutex
   };
   // Rows of these hashes, each once, are about to change, or what the slot's door knows of them; the slot is locked.
   void before_change(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept {

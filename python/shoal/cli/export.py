@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def export(arguments: argparse.Namespace) -> Answer:
     """Export a checkpoint or a model."""
     from shoal import checkpoint
     from shoal.export.cache import Cache
-    from shoal.export.write import Given, write
+    from shoal.export.write import Given, Still, write
     from shoal.models import files
     from shoal.storage import place_of
     from shoal.store import local
@@ -78,9 +77,7 @@ def export(arguments: argparse.Namespace) -> Answer:
         given = [Given(table.spec, len(table), table.shard.read_slot) for table in tables]
         told = write(
             place_of(arguments.directory),
-            [table.spec for table in tables],
-            lambda: nullcontext(given),
-            store.slots,
+            Still(given, store.slots),
             dtype=dtypes,
             since=None if arguments.since is None else place_of(arguments.since),
             version=arguments.version,
