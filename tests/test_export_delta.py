@@ -288,6 +288,10 @@ def test_what_is_not_known_of_a_base_is_found_by_comparing_and_the_base_is_check
         path.write_bytes(good[:-1])  # and who knows what has changed finds that a file is cut short
         with pytest.raises(shoal.CorruptionError, match="bytes instead of"):
             store.export(tmp_path / "3", since=tmp_path / "2")
+        path.write_bytes(good[:64] + np.random.default_rng(1).bytes(len(good) - 64))  # or that there are no rows
+        table.assign(KEYS, table.pull(KEYS))
+        with pytest.raises(shoal.CorruptionError, match=r"'t' of the base: line .* has no ascending hashes"):
+            store.export(tmp_path / "3", since=tmp_path / "2")
         path.write_bytes(good)
         assert store.export(tmp_path / "3", since=tmp_path / "2").tables["t"].rows == 1  # nothing was forgotten
     with shoal.open_export(tmp_path / "3") as export:

@@ -98,8 +98,9 @@ py::tuple difference_in(const Frozen& frozen, std::size_t slot, const Array<std:
   {
     const py::gil_scoped_release nogil;
     std::vector<Frozen::Stretch> within;
-    Changed(frozen.slots(), bits, count, saved)
-        .each_run([&](std::uint64_t first, std::uint64_t last) { within.push_back({first, last}); });
+    Changed(frozen.slots(), bits, count, saved).each_run([&](std::uint64_t first, std::uint64_t last) {
+      within.push_back({first, last});
+    });
     frozen.difference(which, from, rows, changed, now, within);
   }
   return rows_of(changed, now, frozen.form().dim());

@@ -394,7 +394,8 @@ void add_store(py::module_& module) {
       .def("snapshot", &snapshot, py::arg("clock") = 0, py::arg("kind") = "plain", py::arg("most") = 0,
            py::arg("purpose") = "save")
       .def(
-          "base", [](const Shard& shard, const std::string& purpose) { return shard.base(purpose_of(purpose)); },
+          "base",
+          [](const Shard& shard, const std::string& purpose) { return shard.base(purpose_of(purpose)); },
           py::arg("purpose") = "save")
       .def("track", &Shard::track, py::arg("base"), py::call_guard<py::gil_scoped_release>())
       .def("merge", &merge, py::arg("cut"), py::arg("base_rows"), py::arg("base").noconvert(),

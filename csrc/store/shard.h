@@ -293,11 +293,11 @@ class Shard {
   struct Saving {
     std::atomic<bool> active{false};
     std::atomic<bool> lost{false};  // there was no memory to keep something in: the save cannot be finished
-    std::atomic<std::size_t> left{0};  // slots that are to be saved yet
-    std::atomic<std::size_t> kept{0};  // bytes of rows as they were
-    std::atomic<std::size_t> most{0};  // from which on changes wait
-    std::mutex mutex;                  // the last to be locked
-    std::condition_variable taken;     // a slot was saved, or the save has ended
+    std::atomic<std::size_t> left{0};          // slots that are to be saved yet
+    std::atomic<std::size_t> kept{0};          // bytes of rows as they were
+    std::atomic<std::size_t> most{0};          // from which on changes wait
+    std::mutex mutex;                          // the last to be locked
+    std::condition_variable taken;             // a slot was saved, or the save has ended
     std::array<std::string, kPurposes> bases;  // guarded by the mutex
   };
   // Rows of these hashes, each once, are about to change, or what the slot's door knows of them; the slot is locked.

@@ -55,7 +55,7 @@ class Snapshot {
   static constexpr std::size_t kShare = 16;                      // that part of the table, if it is more
   static constexpr std::size_t kHopeless = 4;
   static constexpr std::chrono::milliseconds kPatience{50};
-  static constexpr std::size_t kFew = 4;   // where less than one range in so many has changed, rows are picked
+  static constexpr std::size_t kFew = 4;  // where less than one range in so many has changed, rows are picked
   static constexpr std::size_t kNear = 3;  // rows in a range that has one, at most, on the average
 
   enum class Kind : std::uint8_t {
@@ -80,8 +80,8 @@ class Snapshot {
 
   // The shard is frozen, and outlives this. `most` 0: as above. std::invalid_argument: the shard is being saved, or has no
   // base for a delta of that purpose.
-  explicit Snapshot(Shard& shard, std::uint32_t store_clock = 0, Kind kind = Kind::kPlain, std::size_t most = 0,
-                    Purpose purpose = Purpose::kSave);
+  explicit Snapshot(Shard& shard, std::uint32_t store_clock = 0, Kind kind = Kind::kPlain,
+                    std::size_t most = 0, Purpose purpose = Purpose::kSave);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
@@ -116,7 +116,8 @@ class Snapshot {
   };
   std::unique_ptr<Copy> borrow();
   Taken unmark(Slot slot);
-  const Changed* changed_of(Slot slot) const;  // what a delta is to hold; null where the snapshot is of all rows
+  const Changed* changed_of(
+      Slot slot) const;  // what a delta is to hold; null where the snapshot is of all rows
   std::vector<SlotTable::Entry> rows_of(const Taken& taken, const Changed* changed) const;
   static Ranges ranges_of(const Changed& changed);
   void give_back(Taken taken);

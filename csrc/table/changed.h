@@ -69,7 +69,9 @@ class Changed {
   std::size_t range_of(std::uint64_t hash) const noexcept {
     return static_cast<std::size_t>((hash << slot_bits_) >> (64U - bits_));
   }
-  std::uint64_t first_place(std::size_t range) const noexcept { return std::uint64_t{range} << (64U - bits_); }
+  std::uint64_t first_place(std::size_t range) const noexcept {
+    return std::uint64_t{range} << (64U - bits_);
+  }
   // The first range from `from` on that is named, or is not; else how many ranges there are.
   std::size_t find(bool named, std::size_t from) const noexcept;
   bool halve() noexcept;  // false: there is no memory

@@ -638,8 +638,8 @@ class Store(ABC):
             Another export of the same tables: write a delta, which has only what has changed since, and is read
             together with it. The other one must stay where it is.
         track : bool
-            Whether a local store remembers from then on what changes, as it does after an export with ``since``: a delta
-            upon this export then looks at that alone, any other at every row. Both have the same rows.
+            Whether a local store remembers from then on what changes, as it does after an export with ``since``: a
+            delta upon this export then looks at that alone, any other at every row. Both have the same rows.
         tables : iterable of str, optional
             Names of the tables to write; all of them if not given.
         version : int, optional
@@ -836,9 +836,7 @@ class LocalStore(LoneStore):
                 for spec, shard, kind in shards:
                     if kind == "delta" and (base is None or shard.base() != base.digest):
                         raise checkpoint.no_base(spec.name, base)
-                return [
-                    checkpoint.Taken(*one) for one in held.enter_context(checkpoint.snapshots(shards, self._clock))
-                ]
+                return [checkpoint.Taken(*one) for one in held.enter_context(checkpoint.snapshots(shards, self._clock))]
 
             yield checkpoint.Held(self._gate.change(take), self._slots, self.threads, self._clock)
 

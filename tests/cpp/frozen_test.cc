@@ -278,12 +278,14 @@ TEST(every_number_of_16_bits_is_widened_as_half_h_does) {
 void check_difference_within(const Frozen& frozen, Slot slot, std::span<const Frozen::Stretch> within,
                              std::span<const std::uint64_t> hashes, std::span<const float> weights) {
   const std::size_t dim = frozen.form().dim();
-  using Part = std::pair<std::vector<std::uint64_t>, std::vector<std::uint32_t>>;  // rows as bits: removed ones are NaN
+  using Part = std::pair<std::vector<std::uint64_t>,
+                         std::vector<std::uint32_t>>;  // rows as bits: removed ones are NaN
   const auto part = [&](std::span<const std::uint64_t> all, std::span<const float> rows) {
     Part some;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const std::uint64_t place = all[i] << frozen.slots().bits();
-      if (std::ranges::any_of(within, [&](const auto& at) { return at.first <= place && place <= at.last; })) {
+      if (std::ranges::any_of(within,
+                              [&](const auto& at) { return at.first <= place && place <= at.last; })) {
         some.first.push_back(all[i]);
         for (const float weight : rows.subspan(i * dim, dim)) {
           some.second.push_back(std::bit_cast<std::uint32_t>(weight));
@@ -298,7 +300,8 @@ void check_difference_within(const Frozen& frozen, Slot slot, std::span<const Fr
   const Part expected = part(differ, values);
   const Part given = part(hashes, weights);
   std::vector<float> rows(given.second.size());
-  std::ranges::transform(given.second, rows.begin(), [](std::uint32_t bits) { return std::bit_cast<float>(bits); });
+  std::ranges::transform(given.second, rows.begin(),
+                         [](std::uint32_t bits) { return std::bit_cast<float>(bits); });
   frozen.difference(slot, given.first, rows, differ, values, within);
   CHECK(part(differ, values) == expected);
   CHECK_EQ(differ.size(), expected.first.size());

@@ -444,7 +444,8 @@ TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
         const KeyBatch batch(keys, store.cut, one);
         const SlotSlices slices{batch.hashes(), batch.begins()};
         try {
-          store.shard->assign(slices, std::vector<float>(batch.size() * store.shard->rows().dim(), 2.0F), clock);
+          store.shard->assign(slices, std::vector<float>(batch.size() * store.shard->rows().dim(), 2.0F),
+                              clock);
         } catch (const MemoryBudgetExceeded&) {
         }
       };

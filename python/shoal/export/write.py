@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from shoal import _core
+from shoal.errors import CorruptionError
 from shoal.export import manifest as form
 from shoal.export.cache import Cache
 from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
@@ -39,8 +40,8 @@ class Given(NamedTuple):
     read_slot: Callable[[int], _Rows]
     largest_error: float = 0.0  # of the weights that are given
     rms_error: float = 0.0
-    # Where it is known what has changed since the base, instead of read_slot: the rows in the ranges that have, and these
-    # ranges: bits, how many, and their bytes (docs/checkpoint-format.md).
+    # Where it is known what has changed since the base, instead of read_slot: the rows in the ranges that have, and
+    # these ranges: bits, how many, and their bytes (docs/checkpoint-format.md).
     read_changes: Callable[[int], _Changes] | None = None
     done: Callable[[str], None] | None = None  # hears the digest of the export, once it is in place
 
@@ -289,7 +290,10 @@ def _to_write(
         hashes, weights, bits, count, ranges = table.read_changes(slot)
         read = len(hashes)
         if count:
-            hashes, weights = under.difference_in(slot, hashes, weights, bits, count, ranges)
+            try:
+                hashes, weights = under.difference_in(slot, hashes, weights, bits, count, ranges)
+            except ValueError as error:
+                raise CorruptionError(f"table {table.spec.name!r} of the base: {error}") from None
         return read, hashes, weights
     hashes, weights = table.read_slot(slot)
     read = len(hashes)
