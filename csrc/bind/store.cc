@@ -115,6 +115,14 @@ std::vector<std::string> columns(const Shard& shard) {
   return all;
 }
 
+Array<std::uint32_t> marks(const Shard& shard, const KeyBatch& batch, std::size_t k) {
+  Array<std::uint32_t> values = fresh<std::uint32_t>(batch.size());
+  const auto to = out(values);
+  const py::gil_scoped_release nogil;
+  shard.marks(slices(batch), k, to);
+  return values;
+}
+
 void check_slot(const Shard& shard, std::size_t slot) {
   SHOAL_CHECK(slot < shard.slots().count(), "there is no slot " + std::to_string(slot));
 }
@@ -382,6 +390,8 @@ void add_store(py::module_& module) {
       .def("contains", &contains, py::arg("batch"))
       .def("columns", &columns)
       .def("state", &state, py::arg("batch"), py::arg("column"))
+      .def("mark_names", [](const Shard& shard) { return shard.rows().marks().names(); })
+      .def("marks", &marks, py::arg("batch"), py::arg("k"))
       .def("section", &section, py::arg("slot"))
       .def("restore", &restore, py::arg("rows"), py::arg("section").noconvert())
       .def("reserve", &reserve, py::arg("rows"))

@@ -151,6 +151,8 @@ class Shard {
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
   // Column k of the batch's rows as float32, dim a row (1 a row for the row state, k == rows().columns()).
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
+  // Number k of the marks of the batch's rows (table/lifecycle.h), bits as they are stored; 0 where there is no row.
+  void marks(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
 
   // --- by slot: checkpoints and iteration (as it was at one moment: store/snapshot.h) ----------------------------
 
