@@ -42,7 +42,7 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
         for begin in range(0, keys, 65536):
             some = np.arange(begin, min(begin + 65536, keys), dtype=np.uint64)
             table.push(some, random.standard_normal((len(some), dim)).astype(np.float32)).wait()
-        store.export(directory / "0", dtype=dtype)
+        store.export(directory / "0", dtype=dtype, track=True)
         reader = subprocess.Popen(
             [sys.executable, "-c", READER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

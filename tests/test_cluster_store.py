@@ -577,3 +577,42 @@ def test_a_process_that_forgets_its_store_ends_quietly(made):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, made.address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+
+
+# ---- rows for others -------------------------------------------------------------------------------------------------
+
+
+def test_exports_of_a_cluster_and_deltas_of_them_are_those_of_a_local_store_tracked_or_not(made, tmp_path):
+    def run(store, folder):
+        table = store.table("t", **SGD)
+        keys = np.arange(500, dtype=np.uint64)
+        table.push(keys, -np.ones(500, np.float32)).wait()
+        store.export(folder / "0", track=True)
+        table.push(keys[:7], np.ones(7, np.float32)).wait()
+        table.erase(keys[7:9])
+        assert store.export(folder / "1", since=folder / "0").tables["t"].rows == 9
+        assert store.export(folder / "2", since=folder / "1").tables["t"].rows == 0
+        return [path.read_bytes() for k in range(3) for path in (folder / str(k)).glob("*.frozen")]
+
+    with shoal.local(slots=16) as local, joined(made.address, 1, consistency=shoal.ASP()) as stores:
+        assert run(stores[0], tmp_path / "cluster") == run(local, tmp_path / "local")
+
+
+def test_parquet_of_a_clusters_table_with_rules_loads_as_sighted_now(made, tmp_path):
+    exchange = pytest.importorskip("shoal.exchange")
+    pytest.importorskip("pyarrow.parquet")
+    with joined(made.address, 1, consistency=shoal.ASP()) as stores:
+        table = stores[0].table("t", expire=shoal.TimeToLive(2), **SGD)
+        table.push(KEYS, ONES).wait()
+        assert exchange.write_parquet(table, tmp_path / "t.parquet") == 5
+        weights = table.pull(KEYS)
+    with shoal.local(slots=4) as store:
+        store.tick()
+        again = exchange.load_parquet(store, tmp_path / "t.parquet")
+        np.testing.assert_array_equal(again.pull(KEYS), weights)
+        store.sweep()
+        assert len(again) == 5
+        for _ in range(3):
+            store.tick()
+        store.sweep()
+        assert len(again) == 0

@@ -130,10 +130,6 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
         with pytest.raises(ValueError, match="'t' is there twice"):
             exchange.load_parquet(store, changed)
         assert table.digest() == before
-        swept = store.table("swept", expire=shoal.TimeToLive(9))
-        exchange.write_parquet(swept, path)
-        with pytest.raises(ValueError, match="keep a checkpoint"):
-            exchange.load_parquet(store, path)
         bfloat = store.table("b", dim=2, dtype="bfloat16", optimizer=shoal.SGD())
         exchange.write_parquet(bfloat, path)
         metadata = pa.parquet.read_table(path).schema.metadata
@@ -142,6 +138,90 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
         )
         with pytest.raises(ValueError, match="no bfloat16 number"):
             exchange.load_parquet(store, changed)
+
+
+SIGHTED = {
+    "count": {"expire": (shoal.MaxRows(1000, keep="frequent"),), "admit": shoal.AfterCount(2)},
+    "clock": {"expire": (shoal.TimeToLive(3),), "admit": shoal.AfterBloom(2, capacity=1000)},
+    "score": {"expire": (shoal.DecayedScore(0.5, floor=0.2),)},
+    "all": {"expire": (shoal.DecayedScore(0.5, floor=0.2), shoal.MaxRows(1000, keep="frequent"))},
+    "none": {"admit": shoal.WithProbability(0.5)},
+}
+COLUMNS = {"count": ["count"], "clock": ["clock"], "score": ["clock", "score"], "none": []}
+
+
+@pytest.mark.parametrize("rules", SIGHTED)
+@pytest.mark.parametrize(("dim", "dtype"), [(1, "float32"), (3, "bfloat16")])
+def test_rows_of_tables_with_rules_come_back_with_their_sightings(tmp_path, monkeypatch, rules, dim, dtype):
+    monkeypatch.setattr(exchange, "_ROW_GROUP", 50)
+    rng = np.random.default_rng(2)
+    how = {"dim": dim, "optimizer": shoal.RowWiseAdagrad(), "dtype": dtype, **SIGHTED[rules]}
+    with shoal.local(slots=8, threads=1) as store, shoal.local(slots=64, threads=1) as other:
+        table = store.table("t", **how)
+
+        def push(one, drawn):
+            keys = drawn.integers(0, 300, 400, np.uint64)
+            one.push(keys, drawn.standard_normal((400, dim)).astype(np.float32)).wait()
+
+        for _ in range(5):
+            push(table, rng)
+            store.tick()
+        assert 100 < len(table) < 300 or rules in {"score", "all"}
+        assert exchange.write_parquet(table, tmp_path / "t.parquet") == len(table)
+        told = pa.parquet.read_table(tmp_path / "t.parquet")
+        assert told.column_names == ["key", "weights", "m", *COLUMNS.get(rules, ["count", "clock", "score"])]
+        if "clock" in told.column_names:
+            assert set(told["clock"].to_pylist()) <= {0, 1, 2, 3, 4}
+        if "count" in told.column_names:
+            assert sum(told["count"].to_pylist()) > 2 * len(table)
+        pa.parquet.write_table(told.take(rng.permutation(len(told))), tmp_path / "turned.parquet", row_group_size=70)
+        other.tick()
+        for file in ("t", "turned"):
+            again = exchange.load_parquet(other, tmp_path / f"{file}.parquet")
+            assert (again.spec, again.digest()) == (table.spec, table.digest())
+        # And they go on alike: clocks are the table's, whatever the store's is. Rows alone: no keys wait any more.
+        there = told["key"].to_numpy()
+        for one, of in ((table, store), (again, other)):
+            one.push(there[:50], np.ones((50, dim), np.float32)).wait()
+            of.tick()
+            of.tick()
+            of.sweep()
+        assert again.digest() == table.digest()
+
+
+def test_rows_without_sightings_count_as_sighted_now(tmp_path):
+    path = tmp_path / "t.parquet"
+    rules = {"admit": shoal.AfterCount(9), "expire": SIGHTED["all"]["expire"]}
+    with shoal.local(slots=8) as store, shoal.local(slots=8) as other:
+        table = store.table("t", optimizer=shoal.SGD(), **rules)
+        table.assign(KEYS, np.ones(5, np.float32))
+        for _ in range(9):
+            store.tick()
+        exchange.write_parquet(table, path)
+        good = pa.parquet.read_table(path)
+        pa.parquet.write_table(good.drop_columns(["count", "clock", "score"]), path)
+        again = exchange.load_parquet(other, path)
+        assert again.contains(KEYS).all()  # though none was sighted nine times
+        exchange.write_parquet(again, path)
+        told = pa.parquet.read_table(path)
+        assert [set(told[name].to_pylist()) for name in ("count", "clock", "score")] == [{1}, {9}, {1.0}]
+        other.sweep()
+        assert len(again) == 5
+        store.sweep()
+        assert len(table) == 0
+        for column, values, message in [
+            ("score", pa.array([1.0, np.nan, 1, 1, 1], pa.float32()), "a score is not a finite number"),
+            ("score", pa.array([1.0, -1, 1, 1, 1], pa.float32()), "a score is not a finite number"),
+            ("count", pa.array([1, 1, 1, 1, 1], pa.int64()), "'count' is int64 instead of uint32"),
+            ("clock", pa.array([1, None, 1, 1, 1], pa.uint32()), "'clock' holds nulls"),
+        ]:
+            pa.parquet.write_table(good.set_column(good.column_names.index(column), column, values), path)
+            with pytest.raises(ValueError, match=message):
+                exchange.load_parquet(other, path)
+        metadata = {b"shoal": good.schema.metadata[b"shoal"].replace(b'"clock":9', b'"clock":-9')}
+        pa.parquet.write_table(good.replace_schema_metadata(metadata), path)
+        with pytest.raises(ValueError, match="a clock of -9"):
+            exchange.load_parquet(other, path)
 
 
 def test_the_command_makes_the_checkpoint_again(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
@@ -14,8 +15,13 @@ from hypothesis import given, settings
 import shoal
 from oracle import export as oracle
 from shoal import cli
+from shoal.export import manifest, write
+from shoal.storage import LocalPlace
+from test_checkpoint_snapshots import RULES, Script, held
 
 KEYS = np.arange(2000, dtype=np.uint64)
+
+__all__ = ["held"]  # a fixture
 
 
 def rows_now(table, keys, dtype):
@@ -103,6 +109,247 @@ def test_any_history_of_rows_reads_as_its_last_state(tmp_path_factory, versions)
                 got = export.table("t").pull(asked).ravel()
                 np.testing.assert_array_equal(got, oracle.rounded(want, "float16"))
                 np.testing.assert_array_equal(export.table("t").contains(asked), got != 0)
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Tell how many rows the exports since the last call have read."""
+    rows = []
+    real = write._to_write
+
+    def counted(*how):
+        read = real(*how)
+        rows.append(read[0])
+        return read
+
+    monkeypatch.setattr(write, "_to_write", counted)
+
+    def since_last():
+        count = sum(rows)
+        rows.clear()
+        return count
+
+    return since_last
+
+
+def compared(store, folder, since, **how):
+    """Write a delta by comparing every row."""
+    given = [write.Given(table.spec, len(table), table.shard.read_slot) for table in store.tables.values()]
+    return write.write(LocalPlace(folder), write.Still(given, store.slots), since=LocalPlace(since), **how)
+
+
+def written(folder):
+    """What an export holds: its tables, and the bytes of their files, whose names are random."""
+    found = manifest.read(LocalPlace(folder))[0]
+    return [
+        (
+            table.description(),
+            (table.rows, table.dropped, table.largest_error, table.rms_error),
+            [(folder / file.name).read_bytes() for file in table.files],
+            table.sections,
+        )
+        for table in found.tables
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rules=st.sampled_from(sorted(RULES)),
+    dim=st.sampled_from([1, 3]),
+    dtype=st.sampled_from(["float32", "float16", "int8"]),
+    slots=st.sampled_from([2, 64]),
+    memory=st.sampled_from([None, 400_000]),
+    steps=st.lists(st.sampled_from(["few", "many", "save", "whole", "nothing"]), min_size=3, max_size=8),
+)
+def test_a_delta_of_what_has_changed_is_that_of_every_row_to_the_byte(
+    tmp_path_factory, seed, rules, dim, dtype, slots, memory, steps
+):
+    folder = tmp_path_factory.mktemp("d")
+    rng = np.random.default_rng(seed)
+    with shoal.local(slots=slots, threads=2, memory=memory) as store:
+        store.table("t", dim=dim, optimizer=shoal.FTRL(l1=0.1) if dim == 1 else shoal.SGD(), **RULES[rules])
+        script = Script(store, seed)
+        for _ in range(3):
+            script.step()
+        store.export(folder / "0", dtype=dtype, track=True)
+        last, saved = folder / "0", None
+        for k, step in enumerate(steps, 1):
+            now = folder / str(k)
+            if step == "many":
+                script.step()
+            elif step == "few":
+                keys = rng.integers(0, 2000, 3, np.uint64)
+                with contextlib.suppress(shoal.MemoryBudgetExceeded):
+                    store.tables["t"].push(keys, np.ones((3, dim), np.float32)).wait()
+                store.tables["t"].erase(rng.integers(0, 2000, 2, np.uint64))
+                store.tick()
+                store.sweep()
+            elif step == "save":  # which has its own base
+                there = folder / f"saved{k}"
+                if saved is None:
+                    store.save(there, track=True)
+                else:
+                    store.save(there, since=saved)
+                saved = there
+            elif step == "whole":  # for somebody else, of which no delta is made
+                store.export(folder / f"whole{k}")
+            base = manifest.read(LocalPlace(last))[1]
+            assert [table.shard.base("export") for table in store.tables.values()] == [base]
+            told = store.export(now, since=last)
+            assert told.tables == compared(store, folder / f"compared{k}", last).tables
+            assert written(now) == written(folder / f"compared{k}")
+            with shoal.open_export(now) as export:
+                asked = np.arange(2500, dtype=np.uint64)
+                if dtype == "float32":
+                    np.testing.assert_array_equal(export.table("t").pull(asked), store.tables["t"].pull(asked))
+            last = now
+        if saved is not None:
+            store.save(folder / "end", since=saved)
+            with shoal.local(slots=8) as other:
+                other.load(folder / "end")
+                assert other.tables["t"].digest() == store.tables["t"].digest()
+
+
+def test_a_delta_upon_the_last_tracked_export_looks_at_what_has_changed_alone(looked, tmp_path):
+    with shoal.local(slots=16) as store:
+        table = store.table("t", optimizer=shoal.SGD())
+        table.assign(KEYS, np.ones(2000, np.float32))
+        store.export(tmp_path / "0")
+        table.assign(KEYS[:5], np.full(5, 2, np.float32))
+        looked()
+        store.export(tmp_path / "1", since=tmp_path / "0")  # upon one that was not tracked
+        assert looked() == 2000
+        table.assign(KEYS[:5], np.full(5, 3, np.float32))
+        table.erase(KEYS[1000:1005])
+        store.table("new", optimizer=shoal.SGD()).assign(KEYS[:7], np.ones(7, np.float32))
+        told = store.export(tmp_path / "2", since=tmp_path / "1")
+        assert {name: table.rows for name, table in told.tables.items()} == {"t": 10, "new": 7}
+        assert 12 <= looked() < 60
+        assert store.export(tmp_path / "3", since=tmp_path / "2").tables["t"].rows == 0
+        assert looked() == 0
+        store.export(tmp_path / "whole", track=True)
+        assert looked() == 2002
+        table.assign(KEYS[:5], np.full(5, 4, np.float32))
+        store.export(tmp_path / "4", since=tmp_path / "whole")
+        assert 5 <= looked() < 30
+        store.export(tmp_path / "5", since=tmp_path / "2")  # not the last one
+        assert looked() == 2002
+    for name, want in (("3", [3, 1, 0]), ("4", [4, 1, 0]), ("5", [4, 1, 0])):
+        with shoal.open_export(tmp_path / name) as export:
+            assert export.table("t").pull(KEYS[[0, 500, 1000]]).ravel().tolist() == want
+
+
+def test_a_table_that_an_export_between_left_out_is_known_upon_the_one_that_has_it(looked, tmp_path):
+    with shoal.local(slots=4) as store:
+        for name in "ab":
+            store.table(name, optimizer=shoal.SGD()).assign(KEYS, np.ones(2000, np.float32))
+        store.export(tmp_path / "0", track=True)
+        for k in (1, 2, 3):
+            for table in store.tables.values():
+                table.assign(KEYS[k : k + 1], np.full(1, 9, np.float32))
+            looked()
+            names = {1: ["b"], 2: ["a"], 3: ["a", "b"]}[k]
+            told = store.export(tmp_path / str(k), since=tmp_path / str(k - 1), tables=names)
+            assert {name: table.rows for name, table in told.tables.items()} == [{"b": 1}, {"a": 2}, {"a": 1, "b": 2}][
+                k - 1
+            ]
+            assert looked() < 30
+    with shoal.open_export(tmp_path / "3") as export:
+        for name in "ab":
+            assert export.table(name).pull(KEYS[:5]).ravel().tolist() == [1, 9, 9, 9, 1]
+
+
+def test_what_is_not_known_of_a_base_is_found_by_comparing_and_the_base_is_checked(looked, tmp_path):
+    with shoal.local(slots=16) as store:
+        table = store.table("t", optimizer=shoal.SGD())
+        table.assign(KEYS, np.ones(2000, np.float32))
+        store.save(tmp_path / "saved")
+        store.export(tmp_path / "0", track=True)
+        table.assign(KEYS[:5], np.full(5, 2, np.float32))
+        store.load(tmp_path / "saved", track=True)  # which knows what has changed since the save
+        table.assign(KEYS[5:7], np.full(2, 2, np.float32))
+        looked()
+        assert store.export(tmp_path / "1", since=tmp_path / "0").tables["t"].rows == 2
+        assert looked() == 2000
+        shutil.rmtree(tmp_path / "1")
+        with shoal.local(slots=16) as other:  # another process's, of the same number, in the same place
+            other.table("t", optimizer=shoal.SGD()).assign(KEYS, np.full(2000, 2, np.float32))
+            other.export(tmp_path / "1", version=2)
+        looked()
+        assert store.export(tmp_path / "2", since=tmp_path / "1").tables["t"].rows == 1998
+        assert looked() == 2000
+        table.assign(KEYS[:1], np.full(1, 5, np.float32))
+        path = next((tmp_path / "1").glob("*.frozen"))
+        good = path.read_bytes()
+        path.write_bytes(good[:-1] + b"x")
+        with pytest.raises(shoal.CorruptionError, match="checksum"):
+            store.export(tmp_path / "3", since=tmp_path / "1")
+        path.write_bytes(good[:-1])  # and who knows what has changed finds that a file is cut short
+        with pytest.raises(shoal.CorruptionError, match="bytes instead of"):
+            store.export(tmp_path / "3", since=tmp_path / "2")
+        path.write_bytes(good[:64] + np.random.default_rng(1).bytes(len(good) - 64))  # or that there are no rows
+        table.assign(KEYS, table.pull(KEYS))
+        with pytest.raises(shoal.CorruptionError, match=r"'t' of the base: line .* has no ascending hashes"):
+            store.export(tmp_path / "3", since=tmp_path / "2")
+        path.write_bytes(good)
+        assert store.export(tmp_path / "3", since=tmp_path / "2").tables["t"].rows == 1  # nothing was forgotten
+    with shoal.open_export(tmp_path / "3") as export:
+        assert export.table("t").pull(KEYS[:7]).ravel().tolist() == [5, 1, 1, 1, 1, 2, 2]
+
+
+def test_an_export_that_fails_is_no_base_and_what_had_changed_before_counts_still(looked, tmp_path, monkeypatch):
+    with shoal.local(slots=16) as store:
+        table = store.table("t", optimizer=shoal.SGD())
+        table.assign(KEYS, np.ones(2000, np.float32))
+        store.export(tmp_path / "0", track=True)
+        table.assign(KEYS[:5], np.full(5, 2, np.float32))
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
+            store.export(tmp_path / "file", since=tmp_path / "0")
+        with monkeypatch.context() as broken:
+
+            def full(replacement, body):
+                table.assign(KEYS[5:6], np.full(1, 2, np.float32))
+                raise OSError(28, "no space left")
+
+            broken.setattr(write.Replacement, "publish", full)
+            for how in ({"since": tmp_path / "0"}, {"track": True}):
+                with pytest.raises(OSError, match="no space"):
+                    store.export(tmp_path / "1", **how)
+        table.assign(KEYS[6:7], np.full(1, 2, np.float32))
+        looked()
+        assert store.export(tmp_path / "1", since=tmp_path / "0").tables["t"].rows == 7
+        assert looked() < 40
+
+
+def test_a_delta_is_of_one_moment_and_the_next_has_what_was_pushed_meanwhile(held, looked, tmp_path):
+    with shoal.local(slots=16, threads=2) as store:
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        table.assign(KEYS, np.ones(2000, np.float32))
+        held.go.set()
+        store.export(tmp_path / "0", track=True)
+        table.assign(KEYS[:200], np.full(200, 2, np.float32))
+        held.came.clear()
+        held.go.clear()
+        one = threading.Thread(target=store.export, args=(tmp_path / "1",), kwargs={"since": tmp_path / "0"})
+        one.start()
+        assert held.came.wait(60)
+        table.assign(KEYS[100:300], np.full(200, 3, np.float32))
+        table.erase(KEYS[:10])
+        table.assign(np.arange(5000, 5010, dtype=np.uint64), np.ones(10, np.float32))
+        held.go.set()
+        one.join(60)
+        looked()
+        assert store.export(tmp_path / "2", since=tmp_path / "1").tables["t"].rows == 220
+        assert looked() < 1000
+    asked = np.append(KEYS, np.arange(5000, 5010, dtype=np.uint64))
+    with shoal.open_export(tmp_path / "1") as export:
+        want = [2] * 200 + [1] * 1800 + [0] * 10
+        assert export.table("t").pull(asked).ravel().tolist() == want
+    with shoal.open_export(tmp_path / "2") as export:
+        want = [0] * 10 + [2] * 90 + [3] * 200 + [1] * 1710
+        assert export.table("t").pull(asked).ravel().tolist() == want
 
 
 def test_a_delta_that_does_not_fit_is_refused_and_writes_nothing(tmp_path):

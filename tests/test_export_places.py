@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import threading
@@ -266,16 +265,14 @@ def test_a_copy_that_is_damaged_is_fetched_again(there: There) -> None:
 
 
 def test_the_files_of_a_model_are_fetched_and_checked_too(there: There) -> None:
-    from shoal.export.write import Given, write
+    from shoal.export.write import Given, Still, write
 
     with shoal.local(slots=4) as store:
         table = filled(store, 1)
         given = [Given(table.spec, 500, table.shard.read_slot)]
         write(
             there.place("1"),
-            [table.spec],
-            lambda: contextlib.nullcontext(given),
-            4,
+            Still(given, 4),
             model={"kind": "x"},
             extras={"tower.pt": b"dense"},
         )

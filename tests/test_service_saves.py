@@ -168,7 +168,7 @@ def test_a_delta_is_of_the_save_before_and_of_no_other() -> None:
         changes = [save.changes(0, slot) for slot in range(16)]
         assert [rows for rows, *_ in changes] == [1] + [0] * 15
         deliver(service, end(sequence, sequence=sequence + 1))
-    assert service.shard(0).base == ""  # a copy, for checks
+    assert service.shard(0).base() == ""  # a copy, for checks
     assert NAME.startswith("0100000000000000")
 
 

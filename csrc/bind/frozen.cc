@@ -9,6 +9,7 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "table/changed.h"
 
 namespace shoal::bind {
 
@@ -84,6 +85,27 @@ py::tuple difference(const Frozen& frozen, std::size_t slot, const Array<std::ui
   return rows_of(changed, now, frozen.form().dim());
 }
 
+// The same within the ranges that a Changed has saved.
+py::tuple difference_in(const Frozen& frozen, std::size_t slot, const Array<std::uint64_t>& hashes,
+                        const Array<float>& weights, unsigned bits, std::size_t count,
+                        const Array<std::uint8_t>& ranges) {
+  const Slot which = slot_of(frozen, slot);
+  const auto from = in(hashes);
+  const auto rows = in(weights);
+  const auto saved = std::as_bytes(in(ranges));
+  std::vector<std::uint64_t> changed;
+  std::vector<float> now;
+  {
+    const py::gil_scoped_release nogil;
+    std::vector<Frozen::Stretch> within;
+    Changed(frozen.slots(), bits, count, saved).each_run([&](std::uint64_t first, std::uint64_t last) {
+      within.push_back({first, last});
+    });
+    frozen.difference(which, from, rows, changed, now, within);
+  }
+  return rows_of(changed, now, frozen.form().dim());
+}
+
 // (bytes, (rows, homes, lines, reach, width), dropped, largest error, squared errors, squares)
 py::tuple pack_slot(const Frozen& frozen, std::size_t slot, const Array<std::uint64_t>& hashes,
                     const Array<float>& weights) {
@@ -119,6 +141,8 @@ void add_frozen(py::module_& module) {
       .def("read_slot", &read_slot, py::arg("slot"))
       .def("difference", &difference, py::arg("slot"), py::arg("hashes").noconvert(),
            py::arg("weights").noconvert())
+      .def("difference_in", &difference_in, py::arg("slot"), py::arg("hashes").noconvert(),
+           py::arg("weights").noconvert(), py::arg("bits"), py::arg("count"), py::arg("ranges").noconvert())
       .def("pack", &pack_slot, py::arg("slot"), py::arg("hashes").noconvert(),
            py::arg("weights").noconvert());
 }

@@ -115,6 +115,14 @@ std::vector<std::string> columns(const Shard& shard) {
   return all;
 }
 
+Array<std::uint32_t> marks(const Shard& shard, const KeyBatch& batch, std::size_t k) {
+  Array<std::uint32_t> values = fresh<std::uint32_t>(batch.size());
+  const auto to = out(values);
+  const py::gil_scoped_release nogil;
+  shard.marks(slices(batch), k, to);
+  return values;
+}
+
 void check_slot(const Shard& shard, std::size_t slot) {
   SHOAL_CHECK(slot < shard.slots().count(), "there is no slot " + std::to_string(slot));
 }
@@ -143,13 +151,19 @@ py::tuple section(const Shard& shard, std::size_t slot) {
 
 // The shard lives as long as what is returned. By hand: keep_alive<0, 1> looks at the result of a call whose arguments did
 // not fit, which is none, and crashes (pybind11 3.1).
-py::object snapshot(const py::object& self, std::uint32_t clock, const std::string& kind, std::size_t most) {
+Purpose purpose_of(const std::string& name) {
+  SHOAL_CHECK(name == "save" || name == "export", "there is no purpose " + name);
+  return name == "save" ? Purpose::kSave : Purpose::kExport;
+}
+
+py::object snapshot(const py::object& self, std::uint32_t clock, const std::string& kind, std::size_t most,
+                    const std::string& purpose) {
   SHOAL_CHECK(kind == "plain" || kind == "base" || kind == "delta", "there is no snapshot " + kind);
   auto made = std::make_unique<Snapshot>(self.cast<Shard&>(), clock,
                                          kind == "plain"  ? Snapshot::Kind::kPlain
                                          : kind == "base" ? Snapshot::Kind::kBase
                                                           : Snapshot::Kind::kDelta,
-                                         most);
+                                         most, purpose_of(purpose));
   py::object held = py::cast(std::move(made));
   py::detail::keep_alive_impl(held, self);
   return held;
@@ -212,6 +226,19 @@ py::tuple read_slot_then(Snapshot& snapshot, std::size_t slot) {
     snapshot.read_slot(Slot{static_cast<std::uint32_t>(slot)}, hashes, weights);
   }
   return rows_of(hashes, weights, snapshot.dim());
+}
+
+// (hashes, weights, bits, count, ranges) of a delta.
+py::tuple read_changes(Snapshot& snapshot, std::size_t slot) {
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> weights;
+  Snapshot::Ranges ranges;
+  {
+    const py::gil_scoped_release nogil;
+    ranges = snapshot.read_changes(Slot{static_cast<std::uint32_t>(slot)}, hashes, weights);
+  }
+  const py::tuple rows = rows_of(hashes, weights, snapshot.dim());
+  return py::make_tuple(rows[0], rows[1], ranges.bits, ranges.count, owned(std::move(ranges.bytes)));
 }
 
 // Answers of all slots, one behind the other (store/functions.h).
@@ -304,8 +331,8 @@ py::tuple section_of(Snapshot::Piece&& piece) {
 
 py::tuple changes_of(Snapshot::Piece&& piece) {
   const py::object filter = piece.has_filter ? py::object(owned(std::move(piece.filter))) : py::none();
-  return py::make_tuple(piece.rows, owned(std::move(piece.section)), filter, piece.bits, piece.range_count,
-                        owned(std::move(piece.ranges)));
+  return py::make_tuple(piece.rows, owned(std::move(piece.section)), filter, piece.ranges.bits,
+                        piece.ranges.count, owned(std::move(piece.ranges.bytes)));
 }
 
 void add_store(py::module_& module) {
@@ -363,6 +390,8 @@ void add_store(py::module_& module) {
       .def("contains", &contains, py::arg("batch"))
       .def("columns", &columns)
       .def("state", &state, py::arg("batch"), py::arg("column"))
+      .def("mark_names", [](const Shard& shard) { return shard.rows().marks().names(); })
+      .def("marks", &marks, py::arg("batch"), py::arg("k"))
       .def("section", &section, py::arg("slot"))
       .def("restore", &restore, py::arg("rows"), py::arg("section").noconvert())
       .def("reserve", &reserve, py::arg("rows"))
@@ -372,8 +401,12 @@ void add_store(py::module_& module) {
            py::arg("dry_run"))
       .def("filter", &filter, py::arg("slot"))
       .def("restore_filter", &restore_filter, py::arg("cut"), py::arg("slot"), py::arg("filter").noconvert())
-      .def("snapshot", &snapshot, py::arg("clock") = 0, py::arg("kind") = "plain", py::arg("most") = 0)
-      .def_property_readonly("base", &Shard::base)
+      .def("snapshot", &snapshot, py::arg("clock") = 0, py::arg("kind") = "plain", py::arg("most") = 0,
+           py::arg("purpose") = "save")
+      .def(
+          "base",
+          [](const Shard& shard, const std::string& purpose) { return shard.base(purpose_of(purpose)); },
+          py::arg("purpose") = "save")
       .def("track", &Shard::track, py::arg("base"), py::call_guard<py::gil_scoped_release>())
       .def("merge", &merge, py::arg("cut"), py::arg("base_rows"), py::arg("base").noconvert(),
            py::arg("delta_rows"), py::arg("delta").noconvert(), py::arg("bits"), py::arg("count"),
@@ -398,6 +431,7 @@ void add_store(py::module_& module) {
           "changes", [](Snapshot& snapshot, std::size_t slot) { return changes_of(take(snapshot, slot)); },
           py::arg("slot"))
       .def("read_slot", &read_slot_then, py::arg("slot"))
+      .def("read_changes", &read_changes, py::arg("slot"))
       .def("done", &Snapshot::done, py::arg("name"))
       .def("close", &Snapshot::close, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("step", &Snapshot::step)

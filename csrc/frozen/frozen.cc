@@ -292,35 +292,60 @@ void Frozen::contains(std::span<const std::uint64_t> keys, By by, std::span<std:
 
 // --- by slot --------------------------------------------------------------------------------------------------------
 
+// The rows of one layer in ascending order of hash.
+void Frozen::entries_of(const Section& section, Slot slot, std::span<const Stretch> within,
+                        std::vector<Entry>& all) const {
+  all.clear();
+  const Homes homes{slots_, section.homes};
+  const LineForm& form = look_.form_of(section);
+  auto stretch = within.begin();
+  std::uint64_t last = slots_.first_hash(slot);  // the hash before
+  bool any = false;
+  for (std::uint64_t b = 0; b < section.count && stretch != within.end(); ++b) {
+    // Hashes of a stretch stand in the lines from the home of its first to `reach` behind that of its last, in order.
+    for (; stretch != within.end() && b > scale(stretch->last, section.homes) + section.reach; ++stretch) {
+    }
+    if (stretch == within.end()) {
+      break;
+    }
+    b = std::max(b, scale(stretch->first, section.homes));
+    const std::byte* const line = section.lines + b * kCacheLine;
+    if (line[LineForm::kReach] == std::byte{LineForm::kEmpty}) {
+      continue;
+    }
+    const std::uint64_t least = homes.least(slot, b, section.reach);
+    std::uint64_t before = 0;
+    for (std::size_t lane = 0; lane < form.lanes; ++lane) {
+      const std::uint64_t stored = form.stored(line, lane);
+      if (lane != 0 && stored == before) {
+        break;  // lanes that are not needed
+      }
+      before = stored;
+      const std::uint64_t hash = Homes::hash(least, section.width, stored);
+      const std::byte* const row = look_.row_of(section, line, static_cast<unsigned>(lane));
+      SHOAL_CHECK(row != nullptr && (!any || last < hash) && slots_.of(hash) == slot,
+                  "line " + std::to_string(b) + " of slot " + std::to_string(index_of(slot)) +
+                      " has no ascending hashes with rows");
+      last = hash;
+      any = true;
+      const std::uint64_t place = hash << slots_.bits();
+      auto in = stretch;
+      for (; in != within.end() && in->last < place; ++in) {
+      }
+      if (in != within.end() && in->first <= place) {
+        all.push_back({hash, row});
+      }
+    }
+  }
+}
+
 // The rows of a slot in ascending order of hash, of each hash the newest; rows that say `removed` too.
-void Frozen::entries(Slot slot, std::vector<Entry>& all) const {
+void Frozen::entries(Slot slot, std::span<const Stretch> within, std::vector<Entry>& all) const {
   all.clear();
   std::vector<Entry> fresh;
   std::vector<Entry> merged;
   for (const Layer& layer : layers_) {
-    const Section& section = layer.sections[index_of(slot)];
-    const Homes homes{slots_, section.homes};
-    fresh.clear();
-    for (std::uint64_t b = 0; b < section.count; ++b) {
-      const std::byte* const line = section.lines + b * kCacheLine;
-      if (line[LineForm::kReach] == std::byte{LineForm::kEmpty}) {
-        continue;
-      }
-      std::uint64_t before = 0;
-      for (std::size_t lane = 0; lane < look_.form_of(section).lanes; ++lane) {
-        const std::uint64_t stored = look_.form_of(section).stored(line, lane);
-        if (lane != 0 && stored == before) {
-          break;  // lanes that are not needed
-        }
-        before = stored;
-        const std::uint64_t hash = homes.hash(slot, b, section.reach, section.width, stored);
-        const std::byte* const row = look_.row_of(section, line, static_cast<unsigned>(lane));
-        SHOAL_CHECK(row != nullptr && (fresh.empty() || fresh.back().hash < hash) && slots_.of(hash) == slot,
-                    "line " + std::to_string(b) + " of slot " + std::to_string(index_of(slot)) +
-                        " has no ascending hashes with rows");
-        fresh.push_back({hash, row});
-      }
-    }
+    entries_of(layer.sections[index_of(slot)], slot, within, fresh);
     if (all.empty()) {
       all.swap(fresh);
       continue;
@@ -341,7 +366,7 @@ void Frozen::entries(Slot slot, std::vector<Entry>& all) const {
 
 void Frozen::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
   std::vector<Entry> all;
-  entries(slot, all);
+  entries(slot, kAll, all);
   std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
   hashes.resize(all.size());
   weights.resize(all.size() * form_.dim());
@@ -352,11 +377,12 @@ void Frozen::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vecto
 }
 
 void Frozen::difference(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights,
-                        std::vector<std::uint64_t>& changed, std::vector<float>& rows) const {
+                        std::vector<std::uint64_t>& changed, std::vector<float>& rows,
+                        std::span<const Stretch> within) const {
   const std::size_t dim = form_.dim();
   SHOAL_CHECK(weights.size() == hashes.size() * dim, "weights must be len(hashes) x dim");
   std::vector<Entry> all;
-  entries(slot, all);
+  entries(slot, within, all);
   std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
   std::vector<float> scratch(2 * dim);
   std::vector<float> read(dim);

@@ -13,6 +13,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -57,10 +58,19 @@ class Frozen {
     return shoal::pack(form_, init_, slots_, slot, hashes, weights);
   }
 
+  // Some of a slot's hashes: those whose places, hash << slots.bits(), are from first to last.
+  struct Stretch {
+    std::uint64_t first;
+    std::uint64_t last;
+  };
+  static constexpr std::array<Stretch, 1> kAll{{{0, ~std::uint64_t{0}}}};
+
   // What of these rows, all that a slot has now, is not what this table reads: changed and new rows, and rows of NaN for
-  // keys that have no row any more. A row has changed if its numbers, rounded as these are, would be others.
+  // keys that have no row any more. A row has changed if its numbers, rounded as these are, would be others. Only of the
+  // hashes `within` stretches that ascend, where the rows lie too: nothing else is looked at.
   void difference(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights,
-                  std::vector<std::uint64_t>& changed, std::vector<float>& rows) const;
+                  std::vector<std::uint64_t>& changed, std::vector<float>& rows,
+                  std::span<const Stretch> within = kAll) const;
 
  private:
   struct Layer {
@@ -89,7 +99,9 @@ class Frozen {
     std::uint64_t hash;
     const std::byte* row;
   };
-  void entries(Slot slot, std::vector<Entry>& all) const;
+  void entries(Slot slot, std::span<const Stretch> within, std::vector<Entry>& all) const;
+  void entries_of(const Section& section, Slot slot, std::span<const Stretch> within,
+                  std::vector<Entry>& all) const;
 
   RowForm form_;
   Init init_;

@@ -145,14 +145,16 @@ struct Homes {
     return (places >> slots.bits()) + 2 <= (Wide{1} << (8 * width));
   }
 
-  // The hash of which the low `width` bytes are stored in a line.
-  std::uint64_t hash(Slot slot, std::uint64_t line, std::uint64_t reach, std::size_t width,
-                     std::uint64_t stored) const noexcept {
+  // The least hash that may stand in a line.
+  std::uint64_t least(Slot slot, std::uint64_t line, std::uint64_t reach) const noexcept {
+    return first_hash(slot, line > reach ? line - reach : 0);
+  }
+  // The hash of which the low `width` bytes are stored in a line where none is less than `least`.
+  static std::uint64_t hash(std::uint64_t least, std::size_t width, std::uint64_t stored) noexcept {
     if (width >= LineForm::kWidest) {
       return stored;
     }
     const std::uint64_t mask = (std::uint64_t{1} << (8 * width)) - 1;
-    const std::uint64_t least = first_hash(slot, line > reach ? line - reach : 0);
     return least + ((stored - least) & mask);
   }
 };

@@ -49,12 +49,21 @@ struct alignas(kCacheLine) Guarded {
   std::unique_ptr<Doorkeeper> door;  // null where the table admits all keys
   std::unique_ptr<Undo> undo;        // while the slot is to be saved as it was
   std::size_t kept = 0;              // bytes of what was kept for that, when rows changed last
-  // What has changed since a save that is the base of deltas: null where there is none. While the next one of them is
-  // under way, what had changed at its moment stands apart.
-  std::unique_ptr<Changed> changed;
-  std::unique_ptr<Changed> changed_then;
+  // What has changed since a save, and since an export, that is the base of deltas: null where there is none. While the
+  // next one of them is under way, what had changed at its moment stands apart. Doors are saved, and not exported.
+  struct Since {
+    std::unique_ptr<Changed> now;
+    std::unique_ptr<Changed> then;
+  };
+  std::array<Since, kPurposes> changed;
   bool door_changed = false;
   bool door_changed_then = false;
+
+  Since& since(Purpose purpose) noexcept { return changed[static_cast<std::size_t>(purpose)]; }
+  const Since& since(Purpose purpose) const noexcept { return changed[static_cast<std::size_t>(purpose)]; }
+  bool is_followed() const noexcept {
+    return std::ranges::any_of(changed, [](const Since& since) { return since.now != nullptr; });
+  }
   alignas(kCacheLine) std::shared_mutex own;
 };
 

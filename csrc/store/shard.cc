@@ -788,6 +788,22 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
        });
 }
 
+void Shard::marks(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const {
+  check_batch(batch);
+  const std::size_t count = rows_.marks().columns();
+  SHOAL_CHECK(k < count, "there is no such mark");
+  SHOAL_CHECK(values.size() == batch.hashes.size(), "values must be len(keys)");
+  const std::size_t at = rows_.offset(rows_.stored() - count + k);
+  read(batch, {}, rows_.bytes(),
+       [&](Workspace&, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+         for (std::size_t r = 0; r < rows.size(); ++r) {
+           ahead.one();
+           ahead.row();
+           std::memcpy(&values[first + r], rows[r] + at, sizeof(std::uint32_t));
+         }
+       });
+}
+
 // --- by slot ----------------------------------------------------------------------------------------------------
 
 void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {

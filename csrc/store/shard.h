@@ -152,6 +152,8 @@ class Shard {
   void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
   // Column k of the batch's rows as float32, dim a row (1 a row for the row state, k == rows().columns()).
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
+  // Number k of the marks of the batch's rows (table/lifecycle.h), bits as they are stored; 0 where there is no row.
+  void marks(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
 
   // --- by slot: checkpoints and iteration (as it was at one moment: store/snapshot.h) ----------------------------
 
@@ -194,8 +196,8 @@ class Shard {
   void freeze();
   void thaw();
 
-  // Which save's delta the next one could be: what has changed since is known. "": none's.
-  std::string base() const;
+  // Which save's delta, or export's, the next one could be: what has changed since is known. "": none's.
+  std::string base(Purpose purpose = Purpose::kSave) const;
   // From here on what changes is remembered, as if the rows had just been saved so. Nobody else uses the shard yet.
   void track(std::string base);
 
@@ -298,12 +300,12 @@ class Shard {
   struct Saving {
     std::atomic<bool> active{false};
     std::atomic<bool> lost{false};  // there was no memory to keep something in: the save cannot be finished
-    std::atomic<std::size_t> left{0};  // slots that are to be saved yet
-    std::atomic<std::size_t> kept{0};  // bytes of rows as they were
-    std::atomic<std::size_t> most{0};  // from which on changes wait
-    std::mutex mutex;                  // the last to be locked
-    std::condition_variable taken;     // a slot was saved, or the save has ended
-    std::string base;                  // guarded by the mutex
+    std::atomic<std::size_t> left{0};          // slots that are to be saved yet
+    std::atomic<std::size_t> kept{0};          // bytes of rows as they were
+    std::atomic<std::size_t> most{0};          // from which on changes wait
+    std::mutex mutex;                          // the last to be locked
+    std::condition_variable taken;             // a slot was saved, or the save has ended
+    std::array<std::string, kPurposes> bases;  // guarded by the mutex
   };
   // Rows of these hashes, each once, are about to change, or what the slot's door knows of them; the slot is locked.
   void before_change(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept {

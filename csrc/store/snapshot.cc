@@ -11,10 +11,12 @@ namespace shoal {
 // --- the shard's part -------------------------------------------------------------------------------------------
 
 void Shard::keep(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept {
-  if (slot.changed != nullptr) {
-    slot.changed->add(hashes, slot.table.size());
-    slot.door_changed |= slot.door != nullptr;
+  for (const Guarded::Since& since : slot.changed) {
+    if (since.now != nullptr) {
+      since.now->add(hashes, slot.table.size());
+    }
   }
+  slot.door_changed |= slot.door != nullptr && slot.since(Purpose::kSave).now != nullptr;
   if (slot.undo == nullptr || saving_.lost.load(std::memory_order_relaxed)) {
     return;
   }
@@ -72,21 +74,21 @@ void Shard::wait_for_slots(std::size_t rows) {
   }
 }
 
-std::string Shard::base() const {
+std::string Shard::base(Purpose purpose) const {
   const std::lock_guard lock(saving_.mutex);
-  return saving_.base;
+  return saving_.bases[static_cast<std::size_t>(purpose)];
 }
 
 void Shard::track(std::string base) {
   check_process();
   for (const auto& slot : tables_) {
     const std::unique_lock lock(slot->lock);
-    slot->changed = std::make_unique<Changed>(slots_);
+    slot->since(Purpose::kSave).now = std::make_unique<Changed>(slots_);
     slot->door_changed = false;
     slot->watched = true;
   }
   const std::lock_guard lock(saving_.mutex);
-  saving_.base = std::move(base);
+  saving_.bases[static_cast<std::size_t>(Purpose::kSave)] = std::move(base);
 }
 
 // --- the snapshot -----------------------------------------------------------------------------------------------
@@ -94,16 +96,41 @@ void Shard::track(std::string base) {
 struct Snapshot::Copy {
   explicit Copy(const Shard& shard) : rows(shard.layout_, Slot{0}), door(shard.doors_) {}
 
+  // Instead of all rows: those of the ranges.
+  void pick(const SlotTable& table, const Changed& ranges, std::size_t row_bytes) {
+    hashes.clear();
+    bytes.clear();
+    table.each_row_in(ranges, [&](std::uint64_t hash, const std::byte* row) {
+      hashes.push_back(hash);
+      bytes.insert(bytes.end(), row, row + row_bytes);
+    });
+  }
+  // In ascending order of hash.
+  std::vector<SlotTable::Entry> picked(std::size_t row_bytes) const {
+    std::vector<SlotTable::Entry> all(hashes.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i] = {hashes[i], bytes.data() + i * row_bytes};
+    }
+    std::ranges::sort(all, {}, &SlotTable::Entry::hash);
+    return all;
+  }
+
   SlotTable rows;
   DoorCopy door;
+  std::vector<std::uint64_t> hashes;
+  std::vector<std::byte> bytes;
 };
 
-Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size_t most)
-    : shard_(shard), step_(shard.step()), clock_(shard.table_clock(store_clock)), kind_(kind) {
+Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size_t most, Purpose purpose)
+    : shard_(shard),
+      step_(shard.step()),
+      clock_(shard.table_clock(store_clock)),
+      kind_(kind),
+      purpose_(purpose) {
   shard.check_process();
   SHOAL_CHECK(!shard.saving_.active.load(), "this table is being saved already: one save at a time");
   const std::size_t slots = shard.slots_.count();
-  SHOAL_CHECK(kind != Kind::kDelta || !shard.base().empty(),
+  SHOAL_CHECK(kind != Kind::kDelta || !shard.base(purpose).empty(),
               "nobody knows what has changed: save all rows first, and have changes tracked");
   std::vector<std::unique_ptr<Undo>> undos(slots);  // all memory first
   std::vector<std::unique_ptr<Changed>> changed(slots);
@@ -131,8 +158,11 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
     slot.undo = std::move(undos[s]);
     slot.watched = true;
     if (kind != Kind::kPlain) {
-      slot.changed_then = std::exchange(slot.changed, std::move(changed[s]));
-      slot.door_changed_then = std::exchange(slot.door_changed, false);
+      Guarded::Since& since = slot.since(purpose);
+      since.then = std::exchange(since.now, std::move(changed[s]));
+      if (purpose == Purpose::kSave) {
+        slot.door_changed_then = std::exchange(slot.door_changed, false);
+      }
     }
   }
   shard.saving_.most = most != 0 ? most : std::max(kLeast, bytes_ / kShare);
@@ -153,16 +183,17 @@ void Snapshot::close() noexcept {
     slot->undo.reset();
     slot->kept = 0;
     if (kind_ != Kind::kPlain) {
+      Guarded::Since& since = slot->since(purpose_);
       if (!done_) {  // the base is the one before, or none
-        if (slot->changed_then != nullptr) {
-          slot->changed_then->add(*slot->changed);
+        if (since.then != nullptr) {
+          since.then->add(*since.now);
         }
-        slot->changed = std::move(slot->changed_then);
-        slot->door_changed |= slot->door_changed_then;
+        since.now = std::move(since.then);
+        slot->door_changed |= purpose_ == Purpose::kSave && slot->door_changed_then;
       }
-      slot->changed_then.reset();
+      since.then.reset();
     }
-    slot->watched = slot->changed != nullptr;
+    slot->watched = slot->is_followed();
     if (slot->door != nullptr) {
       slot->door->release();
     }
@@ -199,12 +230,19 @@ Snapshot::Taken Snapshot::unmark(Slot number) {
   SHOAL_CHECK(index_of(number) < shard_.slots_.count(),
               "there is no slot " + std::to_string(index_of(number)));
   Guarded& slot = *shard_.tables_[index_of(number)];
-  const Changed* const changed = kind_ == Kind::kDelta ? slot.changed_then.get() : nullptr;
-  const bool all_same = changed != nullptr && !changed->any() && !slot.door_changed_then;
+  const Changed* const changed = changed_of(number);
+  const std::size_t ranges = changed == nullptr ? 0 : changed->count();
+  const bool has_door = slot.door != nullptr && purpose_ == Purpose::kSave;
+  const bool all_same = changed != nullptr && ranges == 0 && !(has_door && slot.door_changed_then);
   Taken taken;
   taken.copy = borrow();
   taken.is_changed = !all_same;
   Copy* const copy = taken.copy.get();
+  taken.is_picked = changed != nullptr && ranges < (std::size_t{1} << changed->bits()) / kFew;
+  if (taken.is_picked) {
+    copy->hashes.reserve(kNear * ranges);
+    copy->bytes.reserve(kNear * ranges * shard_.rows_.bytes());
+  }
   SlotTable::ImageBytes bytes{};
   while (taken.undo == nullptr) {
     copy->rows.make_image_room(
@@ -213,25 +251,27 @@ Snapshot::Taken Snapshot::unmark(Slot number) {
     const std::shared_lock lock(slot.lock);
     SHOAL_CHECK(open_ && slot.undo != nullptr,
                 "slot " + std::to_string(index_of(number)) + " of the snapshot was taken already");
-    if (!all_same) {
+    if (taken.is_picked) {
+      copy->pick(slot.table, *changed, shard_.rows_.bytes());
+    } else if (!all_same) {
       bytes = slot.table.image_bytes();
       if (!copy->rows.has_image_room(bytes)) {
         continue;
       }
       copy->rows.become_image_of(slot.table);
     }
-    if (slot.door != nullptr && all_same) {
-      slot.door->release();
-    } else if (slot.door != nullptr) {
+    if (has_door && !all_same) {
       slot.door->copy_to(copy->door);
+    } else if (slot.door != nullptr) {
+      slot.door->release();
     }
     taken.kept = std::exchange(slot.kept, 0);
     taken.undo = std::move(slot.undo);
-    slot.watched = slot.changed != nullptr;
+    slot.watched = slot.is_followed();
     shard_.saving_.left.fetch_sub(1);
   }
   check_whole();
-  if (copy->door.lost()) {
+  if (has_door && copy->door.lost()) {
     shard_.saving_.lost = true;
     check_whole();
   }
@@ -249,21 +289,37 @@ void Snapshot::give_back(Taken taken) {
   idle_.push_back(std::move(taken.copy));
 }
 
+const Changed* Snapshot::changed_of(Slot slot) const {
+  return kind_ == Kind::kDelta ? shard_.tables_[index_of(slot)]->since(purpose_).then.get() : nullptr;
+}
+
+std::vector<SlotTable::Entry> Snapshot::rows_of(const Taken& taken, const Changed* changed) const {
+  auto rows = taken.undo->laid_over(taken.is_picked ? taken.copy->picked(shard_.rows_.bytes())
+                                                    : taken.copy->rows.entries());
+  if (changed != nullptr) {
+    std::erase_if(rows, [&](const SlotTable::Entry& row) { return !changed->has(row.hash); });
+  }
+  return rows;
+}
+
+Snapshot::Ranges Snapshot::ranges_of(const Changed& changed) {
+  Ranges ranges{.bits = changed.bits(), .count = changed.count(), .bytes = {}};
+  changed.save(ranges.bytes);
+  return ranges;
+}
+
 Snapshot::Piece Snapshot::take(Slot number) {
+  SHOAL_CHECK(purpose_ == Purpose::kSave, "a snapshot for an export has no sections");
   Taken taken = unmark(number);
   const Guarded& slot = *shard_.tables_[index_of(number)];
-  const Changed* const changed = kind_ == Kind::kDelta ? slot.changed_then.get() : nullptr;
+  const Changed* const changed = changed_of(number);
   Piece piece;
   piece.has_filter = slot.door != nullptr && (changed == nullptr || slot.door_changed_then);
   if (taken.is_changed) {
-    auto rows = taken.undo->laid_over(taken.copy->rows.entries());
+    piece.rows = shard_.write_section(rows_of(taken, changed), piece.section);
     if (changed != nullptr) {
-      std::erase_if(rows, [&](const SlotTable::Entry& row) { return !changed->has(row.hash); });
-      piece.bits = changed->bits();
-      piece.range_count = changed->count();
-      changed->save(piece.ranges);
+      piece.ranges = ranges_of(*changed);
     }
-    piece.rows = shard_.write_section(rows, piece.section);
   }
   if (piece.has_filter) {
     taken.copy->door.save(piece.filter);
@@ -275,14 +331,30 @@ Snapshot::Piece Snapshot::take(Slot number) {
 void Snapshot::read_slot(Slot number, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) {
   SHOAL_CHECK(kind_ != Kind::kDelta, "a snapshot for a delta has not all rows");
   Taken taken = unmark(number);
-  shard_.read_entries(taken.undo->laid_over(taken.copy->rows.entries()), hashes, weights);
+  shard_.read_entries(rows_of(taken, nullptr), hashes, weights);
   give_back(std::move(taken));
+}
+
+Snapshot::Ranges Snapshot::read_changes(Slot number, std::vector<std::uint64_t>& hashes,
+                                        std::vector<float>& weights) {
+  SHOAL_CHECK(kind_ == Kind::kDelta, "a snapshot of all rows does not tell what has changed");
+  hashes.clear();
+  weights.clear();
+  Taken taken = unmark(number);
+  Ranges ranges;
+  if (taken.is_changed) {
+    const Changed& changed = *changed_of(number);
+    shard_.read_entries(rows_of(taken, &changed), hashes, weights);
+    ranges = ranges_of(changed);
+  }
+  give_back(std::move(taken));
+  return ranges;
 }
 
 void Snapshot::done(std::string name) {
   if (kind_ != Kind::kPlain) {
     const std::lock_guard lock(shard_.saving_.mutex);
-    shard_.saving_.base = std::move(name);
+    shard_.saving_.bases[static_cast<std::size_t>(purpose_)] = std::move(name);
     done_ = true;
   }
 }

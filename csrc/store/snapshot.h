@@ -13,16 +13,20 @@
 // Deltas. A save may be the base of the next: from its moment on each slot remembers which parts of its hashes have changed
 // (table/changed.h). The next save may then take of each slot what has changed alone: these ranges, and all rows that they
 // hold now; what the base has there and the delta has not was erased. A save that does not come to its end changes
-// nothing: what had changed before its moment counts still.
+// nothing: what had changed before its moment counts still. Exports do likewise, and neither knows of the other:
+// each purpose has ranges of its own, made when they are first asked for. Of a slot where few ranges have changed only
+// the rows in these are copied; other rows are not looked at.
 //
-// Results: take() gives the bytes that Shard::section() and filter() would have given at the moment, read_slot() the weights.
+// Results: take() gives the bytes that Shard::section() and filter() would have given at the moment, read_slot() and
+// read_changes() the weights.
 //
 // Invariants
 //   I1  a slot that was not taken is marked: it has an Undo, and is watched.
 //   I2  table + Undo, where the Undo has the last word, are the rows of the moment; and so it is with the slot's door.
 //
-// Threads: take() and read_slot() of different slots by any number of threads, while others use the shard. Made while the shard is frozen,
-// where several shards are saved together while all are: so they are of one moment. One at a time for a shard.
+// Threads: take(), read_slot() and read_changes() of different slots by any number of threads, while others use the shard.
+// Made while the shard is frozen, where several shards are saved together while all are: so they are of one moment. One at
+// a time for a shard.
 // Fork: a child's copy ends without a word, and its takes throw WrongProcess.
 
 #pragma once
@@ -51,27 +55,33 @@ class Snapshot {
   static constexpr std::size_t kShare = 16;                      // that part of the table, if it is more
   static constexpr std::size_t kHopeless = 4;
   static constexpr std::chrono::milliseconds kPatience{50};
+  static constexpr std::size_t kFew = 4;  // where less than one range in so many has changed, rows are picked
+  static constexpr std::size_t kNear = 3;  // rows in a range that has one, at most, on the average
 
   enum class Kind : std::uint8_t {
     kPlain,  // all rows; what is remembered for deltas of another save stays as it is
     kBase,   // all rows, and the next may be a delta
     kDelta,  // what has changed since the shard's base(), and the next may be a delta
   };
+  // Those of a slot that have changed, which Changed tells by these three.
+  struct Ranges {
+    unsigned bits = 0;
+    std::size_t count = 0;
+    std::vector<std::byte> bytes;
+  };
   struct Piece {
     std::size_t rows = 0;
     std::vector<std::byte> section;
     std::vector<std::byte> filter;
-    // Of a delta: whether the filter is another than the base's, and the ranges, which Changed tells by these three.
+    // Of a delta: whether the filter is another than the base's, and the ranges.
     bool has_filter = false;
-    unsigned bits = 0;
-    std::size_t range_count = 0;
-    std::vector<std::byte> ranges;
+    Ranges ranges;
   };
 
   // The shard is frozen, and outlives this. `most` 0: as above. std::invalid_argument: the shard is being saved, or has no
-  // base for a delta.
+  // base for a delta of that purpose.
   explicit Snapshot(Shard& shard, std::uint32_t store_clock = 0, Kind kind = Kind::kPlain,
-                    std::size_t most = 0);
+                    std::size_t most = 0, Purpose purpose = Purpose::kSave);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
@@ -87,7 +97,9 @@ class Snapshot {
   Piece take(Slot slot);
   // Likewise, instead: what Shard::read_slot() would have given at the moment. Not of a delta.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
-  // All was saved, under this name: it is the shard's base(), unless the snapshot is plain.
+  // Of a delta: the rows in the ranges that have changed, and these ranges.
+  Ranges read_changes(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
+  // All was saved, under this name: it is the shard's base() of the purpose, unless the snapshot is plain.
   void done(std::string name);
   // Lets go of what was not taken: changes cost no more than without a save. Called by one thread when no take is under way.
   void close() noexcept;
@@ -100,9 +112,14 @@ class Snapshot {
     std::unique_ptr<Undo> undo;
     std::size_t kept = 0;     // bytes by the undo
     bool is_changed = false;  // false: a delta has nothing of its rows, and they were not copied
+    bool is_picked = false;   // the copy has the rows in changed ranges alone
   };
   std::unique_ptr<Copy> borrow();
   Taken unmark(Slot slot);
+  const Changed* changed_of(
+      Slot slot) const;  // what a delta is to hold; null where the snapshot is of all rows
+  std::vector<SlotTable::Entry> rows_of(const Taken& taken, const Changed* changed) const;
+  static Ranges ranges_of(const Changed& changed);
   void give_back(Taken taken);
   void check_whole() const;
 
@@ -112,6 +129,7 @@ class Snapshot {
   std::size_t rows_ = 0;
   std::size_t bytes_ = 0;
   Kind kind_;
+  Purpose purpose_;
   bool open_ = true;
   bool done_ = false;
   std::mutex mutex_;  // guards the next: copies that nobody uses

@@ -66,6 +66,17 @@ std::size_t Changed::count() const noexcept {
   return count;
 }
 
+std::size_t Changed::find(bool named, std::size_t from) const noexcept {
+  for (std::size_t w = from / 64; w < words_.size(); ++w) {
+    std::uint64_t word = named ? words_[w] : ~words_[w];
+    word &= w == from / 64 ? ~std::uint64_t{0} << (from % 64) : ~std::uint64_t{0};
+    if (word != 0) {
+      return w * 64 + static_cast<std::size_t>(std::countr_zero(word));
+    }
+  }
+  return words_.size() * 64;
+}
+
 bool Changed::halve() noexcept {
   try {
     std::vector<std::uint64_t> halves(2 * words_.size());

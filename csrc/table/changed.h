@@ -23,6 +23,10 @@
 
 namespace shoal {
 
+// Whose deltas ranges are kept for: saves and exports know each what has changed since their own last one.
+enum class Purpose : std::uint8_t { kSave, kExport };
+inline constexpr std::size_t kPurposes = 2;
+
 class Changed {
  public:
   static constexpr unsigned kFewestBits = 6;
@@ -40,6 +44,18 @@ class Changed {
     return (words_[range / 64] >> (range % 64) & 1U) != 0;
   }
 
+  // use(first, last) for every run of neighbouring ranges, in ascending order: the places of its first and its last hash.
+  // A place is a hash without its slot's bits, hash << slots.bits().
+  template <class Use>
+  void each_run(const Use& use) const {
+    const std::size_t end = words_.size() * 64;
+    for (std::size_t first = find(true, 0); first != end;) {
+      const std::size_t next = find(false, first);
+      use(first_place(first), first_place(next) - 1);  // behind the last range places begin anew at 0
+      first = find(true, next);
+    }
+  }
+
   // Of a slot of `rows` rows.
   void add(std::span<const std::uint64_t> hashes, std::size_t rows) noexcept;
   // What another of this slot has.
@@ -53,6 +69,11 @@ class Changed {
   std::size_t range_of(std::uint64_t hash) const noexcept {
     return static_cast<std::size_t>((hash << slot_bits_) >> (64U - bits_));
   }
+  std::uint64_t first_place(std::size_t range) const noexcept {
+    return std::uint64_t{range} << (64U - bits_);
+  }
+  // The first range from `from` on that is named, or is not; else how many ranges there are.
+  std::size_t find(bool named, std::size_t from) const noexcept;
   bool halve() noexcept;  // false: there is no memory
 
   unsigned slot_bits_;

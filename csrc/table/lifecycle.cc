@@ -25,6 +25,17 @@ void Marks::place(std::size_t offset) noexcept {
   }
 }
 
+std::vector<std::string> Marks::names() const {
+  constexpr std::array<const char*, kMostColumns> kNames{"count", "clock", "score"};
+  std::vector<std::string> names;
+  for (std::size_t k = 0; k < kMostColumns; ++k) {
+    if (has_[k]) {
+      names.emplace_back(kNames[k]);
+    }
+  }
+  return names;
+}
+
 std::uint32_t Marks::see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept {
   if (has_[0]) {
     const std::uint32_t before = this->count(row);

@@ -106,6 +106,8 @@ class Marks {
   std::size_t columns() const noexcept {
     return (has_[0] ? 1U : 0U) + (has_[1] ? 1U : 0U) + (has_[2] ? 1U : 0U);
   }
+  // Of those that there are, in the order in which they stand.
+  std::vector<std::string> names() const;
   double decay() const noexcept { return decay_; }
   // Where they stand in a row: set once by who lays rows out.
   void place(std::size_t offset) noexcept;

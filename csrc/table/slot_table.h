@@ -39,6 +39,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -46,6 +47,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "table/changed.h"
 #include "table/layout.h"
 #include "table/slab.h"
 
@@ -132,6 +134,31 @@ class SlotTable {
         use((cell(b, c) & ~in_use_) | first_hash_, row_at(payload(b, c)));
       }
     }
+  }
+
+  // use(hash, row) for the rows that lie in the ranges, in no order; takes no memory. Looks at the buckets where such rows may
+  // stand and at no others, but for those that hashes whose ways lead round the end may have come to.
+  template <class Use>
+  void each_row_in(const Changed& ranges, const Use& use) const {
+    std::size_t next = 0;  // all buckets that need it before this one were looked at
+    const auto walk = [&](std::size_t first, std::size_t far) {
+      std::size_t b = std::max(first, next);
+      for (; b < buckets_ && (b <= far || full(b - 1)); ++b) {
+        for (std::size_t c = 0; c < layout_->cells; ++c) {  // where it is empty is anybody's guess
+          const std::uint64_t hash = (cell(b, c) & ~in_use_) | first_hash_;
+          if (ranges.has(hash) && cell(b, c) != 0) [[unlikely]] {
+            use(hash, static_cast<const std::byte*>(row_at(payload(b, c))));
+          }
+        }
+      }
+      next = std::max(next, b);
+    };
+    if (ranges.any()) {
+      walk(0, kReach - 1);
+    }
+    ranges.each_run([&](std::uint64_t first, std::uint64_t last) {
+      walk(scale(first, buckets_), scale(last, buckets_) + kReach);
+    });
   }
 
   // What growing cost so far: how often the index grew, how long the system took to give the memory for it, and how long

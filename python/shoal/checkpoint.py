@@ -231,23 +231,17 @@ class Taken(NamedTuple):
 
 @contextmanager
 def snapshots(
-    tables: Iterable[tuple[TableSpec, _core.Shard, str]], clock: int, base: Link | None = None
-) -> Iterator[list[Taken]]:
+    tables: Iterable[tuple[TableSpec, _core.Shard, str]], clock: int, purpose: str = "save"
+) -> Iterator[list[tuple[TableSpec, _core.Snapshot, str]]]:
     """Hold tables as they are at one moment, for which changes wait, each for its kind. ``clock`` is the store's.
 
-    Raises
-    ------
-    ValueError
-        It is not known of a table what has changed since ``base``.
+    The ``purpose`` is "save" or "export": each knows what has changed since its own base alone.
     """
     with ExitStack() as held:
         with ExitStack() as still:
             shards = [(spec, still.enter_context(_frozen(shard)), kind) for spec, shard, kind in tables]
-            for spec, shard, kind in shards:
-                if kind == "delta" and (base is None or shard.base != base.digest):
-                    raise no_base(spec.name, base)
             taken = [
-                Taken(spec, held.enter_context(closing(shard.snapshot(clock, kind))), kind)
+                (spec, held.enter_context(closing(shard.snapshot(clock, kind, purpose=purpose))), kind)
                 for spec, shard, kind in shards
             ]
         yield taken

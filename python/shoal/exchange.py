@@ -1,6 +1,6 @@
 """Rows in other programs' files: Parquet out of tables and back, Vowpal Wabbit's readable models, npz.
 
-    write_parquet(table, path)    key, weights and optimizer state of every row
+    write_parquet(table, path)    key, weights, optimizer state and sightings of every row
     load_parquet(store, path)     such a file as a table again, to the bit
     read_parquet_rows(path)       ┐
     read_npz_rows(path)           │  keys and weights, for `Table.assign`
@@ -10,7 +10,7 @@ What the last three read are weights: an optimizer's state starts fresh, as `Tab
 
 A file that `write_parquet` wrote has the table's description in its schema's metadata, under "shoal" as JSON:
 
-    {"version": 1, "step": count, "table": {...}}          the table as in the manifest of a checkpoint
+    {"version": 1, "step": count, "clock": count, "table": {...}}      the table as in the manifest of a checkpoint
 
 Threads: any number of callers.
 """
@@ -46,10 +46,13 @@ _ROW_GROUP = 1 << 20
 _ABOUT = b"shoal"  # in a schema's metadata
 _VERSION = 1
 _ALIGNMENT = 64  # of columns in a section
+# What rows remember of their sightings, and what one has that was sighted once, now; its clock is the table's.
+_MARKS = {"count": "uint32", "clock": "uint32", "score": "float32"}
+_SIGHTED = {"count": 1, "score": 1.0}
 
 
 def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = True) -> int:
-    """Write every row of a table: column ``key``, and one for the weights and each part of the optimizer's state.
+    """Write every row of a table: its key, its weights, and whatever else it remembers, each a column.
 
     Parameters
     ----------
@@ -57,7 +60,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     path : path
         A file; one that is there is replaced once the new one is complete.
     state : bool
-        Whether state is written; else ``key`` and ``weights`` alone.
+        Whether state and sightings are written; else ``key`` and ``weights`` alone.
 
     Returns
     -------
@@ -72,8 +75,9 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     Notes
     -----
     ``key`` is uint64; the others are float32 at dim 1, else fixed-size lists of float32. ``weights`` is what
-    `Table.pull` reads; state has the names of docs/optimizers.md, where FTRL's z stands for its weights. Rows come in
-    hash order.
+    `Table.pull` reads; state has the names of docs/optimizers.md, where FTRL's z stands for its weights. A table of a
+    local store whose rules look at sightings has ``count`` and ``clock`` (uint32) and ``score`` (float32), as far as
+    its rows keep them (docs/checkpoint-format.md). Rows come in hash order.
     """
     arrow = pyarrow()
     target = Path(path)
@@ -89,10 +93,14 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
         flat = arrow.array(np.ascontiguousarray(rows).reshape(-1))
         return flat if rows.shape[1] == 1 else arrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])
 
+    shard = table.shard if state and isinstance(table.shard, _core.Shard) else None
+    marks = {} if shard is None else {name: getattr(arrow, _MARKS[name])() for name in shard.mark_names()}
     empty = table.state(np.zeros(0, np.uint64)) if state else {}
     fields = [("key", arrow.uint64()), ("weights", type_of(table.dim))]
     fields += [(name, type_of(empty[name].shape[1])) for name in names]
-    told = _Told(version=_VERSION, step=table.shard.step, table=TableForm.of(table.spec))
+    fields += marks.items()
+    clock = 0 if shard is None else shard.table_clock(table.clock)
+    told = _Told(version=_VERSION, step=table.shard.step, clock=clock, table=TableForm.of(table.spec))
     schema = arrow.schema(
         fields,
         metadata={"table": table.name, "optimizer": str(table.optimizer), _ABOUT: msgspec.json.encode(told)},
@@ -103,6 +111,9 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
             for keys, weights in table.items(_ROW_GROUP):
                 more = table.state(keys) if names else {}
                 arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
+                if shard is not None and marks:
+                    batch = table.key_batch(keys).native  # in their order, which is that of the hashes
+                    arrays += [arrow.array(shard.marks(batch, k).view(_MARKS[name])) for k, name in enumerate(marks)]
                 writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
                 count += len(keys)
         with temporary.open("rb") as file:
@@ -130,8 +141,8 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
     ------
     ValueError
         The file tells of no table, or was written without state; a column is missing, of another type or width, holds
-        nulls or what the table's dtype cannot; a key is there twice; the store's table has another description; or the
-        table has rules of a lifecycle, of which rows remember what Parquet does not have. The store is as it was.
+        nulls or what the table's dtype cannot; a key is there twice; or the store's table has another description. The
+        store is as it was.
     ImportError
         pyarrow is not installed (extra ``arrow``).
 
@@ -139,17 +150,16 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
     -----
     To the bit: `Table.digest` is that of the table that was written, and training goes on as it would have. Reads a
     million rows at a time, in any order. For a cluster: save the store, and load the checkpoint there.
+
+    Where the table has rules, all rows of the file are admitted. Their counts, clocks and scores are those of the
+    file's columns; where it lacks one of these, rows count as sighted once, now. Keys that waited are not in the file:
+    they are counted anew.
     """
     arrow = pyarrow()
     where = os.fspath(path)
     with arrow.parquet.ParquetFile(path) as file:
         told = _told_by(where, (file.schema_arrow.metadata or {}).get(_ABOUT))
         spec = told.table.spec()
-        if spec.has_rules:
-            raise ValueError(
-                f"{where}: rows of table {spec.name!r} remember what its rules count, which is not in the file: keep a "
-                "checkpoint of tables with admit or expire"
-            )
         known = store.tables.get(spec.name)
         if known is not None:
             check_same(known.spec, spec)
@@ -160,6 +170,8 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             "weights" if name == "w" else name: arrow.float32() if width == 1 else arrow.list_(arrow.float32(), width)
             for name, width in widths.items()
         }
+        marks = shard.mark_names()
+        columns |= {name: getattr(arrow, _MARKS[name])() for name in marks if name in file.schema_arrow.names}
         for name, kind in columns.items():
             _check_column(where, spec, file.schema_arrow, name, kind)
         shard.reserve([-(-file.metadata.num_rows // store.slots)] * store.slots)
@@ -173,6 +185,11 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             hashes = _core.mix(keys)
             order = np.argsort(hashes)
             hashes = hashes[order]
+            sighted = {
+                name: np.full(len(keys), _SIGHTED.get(name, told.clock), _MARKS[name])
+                for name in marks
+                if name not in cells
+            }
             is_behind = not len(hashes) or int(hashes[0]) > last  # of all that came before, as write_parquet has it
             if np.any(hashes[1:] == hashes[:-1]) or not (
                 is_behind or not shard.contains(_core.KeyBatch(keys, store.slots, store.workers)).any()
@@ -180,11 +197,17 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
                 raise ValueError(f"{where}: a key of table {spec.name!r} is there twice")
             last = max(last, int(hashes[-1])) if len(hashes) else last
             try:
-                section = _section(spec, hashes, [rows[order] for rows in cells.values()])
+                section = _section(
+                    spec,
+                    hashes,
+                    [cells[name][order] for name in cells if name not in _MARKS],
+                    {name: (cells | sighted)[name][order] for name in marks},
+                )
             except ValueError as error:
                 raise ValueError(f"{where}, table {spec.name!r}: {error}") from None
             shard.restore(len(hashes), section)
     shard.step = told.step
+    shard.set_clock(told.clock, store.clock)
     store.adopt([(spec, shard)])
     return store.tables[spec.name]
 
@@ -195,6 +218,7 @@ class _Told(msgspec.Struct, frozen=True):
     version: int
     step: int
     table: TableForm
+    clock: int = 0  # of the table, which rows tell their sightings by
 
 
 def _told_by(where: str, told: bytes | None) -> _Told:
@@ -203,6 +227,8 @@ def _told_by(where: str, told: bytes | None) -> _Told:
     try:
         found = msgspec.json.decode(told, type=_Told)
         found.table.spec()
+        if not 0 <= found.clock < 2**32:
+            raise ValueError(f"a clock of {found.clock}")
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise ValueError(f"{where} tells of its table what cannot be read: {error}") from None
     if found.version != _VERSION:
@@ -228,8 +254,12 @@ def _numbers(cells: Any) -> npt.NDArray[Any]:
     return numbers.reshape(-1, width) if width > 1 else numbers
 
 
-def _section(spec: TableSpec, hashes: Keys, columns: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.uint8]:
+def _section(
+    spec: TableSpec, hashes: Keys, columns: list[npt.NDArray[np.float32]], marks: dict[str, npt.NDArray[Any]]
+) -> npt.NDArray[np.uint8]:
     """Put columns into the form of a checkpoint (docs/checkpoint-format.md); the first one is weights or z."""
+    if "score" in marks and not (np.isfinite(marks["score"]) & (marks["score"] >= 0)).all():
+        raise ValueError("a score is not a finite number from 0 on")
     first: npt.NDArray[Any] = columns[0]
     if not np.isfinite(first).all():
         raise ValueError("a weight is not finite")
@@ -241,7 +271,7 @@ def _section(spec: TableSpec, hashes: Keys, columns: list[npt.NDArray[np.float32
             raise ValueError("a weight is no bfloat16 number, which the table has")
         first = halves
     section = bytearray()
-    for column in (hashes, first, *columns[1:]):
+    for column in (hashes, first, *columns[1:], *marks.values()):
         section += np.ascontiguousarray(column).tobytes()
         section += bytes(-len(section) % _ALIGNMENT)
     return np.frombuffer(section, np.uint8)

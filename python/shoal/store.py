@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, NoReturn, Protocol, Self, TypeVar, cast, overload
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, Self, TypeVar, cast, overload
 
 from shoal import _core, checkpoint
 from shoal.consistency import ASP, Consistency
@@ -21,7 +21,8 @@ from shoal.dense import BLOCK, DenseTable, shape_of
 from shoal.errors import ClosedError
 from shoal.export import Exported
 from shoal.export.cache import Cache
-from shoal.export.write import Given
+from shoal.export.read import Layers
+from shoal.export.write import Given, Still, Tables
 from shoal.export.write import write as write_export
 from shoal.gate import Gate
 from shoal.handle import Background, Handle
@@ -251,9 +252,9 @@ class Store(ABC):
         """Hold tables as they are at one moment, whatever a load puts in place of their rows."""
 
     @contextmanager
-    def _to_export(self, tables: list[Table]) -> Iterator[list[Given]]:
+    def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[Tables]:
         """Give the rows of tables to an export, slot by slot as they are when they are read."""
-        yield [Given(table.spec, len(table.shard), table.shard.read_slot) for table in tables]
+        yield Still([Given(table.spec, len(table.shard), table.shard.read_slot) for table in tables], self._slots)
 
     @abstractmethod
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
@@ -614,6 +615,7 @@ class Store(ABC):
         *,
         dtype: str | Mapping[str, str] | None = None,
         since: Where | None = None,
+        track: bool = False,
         tables: Iterable[str] | None = None,
         version: int | None = None,
         progress: bool = False,
@@ -635,6 +637,9 @@ class Store(ABC):
         since : path or URL, optional
             Another export of the same tables: write a delta, which has only what has changed since, and is read
             together with it. The other one must stay where it is.
+        track : bool
+            Whether a local store remembers from then on what changes, as it does after an export with ``since``: a
+            delta upon this export then looks at that alone, any other at every row. Both have the same rows.
         tables : iterable of str, optional
             Names of the tables to write; all of them if not given.
         version : int, optional
@@ -657,7 +662,7 @@ class Store(ABC):
         ValueError
             The store has no table of such a name; or it does not fit upon ``since``. Nothing was written.
         CorruptionError
-            ``since`` is damaged.
+            ``since`` is damaged. Who looks at what has changed alone does not read all of it: that is left to readers.
         SnapshotLost
             Rows changed so much faster than they were written that the export was given up.
         SaveConflict
@@ -672,18 +677,17 @@ class Store(ABC):
         two moments. Export a checkpoint (``shoal export``) where they must not be.
         """
         chosen = self._chosen(tables, "export")
-        return write_export(
-            place_of(directory, storage_options),
-            [table.spec for table in chosen],
-            lambda: self._to_export(chosen),
-            self._slots,
-            dtype=dtype,
-            since=None if since is None else place_of(since, storage_options),
-            version=version,
-            threads=self.threads,
-            progress=progress,
-            cache=Cache(cache),
-        )
+        with self._to_export(chosen, track=track or since is not None) as given:
+            return write_export(
+                place_of(directory, storage_options),
+                given,
+                dtype=dtype,
+                since=None if since is None else place_of(since, storage_options),
+                version=version,
+                threads=self.threads,
+                progress=progress,
+                cache=Cache(cache),
+            )
 
     def load(
         self,
@@ -836,29 +840,24 @@ class LocalStore(LoneStore):
         return spec.shard(self._slots, self._workers, self._budget)
 
     @contextmanager
-    def _taken(
-        self, tables: list[tuple[Table, str]], base: checkpoint.Link | None = None
-    ) -> Iterator[list[checkpoint.Taken]]:
+    def _snapshots(self, tables: list[tuple[Table, str]], base: checkpoint.Link | None) -> Iterator[checkpoint.Moment]:
         # Through the gate for the moment alone: rows that a load replaces are those of the snapshot still.
         with ExitStack() as held:
 
             def take() -> list[checkpoint.Taken]:
                 shards = [(table.spec, cast("_core.Shard", table.shard), kind) for table, kind in tables]
-                return held.enter_context(checkpoint.snapshots(shards, self._clock, base))
+                for spec, shard, kind in shards:
+                    if kind == "delta" and (base is None or shard.base() != base.digest):
+                        raise checkpoint.no_base(spec.name, base)
+                return [checkpoint.Taken(*one) for one in held.enter_context(checkpoint.snapshots(shards, self._clock))]
 
-            yield self._gate.change(take)
-
-    @contextmanager
-    def _snapshots(self, tables: list[tuple[Table, str]], base: checkpoint.Link | None) -> Iterator[checkpoint.Moment]:
-        with self._taken(tables, base) as taken:
-            yield checkpoint.Held(taken, self._slots, self.threads, self._clock)
+            yield checkpoint.Held(self._gate.change(take), self._slots, self.threads, self._clock)
 
     @contextmanager
-    def _to_export(self, tables: list[Table]) -> Iterator[list[Given]]:
-        with self._saving, self._taken([(table, "plain") for table in tables]) as taken:
-            yield [
-                Given(spec, snapshot.rows, cast("_core.Snapshot", snapshot).read_slot) for spec, snapshot, _ in taken
-            ]
+    def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[Tables]:
+        with self._saving:
+            shards = self._gate.change(lambda: [(table.spec, cast("_core.Shard", table.shard)) for table in tables])
+            yield _Followed(shards, self._slots, track)
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
         loaded = checkpoint.load(chain, self._make_shard, self.threads, clock=self._clock, progress=progress)
@@ -892,6 +891,40 @@ class LocalStore(LoneStore):
                     self._add(spec, shard)
                 else:
                     known.replace_shard(shard)
+
+
+class _Followed(NamedTuple):
+    """Tables of this process that are exported: the rows that they had when that began, whatever a load puts in place.
+
+    The store's other saves and exports wait meanwhile, so what is known stays known.
+    """
+
+    shards: list[tuple[TableSpec, _core.Shard]]
+    slots: int
+    track: bool
+
+    @property
+    def specs(self) -> list[TableSpec]:
+        return [spec for spec, _ in self.shards]
+
+    def know(self, base: Layers) -> bool:
+        return all(base.digest_of(spec.name) in (None, shard.base("export")) for spec, shard in self.shards)
+
+    def _kind(self, spec: TableSpec, shard: _core.Shard, base: Layers | None) -> str:
+        if base is not None and shard.base("export") == base.digest_of(spec.name):
+            return "delta"
+        return "base" if self.track else "plain"
+
+    @contextmanager
+    def take(self, base: Layers | None) -> Iterator[list[Given]]:
+        kinds = [(spec, shard, self._kind(spec, shard, base)) for spec, shard in self.shards]
+        with checkpoint.snapshots(kinds, 0, "export") as taken:  # no clock is written
+            yield [
+                Given(spec, 0, snapshot.read_slot, read_changes=snapshot.read_changes, done=snapshot.done)
+                if kind == "delta"
+                else Given(spec, snapshot.rows, snapshot.read_slot, done=snapshot.done)
+                for spec, snapshot, kind in taken
+            ]
 
 
 def _nothing() -> None:

@@ -556,6 +556,11 @@ class Table:
         return self._spec
 
     @property
+    def clock(self) -> int:
+        """The store's clock."""
+        return self._clock()
+
+    @property
     def name(self) -> str:
         """Its name in the store."""
         return self._spec.name

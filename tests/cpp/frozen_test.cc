@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -272,6 +274,39 @@ TEST(every_number_of_16_bits_is_widened_as_half_h_does) {
   }
 }
 
+// Within stretches there is the part of the whole difference that lies there.
+void check_difference_within(const Frozen& frozen, Slot slot, std::span<const Frozen::Stretch> within,
+                             std::span<const std::uint64_t> hashes, std::span<const float> weights) {
+  const std::size_t dim = frozen.form().dim();
+  using Part = std::pair<std::vector<std::uint64_t>,
+                         std::vector<std::uint32_t>>;  // rows as bits: removed ones are NaN
+  const auto part = [&](std::span<const std::uint64_t> all, std::span<const float> rows) {
+    Part some;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const std::uint64_t place = all[i] << frozen.slots().bits();
+      if (std::ranges::any_of(within,
+                              [&](const auto& at) { return at.first <= place && place <= at.last; })) {
+        some.first.push_back(all[i]);
+        for (const float weight : rows.subspan(i * dim, dim)) {
+          some.second.push_back(std::bit_cast<std::uint32_t>(weight));
+        }
+      }
+    }
+    return some;
+  };
+  std::vector<std::uint64_t> differ;
+  std::vector<float> values;
+  frozen.difference(slot, hashes, weights, differ, values);
+  const Part expected = part(differ, values);
+  const Part given = part(hashes, weights);
+  std::vector<float> rows(given.second.size());
+  std::ranges::transform(given.second, rows.begin(),
+                         [](std::uint32_t bits) { return std::bit_cast<float>(bits); });
+  frozen.difference(slot, given.first, rows, differ, values, within);
+  CHECK(part(differ, values) == expected);
+  CHECK_EQ(differ.size(), expected.first.size());
+}
+
 TEST(a_difference_laid_over_its_base_reads_as_the_rows_of_now) {
   for (const std::size_t dim : {1UL, 5UL}) {
     Table table = make("float16", dim, 4);
@@ -286,6 +321,13 @@ TEST(a_difference_laid_over_its_base_reads_as_the_rows_of_now) {
         }
       }
       Rows changed;
+      // Some parts of each slot, now and then all of it or none.
+      std::vector<Frozen::Stretch> within;
+      for (std::uint64_t first = 0; first < 256; ++first) {
+        if (random() % 4 <= static_cast<unsigned>(version)) {
+          within.push_back({first << 56U, ((first + 1) << 56U) - 1});
+        }
+      }
       for (std::size_t s = 0; s < 4; ++s) {
         const Slot slot{static_cast<std::uint32_t>(s)};
         std::vector<std::uint64_t> hashes;
@@ -299,6 +341,7 @@ TEST(a_difference_laid_over_its_base_reads_as_the_rows_of_now) {
           }
         }
         table.frozen.difference(slot, hashes, weights, differ, values);
+        check_difference_within(table.frozen, slot, within, hashes, weights);
         for (std::size_t i = 0; i < differ.size(); ++i) {
           const auto first = values.begin() + static_cast<std::ptrdiff_t>(i * dim);
           changed[differ[i]] = std::vector<float>(first, first + static_cast<std::ptrdiff_t>(dim));

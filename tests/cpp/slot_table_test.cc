@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <random>
 #include <span>
@@ -64,6 +65,30 @@ void insert(SlotTable& table, Rows& rows, std::uint64_t hash, std::size_t row_by
   rows[hash] = number;
 }
 
+// The rows that lie in ranges are found, and no others: few ranges or many, at any of the places where their rows are.
+void check_ranges(const SlotTable& table, const Rows& rows, Slots slots, std::size_t row_bytes,
+                  std::mt19937_64& random) {
+  for (const std::size_t among : {std::size_t{0}, std::size_t{300}, std::size_t{10}, std::size_t{1}}) {
+    Changed ranges(slots);
+    for (const auto& [hash, number] : rows) {
+      if (among != 0 && random() % among == 0) {
+        ranges.add({&hash, 1}, rows.size());
+      }
+    }
+    Rows expected;
+    std::ranges::copy_if(rows, std::inserter(expected, expected.end()),
+                         [&](const auto& row) { return ranges.has(row.first); });
+    Rows found;
+    std::size_t times = 0;
+    table.each_row_in(ranges, [&](std::uint64_t hash, const std::byte* row) {
+      found[hash] = read(row, row_bytes);
+      ++times;
+    });
+    CHECK(found == expected);
+    CHECK_EQ(times, expected.size());
+  }
+}
+
 // Fills, empties and fills again with hashes from `draw`, which lie in slot 2 of 4.
 void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(std::mt19937_64&)>& draw) {
   const Slots slots(4);
@@ -86,6 +111,7 @@ void check_against_map(std::size_t row_bytes, const std::function<std::uint64_t(
       table.give_back();
     }
     check_same(table, rows, row_bytes);
+    check_ranges(table, rows, slots, row_bytes, random);
   }
   while (!rows.empty()) {
     CHECK(table.erase(rows.begin()->first));

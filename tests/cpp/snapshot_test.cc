@@ -134,8 +134,8 @@ struct Whole {
   // A delta's slot over that of its base.
   void take_delta(const Shard& shard, Snapshot& snapshot, std::uint32_t slot) {
     const Snapshot::Piece piece = snapshot.take(Slot{slot});
-    if (piece.range_count != 0) {
-      const Changed ranges(shard.slots(), piece.bits, piece.range_count, piece.ranges);
+    if (piece.ranges.count != 0) {
+      const Changed ranges(shard.slots(), piece.ranges.bits, piece.ranges.count, piece.ranges.bytes);
       rows[slot] =
           shard.merge(rows[slot], Bytes(sections[slot]), piece.rows, piece.section, ranges, sections[slot]);
     }
@@ -257,6 +257,9 @@ TEST(the_weights_of_slots_are_those_of_the_moment) {
     base.close();
     Snapshot delta(*store.shard, 0, Snapshot::Kind::kDelta);
     CHECK_THROWS(delta.read_slot(Slot{3}, hashes_then, weights_then), "not all rows");
+    delta.close();
+    Snapshot whole(*store.shard);
+    CHECK_THROWS(whole.read_changes(Slot{3}, hashes_then, weights_then), "does not tell what has changed");
   }
 }
 
@@ -387,6 +390,123 @@ TEST(a_chain_of_deltas_is_what_the_shard_was_at_each_moment) {
   }
 }
 
+// The weights of all rows, and a delta's laid over them.
+using Weights = std::map<std::uint64_t, std::vector<float>>;
+
+Weights weights_of(const Shard& shard) {
+  Weights all;
+  const std::size_t dim = shard.rows().dim();
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> weights;
+  for (std::uint32_t s = 0; s < shard.slots().count(); ++s) {
+    shard.read_slot(Slot{s}, hashes, weights);
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+      all[hashes[i]].assign(weights.data() + i * dim, weights.data() + (i + 1) * dim);
+    }
+  }
+  return all;
+}
+
+void lay_over(Weights& base, const Shard& shard, Snapshot& delta, std::uint32_t slot) {
+  std::vector<std::uint64_t> hashes;
+  std::vector<float> weights;
+  const Snapshot::Ranges saved = delta.read_changes(Slot{slot}, hashes, weights);
+  CHECK(saved.count != 0 || hashes.empty());
+  if (saved.count == 0) {
+    return;
+  }
+  const Changed ranges(shard.slots(), saved.bits, saved.count, saved.bytes);
+  std::erase_if(base, [&](const auto& row) {
+    return shard.slots().of(row.first) == Slot{slot} && ranges.has(row.first);
+  });
+  CHECK(std::ranges::is_sorted(hashes));
+  const std::size_t dim = shard.rows().dim();
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    CHECK(ranges.has(hashes[i]));
+    base[hashes[i]].assign(weights.data() + i * dim, weights.data() + (i + 1) * dim);
+  }
+}
+
+TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
+  for (const Kind& kind : kinds()) {
+    for (const std::size_t slots : {2UL, 64UL}) {
+      Store store(kind, slots, 2);
+      std::mt19937_64 random(slots + kind.name.size());
+      std::uint32_t clock = 0;
+      const auto change = [&](int times) {
+        for (int i = 0; i < times; ++i) {
+          store.change(random, random() % 4 == 0 ? 30'000 : 3000, clock += step(random));
+        }
+      };
+      const auto few = [&] {  // so few that rows are picked
+        Pool one(1);
+        const std::vector<std::uint64_t> keys{random() % 3000, random() % 3000, random()};
+        const KeyBatch batch(keys, store.cut, one);
+        const SlotSlices slices{batch.hashes(), batch.begins()};
+        try {
+          store.shard->assign(slices, std::vector<float>(batch.size() * store.shard->rows().dim(), 2.0F),
+                              clock);
+        } catch (const MemoryBudgetExceeded&) {
+        }
+      };
+      change(8);
+      Weights exported = weights_of(*store.shard);
+      {
+        Snapshot base(*store.shard, clock, Snapshot::Kind::kBase, 0, Purpose::kExport);
+        change(2);
+        base.done("exported");
+      }
+      CHECK_EQ(store.shard->base(), "");
+      CHECK_EQ(store.shard->base(Purpose::kExport), "exported");
+      CHECK_THROWS(Snapshot(*store.shard, 0, Snapshot::Kind::kDelta), "save all rows first");
+      change(2);
+      Whole saved(*store.shard);
+      {
+        Snapshot base(*store.shard, clock, Snapshot::Kind::kBase);
+        change(1);
+        base.done("saved");
+      }
+      for (int round = 0; round < 12; ++round) {
+        if (round % 3 == 1) {
+          change(3);
+        } else {
+          few();
+        }
+        if (random() % 3 == 0) {  // what is given up, or not tracked, changes nothing
+          Snapshot other(*store.shard, clock,
+                         random() % 2 == 0 ? Snapshot::Kind::kDelta : Snapshot::Kind::kPlain, 0,
+                         random() % 2 == 0 ? Purpose::kSave : Purpose::kExport);
+          few();
+        }
+        if (random() % 2 == 0) {
+          const Weights expected = weights_of(*store.shard);
+          Snapshot delta(*store.shard, clock, Snapshot::Kind::kDelta, 0, Purpose::kExport);
+          CHECK_THROWS(delta.take(Slot{0}), "has no sections");
+          for (std::uint32_t s = 0; s < slots; ++s) {
+            if (s % std::max<std::size_t>(1, slots / 4) == 0) {
+              change(1);
+            }
+            lay_over(exported, *store.shard, delta, s);
+          }
+          CHECK(exported == expected);
+          delta.done("exported");
+        } else {
+          const Whole expected(*store.shard);
+          Snapshot delta(*store.shard, clock, Snapshot::Kind::kDelta);
+          for (std::uint32_t s = 0; s < slots; ++s) {
+            if (s % std::max<std::size_t>(1, slots / 4) == 0) {
+              few();
+            }
+            saved.take_delta(*store.shard, delta, s);
+          }
+          CHECK_EQ(differing_slots(expected, saved), 0U);
+          delta.done("saved");
+        }
+      }
+    }
+  }
+}
+
 TEST(a_delta_holds_little_more_than_what_has_changed) {
   Store store(kinds()[0], 16, 1);
   std::vector<std::uint64_t> keys(100'000);
@@ -408,7 +528,7 @@ TEST(a_delta_holds_little_more_than_what_has_changed) {
     for (std::uint32_t s = 0; s < 16; ++s) {
       const Snapshot::Piece piece = delta.take(Slot{s});
       whole.changed += piece.rows;
-      bytes += piece.ranges.size();
+      bytes += piece.ranges.bytes.size();
     }
     delta.done(name);
     CHECK(bytes <= std::max<std::size_t>(keys.size() / 4, 4 * whole.changed));
@@ -446,6 +566,18 @@ TEST(ranges_are_saved_as_a_list_or_as_bits_and_nothing_else_is_taken_for_them) {
         CHECK(changed.has(hash));
         CHECK(back.has(hash));
       }
+      // Runs are the ranges that are named, neighbours put together.
+      std::size_t ranges = 0;
+      std::optional<std::uint64_t> last;
+      changed.each_run([&](std::uint64_t from, std::uint64_t to) {
+        CHECK(!last || from > *last + 1);
+        last = to;
+        CHECK(changed.has(from >> 3U | std::uint64_t{5} << 61U));
+        CHECK(changed.has(to >> 3U | std::uint64_t{5} << 61U));
+        CHECK(to == ~std::uint64_t{0} || !changed.has((to + 1) >> 3U | std::uint64_t{5} << 61U));
+        ranges += static_cast<std::size_t>(((to - from) >> (64U - changed.bits())) + 1);
+      });
+      CHECK_EQ(ranges, changed.count());
       Changed merged(cut);
       const std::span<const std::uint64_t> all = hashes;
       merged.add(all.first(std::min<std::size_t>(1, hits)), 1);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from contextlib import nullcontext
 from typing import Any
 
 from shoal.cli.answers import Answer
@@ -46,7 +45,7 @@ def add(commands: Any) -> None:
 def export(arguments: argparse.Namespace) -> Answer:
     """Export a checkpoint or a model."""
     from shoal.export.cache import Cache
-    from shoal.export.write import Given, write
+    from shoal.export.write import Given, Still, write
     from shoal.models import files
     from shoal.storage import place_of
     from shoal.store import local
@@ -71,9 +70,7 @@ def export(arguments: argparse.Namespace) -> Answer:
         given = [Given(table.spec, len(table), table.shard.read_slot) for table in tables]
         told = write(
             place_of(arguments.directory),
-            [table.spec for table in tables],
-            lambda: nullcontext(given),
-            store.slots,
+            Still(given, store.slots),
             dtype=dtypes,
             since=None if arguments.since is None else place_of(arguments.since),
             version=arguments.version,

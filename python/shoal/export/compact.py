@@ -3,13 +3,13 @@
 import math
 import os
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from typing import Any
 
 from shoal.export import manifest as form
 from shoal.export.cache import Cache
 from shoal.export.read import Layers, newest, read_layers
-from shoal.export.write import Exported, Given, write
+from shoal.export.write import Exported, Given, Still, write
 from shoal.machine import cores
 from shoal.optim import SGD, make_init
 from shoal.storage import place_of
@@ -43,9 +43,7 @@ def compact(
         tables = [_given(name, layers) for name in layers.tables]
         done = write(
             target,
-            [table.spec for table in tables],
-            lambda: nullcontext(tables),
-            layers.slots,
+            Still(tables, layers.slots),
             dtype={name: table.dtype for name, table in layers.tables.items()},
             version=form.next_number(target, layers.number),
             model=layers.model,

@@ -23,6 +23,7 @@ __all__ = [
     "FrozenTable",
     "Manifest",
     "Section",
+    "digest_of",
     "is_export",
     "next_number",
     "numbers",
@@ -186,7 +187,12 @@ def read(place: Place) -> tuple[Manifest, str]:
         _check(manifest)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
-    return manifest, hashlib.sha256(body).hexdigest()
+    return manifest, digest_of(body)
+
+
+def digest_of(body: bytes) -> str:
+    """Return what a delta calls its base by."""
+    return hashlib.sha256(body).hexdigest()
 
 
 def _check(manifest: Manifest) -> None:

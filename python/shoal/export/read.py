@@ -194,6 +194,13 @@ class Layers:
                 return one.extra(name)
         raise CorruptionError(f"{self.mapped[-1].place} has no file {name!r} of its model")
 
+    def digest_of(self, name: str) -> str | None:
+        """Return the digest of the newest that has a table, which reads here as it reads there; None: none has it."""
+        return next(
+            (one.digest for one in reversed(self.mapped) if any(table.name == name for table in one.manifest.tables)),
+            None,
+        )
+
     def forms_of(self, name: str) -> list[FrozenTable]:
         """Return what each of them tells of a table."""
         return [table for one in self.mapped for table in one.manifest.tables if table.name == name]

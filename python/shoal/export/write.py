@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from shoal import _core
+from shoal.errors import CorruptionError
 from shoal.export import manifest as form
 from shoal.export.cache import Cache
 from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
@@ -21,20 +22,66 @@ from shoal.pieces import PieceWriter, Replacement, in_order
 from shoal.storage import Place
 from shoal.table import TableSpec
 
-__all__ = ["Exported", "ExportedTable", "Given", "write"]
+__all__ = ["Exported", "ExportedTable", "Given", "Still", "Tables", "write"]
 
 _SLOTS_A_TASK = 8
 _AHEAD = 2  # tasks per thread that are done ahead of the disk
+
+
+_Rows: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]  # hashes, ascending, and weights
+_Changes: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], int, int, npt.NDArray[np.uint8]]
 
 
 class Given(NamedTuple):
     """A table that is to be exported."""
 
     spec: TableSpec
-    rows: int
-    read_slot: Callable[[int], tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]]  # hashes, ascending, and weights
+    rows: int  # that will be read
+    read_slot: Callable[[int], _Rows]
     largest_error: float = 0.0  # of the weights that are given
     rms_error: float = 0.0
+    # Where it is known what has changed since the base, instead of read_slot: the rows in the ranges that have, and
+    # these ranges: bits, how many, and their bytes (docs/checkpoint-format.md).
+    read_changes: Callable[[int], _Changes] | None = None
+    done: Callable[[str], None] | None = None  # hears the digest of the export, once it is in place
+
+
+class Tables(Protocol):
+    """Tables that are to be exported, wherever their rows are."""
+
+    @property
+    def specs(self) -> Sequence[TableSpec]:
+        """Their descriptions."""
+
+    @property
+    def slots(self) -> int:
+        """How many they have."""
+
+    def know(self, base: Layers) -> bool:
+        """Tell whether it is known of all tables what has changed since ``base``."""
+
+    def take(self, base: Layers | None) -> AbstractContextManager[Sequence[Given]]:
+        """Give them, in the order of the descriptions, as they are from now on; once ``base`` was read."""
+
+
+class Still(NamedTuple):
+    """:class:`Tables` that are read as they are, and of which nobody knows what has changed."""
+
+    given: Sequence[Given]
+    slots: int
+
+    @property
+    def specs(self) -> Sequence[TableSpec]:
+        """Their descriptions."""
+        return [table.spec for table in self.given]
+
+    def know(self, base: Layers) -> bool:
+        """Tell that it is not known."""
+        return False
+
+    def take(self, base: Layers | None) -> AbstractContextManager[Sequence[Given]]:
+        """Give them."""
+        return nullcontext(self.given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +127,7 @@ class Exported:
 
 def write(
     place: Place,
-    specs: Sequence[TableSpec],
-    take: Callable[[], AbstractContextManager[Sequence[Given]]],
-    slots: int,
+    tables: Tables,
     *,
     dtype: str | Mapping[str, str] | None = None,
     since: Place | None = None,
@@ -97,11 +142,8 @@ def write(
 
     Parameters
     ----------
-    specs : sequence of TableSpec
-    take : callable
-        Gives the tables of these descriptions, in their order; called when ``since`` was read, which may take long.
-    slots : int
-        That they have.
+    place : Place
+    tables : Tables
     model : dict, optional
         What a server must know to predict with these tables.
     extras : dict of bytes, optional
@@ -112,13 +154,13 @@ def write(
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         raise ValueError(f"version must be a number from 0 on, got {version!r}")
     with ExitStack() as opened:
-        base = None if since is None else opened.enter_context(closing(read_layers(since, cache=cache)))
-        _check_request(specs, slots, dtype, place, since, base)
+        base = None if since is None else opened.enter_context(closing(_read_base(since, tables, cache)))
+        _check_request(tables.specs, tables.slots, dtype, place, since, base)
         new = opened.enter_context(Replacement(place, form.MANIFEST, _is_ours))
+        given = opened.enter_context(tables.take(base))
         with (
-            take() as tables,
             tqdm(
-                total=sum(table.rows for table in tables),
+                total=sum(table.rows for table in given) or None,
                 desc="export",
                 unit=" rows",
                 unit_scale=True,
@@ -129,13 +171,13 @@ def write(
                 _write_table(
                     PieceWriter(place, f"{new.stem}-{k}", form.FILES, form.HEADER),
                     table,
-                    slots,
+                    tables.slots,
                     _dtype(table.spec, dtype, base),
                     base,
                     threads,
                     bar,
                 )
-                for k, table in enumerate(tables)
+                for k, table in enumerate(given)
             ]
         described = [_write_extra(place, f"{new.stem}-{name}", data) for name, data in (extras or {}).items()]
         body = msgspec.json.encode(
@@ -143,7 +185,7 @@ def write(
                 format=form.FORMAT,
                 version=form.VERSION,
                 number=form.next_number(place, 0 if base is None else base.number) if version is None else version,
-                slots=slots,
+                slots=tables.slots,
                 tables=saved,
                 base=None if base is None or since is None else _base_of(place, since, base),
                 model=model,
@@ -151,8 +193,21 @@ def write(
             )
         )
         new.publish(body)
+        for table in given:
+            if table.done is not None:
+                table.done(form.digest_of(body))
     manifest = msgspec.json.decode(body, type=Manifest)
     return Exported(version=manifest.number, tables={table.name: _told(table) for table in saved})
+
+
+def _read_base(since: Place, tables: Tables, cache: Cache | None) -> Layers:
+    """Map what a delta is upon; all of it is looked at, and checked, unless the tables know what has changed since."""
+    # Who knows has written it, upon what was checked then.
+    base = read_layers(since, verify=False, cache=cache)
+    if tables.know(base):
+        return base
+    base.close()
+    return read_layers(since, cache=cache)
 
 
 def _is_ours(name: str) -> bool:
@@ -227,6 +282,26 @@ def _write_extra(place: Place, name: str, data: bytes) -> Extra:
     return Extra(name, len(data), _core.crc32c(data))
 
 
+def _to_write(
+    table: Given, under: _core.Frozen | None, slot: int
+) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+    """Return how many rows of a slot were read, and those that the export is to have."""
+    if under is not None and table.read_changes is not None:
+        hashes, weights, bits, count, ranges = table.read_changes(slot)
+        read = len(hashes)
+        if count:
+            try:
+                hashes, weights = under.difference_in(slot, hashes, weights, bits, count, ranges)
+            except ValueError as error:
+                raise CorruptionError(f"table {table.spec.name!r} of the base: {error}") from None
+        return read, hashes, weights
+    hashes, weights = table.read_slot(slot)
+    read = len(hashes)
+    if under is not None:
+        hashes, weights = under.difference(slot, hashes, weights)
+    return read, hashes, weights
+
+
 _Packed = tuple[npt.NDArray[np.uint8], tuple[int, int, int, int, int], int, tuple[float, float, float]]
 
 
@@ -247,10 +322,7 @@ def _write_table(
     def make(some: range) -> list[tuple[int, int, _Packed, int]]:
         made = []
         for slot in some:
-            hashes, weights = table.read_slot(slot)
-            given = len(hashes)
-            if under is not None:
-                hashes, weights = under.difference(slot, hashes, weights)
+            given, hashes, weights = _to_write(table, under, slot)
             packed = packer.pack(slot, hashes, weights)
             made.append((slot, given, packed, _core.crc32c(packed[0]) if packed[0].nbytes else 0))
         return made
