@@ -48,7 +48,7 @@ template <class T>
 Array<T> view(std::span<const T> data, const py::object& owner) {
   Array<T> array({static_cast<py::ssize_t>(data.size())}, {static_cast<py::ssize_t>(sizeof(T))}, data.data(),
                  owner);
-  array.attr("setflags")(py::arg("write") = false);
+  py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
   return array;
 }
 

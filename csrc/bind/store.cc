@@ -128,9 +128,13 @@ void check_slot(const Shard& shard, std::size_t slot) {
 }
 
 // An array that owns its bytes.
-Array<std::uint8_t> owned(std::unique_ptr<std::vector<std::byte>> bytes) {
-  auto* const kept = bytes.get();
-  const py::capsule owner(bytes.release(),
+Array<std::uint8_t> owned(std::vector<std::byte>&& bytes) {
+  if (bytes.empty()) {
+    return fresh<std::uint8_t>(0);
+  }
+  auto held = std::make_unique<std::vector<std::byte>>(std::move(bytes));
+  const auto* const kept = held.get();
+  const py::capsule owner(held.release(),
                           [](void* vector) { delete static_cast<std::vector<std::byte>*>(vector); });
   return view(std::span(reinterpret_cast<const std::uint8_t*>(kept->data()), kept->size()), owner);
 }
@@ -138,24 +142,24 @@ Array<std::uint8_t> owned(std::unique_ptr<std::vector<std::byte>> bytes) {
 // (rows, the section's bytes, the filter's bytes)
 py::tuple section(const Shard& shard, std::size_t slot) {
   check_slot(shard, slot);
-  auto bytes = std::make_unique<std::vector<std::byte>>();
-  auto filter = std::make_unique<std::vector<std::byte>>();
+  std::vector<std::byte> bytes;
+  std::vector<std::byte> filter;
   std::size_t rows = 0;
   {
     const py::gil_scoped_release nogil;
-    rows = shard.section(Slot{static_cast<std::uint32_t>(slot)}, *bytes);
-    shard.filter(Slot{static_cast<std::uint32_t>(slot)}, *filter);
+    rows = shard.section(Slot{static_cast<std::uint32_t>(slot)}, bytes);
+    shard.filter(Slot{static_cast<std::uint32_t>(slot)}, filter);
   }
   return py::make_tuple(rows, owned(std::move(bytes)), owned(std::move(filter)));
 }
 
-// The shard lives as long as what is returned. By hand: keep_alive<0, 1> looks at the result of a call whose arguments did
-// not fit, which is none, and crashes (pybind11 3.1).
 Purpose purpose_of(const std::string& name) {
   SHOAL_CHECK(name == "save" || name == "export", "there is no purpose " + name);
   return name == "save" ? Purpose::kSave : Purpose::kExport;
 }
 
+// The shard lives as long as what is returned. By hand: keep_alive<0, 1> looks at the result of a call whose arguments did
+// not fit, which is none, and crashes (pybind11 3.1).
 py::object snapshot(const py::object& self, std::uint32_t clock, const std::string& kind, std::size_t most,
                     const std::string& purpose) {
   SHOAL_CHECK(kind == "plain" || kind == "base" || kind == "delta", "there is no snapshot " + kind);
@@ -174,10 +178,6 @@ Snapshot::Piece take(Snapshot& snapshot, std::size_t slot) {
   return snapshot.take(Slot{static_cast<std::uint32_t>(slot)});
 }
 
-Array<std::uint8_t> owned(std::vector<std::byte>&& bytes) {
-  return owned(std::make_unique<std::vector<std::byte>>(std::move(bytes)));
-}
-
 // (rows, the section's bytes) of a base with a delta over it.
 py::tuple merge(const Shard& shard, std::size_t cut, std::size_t base_rows, const Array<std::uint8_t>& base,
                 std::size_t delta_rows, const Array<std::uint8_t>& delta, unsigned bits, std::size_t count,
@@ -185,11 +185,11 @@ py::tuple merge(const Shard& shard, std::size_t cut, std::size_t base_rows, cons
   const auto from = std::as_bytes(in(base));
   const auto over = std::as_bytes(in(delta));
   const auto saved = std::as_bytes(in(ranges));
-  auto merged = std::make_unique<std::vector<std::byte>>();
+  std::vector<std::byte> merged;
   std::size_t rows = 0;
   {
     const py::gil_scoped_release nogil;
-    rows = shard.merge(base_rows, from, delta_rows, over, Changed(Slots(cut), bits, count, saved), *merged);
+    rows = shard.merge(base_rows, from, delta_rows, over, Changed(Slots(cut), bits, count, saved), merged);
   }
   return py::make_tuple(rows, owned(std::move(merged)));
 }
