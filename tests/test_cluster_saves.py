@@ -215,6 +215,15 @@ def test_a_save_waits_for_its_clock_and_sees_nothing_of_it(tmp_path: Path) -> No
         assert store.tables["t"].pull(KEYS[:2]).ravel().tolist() == [-1.0, -1.0]
 
 
+def test_a_store_without_tables_is_saved_and_loaded(tmp_path: Path) -> None:
+    with cluster(2, slots=16) as made, joined(made.address, 1) as (store,):
+        store.tick()
+        store.save(tmp_path / "nothing")
+        store.load(tmp_path / "nothing")
+    assert checkpoint.read_manifest(tmp_path / "nothing").tables == []
+    assert checkpoint.read_manifest(tmp_path / "nothing").clock == 1
+
+
 def test_servers_write_to_an_object_store(tmp_path: Path) -> None:
     with object_store() as address, cluster(2, slots=SLOTS) as made, joined(made.address, 1) as (store,):
         clocks(store, 0, 2)

@@ -365,7 +365,7 @@ class ClusterStore(Store):
                 still.enter_context(self._gate.shut())
                 self.channel.drain(self._timeout)
                 self.channel.raise_unheard()
-                if self._shared_storage:
+                if self._shared_storage and shards:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
                     moment: checkpoint.Moment = held.enter_context(
                         Saving(self.channel, self._joined.map.endpoints, numbered, base, lambda: self.lost_workers)
