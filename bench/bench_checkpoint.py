@@ -2,11 +2,11 @@
 
     python bench/bench_checkpoint.py [--keys 10000000] [--rounds 5] [--directory DIR]
 
-In turns, --rounds times: pushes of 65,536 keys alone; a save while they go on; a save with nothing beside it; ``dd`` of
-as many bytes with the same sync at the end (conv=fsync), through the system's cache and past it (oflag=direct, as saves
-write; blocks of 1 MiB and 2 MiB). What was saved first is checked against the rows of the
-moment. Memory is the resident set's peak during a save above its level before, looked at a thousand times a second. At
-the end deltas, and what they come to.
+In turns, --rounds times: pushes of 65,536 keys alone; a save while they go on; a save with nothing beside it, timed;
+another one, whose memory is watched; ``dd`` of as many bytes with the same sync at the end (conv=fsync), through the
+system's cache and past it (oflag=direct, as saves write; blocks of 1 MiB and 2 MiB). What was saved first is checked
+against the rows of the moment. Memory is the resident set's peak during a save above its level before, looked at a
+thousand times a second. At the end deltas, and what they come to.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -153,10 +154,10 @@ def main() -> None:
             for number in range(asked.rounds):
                 stop = time.perf_counter() + 2
                 alone.append(pushes(table, batches, grads, lambda stop=stop: time.perf_counter() > stop))
-                for state in ("pushed", "quiet"):
+                for state in ("pushed", "timed", "watched"):
                     here = folder / f"{number}-{state}"
                     before = table.pull(sample)
-                    with Peak() as peak:
+                    with nullcontext() if state == "timed" else Peak() as peak:
                         began = time.perf_counter()
                         save = store.save(here, wait=False)
                         if state == "pushed":
@@ -170,12 +171,12 @@ def main() -> None:
                             assert np.array_equal(other.tables["t"].pull(sample), before), "not the rows of the moment"
                             assert len(other.tables["t"]) == asked.keys
                     shutil.rmtree(here)
+                    if peak is None:
+                        rates.append(total / took / 1e6)
+                        continue
+                    (extras if state == "pushed" else quiet).append(peak.extra / 2**20)
                     if state == "pushed":
                         seconds.append(took)
-                        extras.append(peak.extra / 2**20)
-                    else:
-                        quiet.append(peak.extra / 2**20)
-                        rates.append(total / took / 1e6)
                 for name, flags in DD.items():
                     dd_rates[name].append(dd(folder / "dd", total, flags))
             stats = table.stats()
