@@ -24,13 +24,14 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install lint format types cpp py asan tsan fuzz fuzz-corpus bench clean
+.PHONY: help demo test install lint format types cpp py fast asan tsan fuzz fuzz-corpus bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
 	@echo '             (a real file: make demo DATA=path FORMAT=libsvm|criteo)'
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
+	@echo 'make fast    the Python tests that need no object store, no examples and no processes: five minutes'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
 	@echo 'make bench   the benchmarks of bench/'
@@ -134,6 +135,10 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 py: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests'
 	@$(BIN)/python -m pytest --quiet -n 2
+
+fast: $(STAMPS)/install $(STAMPS)/torch
+	$(say) 'Python tests, but for the slow ones'
+	@$(BIN)/python -m pytest --quiet -n 2 -m 'not slow'
 
 # ---- fuzzing: tests/fuzz/README.md ----
 

@@ -21,7 +21,7 @@ from places import BUCKET, after_writes, full_disk, interrupt, options, somebody
 from shoal import storage
 from stores import opened
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 KEYS = np.append(np.arange(3000, dtype=np.uint64), np.array([2**63, 2**64 - 1], np.uint64))
 WAITING = np.arange(5000, 6000, dtype=np.uint64)

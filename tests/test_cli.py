@@ -73,6 +73,7 @@ def model(logs, tmp_path):
 # ---- help ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_example_of_each_help_runs(logs, tmp_path):
     for path in logs.iterdir():
         (tmp_path / path.name).symlink_to(path)

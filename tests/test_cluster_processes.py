@@ -27,7 +27,10 @@ LONG = 60.0  # seconds for what happens at once on a quiet machine
 KEYS = np.arange(500, dtype=np.uint64)
 ONES = np.ones((500, 1), np.float32)
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them"),
+]
 
 
 @contextlib.contextmanager

@@ -194,6 +194,7 @@ def test_a_url_of_nothing_is_an_error_at_once(memory):
         read_criteo("memory://logs/*")
 
 
+@pytest.mark.slow
 def test_files_of_s3(monkeypatch):
     pytest.importorskip("s3fs")
     server_module = pytest.importorskip("moto.server")

@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from shoal.data.source import Lines
 from shoal.data.text import TextReader
 from shoal.errors import CorruptionError
 
-PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
+PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": partial(lzma.compress, preset=1)}
 LINES = st.lists(
     st.sampled_from([b"1 3:1 4:2\n", b"0\n", b"\n", b"# c\n", b"-1 18446744073709551615:0.5\n", b"bad\n"]), max_size=30
 )
@@ -61,7 +62,8 @@ def file(tmp_path):
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_test():
     yield
-    gc.collect()
+    if reading_threads():
+        gc.collect()  # takes a second where much has been imported
     assert reading_threads() == []
 
 
@@ -135,7 +137,7 @@ def test_the_shards_of_a_file_hold_each_line_once(file, packer):
 def test_tiny_files_have_all_their_lines_in_any_number_of_shards(file):
     for count in range(5):
         reader = read_libsvm(file(numbered(count)[:-1]))
-        for n in range(1, 40):
+        for n in (1, 2, 3, 4, 5, 7, 8, 16, 39):
             assert [key for rank in range(n) for key in keys_of(reader.shard(rank, n))] == list(range(count))
 
 

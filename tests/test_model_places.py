@@ -30,7 +30,7 @@ from shoal.models import Model, files
 from shoal.models.keeper import Keeper
 from stores import opened
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(params=["local", "s3"])

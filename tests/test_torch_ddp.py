@@ -21,6 +21,7 @@ TESTS = Path(__file__).parent
 LONG = 100.0  # seconds for what takes some on a quiet machine
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="starts processes as Linux does"),
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch was built without gloo"),
     pytest.mark.timeout(200),
