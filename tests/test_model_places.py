@@ -23,11 +23,11 @@ import pytest
 
 import shoal
 from cluster_fakes import Wire
+from cuts import power_fails_behind
 from places import BUCKET, after_writes, interrupt, options, uploads
 from shoal import storage
 from shoal.cli import main
 from shoal.models import Model, files
-from shoal.models.keeper import Keeper
 from stores import opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -293,14 +293,10 @@ def learned(model: Model) -> list[Any]:
     return [rows, model.examples, [(p.number, p.metrics, p.valid, p.complete) for p in model.history.passes]]
 
 
-class PowerFailed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("patience", [None, 1])
 @pytest.mark.parametrize("stop", [4, 18])  # within the first pass, and behind it
 def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
-    log: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None, stop: int
+    log: Path, s3: str, tmp_path: Path, patience: int | None, stop: int
 ) -> None:
     url, how = f"s3://{BUCKET}/{tmp_path.name}/cut", options(s3)
     there = storage.place_of(url, how)
@@ -314,19 +310,8 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
             return learned(model)
 
     expected = run(tmp_path / "whole")
-    left = [stop]
-    real = Keeper.batch_done
-
-    def batch_done(keeper: Keeper, *arguments: Any) -> None:
-        real(keeper, *arguments)
-        left[0] -= 1
-        if left[0] < 0:
-            raise PowerFailed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "batch_done", batch_done)
-        with pytest.raises(PowerFailed):
-            run(url, storage_options=how)
+    with power_fails_behind(stop):
+        run(url, storage_options=how)
     assert files.read(there).standing is not None
     best = ["best-000001"] if patience and stop == 18 else []
     assert held(there) == sorted([*best, "checkpoint", "model.json"])

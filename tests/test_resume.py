@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
+from cuts import power_fails_behind
 from shoal.cli import main
 from shoal.models import Model, files
 from shoal.models.keeper import Keeper
@@ -69,14 +70,10 @@ def learned(model: Model) -> list[Any]:
     return [*out, [(p.number, p.metrics, p.valid, p.features, p.complete) for p in model.history.passes]]
 
 
-class PowerFailed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("kind", FITS)
 @pytest.mark.parametrize("stop", [5, 20])  # within the first pass, and behind it
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stop: int
+    log: Path, tmp_path: Path, kind: str, stop: int
 ) -> None:
     make, settings, how = FITS[kind]
 
@@ -89,19 +86,8 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
             return learned(model)
 
     expected = run(tmp_path / "whole")
-    left = [stop]
-    done = Keeper.batch_done
-
-    def batch_done(keeper: Keeper, *arguments: Any) -> None:
-        done(keeper, *arguments)
-        left[0] -= 1
-        if left[0] < 0:
-            raise PowerFailed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "batch_done", batch_done)
-        with pytest.raises(PowerFailed):
-            run(tmp_path / "cut")
+    with power_fails_behind(stop):
+        run(tmp_path / "cut")
     assert files.read(tmp_path / "cut").standing is not None
     assert run(tmp_path / "cut", resume=True) == expected
     assert files.read(tmp_path / "cut").standing is None
