@@ -1,10 +1,11 @@
-"""What a save on a cluster costs, beside a local one: seconds, and how long steps wait meanwhile.
+"""What saves and loads on a cluster cost, beside local ones: seconds, and how long steps wait for saves.
 
     python bench/bench_cluster_save.py [--keys 10000000] [--rounds 3] [--directory DIR]
 
 In turns: a local store, one server, two servers that write side by side, and two servers whose rows all go through the
-worker (shared_storage=False). A step is a push of 20,000 keys, a tick, and a pull that waits for both. Each checkpoint
-is checked against the local one by the digest of its table.
+worker (shared_storage=False); each saves, and loads the local one's checkpoint. A step is a push of 20,000 keys, a
+tick, and a pull that waits for both. Each checkpoint, and what was loaded, is checked against the local one by the
+digest of its table.
 """
 
 import argparse
@@ -68,17 +69,21 @@ def main() -> None:
             fill(store, keys)
         through = "2, through the worker"
         seconds: dict[str, list[float]] = {name: [] for name in [*stores, through]}
-        for _ in range(asked.rounds):
+        loads: dict[str, list[float]] = {name: [] for name in seconds}
+        digests = set()
+        for number in range(asked.rounds):
             for name in seconds:
                 store = stores.get(name, stores["2 servers"])
                 if name == through:
                     store._shared_storage = False
-                began = time.perf_counter()
-                store.save(folder / name)
-                seconds[name].append(time.perf_counter() - began)
+                for call, path, took in ((store.save, name, seconds), (store.load, "local", loads)):
+                    began = time.perf_counter()
+                    call(folder / path)
+                    took[name].append(time.perf_counter() - began)
                 if name == through:
                     store._shared_storage = True
-        digests = set()
+                if number == 0:
+                    digests.add(store.tables["t"].digest())
         for name in seconds:
             with shoal.local(threads=1) as other:
                 other.load(folder / name)
@@ -86,9 +91,10 @@ def main() -> None:
         assert len(digests) == 1, "not the same rows"
         size = sum(path.stat().st_size for path in (folder / "local").iterdir())
         print(f"{asked.keys:,} rows of FTRL, dim 1: a checkpoint of {size / 1e6:.0f} MB")
-        for name, took in seconds.items():
-            rate = size / np.median(took) / 1e6
-            print(f"{name:22} {np.median(took):.2f} s ({min(took):.2f}-{max(took):.2f}), {rate:.0f} MB/s")
+        for what, figures in (("save", seconds), ("load", loads)):
+            for name, took in figures.items():
+                rate = size / np.median(took) / 1e6
+                print(f"{what} {name:22} {np.median(took):.2f} s ({min(took):.2f}-{max(took):.2f}), {rate:.0f} MB/s")
         print("a step, ms (p50 / p99 / most), alone and beside saves:")
         for name, store in stores.items():
             stop = time.perf_counter() + 2
