@@ -385,7 +385,7 @@ def write_slots(
     durable : bool
         Whether to wait for the disk.
     told : callable
-        Is told how many rows were written, slot by slot. What it raises ends the work.
+        Is told how many rows were written, now and then. What it raises ends the work.
 
     Returns
     -------
@@ -523,7 +523,7 @@ def _save_table(writer: PieceWriter, job: _Job, slots: range, threads: int, told
             for made in in_order(pool, make, tasks, threads * _AHEAD):
                 for piece in made:
                     written.add(piece)
-                    told(piece.rows)
+                told(sum(piece.rows for piece in made))
         writer.finish()
     finally:
         writer.close()

@@ -133,8 +133,11 @@ class Target(ABC):
         StorageError
             It cannot be written. The file is given up.
         """
-        with self._given_up():
+        try:
             self._write(data)
+        except BaseException:  # no context manager where nothing goes wrong: pieces are small and many
+            with self._given_up():
+                raise
 
     def commit(self) -> None:
         """Let the file be; more cannot be written.
