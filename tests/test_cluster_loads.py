@@ -23,7 +23,7 @@ from shoal.cluster import loading, processes, tasks
 from shoal.errors import CorruptionError, DeadlineExceeded, MemoryBudgetExceeded, ServerLost, ShoalError, StorageError
 from shoal.storage import LocalPlace, place_of
 from stores import joined
-from test_cluster_saves import KEYS, SLOTS, clocks, pieces_of, tables_of
+from test_cluster_saves import KEYS, SLOTS, chain, clocks, pieces_of, tables_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,13 +37,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         if slots not in made:
             made[slots] = folder = tmp_path_factory.mktemp(f"of-{slots}")
             with shoal.local(slots=slots, threads=1) as store:
-                clocks(store, 0, 3)
-                store.save(folder / "0", track=True)
-                clocks(store, 3, 5)
-                store.save(folder / "1", since=folder / "0")
-                store.sweep()
-                clocks(store, 5, 7)
-                store.save(folder / "2", since=folder / "1")
+                chain(store, folder)
             with shoal.local(slots=SLOTS, threads=1) as store:
                 store.load(folder / "2")
                 store.save(folder / "anew")

@@ -55,6 +55,17 @@ def clocks(store: shoal.Store, first: int, end: int) -> None:
         wide.pull(keys[:1])
 
 
+def chain(store: shoal.Store, folder: Path) -> None:
+    """Save a full checkpoint, 0, and two deltas, 1 and 2."""
+    clocks(store, 0, 3)
+    store.save(folder / "0", track=True)
+    clocks(store, 3, 5)
+    store.save(folder / "1", since=folder / "0")
+    store.sweep()
+    clocks(store, 5, 7)
+    store.save(folder / "2", since=folder / "1")
+
+
 def pieces_of(folder: Path) -> dict[Any, Any]:
     """What each slot has in a checkpoint, to the byte, wherever it stands."""
     manifest = checkpoint.read_manifest(folder)
@@ -105,13 +116,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chain of one process: 0 is full, 1 and 2 are deltas, 3 is what they come to."""
     folder = tmp_path_factory.mktemp("alone")
     with shoal.local(slots=SLOTS, threads=1) as store:
-        clocks(store, 0, 3)
-        store.save(folder / "0", track=True)
-        clocks(store, 3, 5)
-        store.save(folder / "1", since=folder / "0")
-        store.sweep()
-        clocks(store, 5, 7)
-        store.save(folder / "2", since=folder / "1")
+        chain(store, folder)
         store.save(folder / "3")
     return folder
 

@@ -54,8 +54,9 @@ class Save {
   };
   static constexpr std::size_t kFigures = 4;  // of a table: step, clock, rows, bytes
 
-  // Of tables that are all saved or all loaded, by nobody else, and have a base where kind asks for one. Slots [first, end) will be taken. Nobody
-  // changes a row meanwhile: shards of a Service are changed under its mutex alone, so they need not be frozen.
+  // Of tables that are all saved or all loaded, by nobody else, and have a base where kind asks for one. Slots
+  // [first, end) will be taken. Nobody changes a row meanwhile: shards of a Service are changed under its mutex alone, so
+  // they need not be frozen.
   Save(const Name& name, std::span<const Wanted> tables, std::uint32_t clock, std::size_t first,
        std::size_t end);
   ~Save();

@@ -116,8 +116,8 @@ class Snapshot {
   };
   std::unique_ptr<Copy> borrow();
   Taken unmark(Slot slot);
-  const Changed* changed_of(
-      Slot slot) const;  // what a delta is to hold; null where the snapshot is of all rows
+  // What a delta is to hold; null where the snapshot is of all rows.
+  const Changed* changed_of(Slot slot) const;
   std::vector<SlotTable::Entry> rows_of(const Taken& taken, const Changed* changed) const;
   static Ranges ranges_of(const Changed& changed);
   void give_back(Taken taken);
