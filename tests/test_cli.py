@@ -257,6 +257,7 @@ GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
             "batch_size",
         ),
         (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "good/m"], 2, "good"),
+        ([*GOOD, "--valid", "empty"], 2, "valid: empty has no examples, so nothing can be measured"),
         ([*GOOD, "--patience", "2"], 2, "--patience needs --valid"),
         ([*GOOD, "--negative-rate", "0"], 2, "negative_rate is 0"),
         ([*GOOD, "--shuffle", "-1"], 2, "shuffle is -1"),
@@ -275,6 +276,17 @@ GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
         (["predict", "--model", "small", "--data", "good", "--output", "-", "--json"], 2, "both want standard output"),
         (["predict", "--model", "small", "--data", "good", "--format", "criteo", "--output", "-"], 2, "from libsvm"),
         (["evaluate", "--model", "here", "--data", "good"], 1, "model.json is missing"),
+        (["evaluate", "--model", "small", "--data", "empty"], 2, "empty has no examples: nothing was measured"),
+        (
+            ["evaluate", "--model", "small", "--data", "wrong", "--on-error", "skip"],
+            2,
+            "wrong has no examples: all of its 2 lines are malformed, and were skipped; the first is wrong, line 1",
+        ),
+        (
+            ["train", "lr", "--train", "wrong", "--format", "libsvm", "--model", "m", "--on-error", "skip"],
+            2,
+            "all of its 2 lines are malformed, and were skipped; the first is wrong, line 1, column 1 (the line",
+        ),
         (["inspect", "no"], 2, "there is no such directory"),
         (["inspect", "here"], 1, "model.json is missing"),
         (["demo", "--out", "d", "--data", "good"], 2, "--data needs --format"),
@@ -286,6 +298,7 @@ GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
 def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, arguments, status, says):
     Path("torn").write_text("1 3:1\noops\n")
     Path("empty").write_text("")
+    Path("wrong").write_text("yes 3:1\nno 4:1\n")
     Path("good").write_text("1 3:1\n0 4:1\n")
     Path("here").mkdir()
     assert run(*arguments, "--quiet") == status

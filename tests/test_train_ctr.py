@@ -363,6 +363,9 @@ def test_damage_is_named(clicks, tmp_path):
         ("data", {"format": "libsvm"}, r"\[data\] format: invalid enum value 'libsvm'"),
         ("data", {"format": "criteo", "group": None}, r"\[data\] label is for csv, tsv, parquet, not for criteo"),
         ("data", {"label": None}, r"\[data\] has no label"),
+        ("data", {"group": "usr"}, r"\[data\] group has 'usr', none of the columns .* did you mean 'user'\?"),
+        ("data", {"fields": ["user", "at"]}, r"\[data\] fields has 'at', none of .* There are 'user', 'ad', 'site'"),
+        ("data", {"dense": ["site"]}, r"\[data\] dense has 'site', none of the numeric columns .* There are 'price'"),
         ("model", {"name": "deepfn"}, r"\[model\] has no model 'deepfn': did you mean 'deepfm'"),
         ("model", {"cross": 2}, r"\[model\] of deepfm has no key 'cross'"),
         ("model", {"hidden": 400}, r"\[model\] hidden: expected `array`, got `int`"),
@@ -381,6 +384,27 @@ def test_what_is_wrong_in_a_configuration_is_told(clicks, section, given, says):
     raw[section] = {k: v for k, v in {**raw.get(section, {}), **given}.items() if v is not None}
     with pytest.raises(ValueError, match=says):
         parse(raw)
+
+
+def test_a_group_that_the_data_does_not_have_is_said_before_anything_is_learned(clicks, tmp_path):
+    path = tmp_path / "log.vw"
+    path.write_text("".join(f"{2 * (i % 2) - 1} |user u{i % 3} |ad a{i % 5}\n" for i in range(60)))
+    with shoal.local(threads=1) as store:
+        for group, form in (("usr", "vw"), ("user", "vw"), ("usr", "csv")):
+            fields = Fields(names=["user", "ad"], form=form, group=group)
+            data = shoal.read_vw(path) if form == "vw" else reader(clicks)
+            module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
+            if group == "user":
+                click = train(module, data, fields=fields, store=store, valid=data, progress=False)
+                assert click.history.passes[-1].grouped.groups == 3
+                click.fields = Fields(names=["user", "ad"], form=form, group="usr")
+                with pytest.raises(ValueError, match="group is 'usr', and no example"):
+                    click.evaluate(click.reading(data))
+                continue
+            says = "group is 'usr', and no example" if form == "vw" else "group has 'usr', none .* mean 'user'"
+            with pytest.raises(ValueError, match=says):
+                train(module, data, fields=fields, store=store, valid=data, progress=False, directory=tmp_path / "m")
+            assert not files.is_model(tmp_path / "m")
 
 
 def test_a_model_is_refused_what_it_does_not_take(clicks):

@@ -171,7 +171,7 @@ def _trained(
         for writer in writers:
             writer.close()
     if model.examples == 0:
-        raise KeyboardInterrupt if interrupted else ValueError(f"{train.path} has no examples: nothing was learned")
+        raise KeyboardInterrupt if interrupted else ValueError(f"{train.why_empty()}: nothing was learned")
     if interrupted:
         complain(f"interrupted after {model.examples:,} examples; --resume goes on from the checkpoint")
     return Answer(_text(config, model), _facts(config, model, interrupted), INTERRUPTED if interrupted else DONE)

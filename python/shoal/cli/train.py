@@ -493,7 +493,7 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Where]) -> tuple[Read
 
 def _check_learned(examples: int, train: Reader, interrupted: bool) -> None:
     if examples == 0:
-        raise KeyboardInterrupt if interrupted else ValueError(f"{train.path} has no examples: nothing was learned")
+        raise KeyboardInterrupt if interrupted else ValueError(f"{train.why_empty()}: nothing was learned")
 
 
 def _calibrate(arguments: argparse.Namespace, models: Sequence[Model], valid: Reader) -> None:

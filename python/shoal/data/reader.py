@@ -409,6 +409,31 @@ class Reader(ABC):
         return self._settings.begin != _BEGINNING
 
     @property
+    def repeatable(self) -> bool:
+        """Whether there can be more than one pass: a stream is read once."""
+        return all(file.seekable for file in self._files)
+
+    def why_empty(self) -> str:
+        """Explain why the last pass had no examples: no lines, or malformed ones alone, of which this reads the first.
+
+        Returns
+        -------
+        str
+            A sentence without its end.
+        """
+        if not self.skipped:
+            return f"{self.path} has no examples"
+        told = f"{self.path} has no examples: all of its {self.skipped:,} lines are malformed, and were skipped"
+        if not self.repeatable:
+            return told
+        try:
+            for _ in self._with(replace(self._settings, on_error="raise", names=None)):
+                pass
+        except ValueError as error:
+            return f"{told}; the first is {str(error).partition('; on_error=')[0]}"
+        return told
+
+    @property
     def names(self) -> FeatureNames | None:
         """What the passes fill with names of features, if that was asked for."""
         return self._settings.names

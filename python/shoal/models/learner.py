@@ -42,6 +42,12 @@ class Predicts(Protocol):
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         """Tell which examples belong together, uint64[n]; None where nothing tells."""
 
+    def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
+        """Tell whether any of the examples, of which `groups` told, has a group."""
+
+    def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
+        """Raise ValueError if none of the examples, of which `groups` told, has a group."""
+
 
 class Learner(Predicts, Protocol):
     """What the loop trains."""

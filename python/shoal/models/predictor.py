@@ -98,6 +98,15 @@ class Predictor(ABC):
         """Tell nothing: the features of a batch do not say which examples belong together."""
         return None
 
+    def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
+        """Tell whether any of the examples, of which `groups` told, has a group."""
+        return True
+
+    def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
+        """Raise ValueError if none of the examples, of which `groups` told, has a group."""
+        if not self.has_groups(groups):
+            raise ValueError("no example has the field by which examples are grouped")
+
     def reading(self, data: Any) -> Any:
         """Return a reader, or whatever it is, whose batches tell what is asked of them."""
         return data

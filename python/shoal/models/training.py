@@ -101,6 +101,8 @@ def train(
     elif plan.patience is not None:
         raise ValueError("patience needs something to measure after each pass: pass valid=")
     first = models[0]
+    if valid is not None:
+        _check_valid(first, valid)
     team = Team(first.store, first.name)
     if plan.patience is not None and first.store.num_workers > 1:
         raise ValueError(
@@ -151,6 +153,8 @@ class _Run:
                 known = min(student.model.examples for student in learning)
                 at = begin if epoch == begin.epoch and begin.batches else Standing(epoch=epoch, known=known)
                 self._one_pass(learning, at, title)
+                if learning[0].model.examples == 0 and learning[0].model.store.num_workers == 1:
+                    raise ValueError(f"{why_empty(self._reader)}: nothing was learned")
                 self._team.end_pass()
                 self._sweep(learning[0].model.store)
                 if valid is not None:
@@ -440,6 +444,10 @@ def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[M
         model.check_fitted()
         model.check_format(data)
     found = predictions(models, batches)
+    if len(found.labels) == 0:
+        raise ValueError(f"{why_empty(data)}: nothing was measured")
+    if found.groups is not None:
+        models[0].check_groups(found.groups)
     return [
         Measured(
             *measure_with_curves(found.labels, margins, found.weights),
@@ -471,6 +479,31 @@ def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predict
         np.concatenate(groups) if groups else None,
         [np.concatenate([empty, *found]) for found in margins],
     )
+
+
+def why_empty(data: object) -> str:
+    """Explain why data had no examples."""
+    return data.why_empty() if isinstance(data, Reader) else "the data has no examples"
+
+
+def _check_valid(model: Predicts, valid: Iterable[Batch]) -> None:
+    """Check before hours of training that there is something to measure, by the groups that the model wants.
+
+    One batch is read, or those up to the first one with a group; data that can be read only once is not touched.
+    """
+    if not (isinstance(valid, Sequence) or (isinstance(valid, Reader) and valid.repeatable)):
+        return
+    examples = 0
+    groups: npt.NDArray[np.uint64] | None = None
+    for batch in valid:
+        examples += len(batch)
+        groups = model.groups(batch)
+        if len(batch) and (groups is None or model.has_groups(groups)):
+            return
+    if examples == 0:
+        raise ValueError(f"valid: {why_empty(valid)}, so nothing can be measured")
+    if groups is not None:
+        model.check_groups(groups)
 
 
 def check_iterable(data: object, what: str, passes: int) -> None:

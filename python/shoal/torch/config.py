@@ -151,7 +151,7 @@ class Config(Struct, frozen=True, kw_only=True):
         data = self.data
         names = data.fields or self._usual_fields()
         form = "csv" if data.format == "tsv" else data.format
-        return Fields(
+        fields = Fields(
             names=names,
             form=form,
             dense=data.dense,
@@ -160,6 +160,13 @@ class Config(Struct, frozen=True, kw_only=True):
             item=data.item,
             group=data.group,
         )
+        if data.format in _COLUMNS:
+            lists = {} if data.history is None else {data.history: data.item}
+            try:
+                fields.check_columns({"categorical": data.categorical, "numeric": data.numeric, "lists": lists})
+            except ValueError as error:
+                raise ValueError(f"[data] {str(error).replace('names has', 'fields has', 1)}") from None
+        return fields
 
     def _usual_fields(self) -> list[str]:
         data = self.data

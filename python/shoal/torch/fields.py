@@ -20,8 +20,9 @@ Threads: descriptions are immutable; `inputs` is a pure function, safe from any 
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -145,6 +146,35 @@ class Fields:
     def inputs(self, batch: Batch) -> Inputs:
         """Arrange a batch's features as tensors; see `inputs`."""
         return inputs(batch, self)
+
+    def check_columns(self, schema: Mapping[str, Any]) -> None:
+        """Check that a reader by named columns has the fields, as far as it names them; see `shoal.Reader.schema`.
+
+        Raises
+        ------
+        ValueError
+            It does not read one of the columns. The message names the nearest one.
+        """
+        if "categorical" not in schema:  # all columns, or a format without columns: the data will tell
+            return
+        numeric, lists = schema.get("numeric", ()), schema.get("lists", {})
+        known = [*schema["categorical"], *numeric, *lists]
+        roles = {"names": self.names, "dense": self.dense, "history": (self.history,), "group": (self.group,)}
+        for role, names in roles.items():
+            there = {"dense": numeric, "history": list(lists)}.get(role, known)
+            for name in names:
+                if name is not None and name not in there:
+                    what = {"dense": "numeric columns", "history": "lists"}.get(role, "columns")
+                    near = difflib.get_close_matches(name, there, n=1)
+                    hint = f": did you mean {near[0]!r}?" if near else "."
+                    raise ValueError(
+                        f"{role} has {name!r}, none of the {what} that are read as features{hint} There are "
+                        f"{', '.join(map(repr, there)) or 'none'}"
+                    )
+
+    def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
+        """Tell whether any example has the field ``group``; ``groups`` is what `groups` returned."""
+        return self.group is None or bool(np.any(groups != hash_strings([MISSING], self._numbers.group)[0]))
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64]:
         """Return the key of each example in the field ``group``; examples without one share a key.

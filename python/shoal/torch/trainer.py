@@ -216,14 +216,35 @@ class ClickModel(KeptPredictor):
             return None
         return self.fields.groups(batch)
 
+    def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
+        """Tell whether any of the examples, of which `groups` told, has a group."""
+        return isinstance(self.fields, int) or self.fields.has_groups(groups)
+
+    def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
+        """Raise ValueError if none of the examples, of which `groups` told, has a group."""
+        if isinstance(self.fields, Fields) and not self.fields.has_groups(groups):
+            raise ValueError(
+                f"group is {self.fields.group!r}, and no example has a feature of that field: name a field that the "
+                f"data has"
+            )
+
     def check_fitted(self) -> None:
         """Raise ValueError if there is nothing to predict with."""
         if self.examples == 0:
             raise ValueError("this model has learned nothing yet: call train, or load one")
 
     def reading(self, data: Any) -> Any:
-        """Return a reader whose batches tell fields, if the module takes them by fields."""
-        return data.with_fields() if isinstance(data, Reader) and isinstance(self.fields, Fields) else data
+        """Return a reader whose batches tell fields, if the module takes them by fields.
+
+        Raises
+        ------
+        ValueError
+            The reader has no such column, or tells no fields.
+        """
+        if not (isinstance(data, Reader) and isinstance(self.fields, Fields)):
+            return data
+        self.fields.check_columns(data.schema)
+        return data.with_fields()
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
