@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +16,25 @@ from shoal.cluster.address import complete, split, try_out
 from shoal.cluster.link import Link
 from shoal.cluster.scheduler import Scheduler
 from shoal.errors import ClosedError, DeadlineExceeded, NotConnected, ProtocolError, ServerLost
-from shoal.rpc.messages import AddTable, AskTable, Barrier, Dismiss, Passed, StartJob, TableForm, TableIs
+from shoal.rpc.messages import (
+    AddTable,
+    AskFigures,
+    AskMap,
+    AskTable,
+    Barrier,
+    Dismiss,
+    FiguresAre,
+    Join,
+    Joined,
+    MapIs,
+    Passed,
+    Reply,
+    StartJob,
+    TableForm,
+    TableIs,
+    Welcome,
+    encode,
+)
 
 FORM = TableForm.of(shoal.local().table("x", dim=3).spec)
 
@@ -67,14 +87,31 @@ def until(what):
         time.sleep(0.01)
 
 
-def test_a_scheduler_that_was_started_anew_does_not_know_those_of_the_former_one():
-    with scheduler(1) as cluster, FakeServer(cluster.address):
-        address = cluster.address
-        link = Link(address, "worker")
-        link.hello(timeout=TIMEOUT)
-        cluster._membership.stop = lambda now: []  # it dies: nobody is told
-    with link, scheduler(1, bind=address), pytest.raises(NotConnected, match="it was started anew"):
-        until(lambda: link.check())
+def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_holds(caplog):
+    faults = []
+    with contextlib.ExitStack() as ends:
+        with scheduler(1) as cluster:
+            address = cluster.address
+            server = ends.enter_context(FakeServer(address))
+            link = ends.enter_context(Link(address, "worker", on_fault=faults.append))
+            link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+            cluster._membership.stop = lambda now: []  # it dies: nobody is told
+        with scheduler(1, bind=address) as anew:
+            until(lambda: anew.refused().get("unknown", 0) > 3)
+            with pytest.raises(NotConnected, match="it was started anew since"):
+                link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+            link.check()
+            server.link.check()
+            assert (server.error, faults) == (None, [])
+            assert anew.membership.workers == {}
+            with FakeServer(address) as fresh, Link(address, "worker") as late:  # another cluster
+                assert fresh.joined.wait(TIMEOUT)
+                late.join(timeout=TIMEOUT, consistency=shoal.BSP())
+            anew._membership.stop = lambda now: []
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("was started anew and does not know this server any more" in line for line in lines) == 1
+    assert sum("was started anew and does not know this worker any more" in line for line in lines) == 1
+    assert sum("a process that this scheduler does not know" in line for line in lines) == 1
 
 
 def test_a_stopped_scheduler_tells_everybody():
@@ -136,9 +173,72 @@ def test_what_is_no_control_message_gets_no_answer_and_harms_nobody():
         answers = [stray.recv_multipart()]
         while stray.poll(100):
             answers.append(stray.recv_multipart())
-        assert b"version 9 meet version 3" in answers[-1][2]
+        assert b"version 9 meet version 4" in answers[-1][2]
         with FakeServer(cluster.address) as server:
             assert server.joined.wait(TIMEOUT)
+
+
+OLD = {
+    "ZeroMQ 1": bytes.fromhex("0100020041"),
+    "ZeroMQ 2": b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00\x00\x01A",
+    "HTTP": b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (k, b"y" * 60) for k in range(20)) + b"\r\n",
+}
+
+
+def test_what_comes_by_another_protocol_is_counted_and_the_log_has_one_line_of_it(caplog):
+    with scheduler(1) as cluster, FakeServer(cluster.address) as server:
+        address = ("127.0.0.1", split(cluster.address)[1])
+        for k in range(100):
+            with socket.create_connection(address, TIMEOUT) as stranger:
+                stranger.sendall(OLD["ZeroMQ 2"] if k % 2 else OLD["ZeroMQ 1"])
+        with socket.create_connection(address, TIMEOUT) as stranger:
+            stranger.sendall(OLD["HTTP"])
+            until(lambda: cluster.refused().get("garbage", 0) >= 100)
+        assert server.joined.wait(TIMEOUT)
+        with Link(cluster.address, "worker") as link:
+            link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+            figures = link.call(AskFigures(), FiguresAre, timeout=TIMEOUT, doing="asking")
+            assert figures.scheduler["garbage"] >= 100
+    assert sum("the protocol of ZeroMQ 2" in record.getMessage() for record in caplog.records) <= 2
+
+
+def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_scheduler_goes_on(caplog, monkeypatch):
+    with scheduler(1) as cluster, FakeServer(cluster.address), Link(cluster.address, "worker") as link:
+        link.hello(timeout=TIMEOUT)
+        for bad in (Join(rank=2**70), Join(workers=2**40), Barrier("bad\ud800")):
+            with pytest.raises(ValueError, match="the scheduler"):
+                link.ask(bad)
+        monkeypatch.setattr("shoal.cluster.link.checked", lambda body: body)
+        with pytest.raises(ValueError, match=r"workers = 1099511627776: Expected"):
+            link.call(Join(workers=2**40), Joined, timeout=TIMEOUT, doing="joining")
+        with pytest.raises(ValueError, match="from 1 to 65536 workers, got workers=100000000"):
+            link.join(timeout=TIMEOUT, workers=10**8, consistency=shoal.BSP())
+        monkeypatch.setattr(cluster.membership, "_barrier", lambda *_: 1 / 0)
+        link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        with pytest.raises(ProtocolError, match="met a defect with this request: ZeroDivisionError"):
+            link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+        assert link.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table") == TableIs(0, FORM)
+        refused = cluster.refused()
+        assert (refused["invalid"], refused["failed"]) == (1, 1)
+    assert sum("ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_fails():
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with Link(f"tcp://127.0.0.1:{port}", "server") as link, ThreadPoolExecutor(1) as pool:
+            hello = pool.submit(link.hello, timeout=TIMEOUT)
+            assert router.poll(TIMEOUT * 1000)
+            route = router.recv_multipart()[0]
+            welcome = Welcome("c", "h", 16, 0.1, 0.5, 0)
+            router.send_multipart([route, *encode(Reply(1, welcome))])
+            assert hello.result() == welcome
+            for frames in ([b"GET /"], [*encode(welcome)[:1], b"\xff"], [b"SHOALCTL\x09\0", b"", b"no version 9 here"]):
+                router.send_multipart([route, *frames])
+            with pytest.raises(DeadlineExceeded, match="the other side refuses: no version 9 here"):
+                link.call(AskMap(), MapIs, timeout=0.4, doing="asking for the map of slots")
+            link.check()
 
 
 def test_a_peer_of_another_version_is_told_so():

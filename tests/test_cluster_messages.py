@@ -12,6 +12,7 @@ from shoal.rpc import messages
 from shoal.rpc.map import cut_evenly
 from shoal.rpc.messages import (
     Ask,
+    Barrier,
     Done,
     DropTable,
     Fault,
@@ -20,6 +21,7 @@ from shoal.rpc.messages import (
     Joined,
     News,
     Order,
+    Refusal,
     Refused,
     Reply,
     Rules,
@@ -27,6 +29,7 @@ from shoal.rpc.messages import (
     TableForm,
     TableIs,
     WorkerGone,
+    checked,
     decode,
     encode,
     refusal,
@@ -87,22 +90,86 @@ def test_a_changed_message_is_read_as_some_message_or_refused(noise, at):
     try:
         message = decode([frames[0], bytes(body)])
     except Fault as fault:
-        message = decode_refusal(fault.reply)
+        message = answer_to(fault)
     assert isinstance(message, Ask | Heartbeat | Done | Reply | Order | News | str)
 
 
-def decode_refusal(reply):
-    with pytest.raises(Fault, match="the other side refuses: a control message that cannot be read") as caught:
-        decode(reply)
+def answer_to(fault):
+    """What a message that cannot be read is answered with: the reply to a request, else a refusal of all versions."""
+    if len(fault.reply) == 2:
+        answer = decode(fault.reply)
+        assert answer.body == Refused("input", str(fault))
+        return answer
+    with pytest.raises(Refusal, match="the other side refuses: a control message that cannot be read") as caught:
+        decode(fault.reply)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (["join", None, [], 2**40], "workers = 1099511627776: Expected `int` <= 2147483647"),
+        (["join", -1, [], 2], "rank = -1: Expected `int` >= 0"),
+        (["join", None, ["h" * 2000], 2], "addresses.0 = 'hhhh"),
+        (["join", None, ["h"] * 20_000, 2], "Expected `array` of length <= 16384"),
+        (["join", None, [], 2, ["xxx", 0, False]], "rules.0 = 'xxx'"),
+        (["join", None, [], 2, ["ssp", -1, False]], "rules.1 = -1: Expected `int` >= 0"),
+        (["join", None, [], 2, ["ssp", 2**31, False]], "rules.1 = 2147483648"),
+        (["join", None, [], 2, ["bsp", 1, False]], "bsp takes neither waits=1 nor mean=False"),
+        (["join", None, [], 2, ["asp", 0, True]], "asp takes neither waits=0 nor mean=True"),
+        (["take-part", 0, 1, "d", 0, float("nan"), 0], "reissue = nan"),
+        (["take-part", 0, -1, "d", 0, 0.0, 0], "count = -1"),
+        (["barrier", "b" * 2000], "name = 'bbbb"),
+        (["leave", 2**40], "status = 1099511627776"),
+        (["poem"], "'poem'"),
+    ],
+)
+def test_a_request_with_a_field_out_of_its_bounds_is_answered_with_the_name_of_the_field(body, text):
+    preamble, _ = encode(Heartbeat(b"s", 0))
+    with pytest.raises(Fault, match="cannot be read") as caught:
+        decode([preamble, msgspec.msgpack.encode(["ask", b"s" * 16, 7, body])])
+    assert text in str(caught.value)
+    assert decode(caught.value.reply) == Reply(7, Refused("input", str(caught.value)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Join(2**70),
+        Join(rank=2**40),
+        Join(workers=-1),
+        Barrier("bad\ud800"),
+        Barrier("b" * 2000),
+        Join(0, ("x",) * 2**15),
+    ],
+)
+def test_a_request_that_no_scheduler_would_take_is_refused_before_it_is_sent(body):
+    with pytest.raises(ValueError, match="the scheduler"):
+        checked(body)
+    assert checked(Join(3, (), 4, Rules("ssp", 2, False))) == Join(3, (), 4, Rules("ssp", 2, False))
+
+
+def test_messages_that_are_nested_deeply_or_promise_more_than_they_hold_are_refused():
+    preamble, _ = encode(Heartbeat(b"s", 0))
+    done = b"\x96\xa4done\xc4\x01s\x01\x00\xa0"
+    for body in (
+        done + b"\x91\x81\xa1a" + b"\x91" * 1_000_000 + b"\x00",
+        done + b"\xdd\xff\xff\xff\xff",
+        done + b"\x91\xdf\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\xa3ask\xc6\xff\xff\xff\xff",
+        b"\x81\x91\x01\x01",
+    ):
+        with pytest.raises(Fault, match="cannot be read"):
+            decode([preamble, body])
 
 
 def test_another_version_is_refused_in_words_that_all_versions_read():
     other = [messages._MAGIC + b"\x07\x00", b"anything"]
-    with pytest.raises(Fault, match="version 7 meet version 3: install one shoal on all machines") as caught:
+    with pytest.raises(Fault, match="version 7 meet version 4: install one shoal on all machines") as caught:
         decode(other)
     assert len(caught.value.reply) == 3
-    with pytest.raises(Fault, match=r"the other side refuses: .*version 7 meet version 3"):
+    with pytest.raises(Fault, match=r"the other side refuses: .*version 7 meet version 4"):
         decode(caught.value.reply)
     assert refusal("no")[1:] == [b"", b"no"]
 

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from shoal.cluster import membership as membership_module
 from shoal.cluster.membership import Membership
 from shoal.rpc.messages import (
+    MOST_WORKERS,
     AddTable,
     Admit,
     Ask,
@@ -25,6 +27,7 @@ from shoal.rpc.messages import (
     Dismiss,
     Done,
     DropTable,
+    Fault,
     Heartbeat,
     Hello,
     Hold,
@@ -131,7 +134,7 @@ class Process:
                 self.tables[order.body.id] = order.body.form.name
         elif isinstance(order.body, DropTable):
             self.tables.pop(order.body.id, None)
-        clock = self.world.clock - self.join.rank if isinstance(order.body, (Hold, Dismiss)) else 0
+        clock = max(0, self.world.clock - self.join.rank) if isinstance(order.body, (Hold, Dismiss)) else 0
         told = isinstance(order.body, TellFigures)
         figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
         self.done = Done(self.sender, order.number, clock, "", figures, refused)
@@ -475,7 +478,7 @@ def test_a_pass_over_the_data_ends_for_all_at_one_clock_once_all_have_come_to_it
     world.go(7.0)
     assert take(one, 12, number=1, count=0) == PartIs(None, 12)
     assert "other parts than the worker that began it" in take(one, 12, number=1, count=3).text
-    assert "other parts than the worker that began it" in take(one, 12, number=0, digest="e").text
+    assert "other parts than the worker that began it" in take(one, 12, number=1, digest="e").text
     assert "cut the data into larger ones" in take(one, 12, number=2, count=2**24).text
     two = world.start_worker(1)
     world.go(2.0)
@@ -484,6 +487,38 @@ def test_a_pass_over_the_data_ends_for_all_at_one_clock_once_all_have_come_to_it
     two.alive = False
     world.go(7.0)
     assert take(one, 12, number=2) == PartIs(0, None)
+
+
+def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who_comes_late():
+    world, (one, two) = together(workers=2)
+    kept = []
+
+    def take(worker, number, clock, finished=-1):
+        out = world.membership.handle(
+            worker.sender,
+            "h",
+            Ask(worker.sender, worker.ask(None), TakePart(number, 1, "d", finished, 0.0, clock)),
+            world.now,
+        )
+        del worker.asked[worker.number]
+        kept.append(len(world.membership._job.passes))
+        return out[-1][1].body
+
+    for number in range(300):
+        assert take(one, number, number) == PartIs(0, None)
+        assert take(one, number, number, 0) == PartIs(None, None)
+        assert take(two, number, number) == PartIs(None, number + 1)
+        assert take(one, number, number) == PartIs(None, number + 1)
+    assert max(kept) <= 2
+    assert take(two, 5, 300) == PartIs(None, 299)
+    two.alive = False
+    world.go(7.0)
+    late = world.start_worker(1)
+    world.go(2.0)
+    assert take(late, 0, 300) == PartIs(None, 299)
+    for number in range(300, 1323):  # begun, and not gone beyond by all
+        assert take(one, number, 300) == PartIs(0, None)
+    assert "1024 passes over the data are under way" in take(one, 1323, 300).text
 
 
 def test_a_worker_that_asks_for_another_part_gives_back_the_one_that_it_did_not_finish():
@@ -539,6 +574,145 @@ def test_who_comes_after_a_job_is_complete_waits_for_the_next_one_which_starts_a
         (1, 0, 2),
     ]
     assert late[0].place.job == late[1].place.job != one.place.job
+
+
+def joined(membership: Membership, wanted: list[int | None], size: int) -> list[Joined | None]:
+    """Have workers join that want these ranks, in this order, in a cluster of one server that does all it is told."""
+    server = b"server"
+    told: dict[bytes, Joined] = {}
+
+    def say(sender: bytes, message: object) -> None:
+        waiting = [(sender, message)]
+        while waiting:
+            sender, message = waiting.pop(0)
+            for route, answer in membership.handle(sender, "10.0.0.9", decode(encode(message)), 0.0):
+                if isinstance(answer, Order):
+                    waiting.append((server, Done(server, answer.number)))
+                elif isinstance(answer.body, Joined):
+                    told[route] = answer.body
+
+    say(server, Ask(server, 1, Hello("server", "s")))
+    say(server, Ask(server, 2, Join(None, ("tcp://:7",))))
+    membership.probed(membership.probes.popleft(), None, 0.0)
+    senders = [b"%d" % k for k in range(len(wanted))]
+    for sender, rank in zip(senders, wanted, strict=True):
+        say(sender, Ask(sender, 1, Hello("worker", "w")))
+        say(sender, Ask(sender, 2, Join(rank, (), size, BSP)))
+    return [told.get(sender) for sender in senders]
+
+
+@pytest.mark.parametrize("size", [2, 30, 3000])
+def test_workers_that_ask_for_a_rank_get_it_whenever_they_come_and_the_others_share_what_is_left(size):
+    rng = random.Random(size)
+    for trial in range(1 if size > 100 else 20):
+        ranked = rng.sample(range(size), size // 2)
+        wanted = [*ranked, *[None] * (size - len(ranked))]
+        rng.shuffle(wanted)
+        if trial == 0:
+            wanted.sort(key=lambda rank: rank is not None)  # all that hold no rank come first
+        places = joined(Membership(servers=1, workers=1, slots=16, rng=rng, now=0.0), wanted, size)
+        got = [place.rank for place in places]
+        assert sorted(got) == list(range(size))
+        assert all(rank in (None, place) for rank, place in zip(wanted, got, strict=True))
+        others = [place for rank, place in zip(wanted, got, strict=True) if rank is None]
+        assert others == sorted(others), "in the order in which they came"
+
+
+def test_the_greatest_job_assembles_and_one_of_more_workers_is_refused_at_once():
+    membership = Membership(servers=1, workers=1, slots=16, rng=random.Random(0), now=0.0)
+    size = MOST_WORKERS
+    places = joined(membership, [size - 1, None], size)
+    assert places == [None, None]
+    ask = Ask(b"x", 1, Hello("worker", "w"))
+    membership.handle(b"x", "h", ask, 0.0)
+    waiting = membership.handle(b"x", "h", Ask(b"x", 2, Join(None, (), size, BSP)), 0.0)
+    assert waiting[0][1].body == Waiting(f"3 of {size} workers have joined")
+    membership.handle(b"y", "h", Ask(b"y", 1, Hello("worker", "w")), 0.0)
+    for number, workers in enumerate([size + 1, 10**8, 0], 2):
+        refused = membership.handle(b"y", "h", Ask(b"y", number, Join(None, (), workers, BSP)), 0.0)[0][1].body
+        assert refused == Refused("input", f"a job has from 1 to {size} workers, got workers={workers}")
+
+
+def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_peers_take_no_more(monkeypatch):
+    world, (worker, _) = together(workers=2)
+    for number in range(3, 3 + membership_module._MOST_PARKED + 1):
+        ask = Ask(worker.sender, number, Barrier(f"b{number}"))
+        answer = world.membership.handle(worker.sender, "h", ask, world.now)[0][1].body
+    assert "has 1024 requests that wait: no more" in answer.text
+    monkeypatch.setattr(membership_module, "_MOST_PEERS", len(world.membership._peers))
+    hello = Ask(b"new", 1, Hello("worker", "w"))
+    assert world.membership.handle(b"new", "h", hello, world.now)[0][1].body == Waiting("3 processes are there")
+    worker.alive = False
+    world.go(7.0)
+    assert not isinstance(world.membership.handle(b"new", "h", hello, world.now)[0][1].body, Waiting)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"init_seed": -1}, "init_seed = -1 where it is 0"),
+        ({"init_parameter": 0.5}, "init_parameter = 0.5 where it is 0.0"),
+        ({"init": "Uniform", "init_parameter": 0.1, "init_seed": -1}, "seed"),
+        ({"init": "Uniform", "init_parameter": float("nan")}, "finite"),
+        ({"seed": -1}, "seed"),
+        ({"dim": 2**40}, "dim from 1 to 4096"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"optimizer": "Nothing"}, "Nothing"),
+        ({"params": {"lr": "x"}}, "cannot be read"),
+        ({"params": {"lr": float("inf")}}, "lr"),
+        ({"params": {"alpha": 1.0, "beta": 1.0, "l1": 0.0, "l2": 0.0, "more": 1.0}}, "more"),
+        ({"name": ""}, "name"),
+        ({"name": "x" * 1025}, "1024 characters at most, got 1025"),
+    ],
+)
+def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_of_it(changed, text):
+    world, (worker,) = together()
+    fields = {field: getattr(FORM, field) for field in FORM.__struct_fields__}
+    number = worker.ask(AskTable(TableForm(**{**fields, **changed})))
+    if text == "cannot be read":
+        with pytest.raises(Fault, match=r"Expected `float`, got `str`") as caught:
+            world.go(0.5)
+        assert decode(caught.value.reply).body.kind == "input"
+        return
+    world.go(1.0)
+    assert worker.replies[number].kind == "input"
+    assert text in worker.replies[number].text
+    assert not any(isinstance(order, AddTable) for order in world.processes[0].executed)
+
+
+def test_tables_whose_descriptions_would_not_fit_into_one_message_are_refused():
+    world, (worker,) = together()
+    world.membership._tables_bytes = membership_module._TABLES_BYTES - 10
+    number = worker.ask(AskTable(FORM))
+    world.go(1.0)
+    assert "there are 0 tables, whose descriptions take" in worker.replies[number].text
+
+
+def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_not_a_loss():
+    world = World(1, servers=2, workers=2, loss=0.0)
+    first = world.processes[0]
+    execute = first.execute
+
+    def refuse(order):
+        execute(order)
+        if isinstance(order.body, StartJob):
+            first.done = Done(first.sender, order.number, refused=Refused("input", "no such mode"))
+
+    first.execute = refuse
+    workers = [world.start_worker(rank) for rank in range(2)]
+    world.go(2.0)
+    for worker in workers:
+        assert worker.replies[2].kind == "input"
+        assert "does not begin a job of 2 workers: no such mode" in worker.replies[2].text
+    assert not world.membership.broken
+    assert world.membership.workers == {}
+    first.execute = execute
+    for server in world.processes[:2]:
+        server.admitted.clear()
+    for rank, worker in enumerate(workers):
+        worker.ask(Join(rank, (), 2, BSP))
+    world.go(2.0)
+    assert [worker.place.rank for worker in workers] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def try_out(address: str, timeout: float) -> str | None:
             first = tried.recv(1)
     except TimeoutError:
         return f"no answer in {timeout:g} s"
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         return f"the name {host!r} is not known here"
     except OSError as error:
         return (error.strerror or str(error)).lower()

@@ -256,10 +256,28 @@ class ClusterStore(Store):
         Blocks for a round trip by way of the scheduler. Safe from any thread.
         """
         self._check_usable()
-        told = self._link.call(
+        told = self._ask_figures()
+        return [{"server": one.server, "address": one.address, **one.figures} for one in told.endpoints]
+
+    def scheduler_metrics(self) -> dict[str, int]:
+        """Ask the scheduler how often it has refused something, by reason.
+
+        Returns
+        -------
+        dict of int
+            See :meth:`shoal.cluster.scheduler.Scheduler.refused`; reasons that did not occur are left out.
+
+        Notes
+        -----
+        Blocks for a round trip to the scheduler and the servers. Safe from any thread.
+        """
+        self._check_usable()
+        return dict(self._ask_figures().scheduler)
+
+    def _ask_figures(self) -> FiguresAre:
+        return self._link.call(
             AskFigures(), FiguresAre, timeout=self._timeout, doing="asking the servers what they have counted"
         )
-        return [{"server": one.server, "address": one.address, **one.figures} for one in told.endpoints]
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ Invariants
   L1  A call ends: with its reply, with a refusal, or at its deadline.
   L2  After the first fatal error (fenced, a server lost, a scheduler that is gone) every call raises it.
   L3  Events are handed over in their order, each once.
+  L4  A scheduler that was started anew, and does not know this process, ends nothing here: calls raise NotConnected,
+      and whatever needs no scheduler goes on.
 
 Threads: every method may be called from any thread; `on_event` and `on_fault` run in the link's own thread and must not
 call back. Fork: a child's copy raises WrongProcess.
@@ -20,6 +22,7 @@ call back. Fork: a child's copy raises WrongProcess.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import secrets
@@ -62,6 +65,7 @@ from shoal.rpc.messages import (
     Message,
     News,
     Order,
+    Refusal,
     Refused,
     Reply,
     ReplyBody,
@@ -70,11 +74,15 @@ from shoal.rpc.messages import (
     ServerGone,
     Waiting,
     Welcome,
+    checked,
     decode,
     encode,
 )
+from shoal.rpc.refusals import Refusals
 
 __all__ = ["GRACE", "Link"]
+
+_log = logging.getLogger("shoal.link")
 
 GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
 _RESEND = 1.0  # seconds until a request is sent again
@@ -156,6 +164,9 @@ class Link:
         self._looked = time.monotonic()
         self._beat_at = 0.0
         self._seen = 0
+        self._refusals = Refusals(_log)
+        self._refusal = ""  # the last words of a scheduler that does not read what this process sends
+        self._is_known = True  # to the scheduler
         self._taken = 0  # number of the order that was handed over last
         self._done: Done | None = None
         self._wake_read, self._wake_write = socket.socketpair()
@@ -331,9 +342,15 @@ class Link:
             self.forget(asked)
 
     def ask(self, body: AskBody) -> Asked:
-        """Send a request, whose reply :meth:`answer` waits for, in several goes if need be, until :meth:`forget`."""
+        """Send a request, whose reply :meth:`answer` waits for, in several goes if need be, until :meth:`forget`.
+
+        Raises
+        ------
+        ValueError
+            No scheduler would take it: nothing is sent.
+        """
         self.check()
-        asked = Asked(body)
+        asked = Asked(checked(body))
         with self._lock:
             if self._fault is not None:
                 raise self._fault
@@ -372,7 +389,8 @@ class Link:
         if self._welcome is not None and self.silent > self._welcome.dead_after:
             return NotConnected(f"{doing}: the scheduler at {self._address} has been silent for {self.silent:.1f} s")
         return DeadlineExceeded(
-            f"{doing} was not done in {timeout:g} s: {call.waits_for or 'the scheduler has not answered'} "
+            f"{doing} was not done in {timeout:g} s: "
+            f"{call.waits_for or self._refusal or 'the scheduler has not answered'} "
             f"(scheduler {self._address}, heard {self.silent:.1f} s ago)"
         )
 
@@ -415,9 +433,14 @@ class Link:
         refused: Refused | None = None,
     ) -> None:
         """Say what came of an order."""
+        done = Done(self._sender, order.number, result, fault, figures, refused)
+        try:
+            encode(done)
+        except (OverflowError, TypeError, UnicodeEncodeError) as error:
+            done = Done(self._sender, order.number, fault=f"what came of it cannot be sent: {error!a}")
         with self._lock:
-            self._done = Done(self._sender, order.number, result, fault, figures, refused)
-            self._outgoing.append(self._done)
+            self._done = done
+            self._outgoing.append(done)
         self._wake()
 
     def close(self) -> None:
@@ -522,7 +545,14 @@ class Link:
         try:
             message = decode(frames)
         except Fault as fault:
-            self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
+            if self._welcome is None:
+                self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
+                return
+            # It was a scheduler of this version before: something on the way was damaged, or another one is there now.
+            self._refusals.add("unread", f"the scheduler at {self._address}: {fault}")
+            if isinstance(fault, Refusal):
+                self._heard = time.monotonic()
+                self._refusal = str(fault)
             return
         self._heard = time.monotonic()
         if isinstance(message, Reply):
@@ -543,6 +573,15 @@ class Link:
         body = reply.body
         if isinstance(body, Refused) and body.kind in _FATAL:
             self._fail(_FATAL[body.kind](body.text))
+        elif isinstance(body, Refused) and body.kind == "not-connected" and self._is_known:
+            self._is_known = False
+            _log.warning(
+                "the scheduler at %s was started anew and does not know this %s any more. What needs no scheduler goes "
+                "on: servers serve, workers pull, push and save. No worker, table or barrier is added: save a "
+                "checkpoint, then start the whole cluster again",
+                self._address,
+                self._role,
+            )
         with self._lock:
             call = self._calls.get(reply.number)
         if call is None:
@@ -577,7 +616,7 @@ class Link:
             call.answered.set()
 
 
-_FATAL: dict[str, type[ShoalError]] = {"not-connected": NotConnected, "server-lost": ServerLost, "fenced": Fenced}
+_FATAL: dict[str, type[ShoalError]] = {"server-lost": ServerLost, "fenced": Fenced}
 
 
 def _error(refused: Refused) -> ValueError | ShoalError:
@@ -585,4 +624,6 @@ def _error(refused: Refused) -> ValueError | ShoalError:
         return ValueError(refused.text)
     if refused.kind == "memory":
         return MemoryBudgetExceeded(refused.text)
+    if refused.kind == "not-connected":
+        return NotConnected(refused.text)
     return _FATAL.get(refused.kind, ProtocolError)(refused.text)

@@ -5,8 +5,9 @@ tried in a second.
 
     forming    servers join, in any order; their ranks are 0..S-1
     map        the last server has joined: the slots are cut evenly over all endpoints, in the order of the ranks
-    job        W workers have joined: all servers start the job, then all workers are told that they are in;
-               it is over when the last worker has left or died, and the next join begins another
+    job        W workers have joined; those that asked for no rank take what the others leave. All servers start the
+               job, then all workers are told that they are in; it is over when the last worker has left or died, and
+               the next join begins another
     broken     a server was lost, and its rows with it: every request is refused with its name
 
 Whatever has to be the same on all servers is an operation: a generator that yields an order, which goes to every
@@ -24,6 +25,7 @@ Invariants (tests/test_membership.py tries them on random schedules):
   I6  A table that is told to somebody is on all servers; one that a server refused is on none, and its number is free,
       before anybody hears of that.
   I7  Silence is measured while somebody listened: a scheduler that was itself stopped takes nobody for dead.
+  I8  Whatever a peer asks for, what is kept for it is bounded, and the work to answer it is as well.
 
 Threads: one.
 """
@@ -40,6 +42,7 @@ from shoal.cluster.address import complete, split
 from shoal.cluster.parts import Parts
 from shoal.rpc.map import ClusterMap, cut_evenly
 from shoal.rpc.messages import (
+    MOST_WORKERS,
     AddTable,
     Admit,
     Ask,
@@ -76,6 +79,7 @@ from shoal.rpc.messages import (
     SchedulerStopped,
     ServerGone,
     StartJob,
+    TableForm,
     TableIs,
     TablesAre,
     TakePart,
@@ -83,6 +87,7 @@ from shoal.rpc.messages import (
     Waiting,
     Welcome,
     WorkerGone,
+    form_bytes,
 )
 
 __all__ = ["DEAD_AFTER", "Membership", "Probe"]
@@ -91,7 +96,12 @@ DEAD_AFTER = 5  # heartbeats missed
 _DOUBT = 2  # heartbeats missed
 _REPLIES = 64  # kept per peer, to be repeated
 _FORMER = 4096  # senders that are remembered after they are gone
+_MOST_PEERS = 1 << 17  # who says hello beyond these waits until others are gone
+_MOST_PARKED = 1024  # requests of a peer that wait
 _MOST_PARTS = 1 << 24
+_MOST_PASSES = 1024  # that are under way
+_TABLES_BYTES = 1 << 23  # of the descriptions of all tables: they are told in one message
+_LONGEST_NAME = 1024  # characters of a table's name
 _RESEND = 1.0  # seconds until an order is sent again
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
@@ -166,8 +176,70 @@ class _Job:
     dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
     barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
     passes: dict[int, _Pass] = field(default_factory=dict)
+    first_pass: int = 0  # those before it are over for all, and forgotten
+    passes_end: int = 0  # the greatest clock at which one of them ended
     reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
     clock: int = 0  # the greatest that servers told of
+
+    def forget_passes(self) -> None:
+        """Forget the passes that all workers have gone beyond."""
+        slowest = min(self.reached[rank] for rank in self.members)
+        while self.first_pass < slowest and (one := self.passes.get(self.first_pass)) is not None and one.parts.over:
+            self.passes_end = max(self.passes_end, one.end or 0)
+            del self.passes[self.first_pass]
+            self.first_pass += 1
+
+
+class _Gathering:
+    """Workers that wait for a job to be complete.
+
+    One that asked for a rank holds it; the others take what is left, in the order in which they came, when all are
+    there.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[bytes, _Worker] = {}  # by sender
+        self.ranked: dict[int, _Worker] = {}
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @property
+    def first(self) -> _Worker | None:
+        return next(iter(self.workers.values()), None)
+
+    @property
+    def size(self) -> int:
+        """How many workers the job wants; 0 while nobody is there."""
+        return self.first.wants.workers or 0 if self.first is not None else 0
+
+    def takes(self, worker: _Worker) -> bool:
+        """Whether there is a place for one more."""
+        return not self.workers or (len(self) < self.size and worker.wants.rank not in self.ranked)
+
+    def add(self, worker: _Worker) -> None:
+        self.workers[worker.sender] = worker
+        if worker.wants.rank is not None:
+            self.ranked[worker.wants.rank] = worker
+
+    def remove(self, worker: _Worker) -> bool:
+        """Take a worker out; returns whether it was in."""
+        if self.workers.pop(worker.sender, None) is None:
+            return False
+        if worker.wants.rank is not None:
+            del self.ranked[worker.wants.rank]
+        return True
+
+    def places(self) -> dict[int, _Worker]:
+        """Give every worker its rank."""
+        free = (rank for rank in range(self.size) if rank not in self.ranked)
+        placed = dict(self.ranked)
+        placed.update((next(free), worker) for worker in self.workers.values() if worker.wants.rank is None)
+        return dict(sorted(placed.items()))
+
+    def clear(self) -> None:
+        self.workers.clear()
+        self.ranked.clear()
 
 
 class Membership:
@@ -187,6 +259,13 @@ class Membership:
         Makes the numbers of the cluster and of jobs.
     now : float
         The time, in seconds, from any beginning; it never goes back.
+    counts : callable
+        How often something was refused, by reason: what workers see of it that ask for figures.
+
+    Attributes
+    ----------
+    refused : deque of (str, str)
+        Reason and text of what was refused; to be taken out.
     """
 
     def __init__(
@@ -198,9 +277,12 @@ class Membership:
         heartbeat: float = 2.0,
         rng: random.Random,
         now: float,
+        counts: Callable[[], dict[str, int]] = dict,
     ) -> None:
         if servers < 1 or workers < 1:
             raise ValueError(f"a cluster needs a server and a worker at least, got {servers} and {workers}")
+        if workers > MOST_WORKERS:
+            raise ValueError(f"a job has {MOST_WORKERS} workers at most, got {workers}")
         if slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots}")
         if heartbeat <= 0:
@@ -215,6 +297,8 @@ class Membership:
         self.cluster = f"{rng.getrandbits(64):016x}"
         self.probes: deque[Probe] = deque()
         self.notes: deque[str] = deque()  # what happened, for people; to be taken out
+        self.refused: deque[tuple[str, str]] = deque()
+        self._counts = counts
         self._peers: dict[bytes, _Peer] = {}
         self._former: OrderedDict[bytes, ReplyBody] = OrderedDict()
         self._servers: dict[int, _Server] = {}
@@ -222,6 +306,7 @@ class Membership:
         self._broken = ""
         self._events: list[Event] = []
         self._tables: dict[str, TableIs] = {}
+        self._tables_bytes = 0
         self._launchers_done = 0
         self._failed = ""
         self._status = 0
@@ -229,9 +314,9 @@ class Membership:
         self._incarnations: dict[int, int] = {}
         self._clocks_before = 0  # of the last job
         self._job: _Job | None = None
-        self._gathering: dict[int, _Worker] = {}
+        self._gathering = _Gathering()
         self._admitting: _Worker | None = None
-        self._in_line: list[_Worker] = []  # workers that wait for the job to end, or for a rank
+        self._in_line: dict[bytes, _Worker] = {}  # workers, by sender, that wait for the job to end, or for a rank
         self._vacant = False  # whether one of them may get a place, once all that are gone are known to be
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
@@ -264,7 +349,7 @@ class Membership:
         elif isinstance(message, Heartbeat):
             peer = self._known(message.sender, route)
             if peer is None:
-                self._out.append((route, Reply(0, self._stranger(message.sender))))
+                self._out.append((route, Reply(0, self._stranger(message.sender, host))))
             else:
                 seen = min(max(message.seen, 0), len(self._events))
                 self._out.append((route, News(seen, tuple(self._events[seen:]))))
@@ -290,7 +375,7 @@ class Membership:
                     "its machine that the scheduler and all workers reach"
                 )
                 self._servers.pop(server.rank, None)
-                self.notes.append(text)
+                self.refused.append(("unreachable", text))
                 self._reply(server, server.join, Refused("input", text))
                 server.rank = -1
         return self._flush()
@@ -374,10 +459,18 @@ class Membership:
             peer.heard = self._now
         return peer
 
-    def _stranger(self, sender: bytes) -> ReplyBody:
+    def _stranger(self, sender: bytes, host: str) -> ReplyBody:
         known = self._former.get(sender)
         if known is not None:
             return known
+        self.refused.append(
+            (
+                "unknown",
+                f"{host}: a process that this scheduler does not know takes it for its own: the scheduler was started "
+                "anew while servers and workers went on. Those serve each other, but nobody else: end them, and start "
+                "the whole cluster again",
+            )
+        )
         text = "the scheduler does not know this process: it was started anew since. Start the whole cluster again"
         return Refused("not-connected", text)
 
@@ -385,12 +478,14 @@ class Membership:
         peer = self._known(ask.sender, route)
         if peer is None:
             if isinstance(ask.body, Hello) and ask.sender not in self._former:
+                if len(self._peers) >= _MOST_PEERS:
+                    self._out.append((route, Reply(ask.number, Waiting(f"{len(self._peers)} processes are there"))))
+                    return
                 peer = self._welcome(route, host, ask.sender, ask.body)
             if peer is None:
                 wrong = Refused("protocol", f"a peer that is no server, worker or launcher asks for {type(ask.body)}")
-                self._out.append(
-                    (route, Reply(ask.number, wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender)))
-                )
+                answer = wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender, host)
+                self._out.append((route, Reply(ask.number, answer)))
                 return
         if ask.number in peer.replies:
             self._out.append((route, Reply(ask.number, peer.replies[ask.number])))
@@ -417,6 +512,8 @@ class Membership:
             self._leave(peer, number, body.status)
         elif self._broken:
             self._reply(peer, number, Refused("server-lost", self._broken))
+        elif len(peer.parked) >= _MOST_PARKED:
+            self._reply(peer, number, Refused("input", f"{peer} has {len(peer.parked)} requests that wait: no more"))
         elif isinstance(body, Join):
             if isinstance(peer, _Server):
                 self._join_server(peer, number, body)
@@ -454,10 +551,9 @@ class Membership:
         if self._map is None:
             return f"{inside} of {self._num_servers} servers have joined"
         if isinstance(peer, _Worker) and number == peer.join and not peer.inside:
-            if peer in self._in_line:
+            if peer.sender in self._in_line:
                 return self._why_in_line(peer)
-            size = peer.wants.workers or self._num_workers
-            return f"{len(self._gathering)} of {size} workers have joined"
+            return f"{len(self._gathering)} of {peer.wants.workers} workers have joined"
         return f"waiting for {peer.parked[number]}"
 
     # --- servers ----------------------------------------------------------------------------------------------
@@ -566,11 +662,15 @@ class Membership:
         self._out.append((server.route, server.order))
 
     def _done(self, server: _Server, done: Done) -> None:
-        if server.order is None or done.number != server.order.number:
+        order = server.order
+        if order is None or done.number != order.number:
             return  # said again
         server.order = None
-        if done.fault:
-            self._remove(server, f"it could not do what all servers have to do: {done.fault}")
+        fault = done.fault
+        if done.refused is not None and not isinstance(order.body, AddTable | StartJob):
+            fault = fault or f"it refuses {type(order.body).__name__}: {done.refused.text}"
+        if fault:
+            self._remove(server, f"it could not do what all servers have to do: {fault}")
             return
         self._results[server.rank] = done
         if len(self._results) == len(self._servers) and self._operation is not None:
@@ -585,8 +685,8 @@ class Membership:
         fault = ""
         if worker.join:
             fault = f"{worker} joined already"
-        elif size < 1:
-            fault = f"a job needs a worker at least, got workers={size}"
+        elif not 1 <= size <= MOST_WORKERS:
+            fault = f"a job has from 1 to {MOST_WORKERS} workers, got workers={size}"
         elif join.rank is not None and not 0 <= join.rank < size:
             fault = f"there is no rank {join.rank} among {size} workers: ranks start at 0"
         elif join.rules is None:
@@ -597,59 +697,56 @@ class Membership:
         worker.join = number
         worker.wants = Join(join.rank, (), size, join.rules)
         worker.parked[number] = "the other workers"
-        self._in_line.append(worker)
+        self._in_line[worker.sender] = worker
         self._seat()
         if number in worker.parked:
             self._out.append((worker.route, Reply(number, Waiting(self._why(worker, number)))))
 
     def _seat(self) -> None:
         """Give those in line their places, in the order in which they came."""
-        for worker in list(self._in_line):
-            place = self._place_in_job(worker) if self._job is not None else self._place_in_gathering(worker)
-            if isinstance(place, str):
-                self._in_line.remove(worker)
-                self._reply(worker, worker.join, Refused("input", place))
+        line, self._in_line = self._in_line, {}
+        # Perhaps all have died, and those in line begin anew.
+        silent = self._job is not None and any(
+            self._now - member.heard > _DOUBT * self._heartbeat for member in self._job.members.values()
+        )
+        for worker in line.values():
+            fault = self._place_in_job(worker, silent) if self._job is not None else self._place_in_gathering(worker)
+            if fault:
+                self._reply(worker, worker.join, Refused("input", fault))
                 worker.join = 0
-            elif place is not None and self._job is not None:
-                self._in_line.remove(worker)
-                self._admitting = worker
-                self._job.dead.discard(place)
-                self._begin(self._admit(self._job, place, worker))
-            elif place is not None:
-                self._in_line.remove(worker)
-                worker.rank = place
-                self._gathering[place] = worker
+            elif fault is None:
+                self._in_line[worker.sender] = worker
         self._start_if_complete()
 
-    def _place_in_job(self, worker: _Worker) -> int | str | None:
+    def _place_in_job(self, worker: _Worker, silent: bool) -> str | None:
+        """Let a worker in: empty. Else what is wrong with it, or None, to let it wait."""
         job = self._job
         assert job is not None
-        if self._admitting is not None or not job.dead or not job.members:
+        if self._admitting is not None or not job.dead or not job.members or silent:
             return None
-        if any(self._now - member.heard > _DOUBT * self._heartbeat for member in job.members.values()):
-            return None  # perhaps all of them have died, and this worker is one of those that begin anew
-        if worker.wants.rank is None:
-            rank = min(job.dead)
-        elif worker.wants.rank in job.dead:
-            rank = worker.wants.rank
-        else:
+        rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
+        if rank not in job.dead:
             return None
-        return self._disagrees(worker, job.size, job.rules) or rank
+        fault = self._disagrees(worker, job.size, job.rules)
+        if not fault:
+            self._admitting = worker
+            job.dead.discard(rank)
+            self._begin(self._admit(job, rank, worker))
+        return fault
 
-    def _place_in_gathering(self, worker: _Worker) -> int | str | None:
-        assert worker.wants.workers is not None
-        first = next(iter(self._gathering.values()), None)
+    def _place_in_gathering(self, worker: _Worker) -> str | None:
+        """As `_place_in_job`."""
+        first = self._gathering.first
         if first is not None:
             assert first.wants.workers is not None
             assert first.wants.rules is not None
             fault = self._disagrees(worker, first.wants.workers, first.wants.rules)
             if fault:
                 return fault
-        if worker.wants.rank is not None:
-            return worker.wants.rank if worker.wants.rank not in self._gathering else None
-        wanted = {other.wants.rank for other in self._in_line}
-        free = [rank for rank in range(worker.wants.workers) if rank not in self._gathering]
-        return next((rank for rank in free if rank not in wanted), free[0] if free else None)
+        if not self._gathering.takes(worker):
+            return None
+        self._gathering.add(worker)
+        return ""
 
     @staticmethod
     def _disagrees(worker: _Worker, size: int, rules: Rules) -> str:
@@ -661,7 +758,7 @@ class Membership:
 
     def _why_in_line(self, worker: _Worker) -> str:
         rank = worker.wants.rank
-        holders = self._job.members if self._job is not None else self._gathering
+        holders = self._job.members if self._job is not None else self._gathering.ranked
         if rank is not None and rank in holders:
             holder = holders[rank]
             return f"rank {rank} is that of {holder.about}, heard {self._now - holder.heard:.1f} s ago"
@@ -672,15 +769,16 @@ class Membership:
         return f"the next job has its {len(self._gathering)} workers"
 
     def _start_if_complete(self) -> None:
-        first = next(iter(self._gathering.values()), None)
+        first = self._gathering.first
         if self._map is None or self._job is not None or self._broken or first is None:
             return
         assert first.wants.rules is not None
-        if len(self._gathering) < (first.wants.workers or 0):
+        if len(self._gathering) < self._gathering.size:
             return
-        members = dict(sorted(self._gathering.items()))
+        members = self._gathering.places()
         self._gathering.clear()
         for rank, worker in members.items():
+            worker.rank = rank
             worker.incarnation = self._raise_incarnation(rank)
             worker.parked[worker.join] = "the servers to start the job"
         number = self._rng.getrandbits(32) or 1
@@ -694,7 +792,16 @@ class Membership:
 
     def _start(self, job: _Job, workers: list[_Worker]) -> Operation:
         incarnations = tuple(worker.incarnation for worker in workers)
-        yield StartJob(job.number, job.rules, incarnations, self._clocks_before)
+        told = yield StartJob(job.number, job.rules, incarnations, self._clocks_before)
+        refused = self._refusal(told, f"does not begin a job of {job.size} workers")
+        if refused is not None:
+            self._job = None
+            for worker in workers:
+                if worker.sender in self._peers and worker.join in worker.parked:
+                    self._reply(worker, worker.join, refused)
+                    worker.join, worker.rank = 0, -1
+            self._seat()
+            return
         for worker in workers:
             self._let_in(job, worker, 0)
 
@@ -789,10 +896,8 @@ class Membership:
         elif isinstance(peer, _Launcher):
             self._fail(f"{peer.about} is lost, {why}", 1)
         elif isinstance(peer, _Worker):
-            if peer in self._in_line:
-                self._in_line.remove(peer)
-            if self._gathering.get(peer.rank) is peer:
-                del self._gathering[peer.rank]
+            self._in_line.pop(peer.sender, None)
+            if self._gathering.remove(peer):
                 self._vacant = True
             elif self._is_member(peer):
                 assert self._job is not None
@@ -817,10 +922,9 @@ class Membership:
         if name in self._tables:
             self._reply(worker, number, self._tables[name])
             return
-        try:
-            ask.form.spec()
-        except (ValueError, TypeError) as error:
-            self._reply(worker, number, Refused("input", str(error)))
+        fault = self._wrong_table(ask.form)
+        if fault:
+            self._reply(worker, number, Refused("input", fault))
             return
         self._park(worker, number, f"the servers to make table {name!r}")
         waiting = self._wanted_tables.setdefault(name, [])
@@ -828,20 +932,42 @@ class Membership:
         if len(waiting) == 1:
             self._begin(self._make_table(ask))
 
-    def _make_table(self, ask: AskTable) -> Operation:
-        table = TableIs(len(self._tables), ask.form)
-        told = yield AddTable(table.id, table.form)
-        answer: ReplyBody = table
+    def _wrong_table(self, form: TableForm) -> str:
+        try:
+            again = TableForm.of(form.spec())
+        except (ValueError, TypeError, OverflowError) as error:
+            return str(error)
+        # What the description says beyond what a table is, no server has looked at.
+        for name in form.__struct_fields__:
+            if getattr(again, name) != getattr(form, name):
+                wrong, right = getattr(form, name), getattr(again, name)
+                return f"table {form.name[:80]!r} is described with {name} = {wrong!r:.80} where it is {right!r:.80}"
+        if len(form.name) > _LONGEST_NAME:
+            return f"a table's name has {_LONGEST_NAME} characters at most, got {len(form.name)}"
+        if self._tables_bytes + form_bytes(form) > _TABLES_BYTES:
+            return f"there are {len(self._tables)} tables, whose descriptions take {self._tables_bytes} bytes: no more"
+        return ""
+
+    def _refusal(self, told: list[Done], what: str) -> Refused | None:
+        """Return what the first server that refused an order said, with its name."""
         for server, done in zip((self._servers[rank] for rank in sorted(self._servers)), told, strict=True):
             if done.refused is not None:
                 where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
-                text = f"{where} does not make table {ask.form.name!r}: {done.refused.text}"
-                answer = Refused(done.refused.kind, text)
+                text = f"{where} {what}: {done.refused.text}"
                 self.notes.append(text)
-                yield DropTable(table.id)
-                break
+                return Refused(done.refused.kind, text)
+        return None
+
+    def _make_table(self, ask: AskTable) -> Operation:
+        table = TableIs(len(self._tables), ask.form)
+        told = yield AddTable(table.id, table.form)
+        refused = self._refusal(told, f"does not make table {ask.form.name!r}")
+        answer: ReplyBody = table if refused is None else refused
+        if refused is not None:
+            yield DropTable(table.id)
         else:
             self._tables[ask.form.name] = table
+            self._tables_bytes += form_bytes(ask.form)
         for worker, number in self._wanted_tables.pop(ask.form.name):
             if worker.sender in self._peers:
                 self._reply(worker, number, answer)
@@ -875,7 +1001,7 @@ class Membership:
             figures = (one for done in told for one in done.figures)
             pairs = zip(self._map.endpoints, figures, strict=False)
             endpoints = tuple(EndpointFigures(where.server, where.address, one) for where, one in pairs)
-            self._reply(worker, number, FiguresAre(endpoints))
+            self._reply(worker, number, FiguresAre(endpoints, self._counts()))
 
     # --- parts of the data ------------------------------------------------------------------------------------
 
@@ -883,9 +1009,13 @@ class Membership:
         job = self._job
         if job is None or not self._is_member(worker):
             return Refused("protocol", f"{worker} left the job and asks for data")
+        if take.pass_number < job.first_pass:
+            return PartIs(None, take.clock if job.rules.mode == "asp" else job.passes_end)
         if take.pass_number not in job.passes:
             if not 0 <= take.count < _MOST_PARTS:
                 return Refused("input", f"a pass of {take.count} parts: cut the data into larger ones")
+            if len(job.passes) >= _MOST_PASSES:
+                return Refused("input", f"{len(job.passes)} passes over the data are under way: end one of them first")
             job.passes[take.pass_number] = _Pass(Parts(take.count), take.digest)
         one = job.passes[take.pass_number]
         if (take.count, take.digest) != (one.parts.count, one.digest):
@@ -895,6 +1025,7 @@ class Membership:
             )
             return Refused("input", text)
         job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
+        job.forget_passes()
         if take.finished >= 0:
             one.parts.finish(worker.sender, take.finished, self._now)
         for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's

@@ -38,7 +38,8 @@ class Parts:
         if count < 0:
             raise ValueError(f"a pass of {count} parts")
         self.count = count
-        self._free = deque(range(count))
+        self._untouched = 0  # this part and those behind it were never given out
+        self._back: deque[int] = deque()  # given out, and given back
         self._taken: dict[int, dict[Hashable, float]] = {}  # part: its workers, and since when
         self._twice: set[int] = set()
         self._finished = 0
@@ -70,7 +71,13 @@ class Parts:
         int or None
             None if there is none at present.
         """
-        part = self._free.popleft() if self._free else self._slow(worker, now, reissue)
+        part: int | None
+        if self._back:
+            part = self._back.popleft()
+        elif self._untouched < self.count:
+            part, self._untouched = self._untouched, self._untouched + 1
+        else:
+            part = self._slow(worker, now, reissue)
         if part is not None:
             self._taken.setdefault(part, {})[worker] = now
         return part
@@ -108,5 +115,5 @@ class Parts:
                 del self._taken[part]
                 self._twice.discard(part)
                 back.append(part)
-        self._free.extendleft(sorted(back, reverse=True))
+        self._back.extendleft(sorted(back, reverse=True))
         return sorted(back)

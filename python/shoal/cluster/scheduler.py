@@ -3,6 +3,9 @@
 One thread receives, hands over, sends. Addresses of servers are tried out by helpers, since that takes time; a message
 that cannot be sent at once is dropped, since whoever waits for it asks again.
 
+Nothing that arrives ends it: what is not a control message is counted and dropped, and so is a message that meets a
+defect. The log has a line for the first of a kind, and one every ten seconds at most.
+
 Threads: `run` in one; `stop` from any, or from a signal handler.
 """
 
@@ -14,7 +17,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -23,7 +26,8 @@ import zmq
 from shoal.cluster.address import bindable, check_bind, join_address, split, try_all
 from shoal.cluster.membership import Membership, Outgoing, Probe
 from shoal.rpc.curve import Guard, Keys
-from shoal.rpc.messages import Fault, decode, encode
+from shoal.rpc.messages import Ask, Fault, Message, Refused, Reply, decode, encode
+from shoal.rpc.refusals import Refusals
 
 __all__ = ["Scheduler"]
 
@@ -31,7 +35,9 @@ _log = logging.getLogger("shoal.scheduler")
 
 _PROBE = 5.0  # seconds for an endpoint to answer a connection
 _AT_ONCE = 1000  # messages between two looks at the time
-_LONGEST = 1 << 25  # bytes of a message
+_LONGEST = 1 << 24  # bytes of a frame; a peer that sends a longer one is cut off
+_MOST_FRAMES = 4  # of a message, the route with them
+_HANDSHAKE = 10000  # ms until a connection has to have said what it is
 
 
 class Scheduler:
@@ -69,6 +75,7 @@ class Scheduler:
         host, port = split(bind, wildcard=True)
         check_bind(bind, secured=keys is not None, insecure=insecure)
         bound_host = bindable(host)
+        self._refusals = Refusals(_log)
         self._membership = Membership(
             servers=servers,
             workers=workers,
@@ -76,6 +83,7 @@ class Scheduler:
             heartbeat=heartbeat,
             rng=random.SystemRandom(),
             now=time.monotonic(),
+            counts=self.refused,
         )
         self._stopping = False
         self._found: deque[tuple[Probe, tuple[str, str] | None]] = deque()
@@ -93,6 +101,8 @@ class Scheduler:
             self._router.setsockopt(zmq.LINGER, 1000)
             self._router.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
             self._router.setsockopt(zmq.IPV6, int(":" in bound_host))
+            self._router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers come at once
+            self._router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE)
             self._router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
             self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
             self._router.bind(join_address(bound_host, port))
@@ -112,6 +122,20 @@ class Scheduler:
     def membership(self) -> Membership:
         """What the scheduler knows; its own thread's."""
         return self._membership
+
+    def refused(self) -> dict[str, int]:
+        """How often something was refused, by reason.
+
+        Returns
+        -------
+        dict of int
+            ``garbage``: not a control message. ``invalid``: one of another version, or with a field out of its bounds.
+            ``unknown``: the sender takes this scheduler for the one before it. ``unreachable``: a server at whose
+            address nobody answers. ``failed``: a message that met a defect. ``key``: a connection without a key of this
+            cluster. Reasons that did not occur are left out.
+        """
+        keys = {} if self._guard is None or not self._guard.refused else {"key": self._guard.refused}
+        return {**self._refusals.counts(), **keys}
 
     def stop(self) -> None:
         """Let :meth:`run` end."""
@@ -137,9 +161,13 @@ class Scheduler:
                     self._wake_read.recv(4096)
             while self._found:
                 probe, fault = self._found.popleft()
-                self._send(self._membership.probed(probe, fault, time.monotonic()))
+                with self._guarded("the addresses of a server"):
+                    self._send(self._membership.probed(probe, fault, time.monotonic()))
             if self._receive():
-                self._send(self._membership.on_time(time.monotonic()))
+                with self._guarded("what is due"):
+                    self._send(self._membership.on_time(time.monotonic()))
+            while self._membership.refused:
+                self._refusals.add(*self._membership.refused.popleft())
             while self._membership.notes:
                 _log.info("%s", self._membership.notes.popleft())
             while self._membership.probes:
@@ -153,16 +181,37 @@ class Scheduler:
                 frames = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return True
-            route, host = frames[0].bytes, str(frames[-1].get("Peer-Address"))
-            try:
-                message = decode([frame.bytes for frame in frames[1:]])
-            except Fault as fault:
-                _log.warning("%s: %s", host, fault)
-                if fault.reply is not None:
-                    self._send_frames(route, fault.reply)
-                continue
-            self._send(self._membership.handle(route, host, message, time.monotonic()))
+            with self._guarded("a message"):
+                self._take(frames)
         return False
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Go on after a defect: the cluster does not end with one message."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{what} met a defect, and is dropped: {type(error).__name__}: {error}"
+            self._refusals.add("failed", text, level=logging.ERROR, trace=True)
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        route, host = frames[0].bytes, _peer_address(frames[-1])
+        try:
+            message = _read(frames, host)
+        except Fault as fault:
+            # The first frame tells a peer of shoal from a stranger.
+            self._refusals.add("invalid" if fault.reply is not None else "garbage", f"{host or 'a peer'}: {fault}")
+            if fault.reply is not None:
+                self._send_frames(route, fault.reply)
+            return
+        try:
+            outgoing = self._membership.handle(route, host, message, time.monotonic())
+        except Exception as error:
+            if isinstance(message, Ask):
+                what = Refused("protocol", f"the scheduler met a defect with this request: {type(error).__name__}")
+                self._send([(route, Reply(message.number, what))])
+            raise
+        self._send(outgoing)
 
     def _send(self, outgoing: Outgoing) -> None:
         for route, message in outgoing:
@@ -176,7 +225,11 @@ class Scheduler:
                 raise
 
     def _try_out(self, probe: Probe) -> None:
-        self._found.append((probe, try_all(probe.addresses, _PROBE)))
+        try:
+            found = try_all(probe.addresses, _PROBE)
+        except Exception as error:
+            found = (probe.addresses[0], f"{type(error).__name__}: {error}")
+        self._found.append((probe, found))
         self._wake()
 
     def _wake(self) -> None:
@@ -192,3 +245,19 @@ class Scheduler:
         self._context.term()
         self._wake_read.close()
         self._wake_write.close()
+
+
+def _peer_address(frame: zmq.Frame) -> str:
+    """Where a message comes from; empty where libzmq does not know: before version 3.0 of its protocol."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""
+
+
+def _read(frames: list[zmq.Frame], host: str) -> Message:
+    if not host:
+        raise Fault("it speaks the protocol of ZeroMQ 2 or another one: is it a browser, or a scan of ports?")
+    if len(frames) > _MOST_FRAMES:
+        raise Fault(f"a message of {len(frames) - 1} frames is not a control message")
+    return decode([frame.bytes for frame in frames[1:]])

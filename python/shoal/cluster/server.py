@@ -48,6 +48,7 @@ _log = logging.getLogger("shoal.server")
 
 TASKS = WriteTask | ReadTask  # what workers have a server do, beside its data loops
 
+_WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for an order whose input is wrong
 _PAUSE = 0.2  # seconds between two looks at whether it is to go on
 _LEAVING = 2.0  # seconds to say goodbye in
 
@@ -62,6 +63,11 @@ def obey(services: Sequence[_core.Service], order: OrderBody) -> tuple[int, Refu
     """
     if isinstance(order, AddTable):
         return 0, _add_table(services, order)
+    if isinstance(order, StartJob):
+        try:
+            return max(_obey(service, order) for service in services), None
+        except _WRONG as error:  # the next job begins anew, whatever has come of this one
+            return 0, Refused("input", str(error))
     return max(_obey(service, order) for service in services), None
 
 
@@ -102,12 +108,12 @@ def _add_table(services: Sequence[_core.Service], order: AddTable) -> Refused | 
                 expire=[rule.native() for rule in form.expire],
             )
             made.append(service)
-    except (MemoryBudgetExceeded, MemoryError, ValueError) as error:
+    except (MemoryBudgetExceeded, MemoryError, *_WRONG) as error:
         for service in made:
             service.drop_table(order.id)
         if isinstance(error, MemoryError):
             return Refused("memory", "its machine has no memory left: make the table smaller, or start more servers")
-        return Refused("input" if isinstance(error, ValueError) else "memory", str(error))
+        return Refused("input" if isinstance(error, _WRONG) else "memory", str(error))
     return None
 
 

@@ -30,6 +30,8 @@ import zmq
 from zmq.auth.certs import load_certificate
 from zmq.utils import z85
 
+from shoal.rpc.refusals import Refusals
+
 __all__ = ["DOMAIN", "ROLES", "Guard", "Keys", "allowed", "make_keys"]
 
 DOMAIN = "shoal"  # what a guard knows our sockets by
@@ -201,6 +203,7 @@ class Guard:
 
         self.admitted = 0
         self.refused = 0
+        self._refusals = Refusals(_log)
         self._directory = keys.directory
         self._checks = ThreadAuthenticator(context, log=logging.getLogger("shoal.curve.zap"))
         self._checks.start()
@@ -214,10 +217,16 @@ class Guard:
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Tell whether a peer is let in; what :mod:`zmq.auth` asks for each connection."""
-        name = allowed(self._directory).get(key)
+        try:
+            name = allowed(self._directory).get(key)
+        except Exception as error:  # the thread that asks would end with it, and nobody be let in any more
+            self.refused += 1
+            self._refusals.add("unread", f"the keys in {self._directory} cannot be read, and nobody is let in: {error}")
+            return False
         if name is None:
             self.refused += 1
-            _log.warning("refused a peer whose key is not in %s: %s", self._directory, key.decode("ascii", "replace"))
+            given = key.decode("ascii", "replace")
+            self._refusals.add("key", f"refused a peer whose key is not in {self._directory}: {given}")
             return False
         self.admitted += 1
         return True

@@ -15,6 +15,10 @@ A sender is 16 random bytes that a process chooses for its life, so a connection
 peer. Anything may be sent again: numbers tell what was seen. Nobody answers what is no message of this version, except
 by a refusal in the form that all versions read: preamble, an empty frame, a text in UTF-8.
 
+Every field has its bounds here, and a message that breaks one is refused on arrival, before anybody acts on it: a
+request by Refused("input"), with the name of the field. What depends on the state of the cluster, such as whether a
+rank is free, membership checks.
+
 The version changes whenever a message does: all processes of a cluster run one version of shoal.
 
 Threads: messages are immutable.
@@ -22,16 +26,20 @@ Threads: messages are immutable.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import struct
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
+from msgspec import Meta
 
 from shoal.errors import ProtocolError
 from shoal.rpc.map import ClusterMap
 from shoal.table import TableForm
 
 __all__ = [
+    "MOST_WORKERS",
     "VERSION",
     "AddTable",
     "Admit",
@@ -63,6 +71,7 @@ __all__ = [
     "OrderBody",
     "PartIs",
     "Passed",
+    "Refusal",
     "Refused",
     "Reply",
     "ReplyBody",
@@ -78,15 +87,28 @@ __all__ = [
     "Waiting",
     "Welcome",
     "WorkerGone",
+    "checked",
     "decode",
     "encode",
+    "form_bytes",
     "refusal",
 ]
 
-VERSION = 3
+VERSION = 4
+MOST_WORKERS = 1 << 16  # of a job
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
 _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
+
+_Sender: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=16)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Number: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of requests and orders
+_Small: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]  # ranks, incarnations, clocks: 32 bits on the wire
+_Word: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Status: TypeAlias = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+_Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+_Text: TypeAlias = Annotated[str, Meta(max_length=1 << 20)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -96,9 +118,13 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class Rules(_Message, frozen=True):
     """A job's consistency: ``mode``, ``waits`` and ``mean`` of :class:`shoal.consistency.Consistency`."""
 
-    mode: str
-    waits: int
+    mode: Annotated[str, Meta(pattern="^(bsp|ssp|asp)$")]
+    waits: _Small
     mean: bool
+
+    def __post_init__(self) -> None:
+        if (self.waits and self.mode != "ssp") or (self.mean and self.mode != "bsp"):
+            raise ValueError(f"{self.mode} takes neither waits={self.waits} nor mean={self.mean}")
 
     def __str__(self) -> str:
         if self.mode == "bsp":
@@ -115,8 +141,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     ``role`` is "server", "worker", or "launcher": who starts a worker's program, and waits for its end.
     """
 
-    role: str
-    about: str
+    role: Annotated[str, Meta(max_length=16)]
+    about: _Name
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -124,10 +150,10 @@ class Welcome(_Message, frozen=True, tag="welcome"):
 
     cluster: str
     host: str
-    slots: int
-    heartbeat: float  # seconds
-    dead_after: float  # seconds of silence
-    seen: int  # events so far, which do not concern it
+    slots: Annotated[int, Meta(ge=1, le=1 << 14)]
+    heartbeat: Annotated[float, Meta(gt=0, le=1e9)]  # seconds
+    dead_after: Annotated[float, Meta(gt=0, le=1e9)]  # seconds of silence
+    seen: _Count  # events so far, which do not concern it
 
 
 class Join(_Message, frozen=True, tag="join"):
@@ -137,22 +163,22 @@ class Join(_Message, frozen=True, tag="join"):
     comes from), a worker what it takes for granted of the job.
     """
 
-    rank: int | None = None
-    addresses: tuple[str, ...] = ()
-    workers: int | None = None
+    rank: _Small | None = None
+    addresses: Annotated[tuple[_Name, ...], Meta(max_length=1 << 14)] = ()
+    workers: _Small | None = None
     rules: Rules | None = None
 
 
 class Joined(_Message, frozen=True, tag="joined"):
     """A peer is in. ``incarnation``, ``job`` and ``clock`` are for workers: where they begin."""
 
-    rank: int
+    rank: _Small
     map: ClusterMap
     tables: tuple[TableIs, ...]
-    incarnation: int = 0
-    job: int = 0
-    clock: int = 0
-    num_workers: int = 0
+    incarnation: _Word = 0
+    job: _Word = 0
+    clock: _Word = 0
+    num_workers: _Small = 0
 
 
 class AskMap(_Message, frozen=True, tag="ask-map"):
@@ -174,7 +200,7 @@ class AskTable(_Message, frozen=True, tag="ask-table"):
 class TableIs(_Message, frozen=True, tag="table"):
     """A table that all servers have. Its description may not be the one that was asked for: the first one counts."""
 
-    id: int
+    id: _Word
     form: TableForm
 
 
@@ -191,7 +217,7 @@ class TablesAre(_Message, frozen=True, tag="tables"):
 class Barrier(_Message, frozen=True, tag="barrier"):
     """A worker has come to a barrier."""
 
-    name: str
+    name: _Name
 
 
 class Passed(_Message, frozen=True, tag="passed"):
@@ -204,19 +230,19 @@ class TakePart(_Message, frozen=True, tag="take-part"):
     All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for. ``clock`` is the worker's.
     """
 
-    pass_number: int
-    count: int
-    digest: str
-    finished: int
-    reissue: float
-    clock: int
+    pass_number: _Small
+    count: _Count
+    digest: _Name
+    finished: Annotated[int, Meta(ge=-1, lt=1 << 31)]
+    reissue: _Seconds
+    clock: _Word
 
 
 class PartIs(_Message, frozen=True, tag="part"):
     """The part to train on, None if there is none at present; or the clock at which the pass is over for all."""
 
-    part: int | None
-    end: int | None
+    part: _Small | None
+    end: _Count | None
 
 
 class AskFigures(_Message, frozen=True, tag="ask-figures"):
@@ -226,21 +252,22 @@ class AskFigures(_Message, frozen=True, tag="ask-figures"):
 class EndpointFigures(_Message, frozen=True):
     """What an endpoint has counted."""
 
-    server: int
+    server: _Small
     address: str
     figures: dict[str, Any]
 
 
 class FiguresAre(_Message, frozen=True, tag="figures"):
-    """What all endpoints have counted, in the order of their slots."""
+    """What all endpoints have counted, in the order of their slots, and what the scheduler has."""
 
     endpoints: tuple[EndpointFigures, ...]
+    scheduler: dict[str, _Count] = {}
 
 
 class Leave(_Message, frozen=True, tag="leave"):
     """A peer goes, on purpose. ``status`` is what a launcher's program ended with."""
 
-    status: int = 0
+    status: _Status = 0
 
 
 class Left(_Message, frozen=True, tag="left"):
@@ -256,8 +283,8 @@ class Waiting(_Message, frozen=True, tag="waiting"):
 class Refused(_Message, frozen=True, tag="refused"):
     """It will not be done. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
 
-    kind: str
-    text: str
+    kind: Annotated[str, Meta(max_length=16)]
+    text: _Text
 
 
 # --- what the scheduler orders servers to do ----------------------------------------------------------------------
@@ -269,10 +296,10 @@ class StartJob(_Message, frozen=True, tag="start-job"):
     ``before`` is how many clocks the last job had: the tables' own clocks go on behind them.
     """
 
-    job: int
+    job: Annotated[int, Meta(ge=1, lt=1 << 32)]
     rules: Rules
-    incarnations: tuple[int, ...]
-    before: int = 0
+    incarnations: Annotated[tuple[_Word, ...], Meta(max_length=MOST_WORKERS)]
+    before: _Word = 0
 
 
 class Hold(_Message, frozen=True, tag="hold"):
@@ -282,29 +309,29 @@ class Hold(_Message, frozen=True, tag="hold"):
 class Admit(_Message, frozen=True, tag="admit"):
     """Let a worker in, at a clock; this ends a hold."""
 
-    rank: int
-    incarnation: int
-    clock: int
+    rank: _Small
+    incarnation: _Word
+    clock: _Word
 
 
 class Dismiss(_Message, frozen=True, tag="dismiss"):
     """A worker is gone: wait for it no more, and take nothing from it. Say which clock any worker has reached."""
 
-    rank: int
-    incarnation: int
+    rank: _Small
+    incarnation: _Word
 
 
 class AddTable(_Message, frozen=True, tag="add-table"):
     """Make an empty table. A server that has no room for it refuses, and is as it was before."""
 
-    id: int
+    id: _Word
     form: TableForm
 
 
 class DropTable(_Message, frozen=True, tag="drop-table"):
     """Have no such table: another server refused it."""
 
-    id: int
+    id: _Word
 
 
 class TellFigures(_Message, frozen=True, tag="tell-figures"):
@@ -317,17 +344,17 @@ class TellFigures(_Message, frozen=True, tag="tell-figures"):
 class ServerGone(_Message, frozen=True, tag="server-gone"):
     """A server is lost, and its rows with it. ``text`` says which one, and ``why``; each stands alone."""
 
-    rank: int
-    text: str
-    why: str
+    rank: _Small
+    text: _Text
+    why: _Text
 
 
 class WorkerGone(_Message, frozen=True, tag="worker-gone"):
     """A worker was taken for dead. ``text`` says which one, and why."""
 
-    rank: int
-    incarnation: int
-    text: str
+    rank: _Small
+    incarnation: _Word
+    text: _Text
 
 
 class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
@@ -348,22 +375,22 @@ Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 class Ask(_Message, frozen=True, tag="ask"):
     """A request. Numbers of a sender start at 1 and rise."""
 
-    sender: bytes
-    number: int
+    sender: _Sender
+    number: _Number
     body: AskBody
 
 
 class Reply(_Message, frozen=True, tag="reply"):
     """The answer to a request."""
 
-    number: int
+    number: _Count
     body: ReplyBody
 
 
 class Order(_Message, frozen=True, tag="order"):
     """Something to do. Numbers start at 1 and rise by 1."""
 
-    number: int
+    number: _Number
     body: OrderBody
 
 
@@ -373,25 +400,25 @@ class Done(_Message, frozen=True, tag="done"):
     ``figures`` are those of each endpoint. A server that has ``refused`` an order is as it was before it.
     """
 
-    sender: bytes
-    number: int
-    result: int = 0
-    fault: str = ""
-    figures: tuple[dict[str, Any], ...] = ()
+    sender: _Sender
+    number: _Number
+    result: _Word = 0
+    fault: _Text = ""
+    figures: Annotated[tuple[dict[str, Any], ...], Meta(max_length=1 << 14)] = ()
     refused: Refused | None = None
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     """The sender is alive, and has seen that many events."""
 
-    sender: bytes
-    seen: int
+    sender: _Sender
+    seen: _Count
 
 
 class News(_Message, frozen=True, tag="news"):
     """Events, the first of which is number ``first`` (from 0)."""
 
-    first: int
+    first: _Count
     events: tuple[Event, ...]
 
 
@@ -409,14 +436,44 @@ class Fault(ProtocolError):
         self.reply = reply
 
 
+class Refusal(Fault):
+    """What came is a refusal: the other side does not read what this one sends."""
+
+
 def encode(message: Message) -> list[bytes]:
     """Make the frames of a message."""
     return [_PREAMBLE, _encoder.encode(message)]
 
 
+def form_bytes(form: TableForm) -> int:
+    """Return how many bytes the description of a table takes in a message."""
+    return len(_encoder.encode(form))
+
+
 def refusal(text: str) -> list[bytes]:
     """Make the frames of a refusal, which all versions read."""
     return [_PREAMBLE, b"", text.encode()]
+
+
+def checked(body: AskBody) -> AskBody:
+    """Return a request as it arrives.
+
+    Raises
+    ------
+    ValueError
+        A field of it breaks its bounds, or cannot be sent at all.
+    """
+    try:
+        sent = _encoder.encode(body)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ValueError(f"what is asked for cannot be sent to the scheduler: {error}") from None
+    try:
+        return _body_decoder.decode(sent)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the scheduler does not take this: {_named(msgspec.msgpack.decode(sent), error)}") from None
+
+
+_body_decoder: msgspec.msgpack.Decoder[AskBody] = msgspec.msgpack.Decoder(AskBody)
 
 
 def decode(frames: list[bytes]) -> Message:
@@ -430,7 +487,7 @@ def decode(frames: list[bytes]) -> Message:
     if not frames or len(frames[0]) != len(_PREAMBLE) or not frames[0].startswith(_MAGIC):
         raise Fault("what came is no control message of shoal: is the address that of a scheduler?")
     if len(frames) == 3 and not frames[1]:
-        raise Fault(f"the other side refuses: {frames[2][:4096].decode(errors='replace')}")
+        raise Refusal(f"the other side refuses: {frames[2][:4096].decode(errors='replace')}")
     (version,) = struct.unpack_from("<H", frames[0], len(_MAGIC))
     if version != VERSION:
         text = f"control messages of version {version} meet version {VERSION}: install one shoal on all machines"
@@ -439,6 +496,50 @@ def decode(frames: list[bytes]) -> Message:
         raise Fault(f"a control message of {len(frames)} frames, or longer than {_LONGEST} bytes")
     try:
         return _decoder.decode(frames[1])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        text = f"a control message that cannot be read ({error}): install one shoal on all machines"
-        raise Fault(text, refusal(text)) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        fault = _fault(frames[1], error)
+    raise fault
+
+
+def _fault(message: bytes, error: Exception) -> Fault:
+    raw = None
+    if isinstance(error, msgspec.ValidationError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+            raw = msgspec.msgpack.decode(message)
+    what = _named(raw, error) if isinstance(error, msgspec.ValidationError) else str(error)
+    text = f"a control message that cannot be read ({what})"
+    return Fault(text, _answer(raw, text))
+
+
+def _answer(raw: Any, text: str) -> list[bytes]:
+    """Make the frames that answer a message with a field out of bounds: those of a reply, if it was a request."""
+    if isinstance(raw, list) and len(raw) >= 3 and raw[0] == "ask":
+        number = raw[2]
+        if isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 62:
+            return encode(Reply(number, Refused("input", text)))
+    return refusal(text)
+
+
+_KINDS: dict[Any, type[_Message]] = {
+    kind.__struct_config__.tag: kind
+    for union in (Message, AskBody, ReplyBody, OrderBody, Event)
+    for kind in get_args(union)
+}
+_STEP = re.compile(r"\[(\d+)\]")
+
+
+def _named(raw: Any, error: msgspec.ValidationError) -> str:
+    """Say which field of a message is wrong, by its name instead of by its place."""
+    what, _, path = str(error).partition(" - at ")
+    names: list[str] = []
+    at: Any = raw
+    for step in map(int, _STEP.findall(path)):
+        kind = _KINDS.get(at[0]) if isinstance(at, list) and at and isinstance(at[0], str) else None
+        fields = () if kind is None else kind.__struct_fields__
+        names.append(fields[step - 1] if 1 <= step <= len(fields) else str(step))
+        at = at[step] if isinstance(at, list) and step < len(at) else None
+    while names and names[0] == "body":
+        del names[0]
+    got = repr(at)[:80] if names else ""
+    where = f"{'.'.join(names)} = {got}: " if names else ""
+    return where + what

@@ -1,0 +1,75 @@
+"""Refusals: what a process did not take, counted by reason, and a log that does not grow with an attack.
+
+The first refusal of a reason is logged at once. Those that follow within `INTERVAL` seconds are only counted, and the
+next line of that reason says how many they were.
+
+Threads: any number.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+__all__ = ["INTERVAL", "Refusals"]
+
+INTERVAL = 10.0  # seconds between two lines of one reason
+_LONGEST = 500  # characters of a line
+
+
+class Refusals:
+    """Counts refusals, and logs some of them.
+
+    Parameters
+    ----------
+    log : logging.Logger
+    clock : callable
+        The time in seconds, which never goes back.
+
+    Examples
+    --------
+    >>> refusals = Refusals(logging.getLogger("shoal.example"))
+    >>> refusals.add("garbage", "127.0.0.1: not a message")
+    >>> refusals.counts()
+    {'garbage': 1}
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._logged: dict[str, tuple[float, int]] = {}  # by reason: when, and how many there were then
+
+    def add(self, reason: str, text: str, *, level: int = logging.WARNING, trace: bool = False) -> None:
+        """Count a refusal, and log ``text`` unless the reason was logged a moment ago.
+
+        Parameters
+        ----------
+        reason : str
+            One of a few words; not text that a peer chooses.
+        text : str
+            Who was refused, and why.
+        level : int
+            Of the line.
+        trace : bool
+            Whether the exception that is being handled belongs to the line.
+        """
+        with self._lock:
+            self._counts[reason] += 1
+            count, now = self._counts[reason], self._clock()
+            at, before = self._logged.get(reason, (-INTERVAL, 0))
+            if now - at < INTERVAL and before:
+                return
+            self._logged[reason] = (now, count)
+        more = f" (and {count - before - 1} more of this kind since the last such line)" if count - before > 1 else ""
+        line = "".join(letter if letter.isprintable() else "?" for letter in text[:_LONGEST])
+        self._log.log(level, "%s%s", line, more, exc_info=trace)
+
+    def counts(self) -> dict[str, int]:
+        """How often each reason occurred."""
+        with self._lock:
+            return dict(self._counts)
