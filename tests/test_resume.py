@@ -150,6 +150,78 @@ def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
         assert len(model.history.passes) == 4
 
 
+def cut_off(directory: Path, data: shoal.Reader, valid: shoal.Reader | None = None, **how: Any) -> None:
+    """Leave a fit that stands behind its tenth batch."""
+    with shoal.local(slots=64) as store, power_fails_behind(10):
+        logistic(store).fit(data, directory=directory, every=1, valid=valid, progress=False, **how)
+
+
+def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, tmp_path: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    path, other, valid = tmp_path / "a", tmp_path / "b", tmp_path / "v"
+    for file, some in ((path, lines[:700]), (other, lines[700:]), (valid, lines[:9])):
+        file.write_text("".join(some))
+    begun = path.read_text()
+    cut_off(tmp_path / "c", reader(path), reader(valid))
+    before = {file: file.read_bytes() for file in (tmp_path / "c").rglob("*") if file.is_file()}
+
+    def says(match: str, data: Any, held_out: Any = None, how: Any = True) -> None:
+        with shoal.local(slots=64) as store:
+            model = logistic(store)
+            with pytest.raises(ValueError, match=match):
+                model.fit(data, directory=tmp_path / "c", resume=how, valid=held_out, progress=False)
+            assert model.examples == 0
+
+    says(r"batch_size was 50, and is 60", shoal.read_libsvm(path, batch_size=60))
+    says(r"shard was \[0, 1\], and is \[0, 2\]", reader(path).shard(0, 2))
+    says(r"a was read there, and .*b is given in its place", reader(other))
+    says(
+        r"b was not there: pass resume='appended' \(--allow-appended\)", shoal.read_libsvm([path, other], batch_size=50)
+    )
+    says(r"valid: .* v was read there|valid: .*v was read there, and .*b is given", reader(path), reader(other))
+    says(r"was begun with a reader of files", list(reader(path)))
+    says(r"resume is 'always'", reader(path), how="always")
+    path.write_text(begun + "1 3:1\n")
+    says(r"a had [\d,]+ bytes, and has [\d,]+ bytes: pass resume='appended'", reader(path))
+    path.write_text("0" + begun[1:] if begun[0] == "1" else "1" + begun[1:])
+    for how in (True, "appended"):
+        says(r"a is another file: its first [\d,]+ bytes differ: pass the same data", reader(path), how=how)
+    path.write_text(begun[:-20])
+    says(r"a had [\d,]+ bytes, and has [\d,]+ bytes: pass the same data", reader(path), how="appended")
+    assert {file: file.read_bytes() for file in (tmp_path / "c").rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("how", [{}, {"warm_up": False}])
+@pytest.mark.parametrize("added", ["lines", "a file"])
+def test_a_fit_goes_on_over_files_that_were_appended_to_where_that_is_allowed(
+    log: Path, tmp_path: Path, how: dict[str, Any], added: str
+) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_text("".join(lines[:700]))
+    second.write_text("".join(lines[700:]))
+    cut_off(tmp_path / "c", reader(first), **how)
+    if added == "lines":
+        first.write_text("".join(lines))
+    data = reader(first) if added == "lines" else shoal.read_libsvm([first, second], batch_size=BATCH)
+    with shoal.local(slots=64) as store:
+        model = logistic(store).fit(data, directory=tmp_path / "c", resume="appended", progress=False, **how)
+        assert model.examples == 800
+        assert model.history.fits[-1].source == data.fingerprint()
+        expected = logistic(store, table="whole").fit(data, progress=False, **how)
+        assert model.weights()[1].tobytes() == expected.weights()[1].tobytes()
+
+
+def test_a_shuffled_pass_does_not_go_on_over_data_that_was_appended_to(log: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text(log.read_text())
+    cut_off(tmp_path / "c", reader(path), shuffle=2)
+    with path.open("a") as file:
+        file.write("1 3:1\n")
+    with shoal.local(slots=64) as store, pytest.raises(ValueError, match="within a shuffled pass, which more data"):
+        logistic(store).fit(reader(path), shuffle=2, directory=tmp_path / "c", resume="appended", progress=False)
+
+
 def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     log: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,8 +249,15 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     assert main(kept) == 0
     assert json.loads(capsys.readouterr().out)["over"] is True
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    for other in (["--seed", "3"], ["--epochs", "3"]):  # the fit that is asked for is another one
+    capsys.readouterr()
+    for other, says in (
+        (["--seed", "3"], "is over, and was begun with seed=0, now it is 3: begin another one"),
+        (["--epochs", "3"], "is over, and was begun with epochs=2, now it is 3"),
+        (["--batch-size", "51"], "begun with other data: batch_size was 50, and is 51"),
+        (["--alpha", "0.2"], "table 'lr' has optimizer FTRL(clip_value=None, clip_norm=None, alpha=0.1"),
+    ):  # the fit that is asked for is another one
         assert main([*kept, *other]) == 2
+        assert says in capsys.readouterr().err
     # One that was killed before it was calibrated is not all done.
     assert main([*kept, "--calibrate", "platt"]) == 0
     assert "over" not in json.loads(capsys.readouterr().out)
@@ -191,7 +270,7 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
         patch.setattr(shoal.LogisticRegression, "learn", raising_after(9, shoal.LogisticRegression.learn))
         assert main([*command, str(tmp_path / "i")]) == 130
     assert main([*command, str(tmp_path / "i"), "--resume"]) == 2
-    assert "is over: begin another" in capsys.readouterr().err
+    assert "was interrupted in pass 1 and kept no checkpoint" in capsys.readouterr().err
 
 
 def raising_after(count: int, real: Any) -> Any:
@@ -212,6 +291,7 @@ def raising_after(count: int, real: Any) -> Any:
         (["--every", "3", "--names"], "--names are known when a fit has read all"),
         (["--resume", "--grid", "l1=0,1"], "--grid keeps no checkpoints"),
         (["--every", "0"], "every is 0"),
+        (["--every", "2", "--allow-appended"], "--allow-appended is for a fit that goes on: pass --resume too"),
         (["--every", "2", "--solver", "dbpg"], "keeps no checkpoints"),
     ],
 )

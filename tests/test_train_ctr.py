@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 import shoal  # noqa: E402
 from places import BUCKET, options  # noqa: E402
 from shoal.cli import main  # noqa: E402
+from shoal.data.pieces import rows_of as rows_of_batch  # noqa: E402
 from shoal.metrics import gauc, logloss  # noqa: E402
 from shoal.models import files  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
@@ -502,10 +504,13 @@ def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_p
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, train={"staleness": 2}))
         how = {"progress": False, "keeper": Keeper(click, tmp_path / "out", every=3), "write_every": 1}
+        batches = list(reader(clicks).with_fields())  # of which a checkpoint knows nothing, unlike of a reader
         with pytest.raises(RuntimeError):
-            fit(click, reader(clicks), None, plan, writers=[Fails(8)], **how)
+            fit(click, batches, None, plan, writers=[Fails(8)], **how)
         with pytest.raises(ValueError, match="not those of the fit that is gone on with"):
-            fit(click, reader(clicks, batch_size=7), None, plan, resume=True, **how)
+            fit(click, [replace(batch, keys=batch.keys % 2) for batch in batches], None, plan, resume=True, **how)
+        with pytest.raises(ValueError, match=r"learned from 900 examples of this pass in 9 batches, .* have 630 now"):
+            fit(click, [rows_of_batch(batch, 0, 70) for batch in batches], None, plan, resume=True, **how)
 
 
 def documented(text: str) -> dict[str, dict[str, str]]:

@@ -162,7 +162,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
         spec = told.table.spec()
         known = store.tables.get(spec.name)
         if known is not None:
-            check_same(known.spec, spec)
+            check_same(known.spec, spec, where)
         shard = store.new_rows(spec)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), store.slots, store.workers)
         widths = {name: shard.state(nothing, k).shape[1] for k, name in enumerate(shard.columns())}

@@ -753,7 +753,7 @@ class Store(ABC):
         for spec in specs:
             known = self._tables.get(spec.name)
             if known is not None:
-                check_same(known.spec, spec)
+                check_same(known.spec, spec, "the checkpoint")
 
     def close(self) -> None:
         """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on.
@@ -937,13 +937,21 @@ def make_budget(memory: int, slots: int) -> _core.Budget:
     return _core.Budget(slots, memory)
 
 
-def check_same(known: TableSpec, spec: TableSpec) -> None:
+def check_same(known: TableSpec, spec: TableSpec, read_from: str | None = None) -> None:
+    """Raise ValueError if a table is not as one that is asked for, or is to be read from somewhere."""
     if known != spec:
-        differ = [
-            f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}"
+        names = [
+            name
             for name in ("dim", "optimizer", "init", "dtype", "seed", "admit", "expire")
             if getattr(known, name) != getattr(spec, name)
         ]
+        if read_from is not None:
+            there, here = (", ".join(f"{name} {getattr(one, name)!r}" for name in names) for one in (spec, known))
+            raise ValueError(
+                f"table {spec.name!r} has {there} in {read_from}, and was made with {here} here: make it as it is "
+                f"there, or under another name"
+            )
+        differ = [f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}" for name in names]
         raise ValueError(
             f"table {spec.name!r} is there with {', '.join(differ)}: choose another name or that description"
         )

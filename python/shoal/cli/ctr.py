@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
 from shoal.cli.arguments import command, machine, open_reader
-from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing
+from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing, resuming
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -59,6 +59,11 @@ def add(kinds: Any) -> None:
     ctr.add_argument("--model", metavar="NAME", help="deepfm, dcnv2, ...: name in [model]")
     ctr.add_argument("--out", metavar="DIR", help="where the model goes, a path or s3://...: dir in [output]")
     ctr.add_argument("--resume", action="store_true", help="go on with the fit whose checkpoint is in DIR, if any")
+    ctr.add_argument(
+        "--allow-appended",
+        action="store_true",
+        help="with --resume: files may be longer now than when the fit was begun, and more may stand behind them",
+    )
     ctr.add_argument("--overwrite", action="store_true", help="replace a model that is there")
     ctr.add_argument("--train", nargs="+", metavar="FILE", help="train in [data]")
     ctr.add_argument("--valid", nargs="+", metavar="FILE", help="valid in [data]")
@@ -159,7 +164,7 @@ def _trained(
             plan,
             progress=arguments.progress if arguments.progress is not None else not arguments.quiet,
             keeper=keeper,
-            resume=arguments.resume,
+            resume=resuming(arguments),
             writers=writers,
             write_every=config.logging.every,
         )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoal.consistency import Consistency
     from shoal.data import Reader
     from shoal.models import DBPG, GridResult, LogisticRegressionGrid, Model
+    from shoal.models.keeper import Resume
     from shoal.models.predictor import Predictor
     from shoal.rpc.filters import Filters
     from shoal.storage import Where
@@ -152,6 +153,11 @@ def learning(parser: argparse.ArgumentParser) -> None:
         "--every", type=int, metavar="N", help="write a checkpoint into DIR after every N batches and every pass"
     )
     parser.add_argument("--resume", action="store_true", help="go on with the fit whose checkpoint is in DIR, if any")
+    parser.add_argument(
+        "--allow-appended",
+        action="store_true",
+        help="with --resume: files may be longer now than when the fit was begun, and more may stand behind them",
+    )
     parser.add_argument(
         "--names", action="store_true", help="keep with the model what each key stood for; report and inspect show it"
     )
@@ -394,12 +400,13 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     if workers > 1:
         train = train.shard(rank, workers)
         how = how | {"valid": how["valid"] if rank == 0 else None}
-    kept = arguments.every is not None or arguments.resume
+    resume = resuming(arguments)
+    kept = arguments.every is not None or bool(resume)
     if kept:
         how = how | {
             "directory": arguments.model,
             "every": arguments.every,
-            "resume": arguments.resume,
+            "resume": resume,
             "overwrite": arguments.overwrite,
         }
     interrupted = over = False
@@ -448,6 +455,13 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
         },
         INTERRUPTED if interrupted else DONE,
     )
+
+
+def resuming(arguments: argparse.Namespace) -> Resume:
+    """Tell how a fit goes on, if it does."""
+    if arguments.allow_appended and not arguments.resume:
+        raise ValueError("--allow-appended is for a fit that goes on: pass --resume too")
+    return "appended" if arguments.allow_appended else bool(arguments.resume)
 
 
 def is_over(model: Predictor, directory: str) -> Answer:

@@ -7,6 +7,7 @@ TableReader   Parquet, Arrow streams   arrow.py
 from __future__ import annotations
 
 import copy
+import hashlib
 import operator
 import os
 from abc import ABC, abstractmethod
@@ -25,6 +26,8 @@ OnError = Literal["raise", "skip"]
 # A part is the batches that end in one block, or one batch longer than that.
 _PARTS_AHEAD = 2
 _BEGINNING = Place()
+_HEAD_BYTES = 1 << 16
+_MOST_HEADS = 1000  # files whose first bytes are read: on an object store each costs a request
 
 
 @dataclass(slots=True)
@@ -338,6 +341,60 @@ class Reader(ABC):
             **({} if settings.order is None else {"order": list(settings.order)}),
         }
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe the data, so that other data, or the same read in another way, can be told from it.
+
+        Returns
+        -------
+        dict
+            As JSON: format, schema, batch size and shard; of each file its name, its size where that is known, and a
+            digest of its first 64 KiB (of the first 1,000 files).
+        """
+        settings = self._settings
+        return {
+            "format": self._name,
+            "schema": dict(self._schema),
+            "batch_size": settings.batch_size,
+            "shard": [settings.rank, settings.shards],
+            "files": [_fingerprint(file, headed=i < _MOST_HEADS) for i, file in enumerate(self._files)],
+        }
+
+    def changes(self, begun: Mapping[str, Any], *, appended: bool = False) -> str | None:
+        """Name the first thing in which this reader's data differs from what `fingerprint` told.
+
+        Parameters
+        ----------
+        begun : mapping
+            What `fingerprint` told then.
+        appended : bool
+            Whether files may be longer now, if they begin as they did, and more files may stand behind them.
+
+        Returns
+        -------
+        str or None
+            A sentence without its end; None where nothing differs.
+        """
+        now = self.fingerprint()
+        for name in ("format", "schema", "batch_size", "shard"):
+            if begun[name] != now[name]:
+                return f"{name} was {begun[name]!r}, and is {now[name]!r}"
+        then, files = begun["files"], now["files"]
+        for old, new, file in zip(then, files, self._files, strict=False):
+            if old["name"] != new["name"]:
+                return f"{old['name']} was read there, and {new['name']} is given in its place"
+            before, size = old.get("size"), new.get("size")
+            if size != before and (before is None or size is None or size < before or not appended):
+                return f"{old['name']} had {_bytes(before)}, and has {_bytes(size)}"
+            if "head" in old and _head(file, min(before, _HEAD_BYTES)) != old["head"]:
+                return f"{old['name']} is another file: its first {_bytes(min(before, _HEAD_BYTES))} differ"
+        if len(files) < len(then):
+            return f"{then[len(files)]['name']} was read too, and is not given"
+        if len(files) > len(then) and not appended:
+            return f"{files[len(then)]['name']} was not there"
+        if appended and files != then and self._settings.shards > 1:
+            return "files were appended to, and a shard of them begins elsewhere now"
+        return None
+
     def resume(self, position: Mapping[str, Any]) -> Reader:
         """Go on where another pass stood: with the very next example.
 
@@ -458,6 +515,32 @@ class Reader(ABC):
             ahead of the batches by a block. Of a stream 0 until it ends.
         """
         return self._seen.fraction
+
+
+def _fingerprint(file: File, *, headed: bool) -> dict[str, Any]:
+    size = file.size()
+    known: dict[str, Any] = {"name": file.name} if size is None else {"name": file.name, "size": size}
+    if headed and size is not None and (head := _head(file, min(size, _HEAD_BYTES))) is not None:
+        known["head"] = head
+    return known
+
+
+def _head(file: File, size: int) -> str | None:
+    """Digest the first bytes; None of what has no bytes."""
+    try:
+        opened = file.open()
+    except TypeError:  # a table in memory
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    with opened:
+        while size and (some := opened.read(size)):
+            digest.update(some)
+            size -= len(some)
+    return digest.hexdigest()
+
+
+def _bytes(size: int | None) -> str:
+    return "an unknown number of bytes" if size is None else f"{size:,} bytes"
 
 
 def _told(names: list[str]) -> str:

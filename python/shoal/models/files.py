@@ -51,7 +51,18 @@ FACTORIZATION = "factorization machine"
 CLICK = "click model"
 KINDS = (LOGISTIC, FACTORIZATION, CLICK)
 
-_MAY_BE_MISSING = ("valid", "curves", "window_weight", "best_pass", "patience", "data", "batch_size", "grouped")
+_MAY_BE_MISSING = (
+    "valid",
+    "curves",
+    "window_weight",
+    "best_pass",
+    "patience",
+    "data",
+    "batch_size",
+    "grouped",
+    "source",
+    "valid_source",
+)
 
 _CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
 _NAMES = re.compile(r"names-[0-9a-f]{6,}\.json")

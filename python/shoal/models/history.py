@@ -110,6 +110,8 @@ class Fit:
         Examples of a batch, where the reader told.
     threads : int
         Of the store. They change no result.
+    source, valid_source : dict or None
+        What `shoal.Reader.fingerprint` told of the readers, of a fit that keeps checkpoints.
     """
 
     first_pass: int
@@ -118,6 +120,8 @@ class Fit:
     valid: str | None
     batch_size: int | None
     threads: int
+    source: dict[str, Any] | None = None
+    valid_source: dict[str, Any] | None = None
 
     def told(self) -> list[tuple[str, str]]:
         """Tell the settings as names and values for people; files are not among them."""

@@ -21,6 +21,7 @@ from shoal.lifecycle import Admission, Expiry
 from shoal.metrics import Accumulator
 from shoal.models import dbpg, files
 from shoal.models.dbpg import DBPG, Solved
+from shoal.models.keeper import Resume
 from shoal.models.model import Model
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
@@ -127,7 +128,7 @@ class LogisticRegression(Model):
         progress: bool | float = True,
         directory: Where | None = None,
         every: int | None = None,
-        resume: bool = False,
+        resume: Resume = False,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Self:

@@ -37,7 +37,7 @@ from shoal.data import Batch, FeatureNames
 from shoal.metrics import Accumulator
 from shoal.models import feed, files, training
 from shoal.models.history import History
-from shoal.models.keeper import Keeper, standing_of
+from shoal.models.keeper import Keeper, Resume, standing_of
 from shoal.models.kept import KeptPredictor
 from shoal.models.learner import Standing
 from shoal.models.plan import Metric, Plan
@@ -253,7 +253,7 @@ class Model(KeptPredictor):
         progress: bool | float = True,
         directory: Where | None = None,
         every: int | None = None,
-        resume: bool = False,
+        resume: Resume = False,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -299,9 +299,10 @@ class Model(KeptPredictor):
             moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
         every : int, optional
             Write a checkpoint after so many batches too.
-        resume : bool
+        resume : bool or "appended"
             Go on with the fit whose checkpoint is in ``directory``, with the bits of one that was never stopped: pass
-            the same data and settings (more ``epochs`` may be). If there is none, begin.
+            the same data and settings (more ``epochs`` may be). If there is none, begin. "appended" allows that files
+            have become longer and that more files stand behind them.
         overwrite : bool
             Whether to replace a model that is in ``directory``.
         storage_options : mapping, optional
@@ -319,7 +320,7 @@ class Model(KeptPredictor):
             Ctrl-C does not wait for the batch.
         ValueError
             A malformed line, unless the reader skips them: the batches before it have been learned from. Or the fit in
-            ``directory`` is over, or was begun with other settings; or there is a model.
+            ``directory`` is over, or was begun with other settings or data; or there is a model.
         CorruptionError
             A file in ``directory`` is missing, cut short or changed.
         SaveConflict
@@ -347,7 +348,7 @@ class Model(KeptPredictor):
             keeper = Keeper(self, place_of(directory, storage_options), every, overwrite=overwrite)
         elif every is not None:
             raise ValueError("every is for the checkpoints in a directory: pass directory=")
-        standing = standing_of(self, reader, plan, keeper, resume=resume)
+        standing = standing_of(self, reader, valid, plan, keeper, resume=resume)
         watchers = [] if keeper is None else [keeper]
         training.train([self], reader, valid, plan, progress=progress, watchers=watchers, standing=standing)
         if keeper is not None:

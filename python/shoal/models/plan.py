@@ -60,6 +60,11 @@ class Plan:
         return reader if files == 1 else reader.in_order(order.tolist())
 
     @property
+    def shuffles(self) -> bool:
+        """Whether examples change places."""
+        return bool(feed.shuffle_buffer(self.shuffle))
+
+    @property
     def keeps_batches(self) -> bool:
         """Whether each of the reader's batches makes one batch of the pass, so that a pass can go on behind any."""
         return not self.warm_up and not feed.shuffle_buffer(self.shuffle)

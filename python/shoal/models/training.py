@@ -110,7 +110,7 @@ def train(
             f"workers: leave it out, or let one worker learn"
         )
     if standing is None:
-        begin_fit(models, reader, valid, plan)
+        begin_fit(models, reader, valid, plan, fingerprints=bool(watchers))
     team.begin()
     try:
         _Run(models, reader, valid, plan, team, progress, watchers).passes(standing or _BEGINNING)
@@ -183,7 +183,10 @@ class _Run:
         """Return the batches of a pass that are still to be learned from."""
         if at.position is not None:
             return self._plan.batches(source, at.epoch, at.known, at.read)
-        return islice(self._plan.batches(source, at.epoch, at.known), at.batches, None)
+        batches = self._plan.batches(source, at.epoch, at.known)
+        return (
+            batches if at.seen is None else _passed_over(batches, at.batches, Accumulator.from_dict(at.seen).examples)
+        )
 
     def _one_pass(self, students: Sequence[Student], at: Standing, title: str) -> None:
         first = students[0].model
@@ -219,6 +222,18 @@ class _Run:
         finally:
             for student in students:
                 student.end(skipped=int(getattr(source, "skipped", 0)), complete=complete)
+
+
+def _passed_over(batches: Iterable[Batch], count: int, examples: int) -> Iterator[Batch]:
+    """Leave out the batches that were learned from, and check that they are those."""
+    iterator = iter(batches)
+    found = sum(len(batch) for batch in islice(iterator, count))
+    if found != examples:
+        raise ValueError(
+            f"the fit had learned from {examples:,} examples of this pass in {count:,} batches, and these have "
+            f"{found:,} now: the data is not what it was, or was appended to behind a last batch that was not full"
+        )
+    yield from iterator
 
 
 class _Noted:
@@ -263,27 +278,40 @@ def _standing(student: Student, noted: _Noted) -> Standing:
     return student.standing(noted.standing)
 
 
-def begin_fit(models: Sequence[Learner], reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> None:
-    """Note down from what the models learn, and how."""
+def begin_fit(
+    models: Sequence[Learner],
+    reader: Iterable[Batch],
+    valid: Iterable[Batch] | None,
+    plan: Plan,
+    *,
+    fingerprints: bool = False,
+) -> None:
+    """Note down from what the models learn, and how; with fingerprints of the data if the fit may be resumed."""
+    sources = (fingerprint(reader), fingerprint(valid)) if fingerprints else (None, None)
     for model in models:
         model.check_format(reader)
         model.note_format(reader)
         model.record.best_pass = None
-        model.record.fits.append(_fit(model, reader, valid, plan))
+        fit = Fit(
+            first_pass=len(model.record.passes) + 1,
+            plan=plan,
+            data=path_of(reader),
+            valid=path_of(valid),
+            batch_size=getattr(reader, "batch_size", None),
+            threads=model.store.threads,
+            source=sources[0],
+            valid_source=sources[1],
+        )
+        model.record.fits.append(fit)
 
 
-def _fit(model: Learner, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> Fit:
-    return Fit(
-        first_pass=len(model.record.passes) + 1,
-        plan=plan,
-        data=_path(reader),
-        valid=_path(valid),
-        batch_size=getattr(reader, "batch_size", None),
-        threads=model.store.threads,
-    )
+def fingerprint(data: object) -> dict[str, Any] | None:
+    """Describe the data of a reader; None of anything else."""
+    return data.fingerprint() if isinstance(data, Reader) else None
 
 
-def _path(data: object) -> str | None:
+def path_of(data: object) -> str | None:
+    """Name the files of a reader; None of anything else."""
     path = getattr(data, "path", None)
     return None if path is None else os.fspath(path)
 

@@ -38,7 +38,7 @@ from shoal.data import Batch, Reader
 from shoal.metrics import Accumulator
 from shoal.models import feed, files, training
 from shoal.models.history import History, Record
-from shoal.models.keeper import Keeper, standing_of
+from shoal.models.keeper import Keeper, Resume, standing_of
 from shoal.models.kept import KeptPredictor
 from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
@@ -397,7 +397,7 @@ def train(
     progress: bool | float = True,
     directory: Where | None = None,
     every: int | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     writers: Sequence[Writer] = (),
     write_every: int = 100,
     staleness: int = 0,
@@ -420,8 +420,9 @@ def train(
         Where checkpoints go, and the model in the end.
     every : int, optional
         Write a checkpoint after so many batches too, not only after each pass.
-    resume : bool
-        Go on with the fit whose checkpoint is in ``directory``; if there is none, begin.
+    resume : bool or "appended"
+        Go on with the fit whose checkpoint is in ``directory``; if there is none, begin. "appended" allows that files
+        have become longer and that more files stand behind them.
     writers : sequence of Writer
         Are told settings and numbers; closed by the caller.
     write_every : int
@@ -474,14 +475,14 @@ def fit(
     *,
     progress: bool | float = True,
     keeper: Keeper | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     writers: Sequence[Writer] = (),
     write_every: int = 100,
 ) -> None:
     """Train a click model; see `train`."""
     if plan.warm_up:
         raise ValueError("click models learn from batches as they are: pass warm_up=False")
-    standing = standing_of(model, model.reading(reader), plan, keeper, resume=resume)
+    standing = standing_of(model, model.reading(reader), model.reading(valid), plan, keeper, resume=resume)
     watchers: list[Watcher] = [*([] if keeper is None else [keeper])]
     if writers:
         watchers.append(Written(model, writers, write_every))
