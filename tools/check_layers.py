@@ -64,7 +64,7 @@ PYTHON = {
     "metrics models demo reports torch rpc cluster serve exchange estimates",
     "__main__": "cli",
     "__init__": "errors compaction consistency optim lifecycle table dense export store rpc cluster data metrics "
-    "models reports torch estimates",
+    "models reports torch estimates exchange serve sklearn",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

@@ -73,6 +73,9 @@ from shoal.store import LocalStore, Store, local
 from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
 
 if TYPE_CHECKING:
+    from shoal import exchange as exchange
+    from shoal import serve as serve
+    from shoal import sklearn as sklearn
     from shoal import torch as torch
 
 __version__ = "0.1.0"
@@ -156,9 +159,13 @@ __all__ = [
 ]
 
 
+# Imported when they are first used: most take an extra, and longer than all of shoal.
+_MODULES = ("exchange", "serve", "sklearn", "torch")
+
+
 def __getattr__(name: str) -> Any:
-    if name == "torch":  # imported when it is first used: it is an extra, and takes longer than all of shoal
+    if name in _MODULES:
         import importlib
 
-        return importlib.import_module("shoal.torch")
+        return importlib.import_module(f"shoal.{name}")
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

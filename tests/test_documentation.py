@@ -1,0 +1,173 @@
+"""Every block of the README and of docs/ runs, in its page's order, in a fresh folder that has what its reader has.
+
+`documents.py` runs a page and describes the marks; here is the data that pages name, and what a page may not do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+
+import documents
+from documents import PAGES, ROOT, blocks, commands
+from shoal import cli, demo
+
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+RUNNABLE = [
+    name for name in NAMES if any(b.kind in documents.RUN and "not run" not in b.marks for b in blocks(ROOT / name))
+]
+
+# What the modules of each extra are. An environment that `make demo` has made has those of plot alone.
+EXTRAS = {
+    "arrow": ["pyarrow"],
+    "fsspec": ["fsspec", "s3fs"],
+    "mlflow": ["mlflow"],
+    "serve": ["starlette", "uvicorn", "prometheus_client", "pyarrow"],
+    "sklearn": ["sklearn", "scipy"],
+    "tensorboard": ["tensorboard"],
+    "torch": ["torch"],
+    "zstd": ["backports.zstd"],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the files that pages name, small."""
+    folder = tmp_path_factory.mktemp("data")
+    planted = demo.PlantedModel(seed=1)
+    demo.write_log(folder / "day_0.tsv", planted, 3000, 0)
+    demo.write_log(folder / "day_1.tsv", planted, 1500, 1 << 40)
+    (folder / "logs").mkdir()
+    for i in range(4):
+        demo.write_log(folder / "logs" / f"day_{i}.tsv", planted, 1000, i << 20)
+    rng = np.random.default_rng(7)
+    n = 400
+    for name in ("ads", "clicks_0", "clicks_1", "clicks_2", "day_2"):
+        sites, users, ads, prices = *rng.integers(0, 12, (3, n)), rng.random(n)
+        clicks = rng.random(n) < 1 / (1 + np.exp(-2 * np.sin(sites * users)))
+        seen = ["|".join(map(str, rng.integers(0, 12, k))) for k in rng.integers(0, 5, n)]
+        rows = zip(clicks.astype(int), users, ads, sites, prices, seen, strict=True)
+        header = "click,user,ad,site,price,seen"
+        lines = [f"{y},u{u},{a},site-{s}.com,{p:.3f},{h}" for y, u, a, s, p, h in rows]
+        (folder / f"{name}.csv").write_text("\n".join([header, *lines]) + "\n")
+    (folder / "ads.tsv").write_text((folder / "ads.csv").read_text().replace(",", "\t"))
+    subprocess.run(
+        [sys.executable, "-m", "shoal", "demo", "--out", folder / "build/demo", "--examples", "6000", "--quiet"],
+        check=True,
+        timeout=100,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """A folder of the programs that pages call, and what pip does to what can be imported."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "sitecustomize.py").write_text(documents.BLOCKER)
+    pip = f"""\
+        #!{sys.executable}
+        import os, sys
+        extras, file = {EXTRAS!r}, os.environ["SHOAL_DOCUMENTS_BLOCKED"]
+        assert sys.argv[1] == "install" and len(sys.argv) == 3, sys.argv
+        wanted = sys.argv[2].partition("[")[2].rstrip("]").split(",")
+        here = {{name for extra in wanted if extra for name in extras[extra]}}
+        missing = [name for name in open(file).read().split() if name not in here]
+        open(file, "w").write(" ".join(missing))
+        """
+    for name, text in {
+        "shoal": f'#!/bin/sh\nexec "{sys.executable}" -W error -m shoal "$@"\n',
+        "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+        "pip": "\n".join(line.strip() for line in pip.splitlines()) + "\n",
+    }.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_every_block_of_a_page_runs_in_its_order(name, data, programs, tmp_path):
+    page = ROOT / name
+    if "torch" in page.read_text().lower():
+        pytest.importorskip("torch", reason="torch is an extra")
+    folder = tmp_path / "page"
+    shutil.copytree(data, folder)
+    (tmp_path / "blocked").write_text(
+        " ".join(sorted({module for modules in EXTRAS.values() for module in modules})) if name == "README.md" else ""
+    )
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = os.environ | {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(programs),
+        "SHOAL_DOCUMENTS_BLOCKED": str(tmp_path / "blocked"),
+        "SHOAL_DOCUMENTS_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "tests" / "documents.py", page],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_block_of_a_page_is_left_out_without_a_reason(name):
+    for block in blocks(ROOT / name):
+        where = f"{name}, line {block.line}"
+        assert not block.is_command or "not run" in block.marks, f"{where}: mark it, or fence it as one that runs"
+        if "not run" in block.marks:
+            assert len(block.marks["not run"]) > 10, f"{where}: the reason is missing"
+        if name == "README.md":
+            assert "before" not in block.marks, f"{where}: the README's blocks need nothing that it does not show"
+
+
+def parses(words):
+    try:
+        cli.parser().parse_args(words)
+    except SystemExit as end:
+        return end.code == 0  # --help
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_run_is_at_least_python_and_commands_that_there_are(name):
+    for block in blocks(ROOT / name):
+        if block.kind == "python" and ">>>" not in block.text:
+            compile(block.text, f"{name}, line {block.line}", "exec")
+        if block.kind in ("sh", "console"):
+            for words in commands(block):
+                assert parses(words), f"{name}, line {block.line}: {words}"
+
+
+def test_the_requirements_of_the_readme_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "README.md").read_text().partition("## Requirements")[2].partition("\n## ")[0]
+    for requirement in project["dependencies"]:
+        assert re.match(r"[\w-]+", requirement)[0] in text
+    for extra in set(project["optional-dependencies"]) - {"test", "dev"}:
+        assert f"`{extra}`" in text, extra
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"test", "dev", "plot"}
+
+
+def test_every_module_of_the_documentation_is_reached_from_the_package():
+    code = "import shoal, sys; heavy = [m for m in ('torch', 'sklearn', 'starlette', 'pyarrow') if m in sys.modules]; "
+    code += "print(shoal.exchange.read_npz_rows, shoal.serve.Served, shoal.sklearn.FTRLClassifier, heavy)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.endswith("[]\n")
