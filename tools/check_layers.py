@@ -51,12 +51,13 @@ PYTHON = {
     "estimates": "_core optim table store",
     "rpc": "_core errors consistency handle table",
     "cluster": "_core errors consistency optim functions gate handle table sealed storage checkpoint store rpc data",
-    "models": "_core errors consistency optim handle lifecycle table sealed storage pieces checkpoint store data "
-    "metrics",
+    "models": "_core errors machine consistency optim handle lifecycle table sealed storage pieces checkpoint store "
+    "data metrics",
     "exchange": "_core data store table",
     "serve": "_core errors consistency optim table checkpoint export store data models torch",
     "demo": "_core errors optim table sealed storage checkpoint store data metrics models",
     "reports": "_core errors optim table sealed storage checkpoint store data metrics models torch",
+    "opening": "storage checkpoint export store models torch",
     "torch": "_core errors consistency optim lifecycle handle table dense sealed storage checkpoint store data metrics "
     "models",
     "sklearn": "_core errors optim store data metrics models",
@@ -64,7 +65,7 @@ PYTHON = {
     "metrics models demo reports torch rpc cluster serve exchange estimates",
     "__main__": "cli",
     "__init__": "errors compaction consistency optim lifecycle table dense export store rpc cluster data metrics "
-    "models reports torch estimates exchange serve sklearn",
+    "models reports torch estimates exchange serve sklearn opening",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

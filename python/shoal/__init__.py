@@ -52,6 +52,7 @@ from shoal.export import Export, ExportTable, open_export
 from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
 from shoal.metrics import Metrics
 from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
+from shoal.opening import load
 from shoal.optim import (
     FTRL,
     SGD,
@@ -143,6 +144,7 @@ __all__ = [
     "estimate",
     "hash_strings",
     "launch",
+    "load",
     "local",
     "measure_rates",
     "mix",

@@ -10,21 +10,18 @@ Threads: as scikit-learn's own estimators, one thread at a time. A fitted estima
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core
-from shoal.data import Batch
+from shoal.data.arrays import MatrixReader
 from shoal.metrics import probabilities
 from shoal.models import LogisticRegression
 from shoal.optim import FTRL
 from shoal.store import local
 
 try:
-    from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import type_of_target
@@ -35,7 +32,6 @@ except ImportError as error:
 __all__ = ["FTRLClassifier"]
 
 _SLOTS = 64  # columns are fewer than the keys of a click log
-_PREDICTED_AT_ONCE = 8192
 
 
 class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -152,7 +148,9 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         classes = _two(np.unique(y))
         rng = check_random_state(self.random_state)
         model = self._new_model(rng)
-        rows = _Rows(X, y == classes[1], weights, self.batch_size, rng if self.shuffle else None)
+        rows = MatrixReader(
+            X, (y == classes[1]).astype(np.float32), weights, self.batch_size, rng if self.shuffle else None
+        )
         model.fit(rows, epochs=self.epochs, warm_up=False, progress=False)
         self.classes_, self._model = classes, model
         return self
@@ -191,7 +189,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         if len(strange):
             raise ValueError(f"y has {strange.tolist()[0]!r}, which is not one of the classes {known}")
         model = self._new_model(check_random_state(self.random_state)) if first else self._model
-        for batch in _Rows(X, y == known[1], weights, self.batch_size, None):
+        for batch in MatrixReader(X, (y == known[1]).astype(np.float32), weights, self.batch_size):
             model.partial_fit(batch)
         self.classes_, self._model = known, model
         return self
@@ -223,7 +221,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         """
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
-        rows = _Rows(X, np.zeros(X.shape[0], bool), None, _PREDICTED_AT_ONCE, None)
+        rows = MatrixReader(X)
         return self._model.decision_function(rows)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
@@ -268,70 +266,6 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         """The weight of the constant feature, float64[1]; 0 without one."""
         check_is_fitted(self)
         return np.array([self._model.bias])
-
-    # ---- pickling ----------------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> Any:
-        state = dict(super().__getstate__())
-        model = state.pop("_model", None)
-        if model is not None:
-            shard = model.table.shard
-            state["_rows"] = {
-                "optimizer": model.optimizer,
-                "bias": model.has_bias,
-                "seed": model.table.seed,
-                "examples": model.examples,
-                "step": shard.step,
-                "slots": [(rows, section.tobytes()) for rows, section, _ in map(shard.section, range(_SLOTS))],
-            }
-        return state
-
-    def __setstate__(self, state: Any) -> None:
-        kept = state.pop("_rows", None)
-        super().__setstate__(state)
-        if kept is not None:
-            self._model = _model(kept["optimizer"], kept["bias"], kept["seed"], self.n_jobs)
-            self._model.record.examples = kept["examples"]
-            shard = self._model.table.shard
-            assert isinstance(shard, _core.Shard)  # the model has a local store of its own
-            for rows, section in kept["slots"]:
-                shard.restore(rows, np.frombuffer(section, np.uint8))
-            shard.step = kept["step"]
-
-
-class _Rows:
-    """The rows of a matrix as batches; with ``rng`` in another order in each pass."""
-
-    def __init__(
-        self,
-        X: Any,
-        positive: npt.NDArray[np.bool_],
-        weights: npt.NDArray[np.float32] | None,
-        size: int,
-        rng: np.random.RandomState | None,
-    ) -> None:
-        self._rows = sparse.csr_array(X)
-        self._labels = positive.astype(np.float32)
-        self._weights = weights
-        self._size = size
-        self._rng = rng
-
-    def __iter__(self) -> Iterator[Batch]:
-        rows, labels, weights = self._rows, self._labels, self._weights
-        if self._rng is not None:
-            order = self._rng.permutation(len(labels))
-            rows, labels, weights = rows[order], labels[order], None if weights is None else weights[order]
-        indptr = rows.indptr.astype(np.int64)
-        for begin in range(0, len(labels), self._size):
-            some = slice(begin, min(begin + self._size, len(labels)))
-            entries = slice(indptr[some.start], indptr[some.stop])
-            yield Batch(
-                labels[some],
-                indptr[some.start : some.stop + 1] - indptr[some.start],
-                rows.indices[entries].astype(np.uint64),
-                rows.data[entries],
-                None if weights is None else weights[some],
-            )
 
 
 def _model(optimizer: FTRL, bias: bool, seed: int, n_jobs: int | None) -> LogisticRegression:

@@ -816,10 +816,16 @@ class LocalStore(LoneStore):
     def __init__(self, *, threads: int | None = None, slots: int = 1024, memory: int | None = None) -> None:
         super().__init__(threads=threads, slots=slots)
         self._budget = None if memory is None else make_budget(memory, slots)
+        self._memory = memory
         self._clock = 0
 
     def __repr__(self) -> str:
         return f"LocalStore(threads={self.threads}, slots={self._slots}, tables={list(self._tables)})"
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes that the tables may take; None: no bound."""
+        return self._memory
 
     @property
     def clock(self) -> int:

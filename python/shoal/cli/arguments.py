@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
+from shoal.data.batch import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
@@ -37,7 +38,13 @@ def command(
 
 def reading(parser: argparse.ArgumentParser) -> None:
     """Add how files are read."""
-    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="examples (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=DEFAULT_BATCH_SIZE,
+        metavar="N",
+        help="examples of a step (default: %(default)s)",
+    )
     parser.add_argument(
         "--on-error", choices=("raise", "skip"), default="raise", help="what a malformed line does (default: raise)"
     )

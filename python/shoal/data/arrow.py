@@ -56,8 +56,8 @@ class Tables:
     What has a length can be read again; a stream has one pass.
     """
 
-    def __init__(self, data: Any) -> None:
-        self.name = f"{type(data).__module__.partition('.')[0]} {type(data).__name__}"
+    def __init__(self, data: Any, name: str | None = None) -> None:
+        self.name = name or f"{type(data).__module__.partition('.')[0]} {type(data).__name__}"
         self.seekable = hasattr(data, "__len__")
         self._data = data
         self._taken = False
@@ -71,11 +71,26 @@ class Tables:
         if self._taken and not self.seekable:
             raise ValueError(f"{self.name} was read already, and a stream has one pass: pass a table, or write a file")
         self._taken = True
-        return pyarrow().RecordBatchReader.from_stream(self._data)
+        data = table_of(self._data) if _is_pandas(self._data) else self._data
+        return pyarrow().RecordBatchReader.from_stream(data)
 
     def open(self) -> Opened:
         """Refuse: it has no bytes."""
         raise TypeError(f"{self.name} is no file of bytes")
+
+
+def table_of(frame: Any) -> Any:
+    """Turn a frame, or whatever hands out an Arrow stream, into a table of pyarrow."""
+    arrow = pyarrow()
+    if not _is_pandas(frame):
+        return frame if isinstance(frame, arrow.Table) else arrow.table(frame)
+    # The rows' index says where a row was, not what it is: pandas would hand it out as one column more.
+    named = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    return arrow.Table.from_pandas(named, preserve_index=False)
+
+
+def _is_pandas(frame: Any) -> bool:
+    return hasattr(frame, "set_axis") and hasattr(frame, "columns")
 
 
 class TableReader(Reader):

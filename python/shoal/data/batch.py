@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+# Examples of a batch, wherever nobody says how many: readers, arrays, the command line.
+DEFAULT_BATCH_SIZE = 8192
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:

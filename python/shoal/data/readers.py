@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.data.arrow import TableReader, Tables
+from shoal.data.batch import DEFAULT_BATCH_SIZE
 from shoal.data.columns import Columns
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
@@ -20,7 +21,7 @@ from shoal.data.text import TextReader
 def read_libsvm(
     path: Wheres,
     *,
-    batch_size: int = 8192,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     threads: int = 1,
     names: FeatureNames | None = None,
@@ -81,7 +82,7 @@ def read_libsvm(
 def read_libffm(
     path: Wheres,
     *,
-    batch_size: int = 8192,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
@@ -145,7 +146,7 @@ def read_libffm(
 def read_criteo(
     path: Wheres,
     *,
-    batch_size: int = 8192,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
@@ -213,7 +214,7 @@ def read_criteo(
 def read_vw(
     path: Wheres,
     *,
-    batch_size: int = 8192,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
     threads: int = 1,
@@ -294,7 +295,7 @@ def read_csv(
     na_values: Sequence[str] = (),
     keep_default_na: bool = True,
     interactions: Interactions = (),
-    batch_size: int = 8192,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     threads: int = 1,
     names: FeatureNames | None = None,
@@ -408,7 +409,7 @@ def read_parquet(
     positive: str | None = None,
     lists: Mapping[str, str] | None = None,
     interactions: Interactions = (),
-    batch_size: int = 8192,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -489,7 +490,7 @@ def read_arrow(
     positive: str | None = None,
     lists: Mapping[str, str] | None = None,
     interactions: Interactions = (),
-    batch_size: int = 8192,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     names: FeatureNames | None = None,
 ) -> Reader:
     """Read a table in memory, or any other Arrow stream, by the names of its columns.

@@ -12,6 +12,8 @@ What is where:
     training.py     the one training loop, for one or several models: passes, validation, early stopping
     plan.py         the settings of a fit: epochs, shuffling, sampling, early stopping
     team.py         the workers of a cluster that fit a model together
+    inputs.py       arrays and frames as batches
+    callbacks.py    code of the user's that runs during a fit
     feed.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
     history.py      learning curve and passes
     files.py        model directories, on disks and object stores
@@ -29,6 +31,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.models import files
+from shoal.models.callbacks import Callback, FitProgress
 from shoal.models.dbpg import DBPG, Solved
 from shoal.models.files import load_names
 from shoal.models.fm import FactorizationMachine
@@ -43,8 +46,10 @@ from shoal.store import Store
 __all__ = [
     "BIAS_KEY",
     "DBPG",
+    "Callback",
     "FactorizationMachine",
     "Fit",
+    "FitProgress",
     "GridResult",
     "History",
     "LogisticRegression",

@@ -112,6 +112,15 @@ def sampled(batches: Iterable[Batch], sampling: Sampling, first: int) -> Iterato
         first += len(batch)
 
 
+def class_weighted(batches: Iterable[Batch], weights: tuple[float, float]) -> Iterator[Batch]:
+    """Let examples of the labels 0 and 1 weigh so many times as much."""
+    pair = np.array(weights, np.float32)
+    for batch in batches:
+        scale = pair[(batch.labels == 1).astype(np.intp)]
+        weighed = scale if batch.weights is None else batch.weights * scale
+        yield Batch(batch.labels, batch.indptr, batch.keys, batch.values, weighed, batch.fields)
+
+
 def shuffled(batches: Iterable[Batch], buffer: int, seed: int, number: int) -> Iterator[Batch]:
     """Give the examples of every ``buffer`` batches in random order, in batches of the sizes that came.
 

@@ -62,6 +62,7 @@ _MAY_BE_MISSING = (
     "grouped",
     "source",
     "valid_source",
+    "class_weight",
 )
 
 _CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
@@ -90,6 +91,8 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, Any] = {}
     calibration: dict[str, Any] | None = None
     history: History
+    classes: tuple[Any, Any] | None = None  # what y called 0 and 1
+    columns: int | None = None  # of the array that was learned from
     tower: str | None = None
     tower_crc32c: str | None = None
     click: dict[str, Any] | None = None  # what a click model is made by

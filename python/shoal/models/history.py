@@ -266,6 +266,8 @@ class Record:
         examples: int = 0,
         form: str | None = None,
         schema: Mapping[str, Any] | None = None,
+        classes: tuple[Any, Any] | None = None,
+        columns: int | None = None,
     ) -> None:
         history = history or History()
         self.curve = Curve(history.points)
@@ -275,6 +277,8 @@ class Record:
         self.examples = examples
         self.format = form
         self.schema = dict(schema or {})
+        self.classes = classes  # what the labels 0 and 1 were called in y
+        self.columns = columns  # of the array that was learned from
 
     @property
     def history(self) -> History:

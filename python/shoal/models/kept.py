@@ -75,6 +75,8 @@ class KeptPredictor(OverStore, Predictor):
             schema=self.schema,
             calibration=None if self._calibration is None else self._calibration.to_dict(),
             history=self.history,
+            classes=self._record.classes,
+            columns=self._record.columns,
             click=click,
             standing=standing,
         )
@@ -88,4 +90,11 @@ class KeptPredictor(OverStore, Predictor):
             The calibration is none. Nothing was taken.
         """
         self._calibration = read_calibration(described.calibration, where)
-        self._record = Record(described.history, described.examples, described.format, described.schema)
+        self._record = Record(
+            described.history,
+            described.examples,
+            described.format,
+            described.schema,
+            described.classes,
+            described.columns,
+        )

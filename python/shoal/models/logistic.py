@@ -10,7 +10,8 @@ With ``solver="dbpg"`` it goes to the optimum of all losses and an L1 penalty in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,13 +21,13 @@ from shoal.data import Batch
 from shoal.lifecycle import Admission, Expiry
 from shoal.metrics import Accumulator
 from shoal.models import dbpg, files
+from shoal.models.callbacks import Callbacks
 from shoal.models.dbpg import DBPG, Solved
-from shoal.models.keeper import Resume
+from shoal.models.keeper import Keeper, Resume
 from shoal.models.model import Model
-from shoal.models.plan import Metric, Plan
+from shoal.models.plan import Plan
 from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Optimizer, Proximal
-from shoal.storage import Where
 from shoal.store import Store
 from shoal.table import KeyBatch, Rows, Table
 
@@ -48,7 +49,10 @@ class LogisticRegression(Model):
         Seed of the table: of the rounding of its accumulators.
     solver : {"online", "dbpg"} or DBPG
         One optimizer step for each batch; or, by the delayed block proximal gradient, the weights that minimise the sum
-        of all losses and an L1 penalty. "dbpg" is ``DBPG()``; it has no other optimizer, and `fit` holds the examples.
+        of all losses and an L1 penalty. "dbpg" is ``DBPG()``; it has no other optimizer. `fit` then reads all examples
+        once and holds them, and goes on from the weights that are there: it refuses ``epochs``, ``shuffle``,
+        ``patience``, ``callbacks`` and ``directory``, does not warm up, and logs its progress instead of drawing it;
+        ``valid`` is measured at the end, and `solved` reports how it went.
     admit : Admission, optional
         Which keys get a row, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional
@@ -112,67 +116,30 @@ class LogisticRegression(Model):
         dim = 1 if self._solver is None else 2  # a weight, and its gradient
         return [self._store.table(name, dim=dim, optimizer=optimizer, seed=seed, admit=admit, expire=expire)]
 
-    def fit(
+    def _fit_data(
         self,
-        reader: Iterable[Batch],
+        data: Iterable[Batch],
+        valid: Iterable[Batch] | None,
+        plan: Plan,
+        keeper: Keeper | None,
+        callbacks: Callbacks | None,
         *,
-        epochs: int = 1,
-        valid: Iterable[Batch] | None = None,
-        shuffle: bool | int = False,
-        negative_rate: float = 1.0,
-        warm_up: bool = True,
-        seed: int = 0,
-        patience: int | None = None,
-        min_delta: float = 0.0,
-        metric: Metric = "logloss",
-        progress: bool | float = True,
-        directory: Where | None = None,
-        every: int | None = None,
-        resume: Resume = False,
-        overwrite: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Learn from all batches of a reader; see `Model.fit`.
-
-        With ``solver="dbpg"`` all examples are read once and held, and the weights go to the optimum, from where they
-        are: ``epochs``, ``shuffle``, ``patience`` and ``directory`` make no sense and are refused, there are no batches
-        to warm up with, and progress is logged instead of drawn. ``valid`` is measured at the end. `solved` tells how
-        it went.
-        """
+        progress: bool | float,
+        resume: Resume,
+    ) -> None:
         if self._solver is None:
-            return super().fit(
-                reader,
-                epochs=epochs,
-                valid=valid,
-                shuffle=shuffle,
-                negative_rate=negative_rate,
-                warm_up=warm_up,
-                seed=seed,
-                patience=patience,
-                min_delta=min_delta,
-                metric=metric,
-                progress=progress,
-                directory=directory,
-                every=every,
-                resume=resume,
-                overwrite=overwrite,
-                storage_options=storage_options,
-            )
-        if directory is not None or every is not None or resume:
+            super()._fit_data(data, valid, plan, keeper, callbacks, progress=progress, resume=resume)
+            return
+        if keeper is not None or resume:
             raise ValueError('solver "dbpg" keeps no checkpoints: leave out directory, every and resume')
-        plan = Plan(
-            epochs=epochs,
-            shuffle=shuffle,
-            negative_rate=negative_rate,
-            warm_up=False,
-            seed=seed,
-            patience=patience,
-            min_delta=min_delta,
-            metric=metric,
-        )
+        if callbacks is not None:
+            raise ValueError('solver "dbpg" learns from all batches at once: leave out callbacks')
         self._calibration = None
-        self._solved = dbpg.fit(self, self._solver, reader, valid, plan)
-        return self
+        self._solved = dbpg.fit(self, self._solver, data, valid, replace(plan, warm_up=False))
+
+    @property
+    def _passes_of_tables(self) -> int:
+        return super()._passes_of_tables if self._solver is None else 1
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
         """Predict, count into ``seen``, push; see `Model.learn`."""

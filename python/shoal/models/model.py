@@ -24,9 +24,11 @@ it was at some batch boundary.
 
 from __future__ import annotations
 
+import tempfile
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, overload
 
 import numpy as np
@@ -34,17 +36,20 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.data import Batch, FeatureNames
+from shoal.data.pieces import joined
+from shoal.machine import cores
 from shoal.metrics import Accumulator
-from shoal.models import feed, files, training
+from shoal.models import feed, files, inputs, training
+from shoal.models.callbacks import Callback, Callbacks, FitProgress
 from shoal.models.history import History
 from shoal.models.keeper import Keeper, Resume, standing_of
 from shoal.models.kept import KeptPredictor
-from shoal.models.learner import Standing
+from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
 from shoal.optim import Optimizer
 from shoal.storage import Place, Where, place_of
-from shoal.store import Store, local
+from shoal.store import LocalStore, Store, local
 from shoal.table import KeyBatch, Rows, Table
 
 # The key of the bias: the first eight bytes of SHA-256 of "shoal bias". Any key would do; a small or a round one would
@@ -52,10 +57,15 @@ from shoal.table import KeyBatch, Rows, Table
 BIAS_KEY = 0x1208DA918DB99F36
 
 
+# What a pickle does not hold: it is made anew.
+_OF_THIS_PROCESS = ("_store", "_owns_store", "_sorters", "_tables")
+
+
 class Model(KeptPredictor):
     """A model of log-odds whose weights are tables of a store.
 
-    The first table has dim 1 and holds the linear weights, the bias among them.
+    The first table has dim 1 and holds the linear weights, the bias among them. A model of a local store can be pickled
+    and copied; the copy has a store of its own. What was loaded from a pickle learns on with the same bits.
 
     Parameters
     ----------
@@ -218,19 +228,27 @@ class Model(KeptPredictor):
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
-    def partial_fit(self, batch: Batch) -> float:
+    def partial_fit(self, data: Any, y: Any = None, *, sample_weight: Any = None, label: str | None = None) -> float:
         """Predict a batch, then learn from it: one optimizer step per unique key. Ends a clock of the store.
 
         Parameters
         ----------
-        batch : Batch
-            Loss and gradient of an example count as often as its weight says.
+        data : Batch, array, sparse matrix or frame
+            Loss and gradient of an example count as often as its weight says. All rows of an array make one step.
+        y, sample_weight, label
+            Of an array or a frame, as for `fit`. Where the model does not know its classes yet, they are in ``y``.
 
         Returns
         -------
         float
             Mean loss of the batch before it was learned from, in nats, by weight; NaN of an empty batch.
         """
+        batch = data
+        if inputs.is_table(data):
+            size = max(1, data.shape[0] if hasattr(data, "shape") else len(data))
+            given = self._given(data, y, sample_weight=sample_weight, batch_size=size, label=label)
+            batch = joined(list(given.data))
+            self._note_given(given)
         feed.check_batch(batch)
         seen = Accumulator(bits=1)  # asked for the loss alone
         self.learn(batch, self.sort(batch), seen)
@@ -239,11 +257,19 @@ class Model(KeptPredictor):
 
     def fit(
         self,
-        reader: Iterable[Batch],
+        data: Any,
+        y: Any = None,
         *,
-        epochs: int = 1,
-        valid: Iterable[Batch] | None = None,
-        shuffle: bool | int = False,
+        label: str | None = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        categorical: Sequence[str] | None = None,
+        numeric: Sequence[str] | None = None,
+        interactions: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        valid: Any = None,
+        shuffle: bool | int | None = None,
         negative_rate: float = 1.0,
         warm_up: bool = True,
         seed: int = 0,
@@ -251,13 +277,14 @@ class Model(KeptPredictor):
         min_delta: float = 0.0,
         metric: Metric = "logloss",
         progress: bool | float = True,
+        callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
         directory: Where | None = None,
         every: int | None = None,
         resume: Resume = False,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Learn from all batches of a reader. A model that has learned before learns on.
+        """Learn from all examples. A model that has learned before learns on.
 
         On a cluster every worker calls it with its share of the data, as in ``reader.shard(store.rank,
         store.num_workers)``, and returns when all have ended; or with a part at a time, in a loop over
@@ -266,15 +293,32 @@ class Model(KeptPredictor):
 
         Parameters
         ----------
-        reader : Reader or iterable of Batch
-            Iterated once for each pass.
-        epochs : int
-            Passes over the data, at most. One is customary for click logs.
-        valid : Reader or iterable of Batch, optional
+        data : Reader, iterable of Batch, array, sparse matrix or frame
+            Batches are iterated once for each pass. Of an array or a sparse matrix of shape (n, columns) the number of
+            a column is its key, as in libsvm text. A frame of pandas or polars, or whatever hands out an Arrow stream,
+            has the keys of `shoal.read_arrow`.
+        y : array-like of shape (n,), optional
+            Labels of an array, or of a frame: of two classes, which `classes_` remembers.
+        label : str, optional
+            The column of a frame that holds its labels, in place of ``y``.
+        sample_weight : array-like of shape (n,), optional
+            How often each row of an array or a frame counts, 0 or more.
+        class_weight : dict or "balanced", optional
+            How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", of arrays and frames, lets
+            both weigh as much altogether. Multiplies other weights; metrics of the pass count it too.
+        categorical, numeric, interactions : list, optional
+            Columns of a frame, as `shoal.read_arrow` takes them. With none of them given, columns of floating-point
+            numbers are numeric and all others are categories; a model that has learned before takes what it had.
+        batch_size : int, optional
+            Examples of a step on an array or a frame; default: 8192.
+        epochs : int, optional
+            Passes over the data, at most. Default: 1, as is customary for click logs; 10 of an array or a frame.
+        valid : Reader, iterable of Batch, or pair of X and y, optional
             Measured after every pass; the result is in ``history.passes``.
-        shuffle : bool or int
+        shuffle : bool or int, optional
             Batches in a buffer in which examples change places, another way in each pass; True is 16, False leaves the
             order as it is. The buffer is held twice. Several files of a `Reader` are read in another order each pass.
+            Default: False; True of an array or a frame.
         negative_rate : float
             Share of the negatives to learn from, above 0 up to 1; each then weighs 1 / rate as much.
         warm_up : bool
@@ -294,6 +338,9 @@ class Model(KeptPredictor):
             writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since the
             line before: an int every so many examples, a float whenever there are so many times as many (2.0: at the
             powers of two).
+        callbacks : function, Callback, or list of them, optional
+            A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
+            batch too. An exception ends the fit; the model is whole.
         directory : path or URL, optional
             Where checkpoints of the fit go, after each pass and after Ctrl-C, and the model in the end: whole at any
             moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
@@ -318,6 +365,10 @@ class Model(KeptPredictor):
         KeyboardInterrupt
             Ctrl-C, at the end of the batch at hand: the model is whole, may be used, saved and fitted on. A second
             Ctrl-C does not wait for the batch.
+        ImportError
+            A frame, and pyarrow is not installed (extra ``arrow``).
+        TypeError, ValueError
+            Labels are missing or not of two classes, lengths differ, a number is not finite.
         ValueError
             A malformed line, unless the reader skips them: the batches before it have been learned from. Or the fit in
             ``directory`` is over, or was begun with other settings or data; or there is a model.
@@ -332,28 +383,110 @@ class Model(KeptPredictor):
         -----
         ``patience`` writes the best weights to a temporary directory (``TMPDIR``): as many bytes as the rows take,
         after each pass that is better than all before, but for the last.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from shoal import LogisticRegression
+        >>> X, y = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.2], [0.1, 1.0]]), ["no", "yes", "no", "yes"]
+        >>> with LogisticRegression() as model:
+        ...     model.fit(X, y, progress=False).predict([[0.0, 2.0]]).tolist()
+        ['yes']
         """
+        features = {"categorical": categorical, "numeric": numeric, "interactions": interactions}
+        given = self._given(data, y, sample_weight=sample_weight, batch_size=batch_size, label=label, features=features)
+        is_shuffled = given.is_table and self._passes_of_tables > 1 if shuffle is None else shuffle
         plan = Plan(
-            epochs=epochs,
-            shuffle=shuffle,
+            epochs=epochs if epochs is not None else self._passes_of_tables if given.is_table else 1,
+            shuffle=is_shuffled,
             negative_rate=negative_rate,
             warm_up=warm_up,
             seed=seed,
             patience=patience,
             min_delta=min_delta,
             metric=metric,
+            class_weight=inputs.class_weight_pair(class_weight, given.classes or self._record.classes, given.labels),
         )
+        watching = Callbacks(self, callbacks)
         keeper = None
         if directory is not None:
             keeper = Keeper(self, place_of(directory, storage_options), every, overwrite=overwrite)
         elif every is not None:
             raise ValueError("every is for the checkpoints in a directory: pass directory=")
-        standing = standing_of(self, reader, valid, plan, keeper, resume=resume)
-        watchers = [] if keeper is None else [keeper]
-        training.train([self], reader, valid, plan, progress=progress, watchers=watchers, standing=standing)
+        record = self._record
+        before = record.classes, record.columns, record.format, record.schema
+        self._note_given(given)
+        try:
+            self._fit_data(
+                given.data,
+                self._valid(valid),
+                plan,
+                keeper,
+                watching if watching else None,
+                progress=progress,
+                resume=resume,
+            )
+        except BaseException:
+            if self.examples == 0:
+                record.classes, record.columns, record.format, record.schema = before
+            raise
+        return self
+
+    def _given(
+        self,
+        data: Any,
+        y: Any,
+        *,
+        sample_weight: Any,
+        batch_size: int | None,
+        label: str | None,
+        features: Mapping[str, Any] = MappingProxyType({}),
+    ) -> inputs.Given:
+        return inputs.to_learn_from(
+            self._record,
+            data,
+            y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            label=label,
+            features=features,
+        )
+
+    def _note_given(self, given: inputs.Given) -> None:
+        if given.is_table:
+            self.check_format(given.data)
+            self.note_format(given.data)
+            self._record.classes = given.classes
+            self._record.columns = given.columns if given.columns is not None else self._record.columns
+
+    def _valid(self, valid: Any) -> Any:
+        """Return the batches of validation data."""
+        if isinstance(valid, tuple) and len(valid) == 2 and inputs.is_table(valid[0]):
+            return self._to_measure(*valid)
+        return None if valid is None else self._to_measure(valid)
+
+    @property
+    def _passes_of_tables(self) -> int:
+        """Passes over an array or a frame where nobody says how many."""
+        return inputs.EPOCHS_OF_ARRAYS
+
+    def _fit_data(
+        self,
+        data: Iterable[Batch],
+        valid: Iterable[Batch] | None,
+        plan: Plan,
+        keeper: Keeper | None,
+        callbacks: Callbacks | None,
+        *,
+        progress: bool | float,
+        resume: Resume,
+    ) -> None:
+        """Learn from batches by a plan: what `fit` does once it knows both."""
+        standing = standing_of(self, data, valid, plan, keeper, resume=resume)
+        watchers: list[Watcher] = [watcher for watcher in (keeper, callbacks) if watcher is not None]
+        training.train([self], data, valid, plan, progress=progress, watchers=watchers, standing=standing)
         if keeper is not None:
             self.save(keeper.directory)
-        return self
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
         """Predict, count into ``seen``, push; the store's clock is the caller's to end.
@@ -429,6 +562,46 @@ class Model(KeptPredictor):
             )
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle or a copy holds: all of the model, with its rows as the files of a checkpoint.
+
+        Raises
+        ------
+        TypeError
+            The rows are on a cluster.
+        """
+        if not isinstance(self._store, LocalStore):
+            raise TypeError(
+                f"the rows of this {type(self).__name__} are on a cluster, which a pickle does not hold: save it, and "
+                f"load it elsewhere"
+            )
+        state = {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
+        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
+            checkpoint = Path(folder, "checkpoint")
+            self._store.save(checkpoint, tables=[table.name for table in self._tables], durable=False)
+            state["_pickled"] = {
+                "tables": [table.name for table in self._tables],
+                "threads": self._store.threads,
+                "slots": self._store.slots,
+                "memory": self._store.memory,
+                "files": {path.name: path.read_bytes() for path in checkpoint.iterdir()},
+            }
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the model anew, in a local store of its own."""
+        pickled = state.pop("_pickled")
+        vars(self).update(state)
+        threads = min(pickled["threads"], cores())
+        self._store = local(threads=threads, slots=pickled["slots"], memory=pickled["memory"])
+        self._owns_store = True
+        self._sorters = _core.Workers(1)
+        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
+            for name, content in pickled["files"].items():
+                Path(folder, name).write_bytes(content)
+            self._store.load(folder)
+        self._tables = tuple(self._store.tables[name] for name in pickled["tables"])
 
     def save(
         self,

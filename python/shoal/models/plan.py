@@ -36,6 +36,7 @@ class Plan:
     patience: int | None = None
     min_delta: float = 0.0
     metric: Metric = "logloss"
+    class_weight: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -50,6 +51,9 @@ class Plan:
             raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
         if self.metric not in ("logloss", "auc"):
             raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc'")
+
+        if self.class_weight is not None and not all(0 <= weight < np.inf for weight in self.class_weight):
+            raise ValueError(f"class_weight is {self.class_weight}: pass finite numbers, 0 or more")
 
     def source(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
         """Return what a pass reads, counted from 0: a reader's files in another order each time, if it shuffles."""
@@ -77,6 +81,8 @@ class Plan:
         batches: Iterable[Batch] = feed.examples_of(reader)
         if self.negative_rate < 1.0:
             batches = feed.sampled(batches, feed.Sampling(self.negative_rate, self.seed), (epoch << _PASS_BITS) + read)
+        if self.class_weight is not None:
+            batches = feed.class_weighted(batches, self.class_weight)
         if buffer := feed.shuffle_buffer(self.shuffle):
             batches = feed.shuffled(batches, buffer, self.seed, epoch)
         if self.warm_up:
@@ -100,6 +106,7 @@ class Plan:
             ("epochs", passes),
             ("shuffle", f"among {buffer:,} batches" if buffer else "no"),
             ("warm-up", "small batches at first" if self.warm_up else "no"),
+            *([("class weights", " and ".join(f"{w:g}" for w in self.class_weight))] if self.class_weight else []),
             ("negatives", "all" if self.negative_rate == 1.0 else f"{100 * self.negative_rate:g} %, reweighted"),
             *([("seed of the order and the choice", f"{self.seed}")] if drawn else []),
         ]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shoal.data import Batch
 from shoal.errors import CorruptionError
 from shoal.metrics import Curves, Metrics, probabilities
-from shoal.models import training
+from shoal.models import inputs, training
 from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
 from shoal.models.learner import Prepared
@@ -122,15 +122,17 @@ class Predictor(ABC):
 
     # ---- calibrating -------------------------------------------------------------------------------------------------
 
-    def calibrate(self, data: Batch | Iterable[Batch], method: Method = "isotonic") -> Self:
+    def calibrate(self, data: Any, method: Method = "isotonic", *, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit a map from margins to probabilities that come true, and predict through it from now on.
 
         Parameters
         ----------
-        data : Batch, Reader or iterable of Batch
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
             Examples that the model has not learned from, with labels; their weights count.
         method : {"isotonic", "platt"}
             A function that never falls, for ten thousand examples and more; or a curve of two numbers.
+        y, sample_weight : array-like of shape (n,), optional
+            Of an array or a frame, as for `evaluate`.
 
         Returns
         -------
@@ -163,6 +165,7 @@ class Predictor(ABC):
         if method not in fits:
             raise ValueError(f"method is {method!r}: pass 'isotonic' or 'platt'")
         self.check_fitted()
+        data = self._to_measure(data, y, sample_weight)
         self.check_format(data)
         batches = [data] if isinstance(data, Batch) else data
         training.check_iterable(batches, "data", passes=1)
@@ -181,12 +184,13 @@ class Predictor(ABC):
         margins = self._margins(batch, prepared)
         return margins if self._calibration is None else self._calibration.margins(margins)
 
-    def decision_function(self, data: Batch | Iterable[Batch]) -> Floats:
+    def decision_function(self, data: Any) -> Floats:
         """Compute the margins (log-odds) of examples, calibrated if the model is.
 
         Parameters
         ----------
-        data : Batch, Reader or iterable of Batch
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
+            Of an array as many columns as were learned from; of a frame the columns by their names.
 
         Returns
         -------
@@ -195,41 +199,90 @@ class Predictor(ABC):
         Raises
         ------
         ValueError
-            The model has not learned from anything yet.
+            The model has not learned from anything yet, or learned from data with other features.
         """
-        if isinstance(data, Batch):
-            self.check_fitted()
-            return self.margins(data, self.prepare(data))
-        training.check_iterable(data, "data", passes=1)
         self.check_fitted()
-        self.check_format(data)
-        return training.predictions([self], data).margins[0]
+        batches = inputs.to_predict(self._record, data, labelled=False)
+        if isinstance(batches, Batch):
+            return self.margins(batches, self.prepare(batches))
+        training.check_iterable(batches, "data", passes=1)
+        self.check_format(batches)
+        return training.predictions([self], self.reading(batches)).margins[0]
 
-    def predict_proba(self, data: Batch | Iterable[Batch]) -> Floats:
-        """Compute the probabilities of label 1.
+    def predict_proba(self, data: Any) -> Floats:
+        """Compute the probabilities of examples.
 
         Parameters
         ----------
-        data : Batch, Reader or iterable of Batch
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
 
         Returns
         -------
-        float64[n]
-            One number per example, not one per class.
+        float64[n] or float64[n, 2]
+            Of batches, one number per example: the probability of label 1. Of an array or a frame, what scikit-learn
+            returns: a column for each of `classes_`.
 
         Raises
         ------
         ValueError
-            The model has not learned from anything yet.
+            The model has not learned from anything yet, or learned from data with other features.
         """
-        return probabilities(self.decision_function(data))
+        margins = self.decision_function(data)
+        if not inputs.is_table(data):
+            return probabilities(margins)
+        # Each from its own side: 1 - p would lose the small ones.
+        return np.stack([probabilities(-margins), probabilities(margins)], axis=1)
 
-    def evaluate(self, data: Batch | Iterable[Batch]) -> Metrics:
+    @property
+    def classes_(self) -> npt.NDArray[Any]:
+        """What the labels were called that the model was fitted on, the negative one first: 0 and 1, of a reader."""
+        return np.array((0, 1) if self._record.classes is None else self._record.classes)
+
+    def predict(self, data: Any) -> npt.NDArray[Any]:
+        """Return the likelier class of each example.
+
+        Parameters
+        ----------
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
+
+        Returns
+        -------
+        array of shape (n,)
+            Out of `classes_`: the second one where the probability of label 1 is above one half.
+        """
+        chosen: npt.NDArray[Any] = self.classes_[(self.decision_function(data) > 0).astype(np.intp)]
+        return chosen
+
+    def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Compute the accuracy: the share of examples, by weight, whose likelier class is their own.
+
+        Parameters
+        ----------
+        data, y, sample_weight
+            As for `evaluate`, which says more about a model of rare events.
+
+        Returns
+        -------
+        float
+        """
+        self.check_fitted()
+        batches = self._to_measure(data, y, sample_weight)
+        found = training.predictions([self], [batches] if isinstance(batches, Batch) else batches)
+        right = (found.margins[0] > 0) == (found.labels == 1)
+        if len(right) == 0:
+            raise ValueError(f"{training.why_empty(data)}: nothing was measured")
+        return float(np.average(right, weights=found.weights))
+
+    def evaluate(self, data: Any, y: Any = None, sample_weight: Any = None) -> Metrics:
         """Measure the predictions of labelled examples; nothing is learned.
 
         Parameters
         ----------
-        data : Batch, Reader or iterable of Batch
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
+        y : array-like of shape (n,), optional
+            Labels of an array or a frame; not needed if the frame has the column of labels that was learned from.
+        sample_weight : array-like of shape (n,), optional
+            Of an array or a frame.
 
         Returns
         -------
@@ -242,14 +295,15 @@ class Predictor(ABC):
         ValueError
             The model has not learned from anything yet.
         """
-        return self.measure(data)[0]
+        return self.measure(data, y, sample_weight)[0]
 
-    def measure(self, data: Batch | Iterable[Batch]) -> tuple[Metrics, Curves]:
+    def measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> tuple[Metrics, Curves]:
         """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
 
         Parameters
         ----------
-        data : Batch, Reader or iterable of Batch
+        data, y, sample_weight
+            As for `evaluate`.
 
         Returns
         -------
@@ -261,8 +315,13 @@ class Predictor(ABC):
         ValueError
             The model has not learned from anything yet.
         """
-        measured = training.measure([self], data)[0]
+        self.check_fitted()
+        measured = training.measure([self], self._to_measure(data, y, sample_weight))[0]
         return measured.metrics, measured.curves
+
+    def _to_measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Return the labelled examples as batches."""
+        return self.reading(inputs.to_predict(self._record, data, y, sample_weight, labelled=True))
 
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""

@@ -1,0 +1,340 @@
+"""Arrays and frames in memory as batches: what scikit-learn calls ``X`` and ``y``.
+
+    array, sparse matrix   the number of a column is its key, as in libsvm text; a value of 0 is no feature
+    frame                  the columns of `shoal.read_arrow`, with the same keys; labels and weights come beside it
+
+Labels are those of two classes, whatever they are called: `binary_labels` turns them into 0 and 1.
+
+Threads: a `MatrixReader` is immutable, but for its random numbers; an iteration belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.arrow import TableReader, Tables, pyarrow, table_of
+from shoal.data.batch import DEFAULT_BATCH_SIZE, Batch
+from shoal.data.columns import Columns
+from shoal.data.reader import Settings
+
+__all__ = [
+    "Classes",
+    "FrameReader",
+    "MatrixReader",
+    "binary_labels",
+    "column_of_frame",
+    "float_columns",
+    "is_array",
+    "is_frame",
+    "sample_weights",
+]
+
+Classes = tuple[Any, Any]
+
+_LABEL = "\ue000label"  # names that no column has: private use, by Unicode
+_WEIGHT = "\ue000weight"
+
+
+def is_array(data: object) -> bool:
+    """Tell whether this is an array, a sparse matrix, or rows of numbers in a list."""
+    if isinstance(data, np.ndarray) or hasattr(data, "tocsr"):
+        return True
+    rows = isinstance(data, list | tuple) and len(data) > 0
+    return rows and all(isinstance(row, list | tuple) for row in data)  # type: ignore[attr-defined]
+
+
+def is_frame(data: object) -> bool:
+    """Tell whether this has named columns: a frame of pandas or polars, a table of pyarrow, an Arrow stream."""
+    return hasattr(data, "__arrow_c_stream__")
+
+
+class MatrixReader:
+    """The rows of a matrix as batches.
+
+    Parameters
+    ----------
+    X : array or sparse matrix of shape (n, columns)
+        Finite numbers, float32 or what rounds to it.
+    labels : float32[n] or None
+        0 or 1; None: 0, of examples that are only predicted.
+    weights : float32[n] or None
+    batch_size : int
+    rng : RandomState, optional
+        Gives every pass an order of its own.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``X`` holds no numbers, has another number of dimensions or of rows, or a number is not finite.
+    """
+
+    format = "libsvm"  # whose keys mean the same
+
+    def __init__(
+        self,
+        X: Any,
+        labels: NDArray[np.float32] | None = None,
+        weights: NDArray[np.float32] | None = None,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        rng: Any = None,
+    ) -> None:
+        if operator.index(batch_size) < 1:
+            raise ValueError(f"batch_size is {batch_size}: pass 1 or more")
+        self._indptr, self._keys, self._values, self.columns = _compressed(X)
+        n = len(self._indptr) - 1
+        self._labels = np.zeros(n, np.float32) if labels is None else labels
+        self._weights = weights
+        self.batch_size = batch_size
+        self._rng = rng
+        for name, array in (("y", self._labels), ("sample_weight", weights)):
+            if array is not None and len(array) != n:
+                raise ValueError(f"X has {n:,} rows, and {name} {len(array):,}: pass one for each row")
+
+    @property
+    def labels(self) -> NDArray[np.float32]:
+        """Of all rows."""
+        return self._labels
+
+    @property
+    def weights(self) -> NDArray[np.float32] | None:
+        """Of all rows; None: each is 1."""
+        return self._weights
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._labels)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = None if self._rng is None else self._rng.permutation(len(self))
+        for begin in range(0, len(self), self.batch_size):
+            end = min(begin + self.batch_size, len(self))
+            yield self._slice(begin, end) if order is None else self._rows(order[begin:end])
+
+    def _slice(self, begin: int, end: int) -> Batch:
+        indptr = self._indptr[begin : end + 1]
+        entries = slice(indptr[0], indptr[-1])
+        weights = None if self._weights is None else self._weights[begin:end]
+        return Batch(self._labels[begin:end], indptr - indptr[0], self._keys[entries], self._values[entries], weights)
+
+    def _rows(self, rows: NDArray[np.int64]) -> Batch:
+        begins, lengths = self._indptr[rows], self._indptr[rows + 1] - self._indptr[rows]
+        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        entries = np.repeat(begins - indptr[:-1], lengths) + np.arange(indptr[-1])
+        weights = None if self._weights is None else self._weights[rows]
+        return Batch(self._labels[rows], indptr, self._keys[entries], self._values[entries], weights)
+
+
+class FrameReader(TableReader):
+    """The rows of a frame as batches; see `shoal.read_arrow`, whose keys it has.
+
+    Parameters
+    ----------
+    frame : object with ``__arrow_c_stream__``
+    labels : float32[n] or None
+        0 or 1; None: 0, of examples that are only predicted.
+    weights : float32[n] or None
+    schema : dict
+        What `shoal.read_arrow` takes: categorical, numeric, lists, interactions. The columns that it calls label and
+        weight are passed over.
+    batch_size : int
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+    ValueError
+        A number of rows is another.
+    """
+
+    def __init__(
+        self,
+        frame: Any,
+        labels: NDArray[np.float32] | None,
+        weights: NDArray[np.float32] | None,
+        schema: dict[str, Any],
+        batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> None:
+        table = table_of(frame)
+        for name in (schema.get("label"), schema.get("weight")):
+            if name is not None and name in table.column_names:
+                table = table.drop_columns([name])
+        rows = table.num_rows
+        self.labels = np.zeros(rows, np.float32) if labels is None else labels
+        self.weights = weights
+        for name, place, array in (("y", _LABEL, self.labels), ("sample_weight", _WEIGHT, weights)):
+            if array is not None and len(array) != rows:
+                raise ValueError(f"the frame has {rows:,} rows, and {name} {len(array):,}: pass one for each row")
+            if array is not None:
+                table = table.append_column(place, pyarrow().array(array))
+        columns = Columns(
+            label=_LABEL,
+            weight=None if weights is None else _WEIGHT,
+            categorical=schema.get("categorical"),
+            numeric=schema.get("numeric", ()),
+            lists=schema.get("lists", {}),
+            interactions=schema.get("interactions", ()),
+        )
+        file = Tables(table, name=_kind_of(frame))
+        super().__init__((file,), "arrow", columns, Settings(batch_size))
+        asked = columns.schema()
+        self._schema = {name: asked[name] for name in asked if name not in ("label", "weight")}
+        self._schema |= {name: schema[name] for name in ("label", "weight") if name in schema}
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.labels)
+
+
+def column_of_frame(frame: Any, name: str) -> NDArray[Any]:
+    """Return a column of a frame as an array.
+
+    Raises
+    ------
+    ValueError
+        There is none of that name.
+    """
+    table = table_of(frame)
+    if table.column_names.count(name) != 1:
+        raise ValueError(f"column {name!r} is not there: the columns are {', '.join(map(repr, table.column_names))}")
+    column = table.column(name)
+    if column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count:,} cells that hold nothing: drop those rows")
+    array: NDArray[Any] = column.to_numpy()
+    return array
+
+
+def float_columns(frame: Any, but: Sequence[str]) -> list[str]:
+    """Return the columns of a frame that hold floating-point numbers: those that are numeric if nothing is said."""
+    fields = table_of(frame).schema
+    floating = pyarrow().types.is_floating
+    return [field.name for field in fields if floating(field.type) and field.name not in but]
+
+
+def binary_labels(y: Any, known: Classes | None = None) -> tuple[NDArray[np.float32], Classes]:
+    """Turn labels of two classes into 0 and 1.
+
+    Parameters
+    ----------
+    y : array-like of shape (n,)
+        False and True, 0 and 1, -1 and +1; or any two others, of which the larger one is positive.
+    known : tuple of two, optional
+        The classes, where they are known.
+
+    Returns
+    -------
+    labels : float32[n]
+    classes : tuple of two
+        The negative one first.
+
+    Raises
+    ------
+    ValueError
+        There are not two classes, one is none of those that are known, or a label is missing.
+    """
+    array = np.asarray(y)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(f"y has shape {array.shape}: pass one label for each row")
+    if array.dtype.kind == "O" and any(label is None or label != label for label in array):
+        raise ValueError("y has labels that are missing: drop those rows")
+    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+        raise ValueError("y has labels that are not finite: drop those rows")
+    try:
+        found = np.unique(array).tolist()
+    except TypeError:
+        raise ValueError("y has labels of several types, which have no order: pass labels of one type") from None
+    classes = known if known is not None else _classes(found, array.dtype.kind)
+    strange = [label for label in found if label not in classes]
+    if strange:
+        raise ValueError(f"y has the label {strange[0]!r}: the model's classes are {classes[0]!r} and {classes[1]!r}")
+    return (array == classes[1]).astype(np.float32), classes
+
+
+def _classes(found: list[Any], kind: str) -> Classes:
+    if kind == "b":
+        return (False, True)
+    for usual in ((0, 1), (-1, 1)):
+        if all(label in usual for label in found):
+            return usual
+    if len(found) == 2:
+        return (found[0], found[1])
+    if len(found) == 1:
+        raise ValueError(f"there is only one class, {found[0]!r}: pass examples of two")
+    raise ValueError(
+        f"y has {len(found):,} classes, such as {', '.join(map(repr, found[:3]))}: pass labels of two, for example "
+        f"y == {found[0]!r}"
+    )
+
+
+def sample_weights(weights: Any) -> NDArray[np.float32]:
+    """Return weights of examples as float32.
+
+    Raises
+    ------
+    ValueError
+        One is negative or not finite.
+    """
+    array = np.asarray(weights)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise ValueError(f"sample_weight is {array.dtype}{list(array.shape)}: pass one number for each row")
+    with np.errstate(over="ignore"):
+        numbers: NDArray[np.float32] = array.astype(np.float32)
+    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if len(bad):
+        raise ValueError(f"sample_weight[{bad[0]}] is {array[bad[0]]!s}: weights are finite, 0 or more")
+    return numbers
+
+
+def _compressed(X: Any) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.float32], int]:
+    """Return row offsets, keys, values and the number of columns of a matrix."""
+    if hasattr(X, "tocsr"):
+        rows = X.tocsr()
+        if len(rows.shape) != 2:
+            raise ValueError(f"X has shape {rows.shape}: pass a matrix of shape (examples, columns)")
+        values = _finite(np.asarray(rows.data), lambda i: (int(np.searchsorted(rows.indptr, i, "right")) - 1, i))
+        return rows.indptr.astype(np.int64), rows.indices.astype(np.uint64), values, int(rows.shape[1])
+    try:
+        array = np.asarray(X)
+    except ValueError:
+        raise ValueError("the rows of X have different lengths: pass a matrix of shape (examples, columns)") from None
+    if array.ndim != 2:
+        raise ValueError(
+            f"X has shape {array.shape}: pass a matrix of shape (examples, columns), as in X.reshape(1, -1)"
+        )
+    columns = array.shape[1]
+    values = _finite(array.reshape(-1), lambda i: divmod(i, columns)).reshape(array.shape)
+    row, column = np.nonzero(values)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row, minlength=len(array)))])
+    return indptr.astype(np.int64), column.astype(np.uint64), values[row, column], columns
+
+
+def _finite(values: NDArray[Any], place: Any) -> NDArray[np.float32]:
+    if values.dtype.kind == "O":
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(
+                "X holds objects that are no numbers: pass a frame, whose columns of text are categories"
+            ) from None
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"X holds {values.dtype}, no numbers: pass a frame, whose columns of text are categories")
+    with np.errstate(over="ignore"):
+        numbers: NDArray[np.float32] = values.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if len(bad):
+        row, _ = place(int(bad[0]))
+        raise ValueError(
+            f"row {row} of X holds {values[bad[0]]!s}, no finite number of float32: fill it in, or leave it out of a "
+            f"sparse matrix or frame, where what is missing is no feature"
+        )
+    return numbers
+
+
+def _kind_of(frame: Any) -> str:
+    return f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"

@@ -1,0 +1,110 @@
+"""Callbacks: code of the user's that runs while a model is fitted, behind a batch or a pass.
+
+    batch learned --> batch_done(progress)        pass learned, and measured on valid --> pass_done(progress)
+
+Threads: called by the thread that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from shoal.metrics import Accumulator, Metrics
+from shoal.models.learner import Standing
+from shoal.storage import Place
+
+__all__ = ["Callback", "Callbacks", "FitProgress"]
+
+
+class FitProgress:
+    """How far a fit has come; valid while the callback runs.
+
+    Attributes
+    ----------
+    model : Model
+        It may be asked, saved and evaluated. Its tables are those behind the last batch.
+    pass_number : int
+        From 1, in all the model's life.
+    batches : int
+        Batches that were learned from since the fit began, or went on.
+    """
+
+    def __init__(self, model: Any, pass_number: int, batches: int, seen: Accumulator | None) -> None:
+        self.model = model
+        self.pass_number = pass_number
+        self.batches = batches
+        self._seen = seen
+
+    @property
+    def examples(self) -> int:
+        """Examples that the model has learned from, in all its life."""
+        return int(self.model.examples)
+
+    @property
+    def metrics(self) -> Metrics:
+        """Progressive metrics of the pass so far: each batch predicted before it was learned from."""
+        done: Metrics = self.model.history.passes[-1].metrics if self._seen is None else self._seen.result()
+        return done
+
+    @property
+    def valid(self) -> Metrics | None:
+        """Metrics of the validation data; None within a pass, and where there is no such data."""
+        measured: Metrics | None = None if self._seen is not None else self.model.history.passes[-1].valid
+        return measured
+
+
+class Callback:
+    """What a fit calls; override what you need. A plain function of one argument is taken for `pass_done`.
+
+    An exception ends the fit and reaches the caller of `fit`; the model is whole, as after Ctrl-C.
+    """
+
+    def batch_done(self, progress: FitProgress) -> None:
+        """Run after each batch."""
+
+    def pass_done(self, progress: FitProgress) -> None:
+        """Run after each pass, when it has been measured."""
+
+
+class Callbacks:
+    """The callbacks of one fit: a `Watcher`.
+
+    Raises
+    ------
+    TypeError
+        One is neither a `Callback` nor callable.
+    """
+
+    def __init__(self, model: Any, callbacks: Callback | Callable[..., None] | Iterable[Any]) -> None:
+        listed = [callbacks] if isinstance(callbacks, Callback) or callable(callbacks) else list(callbacks)
+        for one in listed:
+            if not (isinstance(one, Callback) or (callable(one) and not isinstance(one, type))):
+                raise TypeError(f"a callback is {one!r}: pass a function of one argument, or a shoal.models.Callback()")
+        self._model = model
+        self._on_batch = [one.batch_done for one in listed if isinstance(one, Callback)]
+        self._on_pass = [one.pass_done if isinstance(one, Callback) else one for one in listed]
+        self._batches = 0
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._on_pass)
+
+    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+        """Pass it on."""
+        self._batches += 1
+        number = len(self._model.history.passes) + 1 if self._on_batch else 0
+        for call in self._on_batch:
+            call(FitProgress(self._model, number, self._batches, seen[0]))
+
+    def pass_done(self, standing: Standing) -> None:
+        """Pass it on."""
+        for call in self._on_pass:
+            call(FitProgress(self._model, len(self._model.history.passes), self._batches, None))
+
+    def interrupted(self, standing: Standing) -> None:
+        """Say nothing: KeyboardInterrupt reaches the caller."""
+
+    def best_folder(self, pass_number: int) -> Place | None:
+        """Name none."""
+        return None

@@ -1,0 +1,189 @@
+"""Inputs: what a model is given to learn from or to predict, as batches.
+
+    Reader, Batch, iterable of Batch    stays as it is
+    array, sparse matrix, frame         data/arrays.py; a frame by the columns that the model has learned from
+
+Threads: no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import read_arrow
+from shoal.data.arrays import (
+    Classes,
+    FrameReader,
+    MatrixReader,
+    binary_labels,
+    column_of_frame,
+    float_columns,
+    is_array,
+    is_frame,
+    sample_weights,
+)
+from shoal.data.arrow import table_of
+from shoal.data.batch import DEFAULT_BATCH_SIZE
+from shoal.models.history import Record
+
+__all__ = ["EPOCHS_OF_ARRAYS", "Given", "class_weight_pair", "is_table", "to_learn_from", "to_predict"]
+
+# Passes over an array or a frame where nobody says how many. Such data is small: one pass is too few steps.
+EPOCHS_OF_ARRAYS = 10
+
+_OF_ARROW = ("label", "categorical", "numeric", "weight", "positive", "lists", "interactions")
+_FEATURES = ("categorical", "numeric", "lists", "interactions")
+
+
+class Given(NamedTuple):
+    """What to learn from; ``classes``, ``columns`` and ``labels`` are None where a reader or batches were given."""
+
+    data: Any
+    classes: Classes | None
+    columns: int | None
+    labels: npt.NDArray[np.float32] | None
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it was an array or a frame, held in memory."""
+        return self.labels is not None
+
+
+def is_table(data: object) -> bool:
+    """Tell whether this is what scikit-learn calls X: an array, a sparse matrix or a frame."""
+    return is_frame(data) or is_array(data)
+
+
+def to_learn_from(
+    record: Record,
+    data: Any,
+    y: Any,
+    *,
+    sample_weight: Any,
+    batch_size: int | None,
+    label: str | None,
+    features: Mapping[str, Any],
+) -> Given:
+    """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are not given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Labels are missing or not of two classes, lengths differ, or something is said that this data does not take.
+    """
+    asked = {name: value for name, value in features.items() if value is not None}
+    if not is_table(data):
+        told = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size, "label": label, **asked}
+        for name, value in told.items():
+            if value is not None:
+                raise ValueError(f"{name} is for arrays and frames: a reader, or a batch, has its own; leave it out")
+        return Given(data, None, None, None)
+    size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    weights = None if sample_weight is None else sample_weights(sample_weight)
+    if not is_frame(data):
+        for name in ("label", *asked):
+            if name in asked or label is not None:
+                raise ValueError(f"{name} is for frames, whose columns have names: leave it out, and pass y")
+        if y is None:
+            raise ValueError("an array has no labels: pass them too, as in fit(X, y)")
+        labels, classes = binary_labels(y, record.classes)
+        rows = MatrixReader(data, labels, weights, size)
+        _check_columns(record, rows.columns)
+        return Given(rows, classes, rows.columns, labels)
+    if (y is None) == (label is None):
+        raise ValueError('a frame needs labels: pass the name of their column, as in label="click", or y; not both')
+    schema: dict[str, Any] = {} if label is None else {"label": label}
+    if asked:
+        schema |= asked
+    elif record.format is not None:
+        schema |= {name: record.schema[name] for name in _FEATURES if name in record.schema}
+    elif numeric := float_columns(data, [] if label is None else [label]):
+        schema["numeric"] = numeric
+    labels, classes = binary_labels(y if label is None else column_of_frame(data, label), record.classes)
+    return Given(FrameReader(data, labels, weights, schema, size), classes, None, labels)
+
+
+def to_predict(record: Record, data: Any, y: Any = None, sample_weight: Any = None, *, labelled: bool) -> Any:
+    """Return batches to predict, or to measure if ``labelled``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The data has other columns than the model has learned from, or labels are missing.
+    """
+    if not is_table(data):
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise ValueError(f"{name} is for arrays and frames: a reader, or a batch, has its own; leave it out")
+        return data
+    weights = None if sample_weight is None else sample_weights(sample_weight)
+    if not is_frame(data):
+        if labelled and y is None:
+            raise ValueError("an array has no labels: pass them too, as in evaluate(X, y)")
+        if record.format not in (None, MatrixReader.format):
+            raise ValueError(
+                f"this model learned from {record.format} data, whose columns have names: pass a frame or a reader"
+            )
+        labels = None if y is None else binary_labels(y, record.classes)[0]
+        rows = MatrixReader(data, labels, weights)
+        _check_columns(record, rows.columns)
+        return rows
+    if record.format not in (None, "csv", "parquet", "arrow"):
+        raise ValueError(
+            f"this model learned from {record.format} data, whose features have no names: pass an array, as "
+            f"frame.to_numpy() makes it, or a reader"
+        )
+    schema = record.schema
+    if y is None and labelled:
+        label = schema.get("label")
+        if label is None:
+            raise ValueError("the model was fitted on a frame and labels beside it: pass them too, as y")
+        if record.classes is None and sample_weight is None:
+            return read_arrow(table_of(data), **{name: schema[name] for name in _OF_ARROW if name in schema})
+        y = column_of_frame(data, label)
+    labels = None if y is None else binary_labels(y, record.classes)[0]
+    return FrameReader(data, labels, weights, schema)
+
+
+def _check_columns(record: Record, columns: int) -> None:
+    if record.columns is not None and record.columns != columns:
+        raise ValueError(f"X has {columns:,} columns, and this model learned from {record.columns:,}: pass the same")
+
+
+def class_weight_pair(
+    asked: Mapping[Any, float] | str | None, classes: Classes | None, labels: npt.NDArray[np.float32] | None
+) -> tuple[float, float] | None:
+    """Return what an example of each class weighs; None: both 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is neither "balanced" nor weights of the classes; or the classes cannot be counted beforehand.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, str):
+        if asked != "balanced":
+            raise ValueError(f"class_weight is {asked!r}: pass 'balanced' or a dict, such as {{0: 1.0, 1: 5.0}}")
+        if labels is None:
+            raise ValueError(
+                "class_weight='balanced' counts the labels before the first batch, which takes an array or a frame: "
+                "pass a dict for a reader, such as {0: 1.0, 1: 5.0}"
+            )
+        positives = int(labels.sum())
+        if not 0 < positives < len(labels):
+            raise ValueError("class_weight='balanced' needs examples of both classes: there is only one")
+        return len(labels) / (2 * (len(labels) - positives)), len(labels) / (2 * positives)
+    if not isinstance(asked, Mapping):
+        raise TypeError(f"class_weight is {asked!r}: pass 'balanced' or a dict, such as {{0: 1.0, 1: 5.0}}")
+    known = (0, 1) if classes is None else classes
+    for label, weight in asked.items():
+        if label not in known:
+            raise ValueError(f"class_weight names the class {label!r}: the classes are {known[0]!r} and {known[1]!r}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < np.inf:
+            raise ValueError(f"class_weight of {label!r} is {weight!r}: pass a finite number, 0 or more")
+    return float(asked.get(known[0], 1.0)), float(asked.get(known[1], 1.0))

@@ -1,0 +1,354 @@
+"""Models fitted on, and asked about, arrays, sparse matrices and frames."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pandas
+import pyarrow
+import pytest
+from scipy import sparse
+
+import shoal
+from shoal import FTRL, Adagrad, FactorizationMachine, LogisticRegression, models
+from stores import opened
+
+ROWS, COLUMNS = 400, 12
+
+
+@pytest.fixture
+def planted():
+    """A matrix with many zeros, and labels that a line separates but for some noise."""
+    rng = np.random.default_rng(20260101)
+    X = rng.normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    X[rng.random(X.shape) < 0.5] = 0
+    return X, (X @ rng.normal(size=COLUMNS) + 0.3 * rng.normal(size=ROWS) > 0).astype(int)
+
+
+@pytest.fixture
+def ads():
+    """A frame with texts, numbers, whole numbers that are names, and cells that hold nothing."""
+    rng = np.random.default_rng(7)
+    site = rng.integers(0, 5, ROWS)
+    price = rng.normal(size=ROWS)
+    click = (0.8 * site - 1.6 + price > 0).astype(int)
+    price[::17] = np.nan
+    texts = [f"site-{s}" for s in site]
+    return pandas.DataFrame({"click": click, "site": texts, "price": price, "user": rng.integers(0, 9, ROWS)})
+
+
+KINDS = (LogisticRegression, FactorizationMachine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_sparse_matrices_and_lists_give_the_same_model_to_the_bit(kind, planted):
+    X, y = planted
+    told = {}
+    forms = {"dense": X, "csr": sparse.csr_array(X), "csc": sparse.csc_matrix(X), "lil": sparse.lil_array(X)}
+    for name, form in (forms | {"list": X.tolist(), "float64": X.astype(np.float64)}).items():
+        with kind() as model:
+            assert model.fit(form, y, progress=False) is model
+            told[name] = model.table.digest()
+            p = model.predict_proba(form)
+            assert p.shape == (ROWS, 2)
+            assert np.allclose(p.sum(axis=1), 1)
+            assert model.predict(form).tolist() == (p[:, 1] > 0.5).astype(int).tolist()
+            assert model.score(form, y) == np.mean(model.predict(form) == y) > 0.9
+            assert model.evaluate(form, y).examples == ROWS
+    assert len(set(told.values())) == 1
+
+
+def test_columns_of_an_array_have_the_keys_of_libsvm_text(planted, tmp_path):
+    X, y = planted
+    with (tmp_path / "same.libsvm").open("w") as file:
+        for row, label in zip(X, y, strict=True):
+            print(label, *(f"{j}:{float(row[j])!r}" for j in np.flatnonzero(row)), file=file)
+    reader = shoal.read_libsvm(tmp_path / "same.libsvm")
+    with LogisticRegression() as model, LogisticRegression() as other:
+        model.fit(X, y, epochs=1, shuffle=False, progress=False)
+        other.fit(reader, progress=False)
+        assert model.table.digest() == other.table.digest()
+        assert model.predict_proba(reader).tolist() == other.predict_proba(X)[:, 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([False, True], [False, True]),
+        ([-1, 1], [-1, 1]),
+        (["no", "yes"], ["no", "yes"]),
+        ([3, 7], [3, 7]),
+        ([0.0, 1.0], [0, 1]),
+    ],
+)
+def test_labels_of_any_two_classes_come_back_as_they_were(labels, classes, planted, tmp_path):
+    X, y = planted
+    named = np.array(labels)[y]
+    with LogisticRegression() as model:
+        model.fit(X, named, progress=False)
+        assert model.classes_.tolist() == classes
+        assert model.score(X, named) > 0.9
+        assert set(model.predict(X).tolist()) == set(classes)
+        model.save(tmp_path / "model")
+        with shoal.load(tmp_path / "model") as loaded:
+            assert loaded.predict(X).tolist() == model.predict(X).tolist()
+            assert loaded.evaluate(X, named).logloss == model.evaluate(X, named).logloss
+            with pytest.raises(ValueError, match=r"y has the label '(no|perhaps)': the model's classes are"):
+                loaded.fit(X, np.where(y, "perhaps", "no"), progress=False)
+
+
+def test_a_frame_has_the_keys_of_the_readers(ads, tmp_path):
+    ads.to_csv(tmp_path / "ads.csv", index=False)
+    how = {"label": "click", "numeric": ["price"]}
+    with LogisticRegression() as model, LogisticRegression() as other:
+        model.fit(ads, label="click", epochs=1, shuffle=False, progress=False)
+        other.fit(shoal.read_csv(tmp_path / "ads.csv", **how), progress=False)
+        assert model.schema == how == other.schema
+        assert model.table.digest() == other.table.digest()
+        text = other.predict_proba(shoal.read_csv(tmp_path / "ads.csv", **how))
+        assert model.predict_proba(ads)[:, 1].tolist() == text.tolist()  # the labels are passed over
+        assert other.predict_proba(ads.drop(columns="click"))[:, 1].tolist() == text.tolist()
+        assert other.score(ads) == other.score(ads.drop(columns="click"), ads["click"]) == model.score(ads)
+        assert model.evaluate(ads) == other.evaluate(ads)
+
+
+def test_frames_of_every_library_and_labels_beside_them_give_the_same_model(ads):
+    features = ads.drop(columns="click")
+    shuffled = features.set_index(np.arange(ROWS)[::-1] + 1000)  # rows' names are no feature
+    numbers = pyarrow.Table.from_pandas(features, preserve_index=False)
+    frames = {
+        "pandas": features,
+        "index": shuffled,
+        "pyarrow": numbers,
+        "category": features.astype({"site": "category"}),
+    }
+    told = set()
+    for frame in frames.values():
+        with LogisticRegression() as model:
+            model.fit(frame, ads["click"], valid=(frame, ads["click"]), epochs=3, progress=False)
+            assert [done.valid.examples for done in model.history.passes] == [ROWS] * 3
+            assert model.schema == {"numeric": ["price"]}
+            told.add(model.table.digest())
+    assert len(told) == 1
+    named = shoal.read_arrow(ads.set_index(shuffled.index), label="click", numeric=["price"])
+    assert max(np.diff(batch.indptr).max() for batch in named) == 3
+
+
+def test_polars_frames_are_frames(ads):
+    polars = pytest.importorskip("polars")
+    with LogisticRegression() as model, LogisticRegression() as other:
+        model.fit(polars.from_pandas(ads), label="click", progress=False)
+        other.fit(ads, label="click", progress=False)
+        assert model.table.digest() == other.table.digest()
+        assert model.score(polars.from_pandas(ads)) == other.score(ads)
+
+
+def test_weights_of_examples_and_of_classes_multiply(planted):
+    X, y = planted
+    weights = np.random.default_rng(1).random(ROWS).astype(np.float32)
+    share = {0: ROWS / (2 * np.sum(y == 0)), 1: ROWS / (2 * np.sum(y == 1))}
+    told = []
+    for how in (
+        {"sample_weight": weights * np.array([2.0, 0.5], np.float32)[y]},
+        {"sample_weight": weights, "class_weight": {0: 2.0, 1: 0.5}},
+        {"class_weight": "balanced"},
+        {"class_weight": share},
+    ):
+        with LogisticRegression() as model:
+            told.append(model.fit(X, y, progress=False, **how).table.digest())
+            assert model.history.fits[-1].plan.class_weight == (
+                None if len(told) == 1 else pytest.approx((2.0, 0.5) if len(told) == 2 else (share[0], share[1]))
+            )
+    assert told[0] == told[1] != told[2] == told[3]
+    batches = [shoal.Batch(y.astype(np.float32), np.arange(ROWS + 1), np.zeros(ROWS, np.uint64), None)]
+    with LogisticRegression(bias=False) as rare, LogisticRegression(bias=False) as plain:
+        rare.fit(batches, class_weight={1: 9.0}, progress=False)
+        plain.fit(batches, progress=False)
+        assert rare.predict_proba(batches)[0] > plain.predict_proba(batches)[0]
+        with pytest.raises(ValueError, match="'balanced' counts the labels before the first batch"):
+            plain.fit(batches, class_weight="balanced", progress=False)
+        with pytest.raises(ValueError, match="class_weight names the class 2: the classes are 0 and 1"):
+            plain.fit(batches, class_weight={2: 1.0})
+        with pytest.raises(ValueError, match="class_weight of 1 is -1: pass a finite number"):
+            plain.fit(batches, class_weight={1: -1})
+
+
+def test_callbacks_see_every_pass_and_every_batch(planted):
+    X, y = planted
+    passes, batches = [], []
+
+    class Both(models.Callback):
+        def batch_done(self, progress):
+            batches.append((progress.pass_number, progress.batches, progress.examples, progress.metrics.examples))
+
+        def pass_done(self, progress):
+            passes.append((progress.pass_number, progress.examples, progress.valid.examples))
+
+    curve = []
+    with LogisticRegression() as model:
+        model.fit(
+            X,
+            y,
+            epochs=2,
+            batch_size=100,
+            warm_up=False,
+            valid=(X, y),
+            progress=False,
+            callbacks=[Both(), lambda progress: curve.append(progress.metrics.logloss)],
+        )
+        assert passes == [(1, ROWS, ROWS), (2, 2 * ROWS, ROWS)]
+        assert batches == [(1 + b // 4, b + 1, 100 * (b + 1), 100 * (b % 4 + 1)) for b in range(8)]
+        assert curve == [done.metrics.logloss for done in model.history.passes]
+
+        def stop(progress):
+            raise StopAsyncIteration
+
+        with pytest.raises(StopAsyncIteration):
+            model.fit(X, y, epochs=5, progress=False, callbacks=stop)
+        assert model.examples == 3 * ROWS == sum(done.metrics.examples for done in model.history.passes)
+        assert model.score(X, y) > 0.8
+        with pytest.raises(TypeError, match="a callback is 3: pass a function of one argument"):
+            model.fit(X, y, callbacks=[3])
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_predicts_and_learns_on_with_the_same_bits_and_leaves_the_original_alone(kind, again, planted):
+    X, y = planted
+    rules = {"admit": shoal.AfterCount(2), "expire": shoal.TimeToLive(1000), "seed": 5}
+    with kind(store=shoal.local(slots=16, memory=1 << 26), **rules) as model:
+        model.fit(X, y, epochs=2, progress=False)
+        model.calibrate(X, "platt", y=y)
+        before = model.table.digest()
+        with again(model) as other:
+            assert (other.store.slots, other.store.memory) == (16, 1 << 26)
+            assert other.predict_proba(X).tobytes() == model.predict_proba(X).tobytes()
+            assert (other.history, other.examples, other.schema) == (model.history, model.examples, model.schema)
+            other.fit(X, y, epochs=1, progress=False)
+            assert model.table.digest() == before != other.table.digest()
+            model.fit(X, y, epochs=1, progress=False)
+            assert [t.digest() for t in model.tables] == [t.digest() for t in other.tables]
+        assert model.predict(X).shape == (ROWS,)
+
+
+def test_a_model_that_was_not_fitted_and_one_of_the_solver_are_copied_whole():
+    with LogisticRegression(solver=shoal.DBPG(l1=0.5, blocks=3)) as model, copy.deepcopy(model) as other:
+        assert (other.solver, other.examples, len(other.table)) == (model.solver, 0, 0)
+
+
+def test_a_model_on_a_cluster_is_not_pickled(planted):
+    with opened("connected") as store:
+        model = LogisticRegression(store=store)
+        model.fit(*planted, epochs=1, progress=False)
+        with pytest.raises(TypeError, match=r"on a cluster, which a pickle does not hold: save it"):
+            pickle.dumps(model)
+        assert model.score(*planted) > 0.8
+
+
+def test_load_reads_a_model_of_any_kind_and_says_what_else_a_directory_holds(planted, tmp_path):
+    X, y = planted
+    for kind in KINDS:
+        with kind() as model:
+            model.fit(X, y, progress=False).save(tmp_path / "model")
+            with shoal.load(str(tmp_path / "model")) as loaded:
+                assert type(loaded) is kind
+                assert loaded.score(X, y) == model.score(X, y)
+            model.store.save(tmp_path / "checkpoint")
+            model.store.export(tmp_path / "export")
+        with pytest.raises(ValueError, match=r"is a checkpoint of tables.*store\.load"):
+            shoal.load(tmp_path / "checkpoint")
+        with pytest.raises(ValueError, match=r"is an export.*shoal\.open_export"):
+            shoal.load(tmp_path / "export")
+        for name in ("checkpoint", "export"):
+            for path in sorted((tmp_path / name).rglob("*")):
+                path.unlink()
+    with pytest.raises(ValueError, match="there is no such directory"):
+        shoal.load(tmp_path / "nowhere")
+
+
+def test_what_makes_no_sense_of_an_array_is_refused_and_nothing_is_learned(planted, ads):
+    X, y = planted
+    bad = X.copy()
+    bad[3, 2] = np.nan
+    batch = shoal.Batch(np.ones(1, np.float32), np.array([0, 1]), np.array([7], np.uint64), None)
+    with LogisticRegression(FTRL()) as model:
+        for call, error, said in [
+            (lambda: model.fit(X), ValueError, "an array has no labels"),
+            (lambda: model.fit(X, y[:-1]), ValueError, r"X has 400 rows, and y 399"),
+            (lambda: model.fit(bad, y), ValueError, "row 3 of X holds nan"),
+            (lambda: model.fit(sparse.csr_array(bad), y), ValueError, "row 3 of X holds nan"),
+            (lambda: model.fit(X, np.arange(ROWS)), ValueError, "y has 400 classes, such as 0, 1, 2"),
+            (lambda: model.fit(X, ["a"] * ROWS), ValueError, "there is only one class, 'a'"),
+            (lambda: model.fit(X, [None] * ROWS), ValueError, "labels that are missing"),
+            (lambda: model.fit(X[0], y), ValueError, r"X has shape \(12,\)"),
+            (lambda: model.fit(X.astype(str), y), TypeError, "pass a frame, whose columns of text"),
+            (lambda: model.fit(X, y, numeric=["a"]), ValueError, "numeric is for frames"),
+            (lambda: model.fit(X, y, label="a"), ValueError, "label is for frames"),
+            (lambda: model.fit(X, y, sample_weight=-np.ones(ROWS)), ValueError, r"sample_weight\[0\] is -1.0"),
+            (lambda: model.fit(X, y, batch_size=0), ValueError, "batch_size is 0"),
+            (lambda: model.fit(ads), ValueError, 'as in label="click", or y; not both'),
+            (lambda: model.fit(ads, y, label="click"), ValueError, "or y; not both"),
+            (
+                lambda: model.fit(ads, label="clicks"),
+                ValueError,
+                "'clicks' is not there: the columns are 'click'",
+            ),
+            (lambda: model.fit(ads, y[:5]), ValueError, "the frame has 400 rows, and y 5"),
+            (lambda: model.fit([batch], y), ValueError, "y is for arrays and frames"),
+            (lambda: model.partial_fit(X), ValueError, "an array has no labels"),
+            (lambda: model.predict(X), ValueError, "learned nothing yet"),
+        ]:
+            with pytest.raises(error, match=said):
+                call()
+        assert (model.examples, len(model.table), model.classes_.tolist()) == (0, 0, [0, 1])
+        model.fit(X, y, progress=False)
+        for call, said in [
+            (lambda: model.predict(X[:, 1:]), "X has 11 columns, and this model learned from 12"),
+            (lambda: model.predict(ads), "pass an array, as frame"),
+            (lambda: model.evaluate(X), r"evaluate\(X, y\)"),
+            (lambda: model.fit(ads, label="click"), "its keys mean nothing for arrow"),
+        ]:
+            with pytest.raises(ValueError, match=said):
+                call()
+        assert model.predict_proba(X[:0]).shape == (0, 2)
+    with LogisticRegression() as model:
+        model.fit(ads, label="click", progress=False)
+        with pytest.raises(ValueError, match="whose columns have names: pass a frame"):
+            model.predict(X)
+        with pytest.raises(ValueError, match="column 'price' is not there"):
+            model.predict(ads[["site"]])
+
+
+def test_partial_fit_of_arrays_and_frames_makes_one_step(planted, ads):
+    X, y = planted
+    with LogisticRegression(Adagrad(lr=0.5)) as model:
+        for _ in range(20):
+            model.partial_fit(X, y)
+        assert (model.table.step, model.examples) == (20, 20 * ROWS)
+        assert model.score(X, y) > 0.9
+    with LogisticRegression() as model:
+        first = model.partial_fit(ads, label="click")
+        assert model.partial_fit(ads.drop(columns="click"), ads["click"]) < first
+
+
+def test_a_fit_on_an_array_goes_on_after_a_checkpoint_with_the_same_bits(planted, tmp_path):
+    X, y = planted
+    named = np.where(y, "yes", "no")
+    with LogisticRegression() as whole:
+        whole.fit(X, named, epochs=4, progress=False)
+        with LogisticRegression() as begun:
+
+            def crash(progress):
+                if progress.pass_number == 2:
+                    raise RuntimeError
+
+            with pytest.raises(RuntimeError):
+                begun.fit(X, named, epochs=4, directory=tmp_path / "m", progress=False, callbacks=crash)
+        with LogisticRegression() as gone_on:
+            gone_on.fit(X, named, epochs=4, directory=tmp_path / "m", resume=True, progress=False)
+            assert gone_on.table.digest() == whole.table.digest()
+            assert gone_on.classes_.tolist() == ["no", "yes"]
