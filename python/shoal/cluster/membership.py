@@ -466,9 +466,9 @@ class Membership:
         self.refused.append(
             (
                 "unknown",
-                f"{host}: a process that this scheduler does not know takes it for its own: the scheduler was started "
-                "anew while servers and workers went on. Those serve each other, but nobody else: end them, and start "
-                "the whole cluster again",
+                f"{host}: a process that this scheduler does not know takes it for its own. Unless it is a stranger, "
+                "the scheduler was started anew while servers and workers went on: they serve each other, but nobody "
+                "else. End them, and start the whole cluster again",
             )
         )
         text = "the scheduler does not know this process: it was started anew since. Start the whole cluster again"

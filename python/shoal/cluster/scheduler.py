@@ -178,12 +178,22 @@ class Scheduler:
         """Hand over what has come; returns whether that is all of it."""
         for _ in range(_AT_ONCE):
             try:
-                frames = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
+                frames = self._next_message()
             except zmq.Again:
                 return True
             with self._guarded("a message"):
                 self._take(frames)
         return False
+
+    def _next_message(self) -> list[zmq.Frame]:
+        """Take a message, without the frames between the first ones and the last of one that has too many."""
+        frames = [self._router.recv(zmq.DONTWAIT, copy=False)]
+        while self._router.getsockopt(zmq.RCVMORE):
+            frame = self._router.recv(zmq.DONTWAIT, copy=False)  # libzmq hands over whole messages: it is there
+            if len(frames) > _MOST_FRAMES:
+                frames.pop()
+            frames.append(frame)
+        return frames
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
@@ -259,5 +269,5 @@ def _read(frames: list[zmq.Frame], host: str) -> Message:
     if not host:
         raise Fault("it speaks the protocol of ZeroMQ 2 or another one: is it a browser, or a scan of ports?")
     if len(frames) > _MOST_FRAMES:
-        raise Fault(f"a message of {len(frames) - 1} frames is not a control message")
+        raise Fault(f"a message of {_MOST_FRAMES} frames or more is not a control message")
     return decode([frame.bytes for frame in frames[1:]])

@@ -1,0 +1,94 @@
+"""A cluster of real processes under attack (attack.py): it serves and makes tables throughout, and nothing grows."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psutil
+import pytest
+
+import shoal
+from attack import Attack, attack, endpoints_of
+from shoal.cluster import processes
+from shoal.rpc.curve import Keys, make_keys
+from shoal.rpc.messages import TableForm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+KEYS = np.arange(200, dtype=np.uint64)
+ONES = np.ones((200, 4), np.float32)
+SECONDS = 5.0
+SETTLED = 60.0  # seconds for what was attacked to be as before; a machine may be busy
+MEMORY = 128 << 20  # bytes that a process may keep: 30 tables, and what its allocator holds back
+
+
+def until(what, seconds=SETTLED):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_before(tmp_path, with_keys):
+    folder = tmp_path / "keys"
+    if with_keys:
+        make_keys(folder)
+    curve = str(folder) if with_keys else None
+    keys = Keys.load(folder, "worker") if with_keys else None
+    with (
+        processes.running(2, threads=2, curve=curve) as cluster,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        joins = [
+            pool.submit(shoal.connect, cluster.address, workers=2, rank=k, consistency=shoal.ASP(), curve=curve)
+            for k in range(2)
+        ]
+        with joins[0].result() as store, joins[1].result() as insider:
+            table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
+            roles = [psutil.Process(child.process.pid) for child in (cluster.scheduler, *cluster.servers)]
+            endpoints = endpoints_of(cluster.address, keys)
+            assert len(endpoints) == 4
+            store.table("another", dim=1, optimizer=shoal.SGD(lr=1.0))
+            before = [(role.num_fds(), role.memory_info().rss) for role in roles]
+            done = []
+            name = insider._link._sender
+            attacker = threading.Thread(
+                target=lambda: done.append(
+                    attack(cluster.address, endpoints, SECONDS, keys=keys, form=TableForm.of(table.spec), insider=name)
+                )
+            )
+            attacker.start()
+            rounds = 0
+            while attacker.is_alive() or rounds < 10:
+                table.push(KEYS, ONES).wait()
+                rounds += 1
+                assert (table.pull(KEYS) == -rounds).all()
+                if rounds % 10 == 0 and rounds <= 200:
+                    other = store.table(f"made {rounds}", dim=1, optimizer=shoal.SGD(lr=1.0))
+                    other.push(KEYS[:20], ONES[:20, :1]).wait()
+                    assert (other.pull(KEYS[:20]) == -1).all()
+                    time.sleep(0.05)
+            attacker.join()
+            assert done[0]["half_open"] > 0
+            refused = store.scheduler_metrics()
+            assert refused["key" if with_keys else "garbage"] > 0
+            assert refused["invalid"] > 0
+            assert refused["unknown"] > 0
+            assert refused.get("failed", 0) == 0
+            assert sum(endpoint["statuses"].get("bad request", 0) for endpoint in store.server_metrics()) > 0
+            assert endpoints_of(cluster.address, keys) == endpoints
+            for role, (files, memory) in zip(roles, before, strict=True):
+                until(lambda role=role, files=files: role.num_fds() <= files + 8)
+                assert role.memory_info().rss < memory + MEMORY
+                until(lambda role=role: role.cpu_percent(0.5) < 50)
+            assert not any(
+                "Traceback" in line for child in (cluster.scheduler, *cluster.servers) for line in child.last
+            )
+            assert len(cluster.scheduler.last) < 40  # lines: not one for each message
+
+
+def test_the_attacker_leaves_other_machines_alone():
+    with pytest.raises(ValueError, match="not on the loopback interface"):
+        Attack("tcp://10.0.0.1:5570", [])

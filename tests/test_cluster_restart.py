@@ -1,0 +1,54 @@
+"""A scheduler that dies and is started again at its address: servers and workers that are there go on."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.cluster import processes
+from shoal.errors import NotConnected
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+KEYS = np.arange(500, dtype=np.uint64)
+ONES = np.ones((500, 1), np.float32)
+PATIENCE = 60.0
+
+
+def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_started_anew(tmp_path, caplog):
+    with processes.running(2, heartbeat=0.2) as cluster, shoal.connect(cluster.address, timeout=PATIENCE) as store:
+        table = store.table("t", optimizer=shoal.SGD(lr=1.0))
+        table.push(KEYS, ONES).wait()
+        store.tick()
+        cluster.scheduler.signal(signal.SIGKILL)
+        cluster.scheduler.process.wait()
+        counts = ["--servers", "2", "--heartbeat", "0.2"]
+        anew = cluster._role("scheduler", ["scheduler", "--bind", cluster.address, *counts])
+        try:
+            assert anew.said(r"scheduler at (tcp://\S+),", PATIENCE) == cluster.address
+            anew.said("(a process that this scheduler does not know)", PATIENCE)
+            for child in cluster.servers:
+                child.said("(was started anew and does not know this server any more)", PATIENCE)
+            deadline = time.monotonic() + PATIENCE
+            while "does not know this worker any more" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            for clock in range(2, 5):
+                table.push(KEYS, ONES).wait()
+                store.tick()
+                assert (table.pull(KEYS) == -clock).all()
+            store.save(tmp_path / "saved")
+            with pytest.raises(NotConnected, match="started anew since. Start the whole cluster again"):
+                store.table("another", dim=2)
+            with pytest.raises(NotConnected, match="started anew since"):
+                store.barrier()
+            assert (table.pull(KEYS) == -4).all()
+            assert all(child.process.poll() is None for child in cluster.servers)
+        finally:
+            anew.signal(signal.SIGTERM)
+            anew.end(time.monotonic() + 10)
+    with shoal.local() as store:
+        store.load(tmp_path / "saved")
+        assert (store.table("t", optimizer=shoal.SGD(lr=1.0)).pull(KEYS) == -4).all()
