@@ -40,7 +40,7 @@ def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_st
                 store.tick()
                 assert (table.pull(KEYS) == -clock).all()
             store.save(tmp_path / "saved")
-            with pytest.raises(NotConnected, match="started anew since. Start the whole cluster again"):
+            with pytest.raises(NotConnected, match=r"started anew since\. Start the whole cluster again"):
                 store.table("another", dim=2)
             with pytest.raises(NotConnected, match="started anew since"):
                 store.barrier()
