@@ -515,6 +515,6 @@ def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_pat
         assert part in told
     with shoal.open_export(two) as export:
         assert export.table("a").pull(KEYS[:3]).ravel() == pytest.approx([9, 9, 9], abs=0.05)
-    assert cli.main(["export", str(tmp_path / "c1"), one, "--table", "z"]) == 2
+    assert cli.main(["export", str(tmp_path / "c1"), one, "--table", "z", "--overwrite"]) == 2
     assert "no table 'z'" in capsys.readouterr().err
-    assert cli.main(["export", str(tmp_path / "nowhere"), one]) == 2
+    assert cli.main(["export", str(tmp_path / "nowhere"), one, "--overwrite"]) == 2

@@ -35,7 +35,7 @@ from tqdm import tqdm
 from shoal import _core
 from shoal.errors import CorruptionError
 from shoal.machine import cores
-from shoal.pieces import PieceFile, PieceWriter, Replacement, in_order
+from shoal.pieces import PieceFile, PieceWriter, Replacement, check_replaceable, in_order
 from shoal.storage import Place, Source, Where, place_of
 from shoal.table import Snapshot, TableForm, TableSpec
 
@@ -499,7 +499,7 @@ def _write(
     durable: bool,
 ) -> str:
     """Write a checkpoint, its tables by ``save(stem, told)``, and return its digest."""
-    with Replacement(place, MANIFEST, lambda name: name.endswith(SLOT_FILE), durable=durable) as new:
+    with Replacement(place, MANIFEST, _is_ours, durable=durable) as new:
         with tqdm(total=rows or None, desc="save", unit=" rows", unit_scale=True, disable=not progress) as bar:
             saved = save(new.stem, bar.update)
         body = msgspec.json.encode(msgspec.structs.replace(about, tables=saved))
@@ -969,6 +969,7 @@ def compact(
     directory: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    overwrite: bool = True,
     threads: int | None = None,
     progress: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -977,6 +978,7 @@ def compact(
     chain = read_chain(directory, storage_options)
     target = place_of(out, storage_options)
     check_apart(target, chain)
+    check_target(target, overwrite=overwrite)
     slots = chain[-1].manifest.slots
     with ExitStack() as opened:
         jobs = []
@@ -1007,6 +1009,16 @@ def _merged(history: History, slot: int) -> _Piece:
     rows, section = history.section(slot)
     filter = history.filter(slot)
     return _Piece(slot, rows, section, _core.crc32c(section), _Padded.of(filter) if filter.nbytes else None)
+
+
+def check_target(place: Place, *, overwrite: bool) -> None:
+    """Raise ValueError if a checkpoint may not be written to a directory; nothing is changed."""
+    check_replaceable(place, MANIFEST, "a checkpoint", _is_ours, overwrite=overwrite, form=FORMAT)
+
+
+def _is_ours(name: str) -> bool:
+    """Tell whether this is something that a manifest may name."""
+    return name.endswith(SLOT_FILE)
 
 
 def check_apart(out: Place, chain: Chain) -> None:

@@ -24,6 +24,7 @@ def compact(
     directory: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    overwrite: bool = True,
     threads: int | None = None,
     progress: bool = False,
     cache: str | os.PathLike[str] | None = None,
@@ -37,7 +38,9 @@ def compact(
         The checkpoint or the export at the chain's end, from where what it is a delta of is found; or a directory of
         exports, of which the newest is meant.
     out : path or URL
-        Made if it is not there; what is in it is replaced at the very end. None of the chain's.
+        Made if it is not there. None of the chain's.
+    overwrite : bool
+        Whether a checkpoint or an export that is there is replaced, at the very end. Anything else never is.
     threads : int, optional
         Default: the cores that this process may use.
     progress : bool
@@ -56,7 +59,7 @@ def compact(
     SaveConflict
         Another process has written there since this one began. What it wrote stays.
     ValueError
-        ``out`` is a directory of the chain.
+        ``out`` is a directory of the chain, or holds something else, or what may not be replaced.
 
     Notes
     -----
@@ -66,6 +69,16 @@ def compact(
     of the chain.
     """
     if has_export(directory, storage_options):
-        compact_export(directory, out, threads=threads, progress=progress, cache=cache, storage_options=storage_options)
+        compact_export(
+            directory,
+            out,
+            overwrite=overwrite,
+            threads=threads,
+            progress=progress,
+            cache=cache,
+            storage_options=storage_options,
+        )
     else:
-        checkpoint.compact(directory, out, threads=threads, progress=progress, storage_options=storage_options)
+        checkpoint.compact(
+            directory, out, overwrite=overwrite, threads=threads, progress=progress, storage_options=storage_options
+        )

@@ -19,6 +19,7 @@ Threads: a writer and a replacement belong to one thread; `in_order` works ahead
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +34,7 @@ from shoal.errors import StorageError
 from shoal.sealed import seal
 from shoal.storage import Place, Target
 
-__all__ = ["PieceFile", "PieceWriter", "Replacement", "in_order"]
+__all__ = ["PieceFile", "PieceWriter", "Replacement", "check_replaceable", "in_order"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -107,6 +108,52 @@ class PieceWriter:
         if self._file is not None:
             self._file.abort()
             self._file = None
+
+
+def check_replaceable(
+    place: Place,
+    manifest: str,
+    what: str,
+    is_ours: Callable[[str], bool],
+    *,
+    overwrite: bool,
+    form: str | None = None,
+) -> None:
+    """Check that a directory may be replaced: it is not there, is empty, or is such a thing; nothing is changed.
+
+    Parameters
+    ----------
+    place : Place
+    manifest : str
+        The manifest's name.
+    what : str
+        What is to be written, for people: "a checkpoint".
+    is_ours : callable
+        As `Replacement` takes it: a writer that was killed before its manifest was there leaves such names.
+    overwrite : bool
+        Whether one that is there may be replaced.
+    form : str, optional
+        The format that a manifest must tell, where several formats have manifests of that name.
+
+    Raises
+    ------
+    ValueError
+        There is something else, or one that may not be replaced.
+    StorageError
+        It cannot be looked at.
+    """
+    if place.kind() != "directory":  # a file is refused by what makes the directory
+        return
+    if place.version(manifest) is not None:
+        if form is not None and f'"format":"{form}"'.encode() not in place.read(manifest)[:200]:
+            raise ValueError(f"{place} holds a {manifest} that is not of {what}: choose another name")
+        if not overwrite:
+            raise ValueError(f"{place} holds {what} already: pass overwrite=True (--overwrite), or choose another name")
+        return
+    left_behind = re.compile(rf"\.{re.escape(manifest)}\.[0-9a-f]{{8}}\.tmp")  # by a writer that was killed
+    for name in (*place.names(), *place.inner()):
+        if not (is_ours(name) or left_behind.fullmatch(name)):
+            raise ValueError(f"{place} is neither empty nor {what}, it holds {name}: choose another name")
 
 
 class Replacement:

@@ -477,6 +477,7 @@ class Store(ABC):
         tables: Iterable[str] | None = None,
         since: Where | None = None,
         track: bool = False,
+        overwrite: bool = True,
         wait: Literal[True] = True,
         durable: bool = True,
         progress: bool = False,
@@ -491,6 +492,7 @@ class Store(ABC):
         tables: Iterable[str] | None = None,
         since: Where | None = None,
         track: bool = False,
+        overwrite: bool = True,
         wait: Literal[False],
         durable: bool = True,
         progress: bool = False,
@@ -504,6 +506,7 @@ class Store(ABC):
         tables: Iterable[str] | None = None,
         since: Where | None = None,
         track: bool = False,
+        overwrite: bool = True,
         wait: bool = True,
         durable: bool = True,
         progress: bool = False,
@@ -512,7 +515,8 @@ class Store(ABC):
         """Write a checkpoint of all tables, or of some, as they are now: a full one, or a delta.
 
         All rows are of one moment, that of the call. A checkpoint that is already in ``directory`` is replaced at the
-        very end, at one moment: a save that is cut off leaves it whole.
+        very end, at one moment: a save that is cut off leaves it whole. A directory that holds anything else is never
+        written to.
 
         Parameters
         ----------
@@ -528,6 +532,8 @@ class Store(ABC):
         track : bool
             Whether what changes from now on is remembered, so that the next save can be a delta of this one; always so
             where ``since`` is given. That takes an eighth of a byte a row, up to a sixth.
+        overwrite : bool
+            Whether a checkpoint that is there may be replaced.
         wait : bool
             Whether to return when it is written; else at once, and it is written in the background.
         durable : bool
@@ -547,7 +553,8 @@ class Store(ABC):
         ------
         ValueError
             The store has no table of such a name, or it is not known what has changed since ``since``, or that has
-            another number of slots. Nothing was written.
+            another number of slots; or ``directory`` holds something else than a checkpoint, or one that may not be
+            replaced. Nothing was written.
         CorruptionError
             ``since``, or what it is a delta of, is no checkpoint.
         SnapshotLost
@@ -575,6 +582,7 @@ class Store(ABC):
         """
         chosen = self._chosen(tables, "save")
         where = place_of(directory, storage_options)
+        checkpoint.check_target(where, overwrite=overwrite)
         with ExitStack() as held:
             held.enter_context(self._saving)
             base = None
@@ -618,6 +626,7 @@ class Store(ABC):
         track: bool = False,
         tables: Iterable[str] | None = None,
         version: int | None = None,
+        overwrite: bool = True,
         progress: bool = False,
         cache: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -625,7 +634,8 @@ class Store(ABC):
         """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.open_export`.
 
         In a local store all rows are of one moment. Rows that read what a key without a row reads are left out. An
-        export that is already in ``directory`` is replaced at the very end; who has it open goes on reading it.
+        export that is already in ``directory`` is replaced at the very end; who has it open goes on reading it. A
+        directory that holds anything else is never written to.
 
         Parameters
         ----------
@@ -645,6 +655,8 @@ class Store(ABC):
         version : int, optional
             The export's number; default: one more than that of ``since``, of the export that is replaced, and of those
             beside it, for which the directory above is looked through.
+        overwrite : bool
+            Whether an export that is there may be replaced.
         progress : bool
             Whether to show a progress bar.
         cache : path, optional
@@ -660,7 +672,8 @@ class Store(ABC):
         Raises
         ------
         ValueError
-            The store has no table of such a name; or it does not fit upon ``since``. Nothing was written.
+            The store has no table of such a name; or it does not fit upon ``since``; or ``directory`` holds something
+            else than an export, or one that may not be replaced. Nothing was written.
         CorruptionError
             ``since`` is damaged. Who looks at what has changed alone does not read all of it: that is left to readers.
         SnapshotLost
@@ -684,6 +697,7 @@ class Store(ABC):
                 dtype=dtype,
                 since=None if since is None else place_of(since, storage_options),
                 version=version,
+                overwrite=overwrite,
                 threads=self.threads,
                 progress=progress,
                 cache=Cache(cache),

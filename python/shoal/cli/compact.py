@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
     )
     make.add_argument("directory", metavar="DIR", help="the checkpoint or the export at the chain's end")
     make.add_argument("out", metavar="OUT", help="where to put the whole one; made if it is not there")
+    make.add_argument("--overwrite", action="store_true", help="replace a checkpoint or an export that is there")
     cached(make)
     machine(make)
 
@@ -39,13 +40,24 @@ def compact(arguments: argparse.Namespace) -> Answer:
     progress = not arguments.quiet and sys.stderr.isatty()
     if compaction.has_export(arguments.directory):
         done, links = compact_export(
-            arguments.directory, arguments.out, threads=arguments.threads, progress=progress, cache=arguments.cache
+            arguments.directory,
+            arguments.out,
+            overwrite=arguments.overwrite,
+            threads=arguments.threads,
+            progress=progress,
+            cache=arguments.cache,
         )
         rows, size = (sum(getattr(table, what) for table in done.tables.values()) for what in ("rows", "bytes"))
         of = "exports"
     else:
         links = len(checkpoint.read_chain(arguments.directory))
-        checkpoint.compact(arguments.directory, arguments.out, threads=arguments.threads, progress=progress)
+        checkpoint.compact(
+            arguments.directory,
+            arguments.out,
+            overwrite=arguments.overwrite,
+            threads=arguments.threads,
+            progress=progress,
+        )
         tables = checkpoint.read_manifest(arguments.out).tables
         rows = sum(table.rows for table in tables)
         size = sum(file.bytes for table in tables for file in table.files)

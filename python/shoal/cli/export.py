@@ -16,7 +16,8 @@ examples:
   $ shoal export ckpt/step-1000 serve/user --table user=int8 --table ad
   $ shoal export ctr s3://models/ctr/7 --since s3://models/ctr/6
 
-`shoal.open_export` reads it, `shoal inspect` tells what is in it. What DIR has is replaced at the end.
+`shoal.open_export` reads it, `shoal inspect` tells what is in it. An export that is in DIR is replaced, at the end, if
+--overwrite is given; any other directory is never written to.
 """
 
 
@@ -38,6 +39,7 @@ def add(commands: Any) -> None:
         help="a table to write, with a dtype of its own; again for more (default: all)",
     )
     write.add_argument("--version", type=int, metavar="N", help="the export's number (default: the next)")
+    write.add_argument("--overwrite", action="store_true", help="replace an export that is there")
     cached(write)
     machine(write)
 
@@ -45,7 +47,7 @@ def add(commands: Any) -> None:
 def export(arguments: argparse.Namespace) -> Answer:
     """Export a checkpoint or a model."""
     from shoal.export.cache import Cache
-    from shoal.export.write import Given, Still, write
+    from shoal.export.write import Given, Still, check_target, write
     from shoal.models import files
     from shoal.storage import place_of
     from shoal.store import local
@@ -55,6 +57,8 @@ def export(arguments: argparse.Namespace) -> Answer:
     folder, described = files.checkpoint_in(arguments.source)
     if described is not None:
         model, extras = files.for_export(arguments.source, described)
+    target = place_of(arguments.directory)
+    check_target(target, overwrite=arguments.overwrite)  # before rows are read
     chosen = dict(name.partition("=")[::2] for name in arguments.table or ())
     dtypes = {name: dtype for name, dtype in chosen.items() if dtype}
     progress = not (arguments.quiet or arguments.json)
@@ -69,11 +73,12 @@ def export(arguments: argparse.Namespace) -> Answer:
         tables = [store.tables[name] for name in names]
         given = [Given(table.spec, len(table), table.shard.read_slot) for table in tables]
         told = write(
-            place_of(arguments.directory),
+            target,
             Still(given, store.slots),
             dtype=dtypes,
             since=None if arguments.since is None else place_of(arguments.since),
             version=arguments.version,
+            overwrite=arguments.overwrite,
             model=model,
             extras=extras,
             threads=store.threads,

@@ -18,11 +18,11 @@ from shoal.export import manifest as form
 from shoal.export.cache import Cache
 from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
 from shoal.export.read import Layers, read_layers
-from shoal.pieces import PieceWriter, Replacement, in_order
+from shoal.pieces import PieceWriter, Replacement, check_replaceable, in_order
 from shoal.storage import Place
 from shoal.table import TableSpec
 
-__all__ = ["Exported", "ExportedTable", "Given", "Still", "Tables", "write"]
+__all__ = ["Exported", "ExportedTable", "Given", "Still", "Tables", "check_target", "write"]
 
 _SLOTS_A_TASK = 8
 _AHEAD = 2  # tasks per thread that are done ahead of the disk
@@ -132,6 +132,7 @@ def write(
     dtype: str | Mapping[str, str] | None = None,
     since: Place | None = None,
     version: int | None = None,
+    overwrite: bool = True,
     model: dict[str, Any] | None = None,
     extras: Mapping[str, bytes] | None = None,
     threads: int = 1,
@@ -153,6 +154,7 @@ def write(
     """
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         raise ValueError(f"version must be a number from 0 on, got {version!r}")
+    check_target(place, overwrite=overwrite)
     with ExitStack() as opened:
         base = None if since is None else opened.enter_context(closing(_read_base(since, tables, cache)))
         _check_request(tables.specs, tables.slots, dtype, place, since, base)
@@ -208,6 +210,11 @@ def _read_base(since: Place, tables: Tables, cache: Cache | None) -> Layers:
         return base
     base.close()
     return read_layers(since, cache=cache)
+
+
+def check_target(place: Place, *, overwrite: bool) -> None:
+    """Raise ValueError if an export may not be written to a directory; nothing is changed."""
+    check_replaceable(place, form.MANIFEST, "an export", _is_ours, overwrite=overwrite, form=form.FORMAT)
 
 
 def _is_ours(name: str) -> bool:

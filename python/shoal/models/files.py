@@ -37,7 +37,7 @@ from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.models.learner import Standing
-from shoal.pieces import Replacement
+from shoal.pieces import Replacement, check_replaceable
 from shoal.sealed import seal
 from shoal.storage import Place, Where, place_of
 from shoal.store import Store
@@ -69,7 +69,6 @@ _CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
 _NAMES = re.compile(r"names-[0-9a-f]{6,}\.json")
 _TOWER = re.compile(r"tower-[0-9a-f]{6,}\.pt")
 _BEST = re.compile(r"best-\d{6,}")
-_LEFT_BEHIND = re.compile(rf"\.{re.escape(MODEL_FILE)}\.[0-9a-f]{{8}}\.tmp")  # by one that was killed
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,18 +140,9 @@ def check_target(where: Where, *, overwrite: bool) -> None:
         It cannot be looked at.
     """
     place = place_of(where)
-    kind = place.kind()
-    if kind is None:
-        return
-    if kind == "file":
+    if place.kind() == "file":
         raise ValueError(f"{place} is a file: a model is a directory, choose another name")
-    if is_model(place):
-        if not overwrite:
-            raise ValueError(
-                f"{place} holds a model already: pass overwrite=True (--overwrite), or choose another name"
-            )
-    elif not all(map(_is_ours, [*place.names(), *place.inner()])):
-        raise ValueError(f"{place} is neither empty nor a model: choose another name")
+    check_replaceable(place, MODEL_FILE, "a model", _is_ours, overwrite=overwrite)
 
 
 def make_target(where: Where) -> None:
@@ -172,8 +162,8 @@ def make_target(where: Where) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Tell whether this is something that model.json may name, or that a save was killed over."""
-    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST, _LEFT_BEHIND))
+    """Tell whether this is something that model.json may name."""
+    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST))
 
 
 def best_folder(pass_number: int) -> str:

@@ -1,0 +1,171 @@
+"""Checkpoints and exports take the place of their own kind, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from places import BUCKET, options
+from shoal import cli
+from shoal.storage import Place, place_of
+from stores import KINDS, opened
+
+KEYS = np.arange(9, dtype=np.uint64)
+WRITERS = ("save", "export", "save in the background", "compact a checkpoint", "compact an export")
+
+
+@pytest.fixture(params=["local", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """An empty directory of this machine, or one of an object store."""
+    if request.param == "local":
+        return place_of(tmp_path / "root")
+    address = request.getfixturevalue("s3")
+    return place_of(f"s3://{BUCKET}/{tmp_path.name}", options(address))
+
+
+def where(place: Place) -> tuple[Any, dict[str, Any]]:
+    """What calls take for a place."""
+    given, how = place.told()
+    return given, ({"storage_options": how} if how else {})
+
+
+def contents(place: Place) -> dict[str, bytes]:
+    here = {name: place.read(name) for name in place.names()}
+    for folder in place.inner():
+        here |= {f"{folder}/{name}": data for name, data in contents(place.inside(folder)).items()}
+    return here
+
+
+def fill(place: Place, files: dict[str, bytes]) -> None:
+    for path, data in files.items():
+        folder, _, name = path.rpartition("/")
+        target = place.inside(folder) if folder else place
+        target.make()
+        with target.create(name) as file:
+            file.write(data)
+
+
+def writers(store: shoal.Store, root: Place) -> dict[str, Callable[..., Any]]:
+    """Everything that writes a checkpoint or an export, by name; each takes a place and whether to overwrite."""
+    table = store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0))
+    table.push(KEYS, np.ones((len(KEYS), 2), np.float32))
+    store.save(where(root.inside("base"))[0], **where(root)[1])
+    store.export(where(root.inside("exported"))[0], **where(root)[1])
+
+    def call(name: str) -> Callable[..., Any]:
+        def write(place: Place, **how: Any) -> None:
+            given, options = where(place)
+            if name == "export":
+                store.export(given, **how, **options)
+            elif name == "save":
+                store.save(given, **how, **options)
+            elif name == "save in the background":
+                store.save(given, wait=False, **how, **options).wait()
+            else:
+                source = root.inside("base" if name == "compact a checkpoint" else "exported")
+                shoal.compact(where(source)[0], given, **how, **options)
+
+        return write
+
+    # What they ask of an object store is the same for all of them, and slow.
+    return {name: call(name) for name in (WRITERS if root.local is not None else WRITERS[:2])}
+
+
+OTHERS = {
+    "a thesis": {"chapter.tex": b"x"},
+    "a manifest of something else": {"manifest.json": b'{"name":"my app"}', "icon.svg": b"<svg/>"},
+    "an empty manifest": {"manifest.json": b""},
+    "a model": {"model.json": b"{}", "checkpoint-00000001/manifest.json": b"{}"},
+    "a folder": {"1/manifest.json": b"{}"},
+}
+
+
+def test_a_directory_that_holds_something_else_is_refused_and_stays_as_it_is(root: Place) -> None:
+    with opened("local", slots=4) as store:
+        made = writers(store, root)
+        for number, (what, files) in enumerate(OTHERS.items()):
+            place = root.inside(f"other-{number}")
+            fill(place, files)
+            for name, write in made.items():
+                for overwrite in ({}, {"overwrite": False}):
+                    with pytest.raises(ValueError, match=r"other-\d (is neither empty nor|holds a manifest.json that)"):
+                        write(place, **overwrite)
+                    assert contents(place) == files, (what, name)
+
+
+def test_one_of_the_same_kind_is_replaced_unless_that_is_forbidden(root: Place) -> None:
+    with opened("local", slots=4) as store:
+        made = writers(store, root)
+        for name, write in made.items():
+            place = root.inside(name.replace(" ", "-"))
+            write(place, overwrite=False)  # there is nothing yet
+            before = contents(place)
+            with pytest.raises(ValueError, match=r"holds an? (checkpoint|export) already: pass overwrite=True"):
+                write(place, overwrite=False)
+            assert contents(place) == before
+            write(place)
+            assert len(contents(place)) == len(before)
+            other = made["save" if "export" in name else "export"]
+            with pytest.raises(ValueError, match=r"holds a manifest\.json that is not of an? (checkpoint|export)"):
+                other(place)
+
+
+def test_what_a_killed_writer_left_behind_is_no_hindrance(root: Place) -> None:
+    with opened("local", slots=4) as store:
+        made = writers(store, root)
+        for name, left in (("save", "0123abcd-0-0.slots"), ("export", "0123abcd-0-0.frozen")):
+            place = root.inside(f"left-{name}")
+            fill(place, {left: b"x", ".manifest.json.0123abcd.tmp": b"{"})
+            made[name](place, overwrite=False)
+            assert left not in contents(place)
+
+
+def test_deltas_go_on_as_they_did(root: Place) -> None:
+    with opened("local", slots=4) as store:
+        made = writers(store, root)
+        one, two = root.inside("1"), root.inside("2")
+        for _ in range(2):
+            made["save"](one, track=True)
+            made["save"](two, since=where(one)[0])
+    with shoal.local(slots=4) as store:
+        store.load(where(two)[0], **where(two)[1])
+        assert len(store.tables["t"]) == len(KEYS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stores_of_every_kind_refuse_it(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "thesis").write_text("x")
+    with opened(kind, slots=4) as store:
+        store.table("t", dim=1).push(KEYS, np.ones((len(KEYS), 1), np.float32))
+        for write in (store.save, store.export):
+            with pytest.raises(ValueError, match=r"d is neither empty nor an? (checkpoint|export), it holds thesis"):
+                write(tmp_path / "d")
+        store.save(tmp_path / "c")
+        with pytest.raises(ValueError, match="holds a checkpoint already"):
+            store.save(tmp_path / "c", overwrite=False)
+        store.save(tmp_path / "c")
+    assert (tmp_path / "d" / "thesis").read_text() == "x"
+
+
+def test_on_the_command_line_replacing_has_to_be_asked_for(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log").write_text("1 3:1\n0 4:1\n")
+    assert cli.main(["train", "lr", "--train", "log", "--format", "libsvm", "--model", "m4", "--quiet"]) == 0
+    before = contents(place_of(tmp_path / "m4"))
+    for target in ("m4", "m4/" + place_of(tmp_path / "m4").inner()[0]):
+        for more in ([], ["--overwrite"]):
+            assert cli.main(["export", "m4", target, *more]) == 2
+            assert f"{target} " in capsys.readouterr().err
+    assert contents(place_of(tmp_path / "m4")) == before
+    assert cli.main(["export", "m4", "e"]) == 0
+    for source, out in ((["export", "m4"], "e"), (["compact", "e"], "f")):
+        assert cli.main([*source, out, "--quiet", *(["--overwrite"] if out == "f" else [])]) == (0 if out == "f" else 2)
+        assert cli.main([*source, out, "--quiet"]) == 2
+        assert "holds an export already: pass overwrite=True (--overwrite)" in capsys.readouterr().err
+        assert cli.main([*source, out, "--quiet", "--overwrite"]) == 0
