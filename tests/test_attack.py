@@ -1,5 +1,8 @@
 """A cluster of real processes under attack (attack.py): it serves and makes tables throughout, and nothing grows."""
 
+import contextlib
+import resource
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +14,7 @@ import pytest
 import shoal
 from attack import Attack, attack, endpoints_of
 from shoal.cluster import processes
+from shoal.cluster.address import split
 from shoal.rpc.curve import Keys, make_keys
 from shoal.rpc.messages import TableForm
 
@@ -87,6 +91,37 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
                 "Traceback" in line for child in (cluster.scheduler, *cluster.servers) for line in child.last
             )
             assert len(cluster.scheduler.last) < 40  # lines: not one for each message
+
+
+def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recover():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    asp = shoal.ASP()
+    with processes.running(1) as cluster, shoal.connect(cluster.address, consistency=asp, timeout=SETTLED) as store:
+        table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
+        table.push(KEYS, ONES).wait()  # now it is connected
+        roles = [psutil.Process(child.process.pid) for child in (cluster.scheduler, *cluster.servers)]
+        files = [role.num_fds() for role in roles]
+        ports = [cluster.address, *endpoints_of(cluster.address, None)]
+        for role in roles:
+            assert role.rlimit(psutil.RLIMIT_NOFILE) == (limit[1], limit[1])
+            role.rlimit(psutil.RLIMIT_NOFILE, (60, limit[1]))
+        with contextlib.ExitStack() as held:
+            for port in ports:
+                for _ in range(100):
+                    held.enter_context(socket.create_connection(split(port), SETTLED))
+            for child in (cluster.scheduler, *cluster.servers):
+                child.said("(has opened as many files and connections as it may)", SETTLED)
+            for k in range(3):
+                table.push(KEYS, ONES).wait()
+                assert (table.pull(KEYS) == -k - 2).all()
+            assert store.scheduler_metrics()["descriptors"] > 0
+        for role, before in zip(roles, files, strict=True):
+            until(lambda role=role, before=before: role.num_fds() <= before + 8)
+            until(lambda role=role: role.cpu_percent(0.5) < 50)
+        other = store.table("u", dim=4, optimizer=shoal.SGD(lr=1.0))
+        other.push(KEYS, ONES).wait()
+        for child in (cluster.scheduler, *cluster.servers):
+            assert len(child.last) < 20
 
 
 def test_the_attacker_leaves_other_machines_alone():

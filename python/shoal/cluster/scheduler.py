@@ -24,6 +24,7 @@ from typing import Self
 import zmq
 
 from shoal.cluster.address import bindable, check_bind, join_address, split, try_all
+from shoal.cluster.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.membership import Membership, Outgoing, Probe
 from shoal.rpc.curve import Guard, Keys
 from shoal.rpc.messages import Ask, Fault, Message, Refused, Reply, decode, encode
@@ -37,6 +38,7 @@ _PROBE = 5.0  # seconds for an endpoint to answer a connection
 _AT_ONCE = 1000  # messages between two looks at the time
 _LONGEST = 1 << 24  # bytes of a frame; a peer that sends a longer one is cut off
 _MOST_FRAMES = 4  # of a message, the route with them
+_LOOK = 1.0  # seconds between two looks at whether it can still open files
 _HANDSHAKE = 10000  # ms until a connection has to have said what it is
 
 
@@ -132,7 +134,8 @@ class Scheduler:
             ``garbage``: not a control message. ``invalid``: one of another version, or with a field out of its bounds.
             ``unknown``: the sender takes this scheduler for the one before it. ``unreachable``: a server at whose
             address nobody answers. ``failed``: a message that met a defect. ``key``: a connection without a key of this
-            cluster. Reasons that did not occur are left out.
+            cluster. ``descriptors``: seconds in which it could open nothing more. Reasons that did not occur are left
+            out.
         """
         keys = {} if self._guard is None or not self._guard.refused else {"key": self._guard.refused}
         return {**self._refusals.counts(), **keys}
@@ -150,6 +153,8 @@ class Scheduler:
         going : callable
             Asked every now and then.
         """
+        raise_limit()
+        looked = time.monotonic()
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
@@ -166,6 +171,10 @@ class Scheduler:
             if self._receive():
                 with self._guarded("what is due"):
                     self._send(self._membership.on_time(time.monotonic()))
+            if time.monotonic() - looked > _LOOK:
+                looked = time.monotonic()
+                if are_spent():
+                    self._refusals.add("descriptors", SPENT, level=logging.ERROR)
             while self._membership.refused:
                 self._refusals.add(*self._membership.refused.popleft())
             while self._membership.notes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ import zmq
 
 from shoal import _core
 from shoal.cluster.address import bindable, check_bind, is_loopback, join_address, split
+from shoal.cluster.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.link import GRACE, Link
 from shoal.cluster.loading import ReadTask
 from shoal.cluster.saving import WriteTask
@@ -40,6 +42,7 @@ from shoal.rpc.messages import (
     StartJob,
     TellFigures,
 )
+from shoal.rpc.refusals import Refusals
 from shoal.store import make_budget
 
 __all__ = ["TASKS", "Server", "obey"]
@@ -50,6 +53,7 @@ TASKS = WriteTask | ReadTask  # what workers have a server do, beside its data l
 
 _WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for an order whose input is wrong
 _PAUSE = 0.2  # seconds between two looks at whether it is to go on
+_LOOK = 1.0  # seconds between two looks at whether it can still open files
 _LEAVING = 2.0  # seconds to say goodbye in
 
 
@@ -235,7 +239,14 @@ class Server:
         Fenced
             The scheduler took this server for dead.
         """
+        raise_limit()
+        refusals = Refusals(_log)
+        looked = time.monotonic()
         while not self._stopping and going():
+            if time.monotonic() - looked > _LOOK:
+                looked = time.monotonic()
+                if are_spent():
+                    refusals.add("descriptors", SPENT, level=logging.ERROR)
             order = self._link.next_order(_PAUSE)
             if order is not None:
                 self._execute(order)
