@@ -103,6 +103,7 @@ def test_arrays_that_do_not_fit_are_refused(change, complaint):
         "fields": None,
         "spans": None,
         "row": 0,
+        "labelled": True,
     }
     block, start = change.get("block", b"1 2:3\n"), change.get("start", 0)
     _reader.parse_libsvm(b"1 2:3\n", 0, SimpleNamespace(**arrays), False)

@@ -21,6 +21,7 @@
 #     fields    uint64, the field of each feature, or None where nobody asked
 #     spans     int64[, 2], where in the block the text of each feature begins and ends, or None where nobody asked
 #     row       rows that are in the arrays already
+#     labelled  whether lines have labels, and weights; else labels become NaN and weights 1, whatever stands there
 #
 # Every parse_*(block, start, arrays, ..., skip) appends the lines of block[start:] as rows from arrays.row on, and
 # returns (end, lines, row, skipped, fault, at): block[start:end] was consumed, `lines` lines of it, and the arrays now
@@ -42,6 +43,7 @@
 
 from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint64_t
 from libc.float cimport FLT_MAX
+from libc.math cimport NAN
 from libc.string cimport memchr, memcmp, memcpy, memset
 from libcpp.vector cimport vector
 

@@ -19,7 +19,9 @@ class Arrays:
         weighted: bool = True,
         fielded: bool = True,
         spanned: bool = False,
+        labelled: bool = True,
     ) -> None:
+        self.labelled = labelled
         self._guarded: list[np.ndarray] = []
         self.labels = self._cut(rows, np.float32)
         self.weights = self._cut(rows, np.float32) if weighted else None
@@ -54,6 +56,7 @@ class Arrays:
             "weighted": self.weights is not None,
             "fielded": self.fields is not None,
             "spanned": self.spans is not None,
+            "labelled": self.labelled,
         }
         new = Arrays(len(self.labels) + rows, len(self.keys) + nnz, **has)
         new.row = self.row

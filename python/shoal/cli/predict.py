@@ -24,7 +24,8 @@ examples:
   $ shoal predict --model ctr --data day_1.tsv --output - | head -3
 
 One probability of label 1 for each line of the data, in its order, with all digits of a float64. The file appears when
-it is complete. The data has the model's format, labels included; they are not looked at.
+it is complete. The data has the model's format. Labels are not looked at, and may be missing: a column of csv and
+parquet, the first column of criteo, the first word of libsvm and libffm, what stands before the bar of vw.
 """
 
 EVALUATE_EXAMPLES = """\
@@ -59,7 +60,7 @@ def predict(arguments: argparse.Namespace) -> Answer:
     with _loaded(arguments) as (model, reader):
         examples = 0
         with _output(arguments.output) as file:
-            for batch in reader:
+            for batch in reader.unlabelled():
                 p = model.predict_proba(batch).tolist()
                 file.write("".join([f"{x!r}\n" for x in p]))
                 examples += len(p)

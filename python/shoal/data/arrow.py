@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,10 +139,15 @@ class TableReader(Reader):
                 yield Part(done, 0, fraction) if done else None
         yield Part([(pieces.take(pieces.rows), place)] if pieces.rows else [], 0, 1.0)
 
+    @property
+    def _labelled(self) -> bool:
+        return self._settings.labelled and self._columns.label is not None
+
     def _tables(self, share: Share) -> Iterator[tuple[int, float, Any]]:
         """Yield record batches: the number of the first row, which part of all rows was seen, and the batch."""
         file = share.file
-        tables = _in_memory(file, self._columns) if isinstance(file, Tables) else _parquet(file, self._columns)
+        read = _in_memory if isinstance(file, Tables) else _parquet
+        tables = read(file, functools.partial(self._columns.kinds_of, labelled=self._labelled))
         total = next(tables)
         if total is None:
             total = sys.maxsize
@@ -159,17 +164,22 @@ class TableReader(Reader):
     def _batch(self, file: File, table: Any, first: int) -> Batch:
         """Turn a record batch into features."""
         names = table.schema.names
-        kinds = dict(zip(names, self._columns.kinds_of(names), strict=True))
+        labelled = self._labelled
+        kinds = dict(zip(names, self._columns.kinds_of(names, labelled=labelled), strict=True))
         try:
-            return _featured(table, kinds, self._columns, self.names, fielded=self._settings.fielded)
+            fielded = self._settings.fielded
+            return _featured(table, kinds, self._columns, self.names, fielded=fielded, labelled=labelled)
         except _InRow as error:
             raise ValueError(f"{file.name}, row {first + error.row}, column {error.column!r}: {error}") from None
 
 
-def _in_memory(file: Tables, columns: Columns) -> Iterator[Any]:
+KindsOf = Callable[[Sequence[str]], list[int]]
+
+
+def _in_memory(file: Any, kinds_of: KindsOf) -> Iterator[Any]:
     """Yield the number of rows, then the record batches with the columns that are asked for."""
     with file.stream() as stream:
-        names = _asked(file, columns, stream.schema.names)
+        names = _asked(file, kinds_of, stream.schema.names)
         yield file.size()
         for table in stream:
             small = table.select(names)
@@ -177,22 +187,22 @@ def _in_memory(file: Tables, columns: Columns) -> Iterator[Any]:
                 yield small.slice(first, _ROWS)
 
 
-def _parquet(file: File, columns: Columns) -> Iterator[Any]:
+def _parquet(file: File, kinds_of: KindsOf) -> Iterator[Any]:
     """Yield the number of rows, then the record batches with the columns that are asked for."""
     arrow = pyarrow()
     with file.open() as opened:
         try:
             with arrow.parquet.ParquetFile(opened) as table:
-                names = _asked(file, columns, table.schema_arrow.names)
+                names = _asked(file, kinds_of, table.schema_arrow.names)
                 yield table.metadata.num_rows
                 yield from table.iter_batches(_ROWS, columns=names, use_threads=False)
         except (arrow.ArrowException, OSError) as error:
             raise CorruptionError(f"{file.name} is no Parquet, or damaged ({error}): fetch or make it again") from error
 
 
-def _asked(file: File, columns: Columns, names: Sequence[str]) -> list[str]:
+def _asked(file: File, kinds_of: KindsOf, names: Sequence[str]) -> list[str]:
     try:
-        kinds = columns.kinds_of(names)
+        kinds = kinds_of(names)
     except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from None
     return [name for name, kind in zip(names, kinds, strict=True) if kind != PASSED_OVER]
@@ -208,7 +218,13 @@ class _InRow(ValueError):
 
 
 def _featured(
-    table: Any, kinds: Mapping[str, int], columns: Columns, named: FeatureNames | None, *, fielded: bool
+    table: Any,
+    kinds: Mapping[str, int],
+    columns: Columns,
+    named: FeatureNames | None,
+    *,
+    fielded: bool,
+    labelled: bool,
 ) -> Batch:
     rows = table.num_rows
     features = [name for name, kind in kinds.items() if kind in (NUMERIC, CATEGORICAL)]
@@ -228,8 +244,10 @@ def _featured(
         else:
             keys[:, i], there[:, i] = _tokens(table.column(name), int(fields[i]), name, named)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1, dtype=np.int64))])
-    labels = _labels(table.column(columns.label), columns)
-    weights = None if columns.weight is None else _weights(table.column(columns.weight), columns.weight)
+    labels, weights = np.full(rows, np.nan, np.float32), None
+    if labelled:
+        labels = _labels(table, columns)
+        weights = None if columns.weight is None else _weights(table.column(columns.weight), columns.weight)
     flat, products = keys[there], None if values is None else values[there]
     of = np.broadcast_to(fields, keys.shape)[there] if columns.pairs or columns.lists or fielded else None
     if columns.lists:
@@ -332,8 +350,10 @@ def _spell(name: str, text: memoryview | bytes, begin: int, end: int, field: int
     return f"{name}={decoded(text[begin:end])}"
 
 
-def _labels(column: Any, columns: Columns) -> NDArray[np.float32]:
+def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
     name = columns.label
+    assert name is not None, "who reads labels has a column of them"
+    column = table.column(name)
     _complete(column, name)
     if columns.positive is not None:
         keys, _ = _tokens(column, 0, name)

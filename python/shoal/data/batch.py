@@ -20,7 +20,7 @@ class Batch:
     Parameters
     ----------
     labels : float32[n]
-        0 or 1.
+        0 or 1; NaN from a reader without labels (`shoal.Reader.unlabelled`): nothing can be learned or measured there.
     indptr : int64[n + 1]
         From 0 to nnz, never falling.
     keys : uint64[nnz]

@@ -50,6 +50,8 @@ class Bound:
         Cells that hold nothing.
     positive : bytes or None
         The label that counts as 1; None: labels are numbers.
+    unlabelled : Bound or None
+        Columns of a line that lacks the label, where labels are not read and no header tells whether there are any.
     """
 
     names: tuple[str, ...]
@@ -60,6 +62,7 @@ class Bound:
     list_separator: int
     missing: tuple[bytes, ...]
     positive: bytes | None
+    unlabelled: Bound | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ class Columns:
         A column has two roles, a name is none, an interaction is between columns that are no features.
     """
 
-    label: str
+    label: str | None
     categorical: Sequence[str] | None = None
     numeric: Sequence[str] = ()
     weight: str | None = None
@@ -87,7 +90,8 @@ class Columns:
         texts = self.lists.items() if isinstance(self.lists, Mapping) else [("", None)]
         if not all(isinstance(name, str) and isinstance(shared, str) for name, shared in texts):
             raise TypeError(f'lists is {self.lists!r}: pass {{"column": "column whose keys it shares"}}')
-        roles = [self.label, *self.numeric, *(self.categorical or ()), *self.lists]
+        roles = [*self.numeric, *(self.categorical or ()), *self.lists]
+        roles += [] if self.label is None else [self.label]
         roles += [] if self.weight is None else [self.weight]
         for column in roles:
             if roles.count(column) > 1:
@@ -111,7 +115,7 @@ class Columns:
 
     def schema(self) -> dict[str, Any]:
         """Tell what differs from the defaults, as JSON."""
-        told: dict[str, Any] = {"label": self.label}
+        told: dict[str, Any] = {} if self.label is None else {"label": self.label}
         if self.categorical is not None:
             told["categorical"] = list(self.categorical)
         if self.numeric:
@@ -126,8 +130,14 @@ class Columns:
             told["interactions"] = [list(pair) for pair in pairs]
         return told
 
-    def kinds_of(self, names: Sequence[str]) -> list[int]:
+    def kinds_of(self, names: Sequence[str], *, labelled: bool = True) -> list[int]:
         """Give each column of a file its role.
+
+        Parameters
+        ----------
+        names : sequence of str
+        labelled : bool
+            Whether label and weight are needed. Else they are passed over, and need not be there.
 
         Raises
         ------
@@ -138,21 +148,27 @@ class Columns:
             **dict.fromkeys(self.categorical or (), CATEGORICAL),
             **dict.fromkeys(self.numeric, NUMERIC),
             **dict.fromkeys(self.lists, LIST),
-            **({} if self.weight is None else {self.weight: WEIGHT}),
-            self.label: LABEL,
         }
+        answers = {
+            **({} if self.weight is None else {self.weight: WEIGHT}),
+            **({} if self.label is None else {self.label: LABEL}),
+        }
+        roles = {**roles, **answers} if labelled else roles
         for column in {**roles, **dict.fromkeys(self._interacting())}:
             if names.count(column) != 1:
                 count = "not" if column not in names else "twice"
                 raise ValueError(f"column {column!r} is {count} there: the columns are {_listed(names)}")
         others = CATEGORICAL if self.categorical is None else PASSED_OVER
+        roles = {**dict.fromkeys(answers, PASSED_OVER), **roles}
         return [roles.get(name, others) for name in names]
 
-    def bind(self, names: Sequence[str], separator: str, list_separator: str, missing: Iterable[str]) -> Bound:
+    def bind(
+        self, names: Sequence[str], separator: str, list_separator: str, missing: Iterable[str], *, labelled: bool
+    ) -> Bound:
         """Find the columns in a file of text."""
         return Bound(
             tuple(names),
-            np.array(self.kinds_of(names), np.uint8),
+            np.array(self.kinds_of(names, labelled=labelled), np.uint8),
             np.array([field_of(name) for name in names], np.uint64),
             np.array([field_of(self.lists.get(name, name)) for name in names], np.uint64),
             ord(separator),

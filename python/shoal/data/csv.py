@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal import _reader
 from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, Bound, Columns
@@ -27,8 +27,8 @@ class _Header:
     numeric: dict[int, str] = field(default_factory=dict)  # names of the columns that were found, by their numbers
     categorical: dict[int, str] = field(default_factory=dict)
 
-    def __call__(self, line: bytes) -> Parse:
-        """Return what parses the other lines."""
+    def __call__(self, line: bytes, labelled: bool) -> Parse:
+        """Return what parses the other lines, of which ``labelled`` tells whether they need a label."""
         try:
             text = line.decode().removeprefix(_BOM).rstrip("\r")
         except UnicodeDecodeError as error:
@@ -37,11 +37,21 @@ class _Header:
             (names,) = csv.reader([text], delimiter=self.separator, strict=True) if text else ([],)
         except csv.Error as error:
             raise ValueError(f"the header is no row of names ({error}): is this CSV?") from None
-        return self.of(names)
+        return self._parser(self._bind(names, labelled=labelled))
 
     def of(self, names: Sequence[str]) -> Parse:
-        """Return what parses lines with these columns."""
-        bound = self.columns.bind(names, self.separator, self.list_separator, self.missing)
+        """Return what parses lines with these columns, in files without a header; some may lack the label."""
+        bound = self._bind(names, labelled=self.columns.label is not None)
+        others = [name for name in names if name != self.columns.label]
+        if others and len(others) < len(names):
+            bound = replace(bound, unlabelled=self._bind(others, labelled=False))
+        return self._parser(bound)
+
+    def _bind(self, names: Sequence[str], *, labelled: bool) -> Bound:
+        return self.columns.bind(names, self.separator, self.list_separator, self.missing, labelled=labelled)
+
+    def _parser(self, bound: Bound) -> Parse:
+        names = bound.names
         for name, number, kind in zip(names, bound.fields.tolist(), bound.kinds.tolist(), strict=True):
             if kind == LIST:
                 self.categorical[number] = self.columns.lists[name]
@@ -101,4 +111,5 @@ def csv_format(
         pairs=columns.pairs,
         spell=header.spell,
         schema=schema,
+        labelled=columns.label is not None,
     )

@@ -238,7 +238,7 @@ def _bound(form: Format, lines: Lines) -> Parse:
     """Find what parses the lines of a file with a header."""
     assert form.header is not None, "a format parses, or has a header that tells how"
     try:
-        return form.header(lines.header or b"")
+        return form.header(lines.header or b"", form.labelled)
     except ValueError as error:
         raise ValueError(f"{lines.file.name}, line 1: {error}") from None
 

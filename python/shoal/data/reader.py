@@ -48,6 +48,7 @@ class Settings:
     threads: int = 1
     names: FeatureNames | None = None
     fielded: bool = False
+    labelled: bool = True
     rank: int = 0
     shards: int = 1
     begin: Place = _BEGINNING
@@ -132,6 +133,7 @@ class Reader(ABC):
         self._schema = schema
         self._settings = settings
         self._seen = _Seen(settings.begin, settings.begin.skipped)
+        self._told: Reader | None = None  # another one, whose passes these are too
 
     @abstractmethod
     def _parts(self) -> Parts:
@@ -146,6 +148,8 @@ class Reader(ABC):
         """Begin a pass, when the first batch is asked for."""
         settings = self._settings
         seen = self._seen = _Seen(settings.begin, settings.begin.skipped)
+        if self._told is not None:
+            self._told._seen = seen
         ahead = Ahead(self._parts(), _PARTS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
             for batches, skipped, fraction in ahead:
@@ -266,6 +270,7 @@ class Reader(ABC):
     def _with(self, settings: Settings) -> Reader:
         reader = copy.copy(self)
         reader._settings = settings
+        reader._told = None
         reader._seen = _Seen(settings.begin, settings.begin.skipped)
         return reader
 
@@ -313,6 +318,25 @@ class Reader(ABC):
             The format has no fields (libsvm), or features are made of two (interactions).
         """
         return self._with(replace(self._settings, fielded=True))
+
+    def unlabelled(self) -> Reader:
+        """Return this reader with batches without labels, for predictions: labels and weights are not looked at.
+
+        Returns
+        -------
+        Reader
+            `Batch.labels` is NaN, and a label may be wrong, blank or missing: the column of csv and parquet, the first
+            column of Criteo's logs, the first word of libsvm and libffm, what stands before the bar of Vowpal Wabbit.
+            `skipped` and `progress` of this reader tell of its passes too.
+
+        Notes
+        -----
+        `shoal.models.Model.predict_proba` does it to the readers that it is given. A line that holds nothing is no
+        example all the same.
+        """
+        reader = self._with(replace(self._settings, labelled=False))
+        reader._told = self
+        return reader
 
     @property
     def place(self) -> Place:

@@ -283,7 +283,7 @@ def read_vw(
 def read_csv(
     path: Wheres,
     *,
-    label: str,
+    label: str | None,
     categorical: Sequence[str] | None = None,
     numeric: Sequence[str] = (),
     weight: str | None = None,
@@ -307,8 +307,8 @@ def read_csv(
     ----------
     path : path, pattern, URL, "-", binary file, or list of them
         Plain, gzip, bzip2, xz or Zstandard; see `Reader`. Each file has its own header, and its columns in any order.
-    label : str
-        The column of labels: 0/1, -1/+1, or see ``positive``.
+    label : str or None
+        The column of labels: 0/1, -1/+1, or see ``positive``. None: there are none, and `Batch.labels` is NaN.
     categorical : list of str, optional
         Columns of which each text is a feature with the value 1. Default: all columns that nothing else is said of.
     numeric : list of str, default none
@@ -402,7 +402,7 @@ def read_csv(
 def read_parquet(
     path: Wheres,
     *,
-    label: str,
+    label: str | None,
     categorical: Sequence[str] | None = None,
     numeric: Sequence[str] = (),
     weight: str | None = None,
@@ -419,8 +419,9 @@ def read_parquet(
     ----------
     path : path, pattern, URL, or list of them
         See `Reader`.
-    label : str
-        The column of labels: 0/1, -1/+1, true and false, or see ``positive``.
+    label : str or None
+        The column of labels: 0/1, -1/+1, true and false, or see ``positive``. None: there are none, and `Batch.labels`
+        is NaN.
     categorical : list of str, optional
         Columns of which each text is a feature with the value 1; other types are taken as their text. Default: all
         columns that nothing else is said of.
@@ -483,7 +484,7 @@ def read_parquet(
 def read_arrow(
     data: Any,
     *,
-    label: str,
+    label: str | None,
     categorical: Sequence[str] | None = None,
     numeric: Sequence[str] = (),
     weight: str | None = None,

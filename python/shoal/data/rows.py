@@ -42,6 +42,8 @@ class Rows:
         What makes a name of a feature's text.
     fielded : bool
         Whether batches tell the fields of their features.
+    labelled : bool
+        Whether lines have labels and weights. Else neither is looked at: labels are NaN.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Rows:
         names: FeatureNames | None = None,
         spell: Spell = of_numbers,
         fielded: bool = False,
+        labelled: bool = True,
     ) -> None:
         self.row = 0
+        self.labelled = labelled
         self._names = names
         self._noted = 0  # features
         self._spell = spell
@@ -163,8 +167,8 @@ class Format:
     weighted : bool
         Whether an example has a weight.
     header : callable, optional
-        Takes the first line of each file, which is no example, and returns what parses that file's other lines, instead
-        of ``parse``; its errors are ValueErrors that tell what is wrong with the line.
+        Takes the first line of each file, which is no example, and whether a label is needed, and returns what parses
+        that file's other lines, instead of ``parse``; its errors are ValueErrors that tell what is wrong with the line.
     pairs : sequence of (int, int)
         The fields whose features interact.
     spell : callable
@@ -175,18 +179,21 @@ class Format:
         What was asked of the function that made the reader, as JSON: models remember it.
     fielded : bool
         Whether batches tell the fields of their features.
+    labelled : bool
+        Whether lines have labels.
     """
 
     name: str
     parse: Parse | None
     valued: bool
     weighted: bool = False
-    header: Callable[[bytes], Parse] | None = None
+    header: Callable[[bytes, bool], Parse] | None = None
     pairs: Pairs = ()
     spell: Spell = of_numbers
     names: FeatureNames | None = None
     schema: Mapping[str, Any] = field(default_factory=dict)
     fielded: bool = False
+    labelled: bool = True
 
     def rows(self, most: int) -> Rows:
         """Make the arrays of a pass in batches of ``most`` rows."""
@@ -198,6 +205,7 @@ class Format:
             names=self.names,
             spell=self.spell,
             fielded=self.fielded,
+            labelled=self.labelled,
         )
 
     def with_interactions(self, interactions: Interactions, number: Callable[[Field], int]) -> Format:

@@ -55,7 +55,8 @@ class TextReader(Reader):
     def _parts(self) -> Parts:
         settings = self._settings
         skip = settings.on_error == "skip"
-        form = replace(self._form, names=settings.names, fielded=settings.fielded)
+        labelled = self._form.labelled and settings.labelled
+        form = replace(self._form, names=settings.names, fielded=settings.fielded, labelled=labelled)
         return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.threads)
 
     def with_fields(self) -> Reader:

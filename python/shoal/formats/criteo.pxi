@@ -67,8 +67,10 @@ cdef inline void put_column(
     out.nnz += 1
 
 
-cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
-    cdef const CriteoTables* tables = <const CriteoTables*>known
+cdef int read_columns(
+    const uint8_t** place, const uint8_t* end, Target* out, const CriteoTables* tables, bint behind_label
+) noexcept nogil:
+    """The columns of a line, each with a tab before it; of one without a label the first has none."""
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* stop
     cdef int64_t v = 0
@@ -76,20 +78,12 @@ cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, con
     cdef size_t size
     cdef int column
     cdef int fault
-    if p[0] == 10 or (p[0] == 13 and p[1] == 10):
-        place[0] += 0 if p[0] == 10 else 1
-        return BLANK
-    if out.nnz > out.room - CRITEO_COLUMNS:
-        return NO_ROOM
-    fault = read_label(place, end, &out.labels[out.row])
-    if fault != GOOD:
-        return fault
-    p = place[0]
     for column in range(INTEGERS):
         place[0] = p
-        if p[0] != 9:
-            return COLUMNS if column == 0 or p[0] == 10 or p[0] == 13 else INTEGER_TEXT
-        p += 1
+        if column > 0 or behind_label:
+            if p[0] != 9:
+                return COLUMNS if column == 0 or p[0] == 10 or p[0] == 13 else INTEGER_TEXT
+            p += 1
         if p[0] == 9:
             continue
         place[0] = p
@@ -117,6 +111,33 @@ cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, con
         p = stop
     place[0] = p
     return GOOD if p[0] == 10 else COLUMNS
+
+
+cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+    cdef const CriteoTables* tables = <const CriteoTables*>known
+    cdef const uint8_t* p = place[0]
+    cdef const uint8_t* at
+    cdef int fault
+    if p[0] == 10 or (p[0] == 13 and p[1] == 10):
+        place[0] += 0 if p[0] == 10 else 1
+        return BLANK
+    if out.nnz > out.room - CRITEO_COLUMNS:
+        return NO_ROOM
+    if out.labelled:
+        fault = read_label(place, end, &out.labels[out.row])
+        return fault if fault != GOOD else read_columns(place, end, out, tables, True)
+    # Whether there is a label the number of tabs tells: no line is good both ways.
+    place[0] = byte_or_newline(p, end, 9)
+    fault = read_columns(place, end, out, tables, True)
+    if fault == GOOD:
+        return GOOD
+    at = place[0]
+    place[0] = p
+    out.nnz = out.indptr[out.row]
+    if read_columns(place, end, out, tables, False) == GOOD:
+        return GOOD
+    place[0] = at
+    return fault
 
 
 cdef int64_t greatest(const uint16_t[::1] cells) noexcept nogil:

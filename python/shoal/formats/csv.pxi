@@ -26,6 +26,7 @@ cdef struct CsvColumns:
     bint empty_is_missing
     const Text* positive  # the label that counts as 1, or null: labels are numbers
     uint8_t* unquoted  # room for a cell
+    const CsvColumns* unlabelled  # of lines that lack the label, where no header tells whether they do; or null
 
 
 cdef inline int read_cell(
@@ -131,6 +132,8 @@ cdef inline int put_cell(
     cdef float value = 1.0
     cdef int fault
     cdef uint8_t kind = columns.kinds[column]
+    if not out.labelled and (kind == LABEL or kind == WEIGHT):
+        return GOOD
     if is_missing(columns, cell):
         return CELL_MISSING if kind == LABEL or kind == WEIGHT else GOOD
     if kind == LABEL:
@@ -191,8 +194,10 @@ cdef inline int put_list(
     return GOOD
 
 
-cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
-    cdef const CsvColumns* columns = <const CsvColumns*>known
+cdef int read_row(
+    const uint8_t** place, const uint8_t* end, Target* out, const CsvColumns* columns
+) noexcept nogil:
+    """The cells of a line, as many as there are columns."""
     cdef const uint8_t* p = place[0]
     cdef const uint8_t* readable = end
     cdef size_t column = 0
@@ -222,6 +227,25 @@ cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const 
     return GOOD if p[0] == 10 and column == columns.count else CELLS
 
 
+cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const void* known) noexcept nogil:
+    cdef const CsvColumns* columns = <const CsvColumns*>known
+    cdef const uint8_t* line = place[0]
+    cdef const uint8_t* at
+    cdef int fault = read_row(place, end, out, columns)
+    cdef int without
+    if columns.unlabelled == NULL or fault == GOOD or fault == BLANK or fault == NO_ROOM:
+        return fault
+    # Whether there is a label the number of cells tells: no line is good both ways.
+    at = place[0]
+    place[0] = line
+    out.nnz = out.indptr[out.row]
+    without = read_row(place, end, out, columns.unlabelled)
+    if without == GOOD or without == NO_ROOM:
+        return without
+    place[0] = at
+    return fault
+
+
 def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bint skip):
     """Append rows of CSV to ``arrays``, by ``columns``, a `shoal.data.columns.Bound`; see docs/readers.md."""
     cdef const uint8_t[::1] kinds = columns.kinds
@@ -235,6 +259,11 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     cdef bytes unquoted
     cdef Text truth
     cdef CsvColumns known
+    cdef CsvColumns without
+    cdef const uint8_t[::1] fewer_kinds
+    cdef const uint64_t[::1] fewer_fields
+    cdef const uint64_t[::1] fewer_hashed
+    cdef vector[uint64_t] fewer_seeds
     cdef size_t i
     cdef bytes text
     if kinds.shape[0] == 0 or kinds.shape[0] != fields.shape[0] or kinds.shape[0] != hashed.shape[0]:
@@ -268,4 +297,24 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     known.separator, known.list_separator = columns.separator, columns.list_separator
     known.missing, known.missing_count, known.missing_first = empties.data(), empties.size(), first
     known.unquoted = <uint8_t*>PyBytes_AS_STRING(unquoted)
+    known.unlabelled = NULL
+    if columns.unlabelled is not None and not arrays.labelled:
+        without = known
+        fewer_kinds, fewer_fields = columns.unlabelled.kinds, columns.unlabelled.fields
+        fewer_hashed = columns.unlabelled.hashed
+        if (
+            fewer_kinds.shape[0] == 0 or fewer_kinds.shape[0] != fewer_fields.shape[0]
+            or fewer_kinds.shape[0] != fewer_hashed.shape[0]
+        ):
+            raise ValueError(
+                f"kinds, fields and hashed of unlabelled must be as long, and not empty, got {fewer_kinds.shape[0]}, "
+                f"{fewer_fields.shape[0]} and {fewer_hashed.shape[0]}"
+            )
+        if arrays.values is None and NUMERIC in columns.unlabelled.kinds:
+            raise ValueError("values is None, and a column of unlabelled is numeric")
+        for i in range(<size_t>fewer_hashed.shape[0]):
+            fewer_seeds.push_back(field_seed(fewer_hashed[i]))
+        without.count = <size_t>fewer_kinds.shape[0]
+        without.kinds, without.fields, without.seeds = &fewer_kinds[0], &fewer_fields[0], fewer_seeds.data()
+        known.unlabelled = &without
     return parse(block, start, arrays, skip, csv_line, &known)

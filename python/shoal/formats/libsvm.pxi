@@ -74,6 +74,15 @@ cdef inline int read_pairs(
     return fault
 
 
+cdef inline void pass_over_label(const uint8_t** place) noexcept nogil:
+    """Move behind the first word, if it is no feature: one has a colon."""
+    cdef const uint8_t* p = place[0]
+    while not ends_token(p[0]) and p[0] != 58:
+        p += 1
+    if p[0] != 58:
+        place[0] = p
+
+
 cdef inline int read_labelled_pairs(
     const uint8_t** place, const uint8_t* end, Target* out, bint fielded
 ) noexcept nogil:
@@ -83,6 +92,9 @@ cdef inline int read_labelled_pairs(
     if place[0][0] == 10 or place[0][0] == 35:
         place[0] = <const uint8_t*>memchr(place[0], 10, end - place[0])
         return BLANK
+    if not out.labelled:
+        pass_over_label(place)
+        return read_pairs(place, end, out, fielded)
     fault = read_label(place, end, &out.labels[out.row])
     return fault if fault != GOOD else read_pairs(place, end, out, fielded)
 

@@ -94,6 +94,7 @@ cdef struct Target:
     float* values
     uint64_t* fields
     int64_t* spans  # two a feature, counted from the block's first byte
+    bint labelled  # whether labels and weights are read; else they are passed over, if they are there at all
     bint origins  # whether fields or spans are asked for: one test a feature where neither is
     const uint8_t* block
     int64_t rows  # room
@@ -128,6 +129,10 @@ cdef void walk(
         line = p
         fault = read(&p, end, out, known)
         if fault == GOOD:
+            if not out.labelled:
+                out.labels[out.row] = NAN
+                if out.weights != NULL:
+                    out.weights[out.row] = 1.0
             out.row += 1
             out.indptr[out.row] = out.nnz
         elif fault != BLANK:
@@ -156,6 +161,7 @@ cdef object parse(
     cdef uint64_t[::1] fields = arrays.fields
     cdef int64_t[:, ::1] spans = arrays.spans
     cdef int64_t row = arrays.row
+    cdef bint labelled = arrays.labelled
     cdef Target out
     cdef Stop stop
     if start > <size_t>block.shape[0]:
@@ -181,6 +187,7 @@ cdef object parse(
     if start < <size_t>block.shape[0] and out.row < out.rows:
         out.labels = &labels[0]
         out.indptr = &indptr[0]
+        out.labelled = labelled
         out.weights = out.values = NULL
         out.keys = out.fields = NULL
         out.spans = NULL

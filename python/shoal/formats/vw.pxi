@@ -22,6 +22,12 @@ cdef inline int read_head(const uint8_t** place, const uint8_t* end, Target* out
     cdef float weight = 1.0
     cdef float initial = 0.0
     cdef int fault
+    if not out.labelled:
+        while p[0] != 124 and p[0] != 10:
+            words |= not is_blank(p[0])
+            p += 1
+        place[0] = p
+        return GOOD if p[0] == 124 else BAR_MISSING if words else BLANK
     while True:
         while is_blank(p[0]):
             p += 1

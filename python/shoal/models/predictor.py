@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data import Batch
+from shoal.data import Batch, Reader
 from shoal.errors import CorruptionError
 from shoal.metrics import Curves, Metrics, probabilities
 from shoal.models import inputs, training
@@ -190,7 +190,8 @@ class Predictor(ABC):
         Parameters
         ----------
         data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
-            Of an array as many columns as were learned from; of a frame the columns by their names.
+            Of an array as many columns as were learned from; of a frame the columns by their names. Labels of a
+            reader's data may be missing: `shoal.Reader.unlabelled`.
 
         Returns
         -------
@@ -203,6 +204,8 @@ class Predictor(ABC):
         """
         self.check_fitted()
         batches = inputs.to_predict(self._record, data, labelled=False)
+        if isinstance(batches, Reader):
+            batches = batches.unlabelled()
         if isinstance(batches, Batch):
             return self.margins(batches, self.prepare(batches))
         training.check_iterable(batches, "data", passes=1)
