@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import io
 import json
@@ -19,76 +18,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pa = pytest.importorskip("pyarrow")
 
-from shoal.serve import Served, serve  # noqa: E402
+from serving import ask, exported, instances, predict, running, sparse_data, trained  # noqa: E402
+from shoal.serve import Limits, Served  # noqa: E402
 from shoal.serve.bodies import ARROW  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def sparse_data(rng, n=400):
-    lengths = rng.integers(0, 6, n)
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    keys = rng.integers(0, 200, indptr[-1]).astype(np.uint64) * np.uint64(2**57 + 3)
-    values = rng.standard_normal(indptr[-1]).astype(np.float32)
-    return shoal.Batch(rng.integers(0, 2, n).astype(np.float32), indptr, keys, values)
-
-
-def instances(batch, values=True):
-    cut = [slice(a, b) for a, b in zip(batch.indptr[:-1], batch.indptr[1:], strict=True)]
-    rows = [{"keys": batch.keys[c].tolist(), "values": batch.values[c].tolist()} for c in cut]
-    return rows if values else [{"keys": row["keys"]} for row in rows]
-
-
-@contextlib.contextmanager
-def running(directory, **how):
-    """Serve a directory in a thread: the port, and what is served."""
-    with Served(directory) as served:
-        port, started, servers = [], threading.Event(), []
-
-        def ready(host, number):
-            port.append(number)
-            started.set()
-
-        def run():
-            serve(served, port=0, ready=ready, until=servers.append, **how)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert started.wait(20)
-        try:
-            yield port[0], served
-        finally:
-            servers[0].should_exit = True
-            thread.join()
-
-
-def ask(port, method, path, body=None, headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    try:
-        connection.request(method, path, body, headers or {})
-        response = connection.getresponse()
-        return response.status, response.read(), dict(response.getheaders())
-    finally:
-        connection.close()
-
-
-def predict(port, rows):
-    status, body, _ = ask(port, "POST", "/predict", json.dumps({"instances": rows}))
-    assert status == 200, body
-    return np.array(json.loads(body)["probabilities"])
-
-
-def trained(folder, kind=shoal.LogisticRegression, seed=1, **how):
-    rng = np.random.default_rng(seed)
-    with kind(**how) as model:
-        model.partial_fit(sparse_data(rng))
-        model.save(folder, overwrite=True)
-    return folder
-
-
-def exported(model, folder, *more):
-    assert cli.main(["export", str(model), str(folder), "--quiet", *map(str, more)]) == 0
-    return folder
 
 
 @pytest.mark.parametrize("kind", [shoal.LogisticRegression, shoal.FactorizationMachine])
@@ -277,7 +211,8 @@ def test_a_version_that_cannot_be_used_leaves_the_one_in_place(tmp_path):
         ('{"instances": [{"keys": [1], "values": [1e39]}]}', {}, 400, "finite"),
         ('{"instances": [{"keys": [1]}, {"site": "a"}]}', {}, 400, "site"),
         ('{"instances": [{"site": "a"}]}', {}, 400, "send keys"),
-        ("x", {"Content-Type": "text/plain"}, 400, "text/plain"),
+        ("x", {"Content-Type": "text/csv"}, 400, "text/csv"),
+        ("0 1:1", {"Content-Type": "text/plain"}, 400, "send keys"),
         ("x", {"Content-Type": ARROW}, 400, ""),
         (b"x" * 2000, {}, 413, "2000 bytes"),
     ],
@@ -292,7 +227,7 @@ def test_what_cannot_be_predicted_from_is_refused_with_words(bad_port, body, hea
 @pytest.fixture(scope="module")
 def bad_port(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad")
-    with running(exported(trained(folder / "m"), folder / "e"), most_bytes=1000) as (port, _):
+    with running(exported(trained(folder / "m"), folder / "e"), limits=Limits(body_bytes=1000)) as (port, _):
         yield port
 
 

@@ -92,7 +92,7 @@ FOR_ITS_OWN = {
     "rpc": {"zmq"},
     "cluster": {"zmq"},
     "torch": {"torch"},
-    "serve": {"prometheus_client", "starlette"},
+    "serve": {"prometheus_client", "starlette", "uvicorn"},
 }
 
 # What only one place may do, as it looks in C++.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import Any
 
 from shoal.cli.answers import Answer, complain
@@ -34,8 +35,26 @@ def add(commands: Any) -> None:
         "--watch", type=float, metavar="SECONDS", help="look for a newer version so often (default: never)"
     )
     run.add_argument("--reuse-port", action="store_true", help="several processes may listen there")
+    for flag, default, text in (
+        ("--max-body", 64 << 20, "refuse larger requests (default: 64 MiB)"),
+        ("--max-decoded", 512 << 20, "refuse requests that take more memory once decoded (default: 512 MiB)"),
+        ("--max-in-flight", 1 << 30, "memory for all requests at a time; more are answered 503 (default: 1 GiB)"),
+    ):
+        run.add_argument(flag, type=int, default=default, metavar="BYTES", help=text)
     run.add_argument(
-        "--max-body", type=int, default=64 << 20, metavar="BYTES", help="refuse larger requests (default: 64 MiB)"
+        "--max-connections",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="connections at a time; one more takes the place of the one that is idle longest (default: %(default)s)",
+    )
+    run.add_argument(
+        "--request-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="close connections whose request does not arrive, or whose answer is not taken, in this time "
+        "(default: %(default)s)",
     )
     run.add_argument("--no-verify", action="store_true", help="start at once, without reading every byte")
     cached(run)
@@ -45,11 +64,19 @@ def add(commands: Any) -> None:
 def serve(arguments: argparse.Namespace) -> Answer:
     """Serve until told to stop."""
     try:
-        from shoal.serve import Served
+        from shoal.serve import Limits, Served
         from shoal.serve import serve as run
     except ModuleNotFoundError as error:
         raise ValueError(f"shoal serve takes {error.name}: pip install 'shoal[serve]'") from None
 
+    limits = Limits(
+        body_bytes=arguments.max_body,
+        decoded_bytes=arguments.max_decoded,
+        in_flight_bytes=arguments.max_in_flight,
+        connections=arguments.max_connections,
+        request_seconds=arguments.request_timeout,
+    )
+    logging.basicConfig(format="shoal: %(message)s", level=logging.ERROR if arguments.quiet else logging.INFO)
     with Served(
         arguments.directory,
         threads=arguments.threads or 1,
@@ -69,7 +96,7 @@ def serve(arguments: argparse.Namespace) -> Answer:
             host=arguments.host,
             port=arguments.port,
             reuse_port=arguments.reuse_port,
-            most_bytes=arguments.max_body,
+            limits=limits,
             ready=ready,
         )
         return Answer("", {"version": served.now.version, "reloads": served.reloads})

@@ -234,6 +234,31 @@ def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parse
     return _Parsed(rows.take() if rows.row else None, lines, skipped, end, bad)
 
 
+class MalformedLineError(ValueError):
+    """A line of a text that cannot be read: its number from 0, the byte of it that is wrong, and the line."""
+
+    def __init__(self, what: str, number: int, at: int, line: bytes) -> None:
+        super().__init__(what)
+        self.number = number
+        self.at = at
+        self.line = line
+
+
+def parse_text(form: Format, text: bytes) -> Batch | None:
+    """Read whole lines that are in memory; None: they hold no example.
+
+    Raises
+    ------
+    MalformedLineError
+    """
+    parsed = _parse(form.parse, form, text, skip=False)
+    if parsed.bad is not None:
+        rest, at, fault = parsed.bad
+        number = text.count(b"\n", 0, len(text) - len(rest))
+        raise MalformedLineError(_reader.FAULTS[fault], number, at, rest.partition(b"\n")[0])
+    return parsed.batch
+
+
 def _bound(form: Format, lines: Lines) -> Parse:
     """Find what parses the lines of a file with a header."""
     assert form.header is not None, "a format parses, or has a header that tells how"

@@ -3,11 +3,11 @@
     POST /predict    examples in, probabilities out
     POST /reload     look for a newer version now
     GET  /healthz    200 while a model is in place
-    GET  /versions   the version in place, and what it stands upon
+    GET  /versions   the version in place, what it stands upon, and what its model takes
     GET  /metrics    counters and latencies for Prometheus
 
-Threads: requests wait in the event loop; small ones are predicted there, large ones in threads. A reload runs beside
-them, in a thread of its own.
+Threads: requests wait in the event loop; small ones are predicted there, large ones and those of Arrow in threads. A
+reload runs beside them, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from shoal.errors import ShoalError
-from shoal.serve.bodies import JSON, BadRequest, answer, examples
+from shoal.serve.bodies import ARROW, JSON, encode, examples
+from shoal.serve.limits import Account, Budget, BusyError, Limits, RequestError, TooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,81 +42,103 @@ _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 class _Figures:
     """What Prometheus is told, of one server."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, budget: Budget) -> None:
         self.registry = CollectorRegistry()
         more: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("shoal_serve_requests", "Requests of predictions, by status", ["code"], **more)
         self.examples = Counter("shoal_serve_examples", "Examples that were predicted", **more)
         self.seconds = Histogram("shoal_serve_seconds", "From a whole body to its answer", buckets=_BUCKETS, **more)
+        self.closed = Counter(
+            "shoal_serve_closed", "Connections that were closed for their limits, by reason", ["reason"], **more
+        )
         for name, what, read in (
             ("version", "The version in place", lambda: served.now.version),
             ("reloads", "Versions that were put in place after the first", lambda: served.reloads),
             ("reload_failures", "Versions that could not be used", lambda: served.failures),
+            ("held_bytes", "Memory that requests under way hold", lambda: budget.held),
         ):
             Gauge(f"shoal_serve_{name}", what, **more).set_function(read)
+
+
+def one_line(error: Exception) -> str:
+    """Say in one line what went wrong."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _json(what: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(what), status, media_type=JSON)
 
 
-def make_app(served: Served, *, most_bytes: int = 64 << 20) -> Starlette:
+def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
     """Make the application, an ASGI one, of a model that is open.
 
     Parameters
     ----------
     served : Served
         Closed by whoever opened it.
-    most_bytes : int
-        Of a body; a larger one is refused before it is read.
+    limits : Limits, optional
+        What requests may take. Those of connections and of time are kept by `serve`, or by the server that runs the
+        application.
 
     Returns
     -------
     starlette.applications.Starlette
     """
-    figures = _Figures(served)
+    budget = Budget(limits or Limits())
+    figures = _Figures(served, budget)
 
-    def predict_now(body: bytes, content_type: str, accept: str) -> Response:
+    def predict_now(body: bytearray, content_type: str, accept: str, account: Account) -> Response:
         model = served.now  # one version throughout
-        batch = examples(body, content_type, model.predictor)
-        told = model.predictor.predict_proba(batch)
-        data, kind = answer(model.version, told, accept)
+        batch = examples(body, content_type, model.inputs, account)
+        try:
+            told = model.predictor.predict_proba(batch)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        data, kind = encode(model.version, told, accept)
         figures.examples.inc(len(batch))
         return Response(data, media_type=kind, headers={"shoal-version": str(model.version)})
 
     async def predict(request: Request) -> Response:
-        response = await answered(request)
+        try:
+            with Account(budget) as account:
+                response = await answered(request, account)
+        except RequestError as error:
+            response = _json({"error": str(error)}, error.status)
+            if isinstance(error, BusyError):
+                response.headers["retry-after"] = "1"
+            if not request.scope.get("shoal.received"):
+                response.headers["connection"] = "close"  # what is still on its way is not read
+        except ClientDisconnect:
+            response = Response(status_code=499)  # for the counter: nobody reads it
         figures.requests.labels(str(response.status_code)).inc()
         return response
 
-    async def answered(request: Request) -> Response:
+    async def answered(request: Request, account: Account) -> Response:
         length = request.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > most_bytes:
-            return _json({"error": f"a body of {length} bytes: at most {most_bytes} are taken"}, 413)
+        most = budget.limits.body_bytes
+        if not length.isdecimal() or int(length[:20]) > most:
+            raise TooLargeError(f"a body of {length[:20]} bytes: at most {most} are taken")
         body = bytearray()
         async for part in request.stream():
+            account.body(len(part))
             body += part
-            if len(body) > most_bytes:
-                return _json({"error": f"a body of more than {most_bytes} bytes"}, 413)
+        request.scope["shoal.received"] = True
         began = time.perf_counter()
         sent = request.headers.get("content-type", JSON)
         accept = request.headers.get("accept", "")
         accept = sent if accept in ("", "*/*") else accept
-        try:
-            if len(body) <= _SMALL:
-                response = predict_now(bytes(body), sent, accept)
-            else:
-                response = await run_in_threadpool(predict_now, bytes(body), sent, accept)
-        except BadRequest as error:
-            return _json({"error": str(error)}, 400)
+        if len(body) <= _SMALL and not sent.startswith(ARROW):
+            response = predict_now(body, sent, accept, account)
+        else:
+            response = await run_in_threadpool(predict_now, body, sent, accept, account)
         figures.seconds.observe(time.perf_counter() - began)
         return response
 
     async def reload(request: Request) -> Response:
         try:
             fresh = await run_in_threadpool(served.reload)
-        except (ShoalError, ValueError, ImportError) as error:
-            return _json({"version": served.now.version, "error": str(error)}, 500)
+        except Exception as error:  # whatever is wrong with a version, the one in place stays; `reload` has logged it
+            return _json({"version": served.now.version, "error": one_line(error)}, 500)
         return _json({"version": served.now.version, "reloaded": fresh})
 
     async def healthz(request: Request) -> Response:
@@ -129,12 +151,14 @@ def make_app(served: Served, *, most_bytes: int = 64 << 20) -> Starlette:
             name: {"dim": table.dim, "dtype": table.dtype, "bytes": table.nbytes}
             for name, table in now.exported.tables.items()
         }
-        return _json({"version": now.version, "model": now.kind, "layers": layers, "tables": tables})
+        takes = now.inputs.describe()
+        what = {"version": now.version, "model": now.kind, "layers": layers, "tables": tables, "takes": takes}
+        return _json(what)
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(figures.registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/predict", predict, methods=["POST"]),
             Route("/reload", reload, methods=["POST"]),
@@ -143,6 +167,8 @@ def make_app(served: Served, *, most_bytes: int = 64 << 20) -> Starlette:
             Route("/metrics", metrics),
         ]
     )
+    app.state.closed = lambda reason: figures.closed.labels(reason).inc()
+    return app
 
 
 def serve(
@@ -151,7 +177,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     reuse_port: bool = False,
-    most_bytes: int = 64 << 20,
+    limits: Limits | None = None,
     ready: Callable[[str, int], object] | None = None,
     until: Callable[[Any], object] | None = None,
 ) -> None:
@@ -164,8 +190,8 @@ def serve(
         Where to listen; port 0 takes any that is free.
     reuse_port : bool
         Whether several processes may listen there: the system hands connections to each. They share the files' pages.
-    most_bytes : int
-        Of a body.
+    limits : Limits, optional
+        What requests and connections may take.
     ready : callable, optional
         Called with host and port once connections are taken.
     until : callable, optional
@@ -178,17 +204,29 @@ def serve(
     """
     import uvicorn
 
+    from shoal.serve.connections import Listener, Server, protocol
+
+    limits = limits or Limits()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named TCP: the event loop turns off the waiting for more to send (Nagle) where it sees that; else answers take 40
     # ms.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
+    with Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind((host, port))
         listening.listen(1024)
-        app = make_app(served, most_bytes=most_bytes)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        app = make_app(served, limits=limits)
+        config = uvicorn.Config(
+            app,
+            http=protocol(limits, app.state.closed),
+            ws="none",
+            log_level="warning",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+        )
+        server = Server(config)
         if until is not None:
             until(server)
         if ready is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from shoal import models
 from shoal.export.read import Export, ExportVersion, open_export
 from shoal.models import files
+from shoal.serve.inputs import InputSpec
 from shoal.serve.store import ExportStore
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Model:
     kind: str
     predictor: Predictor
     exported: ExportVersion
+    inputs: InputSpec
 
 
 def make_model(version: ExportVersion, threads: int | None) -> Model:
@@ -58,7 +61,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
         for name in (told["table"], *told["more_tables"]):
             store.exported(name)
         predictor = models.exported(told, store)
-    return Model(version.version, told["kind"], predictor, version)
+    return Model(version.version, told["kind"], predictor, version, InputSpec(predictor))
 
 
 class Served:
@@ -98,6 +101,7 @@ class Served:
         self._watcher: threading.Thread | None = None
         self.reloads = 0
         self.failures = 0
+        self._failure = ""
         try:
             self._now = make_model(self._export.now, threads)
         except BaseException:
@@ -116,7 +120,7 @@ class Served:
         return self._now
 
     def reload(self) -> bool:
-        """Look for a newer version, make its model, put it in place.
+        """Look for a newer version, make its model, put it in place; log that, or why it could not be used.
 
         Returns
         -------
@@ -134,25 +138,32 @@ class Served:
                 found = self._export.now
                 if found is self._now.exported:
                     return False
-                self._now = make_model(found, self._threads)
-            except Exception:
+                before, self._now = self._now, make_model(found, self._threads)
+            except Exception as error:
                 self.failures += 1
+                self._log_failure(error)
                 raise
             self.reloads += 1
+            self._failure = ""
+            _log.info("version %d is in place instead of version %d", self._now.version, before.version)
             return True
 
+    def _log_failure(self, error: Exception) -> None:
+        """Log why the version in place stays: once, however often the same is found."""
+        failure = " ".join(str(error).split()) or type(error).__name__
+        if failure != self._failure:
+            self._failure = failure
+            _log.warning("version %d stays in place: %s", self._now.version, failure)
+
     def watch(self, seconds: float) -> None:
-        """Reload every so many seconds, in a thread that ends with `close`; what fails is logged."""
+        """Reload every so many seconds, in a thread that ends with `close`."""
         if not seconds > 0:
             raise ValueError(f"watch looks every so many seconds, more than 0, got {seconds!r}")
 
         def look() -> None:
             while not self._stopped.wait(seconds):
-                try:
-                    if self.reload():
-                        _log.info("version %d is in place", self._now.version)
-                except Exception as error:
-                    _log.warning("version %d stays: %s", self._now.version, error)
+                with contextlib.suppress(Exception):  # `reload` has logged it
+                    self.reload()
 
         self._watcher = threading.Thread(target=look, name="shoal-serve-watch", daemon=True)
         self._watcher.start()

@@ -1,0 +1,257 @@
+"""Connections: how many there are, and how long a silent one is kept.
+
+    silent     no request yet, or the next one has not begun       closed after the keep-alive time, or request_seconds
+    arriving   a request has begun                                 408 and closed after request_seconds
+    answered   the request is whole                                as long as the prediction takes
+    stalled    the client does not take what is sent               closed after request_seconds
+
+uvicorn closes a connection that is silent after a request; the rest is here, in a protocol that wraps either of
+uvicorn's. At the limit of descriptors, asyncio calls accept() once for each place in the backlog and logs each time:
+`Listener` fails once, and then says that nobody waits until asyncio looks again.
+
+Threads: all of this runs in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from shoal.serve.limits import Limits
+
+__all__ = ["Listener", "Server", "protocol", "usable_connections"]
+
+_Protocol: Any = AutoHTTPProtocol  # either of uvicorn's
+_log = logging.getLogger("shoal.serve")
+
+_HEAD_BYTES = 64 << 10
+_RESERVED_DESCRIPTORS = 48  # files, sockets and pipes that are not connections
+_MOST_REFUSED = 16
+_REFUSED_SECONDS = 1.0
+_ACCEPT_PAUSE = 0.9  # seconds; asyncio looks again after one
+_QUIET_SECONDS = 60.0
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class RateLimit(logging.Filter):
+    """A filter that lets one line of a kind through each minute, with how many were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is the first of its kind in a minute."""
+        kind, now = str(record.msg), time.monotonic()
+        since, left_out = self._seen.get(kind, (-_QUIET_SECONDS, 0))
+        if now - since < _QUIET_SECONDS:
+            self._seen[kind] = since, left_out + 1
+            return False
+        self._seen[kind] = now, 0
+        if left_out:
+            record.msg, record.args = f"{record.getMessage().rstrip()} ({left_out} more since the last line)", ()
+        return True
+
+
+_RATE_LIMIT = RateLimit()
+
+
+class Listener(socket.socket):
+    """A listening socket that backs off where there are no descriptors left."""
+
+    _until = 0.0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; see `socket.socket.accept`."""
+        if time.monotonic() < self._until:
+            raise BlockingIOError
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                self._until = time.monotonic() + _ACCEPT_PAUSE
+                _log.warning(
+                    "new connections wait: %s; raise the limit (ulimit -n) or lower --max-connections", error.strerror
+                )
+            raise
+
+
+def usable_connections(wanted: int) -> int:
+    """Return how many connections the process has descriptors for, at most ``wanted``."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft - _RESERVED_DESCRIPTORS))
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, whose event loop leaves the limit of descriptors to `Listener`."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+
+        def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if not (isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS and "socket" in context):
+                loop.default_exception_handler(context)
+
+        loop.set_exception_handler(handle)
+        for name in ("uvicorn.error", _log.name):
+            logging.getLogger(name).addFilter(_RATE_LIMIT)
+        await super().startup(sockets)
+
+
+def protocol(limits: Limits, count: Callable[[str], object]) -> type[asyncio.Protocol]:
+    """Make the protocol of connections with these limits, as uvicorn's ``http=`` takes it.
+
+    Parameters
+    ----------
+    limits : Limits
+    count : callable
+        Called with the reason for each connection that is closed without an answer of the application.
+    """
+    most, seconds = usable_connections(limits.connections), limits.request_seconds
+    if most < limits.connections:
+        _log.warning("%d connections at a time: the process may open few files (ulimit -n)", most)
+
+    refused: set[Any] = set()  # connections that wait for their client to read why
+
+    class Connection(_Protocol):  # type: ignore[misc]
+        _arrival: asyncio.TimerHandle | None = None
+        _stall: asyncio.TimerHandle | None = None
+        _refused = False
+        _waits_since = 0.0
+        _head = 0
+
+        @property
+        def _idle(self) -> bool:
+            """Whether no request is under way: none has begun, or its headers are not complete."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def _expect(self) -> None:
+            """Give the next request its time to arrive."""
+            self._expect_nothing()
+            self._arrival = self.loop.call_later(seconds, self._expired)
+
+        def _expect_nothing(self) -> None:
+            if self._arrival is not None:
+                self._arrival.cancel()
+                self._arrival = None
+
+        def _watch_writes(self) -> None:
+            """Abort the connection if the client takes nothing of what is to be sent."""
+            left = self.transport.get_write_buffer_size()
+            if left and self._stall is None:
+                self._stall = self.loop.call_later(seconds, self._stalled, left)
+
+        def _stalled(self, before: int) -> None:
+            self._stall = None
+            if self.transport.get_write_buffer_size() < before:
+                self._watch_writes()
+            else:
+                count("stalled")
+                self.transport.abort()
+
+        def _close(self, reason: str) -> None:
+            count(reason)
+            self.transport.close()
+            self._watch_writes()
+
+        def _refuse(self, status: str, message: str, reason: str) -> None:
+            """Answer without the application, and close."""
+            body = msgspec.json.encode({"error": message})
+            head = (
+                f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            self._refused = True
+            self.transport.write(head.encode() + body)
+            if len(refused) >= _MOST_REFUSED:
+                self._close(reason)
+                return
+            # Closed at once, with bytes unread, the connection would be reset, and the answer lost.
+            count(reason)
+            refused.add(self)
+            self.transport.write_eof()
+            self._stall = self.loop.call_later(_REFUSED_SECONDS, self.transport.abort)
+
+        def connection_made(self, transport: Any) -> None:
+            if len(self.connections) >= most:
+                idle = [one for one in self.connections if one._idle]
+                if not idle:
+                    self.transport = transport
+                    self._refuse("503 Service Unavailable", f"all {most} connections are in use: try again", "full")
+                    return
+                oldest = min(idle, key=lambda one: one._waits_since)
+                self.connections.discard(oldest)
+                oldest._close("full")
+            super().connection_made(transport)
+            self._waits_since = time.monotonic()
+            self._expect()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._expect_nothing()
+            refused.discard(self)
+            if self._stall is not None:
+                self._stall.cancel()
+            if self.flow is not None:
+                super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused or self.transport.is_closing():
+                return
+            if self._idle and self._arrival is None:
+                self._expect()
+            super().data_received(data)
+            if not self._idle:
+                self._head = 0
+                if not self.cycle.more_body:
+                    self._expect_nothing()
+                return
+            self._head += len(data)
+            if self._head > _HEAD_BYTES and not self.transport.is_closing():
+                self._refuse("431 Request Header Fields Too Large", f"more than {_HEAD_BYTES} bytes of headers", "head")
+
+        def on_response_complete(self) -> None:
+            self._expect_nothing()
+            self._head = 0
+            self._waits_since = time.monotonic()
+            self._watch_writes()
+            super().on_response_complete()
+            if not self._idle and self.cycle.more_body:  # a request that came behind the last one
+                self._expect()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch_writes()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._watch_writes()
+
+        def _expired(self) -> None:
+            """Close a connection whose request did not arrive in time."""
+            self._arrival = None
+            if self.transport.is_closing():
+                return
+            if self._idle and self._head == 0:
+                self._close("silent")
+            elif self._idle or not self.cycle.response_started:
+                what = f"the request did not arrive within {seconds:g} seconds"
+                self._refuse("408 Request Timeout", what, "slow")
+            else:
+                count("slow")
+                self.transport.abort()
+
+    return Connection

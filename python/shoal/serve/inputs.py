@@ -1,0 +1,240 @@
+"""InputSpec: what a model takes, by the format and the schema of the data that it learned from.
+
+    form of an instance   taken by models of                    decoded by
+    keys                  every format                          instances.py
+    columns by name       csv, Parquet, Arrow; Criteo           instances.py; Arrow bodies: ipc.py
+    lines of text         libsvm, libffm, vw, Criteo            instances.py, by the parser that read the training data
+
+Every form ends as `Examples`: rows of features with their fields, to which `InputSpec.batch` adds the interactions.
+
+Threads: an InputSpec is immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.data import Batch
+from shoal.data.columns import CATEGORICAL, LABEL, LIST, MISSING, NUMERIC, PASSED_OVER, Columns
+from shoal.data.criteo import column_of
+from shoal.data.interactions import named_pairs
+from shoal.data.readers import field_number
+from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW, Format
+
+if TYPE_CHECKING:
+    from shoal.models.predictor import Predictor
+    from shoal.serve.limits import Account
+
+__all__ = ["CRITEO_COLUMNS", "Examples", "InputSpec"]
+
+_NAMED = ("csv", "parquet", "arrow")
+_LINES = {form.name: form for form in (LIBSVM, LIBFFM, VW, CRITEO)}
+_FEATURE_BYTES = 32  # of a feature in a batch and in the key batch made of it
+CRITEO_COLUMNS = (*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """Some instances of a request as rows of features.
+
+    Parameters
+    ----------
+    instances : int64[n]
+        Their numbers in the request, ascending.
+    indptr : int64[n + 1]
+    keys : uint64[nnz]
+    values : float32[nnz] or None
+        None: all are 1.
+    fields : uint64[nnz] or None
+        None where the model needs none.
+    """
+
+    instances: npt.NDArray[np.int64]
+    indptr: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64]
+    values: npt.NDArray[np.float32] | None
+    fields: npt.NDArray[np.uint64] | None
+
+
+class InputSpec:
+    """What a model takes.
+
+    Parameters
+    ----------
+    model : Predictor
+    """
+
+    def __init__(self, model: Predictor) -> None:
+        schema: Mapping[str, Any] = model.schema
+        self.format = model.format
+        fields = getattr(model, "fields", None)
+        self.fields_of = None if fields is None or isinstance(fields, int) else str(fields.form)
+        self.columns = _columns(model.format, schema)
+        self._roles = {} if self.columns is None else _roles(self.columns)
+        every = self.columns is not None and self.columns.categorical is None
+        self.others = CATEGORICAL if every else PASSED_OVER
+        self.missing = _missing(model.format, schema)
+        pairs = schema.get("interactions", ())
+        form = self.fields_of or model.format
+        numbers = [[field_number(str(form), name) for name in pair] for pair in named_pairs(pairs)]
+        self.pairs = np.array(numbers, np.uint64).reshape(-1, 2)
+        self.lines = _line_format(model.format, fielded=self.needs_fields or len(numbers) > 0)
+        self._row_bytes = _FEATURE_BYTES + 4 * sum(table.dim for table in model.tables)
+
+    @property
+    def needs_fields(self) -> bool:
+        """Whether the model takes the field of each feature."""
+        return self.fields_of is not None
+
+    @property
+    def is_criteo(self) -> bool:
+        """Whether instances may be columns of Criteo's logs."""
+        return self.format == CRITEO.name
+
+    def role(self, name: str) -> int:
+        """Return the role of a column: CATEGORICAL, NUMERIC, LIST, LABEL or PASSED_OVER."""
+        return self._roles.get(name, self.others)
+
+    def named(self) -> list[str]:
+        """Return the names of the columns that are known to be features."""
+        if self.is_criteo:
+            return list(CRITEO_COLUMNS)
+        if self.columns is None:
+            return []
+        pairs = [name for pair in named_pairs(self.columns.interactions) for name in pair]
+        known = [*(self.columns.categorical or ()), *self.columns.numeric, *self.columns.lists, *map(str, pairs)]
+        return list(dict.fromkeys(known))
+
+    def describe(self) -> dict[str, Any]:
+        """Describe what the model takes, as JSON."""
+        keys = {"keys": "whole numbers", "values": "numbers, 1 if left out"}
+        if self.needs_fields:
+            keys["fields"] = f"the field of each key, as {self.fields_of} data names it"
+        told: dict[str, Any] = {"format": self.format, "keys": keys}
+        if self.columns is not None:
+            told["columns"] = {name: _ROLES[self.role(name)] for name in self.named()}
+            told["other_columns"] = _ROLES[self.others]
+        elif self.is_criteo:
+            told["columns"] = {name: "whole number" if name.startswith("I") else "text" for name in CRITEO_COLUMNS}
+        if self.lines is not None:
+            told["lines"] = f"{self.format}, with or without a label"
+        return told
+
+    def __str__(self) -> str:
+        ways = []
+        if self.columns is not None:
+            ways.append('columns by name ({"column": cell, ...})')
+        if self.is_criteo:
+            ways.append('columns by name or number ({"I1": 5, "C1": "68fd1e64", ...})')
+        if self.lines is not None:
+            ways.append(f"lines of {self.format} text (strings)")
+        more = ', "fields": [...]' if self.needs_fields else ""
+        ways.append(f'keys ({{"keys": [...]{more}}})')
+        return f"this model learned from {self.format or 'batches'}: send {', or '.join(ways)}"
+
+    def batch(self, examples: Examples, account: Account, *, crossed: bool = True) -> Examples:
+        """Add the interactions, unless the features have them already.
+
+        Raises
+        ------
+        TooLargeError, BusyError
+            The features would take more memory than a request may.
+        """
+        account.decoded(len(examples.keys) * self._row_bytes)
+        if crossed or not len(self.pairs):
+            return examples if self.needs_fields else replace(examples, fields=None)
+        assert examples.fields is not None
+        account.decoded(_count_pairs(examples, self.pairs) * self._row_bytes)
+        made = _core.interact(examples.indptr, examples.keys, examples.values, examples.fields, self.pairs.reshape(-1))
+        return Examples(examples.instances, *made, None)
+
+
+_ROLES = {CATEGORICAL: "text", NUMERIC: "number", LIST: "list of texts", LABEL: "label", PASSED_OVER: "passed over"}
+
+
+def to_batch(parts: list[Examples], rows: int) -> Batch:
+    """Put the instances of a request together, in their order."""
+    labels = np.zeros(rows, np.float32)
+    if len(parts) == 1:
+        (one,) = parts
+        return Batch(labels, one.indptr, one.keys, one.values, None, one.fields)
+    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+    begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    order = np.argsort(np.concatenate([part.instances for part in parts]), kind="stable")
+    lengths, begins = lengths[order], begins[order]
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    taken = np.repeat(begins - indptr[:-1], lengths) + np.arange(indptr[-1])
+    keys = np.concatenate([part.keys for part in parts])[taken]
+    values = None
+    if any(part.values is not None for part in parts):
+        ones = [np.ones(len(part.keys), np.float32) if part.values is None else part.values for part in parts]
+        values = np.concatenate(ones)[taken]
+    fields = None
+    if all(part.fields is not None for part in parts):
+        fields = np.concatenate([part.fields for part in parts if part.fields is not None])[taken]
+    return Batch(labels, indptr, keys, values, None, fields)
+
+
+def _count_pairs(examples: Examples, pairs: npt.NDArray[np.uint64]) -> int:
+    """Count the features of two that the pairs make, or more."""
+    assert examples.fields is not None
+    rows = len(examples.indptr) - 1
+    row = np.repeat(np.arange(rows), np.diff(examples.indptr))
+    counts = {
+        int(field): np.bincount(row[examples.fields == field], minlength=rows).astype(np.float64)
+        for field in np.unique(pairs)
+    }
+    return int(sum(float(counts[int(a)] @ counts[int(b)]) for a, b in pairs))
+
+
+def _columns(form: str | None, schema: Mapping[str, Any]) -> Columns | None:
+    if form not in _NAMED:
+        return None
+    return Columns(
+        label=schema.get("label", ""),
+        categorical=schema.get("categorical"),
+        numeric=schema.get("numeric", ()),
+        weight=schema.get("weight"),
+        lists=schema.get("lists", {}),
+        interactions=[tuple(pair) for pair in schema.get("interactions", ())],
+    )
+
+
+def _roles(columns: Columns) -> dict[str, int]:
+    return {
+        **dict.fromkeys(columns.categorical or (), CATEGORICAL),
+        **dict.fromkeys(columns.numeric, NUMERIC),
+        **dict.fromkeys(columns.lists, LIST),
+        **({} if columns.weight is None else {columns.weight: PASSED_OVER}),
+        columns.label: LABEL,
+    }
+
+
+def _missing(form: str | None, schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the texts that hold nothing, as the reader of the training data had them."""
+    if form != "csv":
+        return frozenset()
+    usual = MISSING if schema.get("keep_default_na", True) else ()
+    return frozenset([*usual, *schema.get("na_values", ())])
+
+
+def _line_format(form: str | None, *, fielded: bool) -> Format | None:
+    found = _LINES.get(form or "")
+    return found if found is None or found is LIBSVM else replace(found, fielded=fielded)
+
+
+def criteo_column(name: str) -> int:
+    """Return the number of a column of Criteo's logs, 0 for the label.
+
+    Raises
+    ------
+    ValueError
+        There is none of that name.
+    """
+    return 0 if name in ("0", "label") else column_of(name)

@@ -1,0 +1,439 @@
+"""JSON instances to examples.
+
+    {"instances": [{"keys": [17, 4711], "values": [1, 0.5]},       by keys
+                   {"site": "a.com", "price": 0.5},                by columns
+                   "0 17:1 4711:0.5"]}                             a line as in the training data
+
+Every instance is decoded by itself, whatever stands beside it, so that its features depend on it alone. The cells of a
+column are collected over all instances and hashed at once: time and memory are linear in the cells that were sent.
+
+Threads: pure functions.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import Batch, hash_strings
+from shoal.data.columns import LABEL, LIST, NUMERIC, PASSED_OVER
+from shoal.data.criteo import INTEGER_COLUMNS
+from shoal.data.fill import MalformedLineError, parse_text
+from shoal.data.readers import field_number
+from shoal.serve.inputs import CRITEO_COLUMNS, Examples, InputSpec, criteo_column, to_batch
+from shoal.serve.limits import Account, RequestError
+
+__all__ = ["decode_json", "decode_lines"]
+
+_VALUE_BYTES = 96  # of a value of JSON as Python has it, with its place in a dictionary
+_EXCERPT = 80
+_NUMBER = re.compile(r"[ \t]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t]*", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,24}", re.ASCII)
+_LARGEST = float(np.finfo(np.float32).max)
+_LINE_ENDS = re.compile(r"[\t\r\n]")
+
+
+class _Sparse(msgspec.Struct, forbid_unknown_fields=True):
+    """An instance by its keys."""
+
+    keys: list[int]
+    values: list[float] | None = None
+    fields: list[int | str] | None = None
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    """A body."""
+
+    instances: list[msgspec.Raw]
+
+
+_REQUEST = msgspec.json.Decoder(_Request)
+_SPARSE = msgspec.json.Decoder(_Sparse)
+_ANY = msgspec.json.Decoder()
+
+
+def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
+    """Make a batch of a body of JSON.
+
+    Raises
+    ------
+    RequestError
+        It names the instance, and the column where there is one.
+    """
+    account.decoded(_VALUE_BYTES * (1 + body.count(b",") + body.count(b"[") + body.count(b"{")))
+    try:
+        raws = _REQUEST.decode(body).instances
+    except RecursionError:
+        raise RequestError("the body is nested too deeply: an instance is a flat object, or a line of text") from None
+    if not raws:
+        raise RequestError("no instances: send at least one")
+    sparse, named, lines = _SparseRows(spec), _NamedRows(spec), _LineRows(spec)
+    for number, raw in enumerate(raws):
+        try:
+            _add(number, raw, sparse, named, lines)
+        except RequestError as error:
+            place = "," if isinstance(error, _InColumn) else ":"
+            raise RequestError(f"instance {number}{place} {error}") from None
+        except RecursionError:
+            raise RequestError(f"instance {number}: nested too deeply: an instance is a flat object") from None
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"instance {number}: {error}") from None
+    parts = [*sparse.examples(account), *named.examples(account), *lines.examples(account)]
+    return to_batch(parts, len(raws))
+
+
+def decode_lines(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
+    """Make a batch of a body of lines of text.
+
+    Raises
+    ------
+    RequestError
+    """
+    account.decoded(_VALUE_BYTES * (1 + body.count(b"\n")) + len(body))
+    rows = _LineRows(spec)
+    lines = body.removesuffix(b"\n").split(b"\n") if body else []
+    for number, line in enumerate(lines):
+        try:
+            rows.add(number, bytes(line))
+        except RequestError as error:
+            raise RequestError(f"instance {number}: {error}") from None
+    if not lines:
+        raise RequestError("no instances: send at least one line")
+    return to_batch(list(rows.examples(account)), len(lines))
+
+
+def _add(number: int, raw: msgspec.Raw, sparse: _SparseRows, named: _NamedRows, lines: _LineRows) -> None:
+    """Decode one instance by its form."""
+    spec = sparse.spec
+    if spec.columns is None and not spec.is_criteo:
+        try:
+            sparse.add(number, _SPARSE.decode(raw))
+            return
+        except msgspec.ValidationError as error:
+            fault = str(error)
+    else:
+        fault = ""
+    instance = _ANY.decode(raw)
+    if isinstance(instance, str):
+        lines.add(number, instance.encode())
+    elif not isinstance(instance, dict):
+        raise RequestError(f"an instance is an object or a line of text, got {_excerpt(instance)}: {spec}")
+    elif isinstance(instance.get("keys"), list) and spec.role("keys") in (PASSED_OVER, LABEL, spec.others):
+        sparse.add(number, msgspec.convert(instance, _Sparse))
+    elif spec.columns is not None:
+        named.add(number, instance)
+    elif spec.is_criteo:
+        lines.add(number, _criteo_line(instance))
+    else:
+        raise RequestError(f"{fault}: {spec}")
+
+
+class _InColumn(RequestError):
+    """A cell that cannot be taken: the message begins with the place of the column."""
+
+    def __init__(self, column: str, what: str) -> None:
+        super().__init__(f"column {_excerpt(column)}: {what}")
+
+
+class _SparseRows:
+    """Instances by their keys."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        self.spec = spec
+        self._numbers: list[int] = []
+        self._lengths: list[int] = []
+        self._keys = array("Q")
+        self._values: array[float] | None = None
+        self._fields = array("Q")
+        self._known: dict[int | str, int] = {}
+
+    def add(self, number: int, one: _Sparse) -> None:
+        count = len(one.keys)
+        for name, given in (("values", one.values), ("fields", one.fields)):
+            if given is not None and len(given) != count:
+                raise RequestError(f"{count} keys and {len(given)} {name}: send one for each key")
+        before = len(self._keys)
+        try:
+            self._keys.extend(one.keys)
+        except OverflowError:
+            bad = next(key for key in one.keys if not 0 <= key < 1 << 64)
+            raise RequestError(f"{bad} is not a key: keys are whole numbers from 0 to 2^64 - 1") from None
+        if one.values is not None and self._values is None:
+            self._values = array("f", bytes(4 * before))
+            np.frombuffer(self._values, np.float32)[:] = 1
+        if self._values is not None:
+            self._values.extend([1.0] * count if one.values is None else one.values)
+        if one.values is not None and any(not -_LARGEST <= value <= _LARGEST for value in one.values):
+            raise RequestError("values must be finite as float32")
+        self._add_fields(one)
+        self._numbers.append(number)
+        self._lengths.append(count)
+
+    def _add_fields(self, one: _Sparse) -> None:
+        form = self.spec.fields_of
+        if form is None:
+            if one.fields is not None:
+                raise RequestError("this model takes no fields: send keys and values alone")
+            return
+        if one.fields is None:
+            raise RequestError(f"no fields, and this model needs the field of each key: {self.spec}")
+        for name in one.fields:
+            if name not in self._known:
+                try:
+                    self._known[name] = int(np.uint64(field_number(form, name)))
+                except (ValueError, OverflowError) as error:
+                    raise RequestError(f"{_excerpt(name)} is not a field: {error}") from None
+        self._fields.extend([self._known[name] for name in one.fields])
+
+    def examples(self, account: Account) -> Iterator[Examples]:
+        if self._numbers:
+            made = Examples(
+                np.array(self._numbers, np.int64),
+                _indptr(self._lengths),
+                np.frombuffer(self._keys, np.uint64),
+                None if self._values is None else np.frombuffer(self._values, np.float32),
+                np.frombuffer(self._fields, np.uint64) if self.spec.needs_fields else None,
+            )
+            yield self.spec.batch(made, account)
+
+
+class _Column:
+    """The cells of one column: which feature each of them is, and its text."""
+
+    __slots__ = ("places", "texts")
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.texts: list[str] = []
+
+
+class _NamedRows:
+    """Instances by columns of csv, Parquet or Arrow."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        self.spec = spec
+        self._numbers: list[int] = []
+        self._lengths: list[int] = []
+        self._columns: dict[str, _Column] = {}
+        self._count = 0
+        self._numeric: list[tuple[int, float]] = []  # features, and their values
+        self._floats: list[tuple[list[str], int, float]] = []  # texts that numbers become, all at once
+
+    def add(self, number: int, instance: dict[str, Any]) -> None:
+        before, spec = self._count, self.spec
+        for name, cell in instance.items():
+            role = spec.role(name)
+            if cell is None or role in (PASSED_OVER, LABEL):
+                continue
+            if isinstance(cell, str) and cell in spec.missing:
+                continue
+            if role == NUMERIC:
+                value = _number(name, cell)
+                self._numeric.append((self._count, value))
+                self._put(name, "")
+            elif role == LIST:
+                self._add_list(name, cell)
+            else:
+                self._put(name, cell)
+        self._numbers.append(number)
+        self._lengths.append(self._count - before)
+
+    def _add_list(self, name: str, cells: Any) -> None:
+        if not isinstance(cells, list):
+            raise _InColumn(name, f"{_excerpt(cells)} is not a list, and this column holds lists")
+        for cell in cells:
+            # csv has no elements of no bytes; elsewhere they are texts.
+            empty = isinstance(cell, str) and (cell in self.spec.missing or (not cell and self.spec.format == "csv"))
+            if cell is not None and not empty:
+                self._put(name, cell)
+
+    def _put(self, name: str, cell: Any) -> None:
+        """Add a feature."""
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = _Column()
+        if isinstance(cell, str):
+            text = cell
+        elif cell is True or cell is False:
+            text = "true" if cell else "false"
+        elif isinstance(cell, int):
+            text = str(cell)
+        elif isinstance(cell, float):
+            text = ""
+            self._floats.append((column.texts, len(column.texts), cell))
+        else:
+            raise _InColumn(name, f"{_excerpt(cell)} is not a cell: send text, a number, true, false or null")
+        column.texts.append(text)
+        column.places.append(self._count)
+        self._count += 1
+
+    def examples(self, account: Account) -> Iterator[Examples]:
+        if not self._numbers:
+            return
+        if self._floats:
+            texts = _texts_of([number for _, _, number in self._floats])
+            for (column, i, _), text in zip(self._floats, texts, strict=True):
+                column[i] = text
+        assert self.spec.columns is not None
+        shared = self.spec.columns.lists
+        columns = self._columns.values()
+        fields = hash_strings(list(self._columns))
+        hashed = hash_strings([shared.get(name, name) for name in self._columns]) if shared else fields
+        hashes = [hash_strings(one.texts, field) for one, field in zip(columns, hashed.tolist(), strict=True)]
+        places = [place for one in columns for place in one.places]
+        keys, of = np.empty(self._count, np.uint64), np.empty(self._count, np.uint64)
+        if places:
+            keys[places] = np.concatenate(hashes)
+            of[places] = np.repeat(fields, [len(one.places) for one in columns])
+        values = None
+        if self.spec.columns.numeric:
+            values = np.ones(self._count, np.float32)
+            if self._numeric:
+                values[[place for place, _ in self._numeric]] = [number for _, number in self._numeric]
+        made = Examples(np.array(self._numbers, np.int64), _indptr(self._lengths), keys, values, of)
+        yield self.spec.batch(made, account, crossed=False)
+
+
+class _LineRows:
+    """Instances that are lines, read by the parser that read the training data."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        self.spec = spec
+        self._numbers: list[int] = []
+        self._lines: list[bytes] = []
+
+    def add(self, number: int, line: bytes) -> None:
+        form = self.spec.lines
+        if form is None:
+            raise RequestError(f"a line of text, {_excerpt(line.decode('utf-8', 'backslashreplace'))}: {self.spec}")
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if b"\n" in line:
+            raise RequestError("an end of line inside of a line: send an instance for each line")
+        self._lines.append(_LABELLED[form.name](line))
+        self._numbers.append(number)
+
+    def examples(self, account: Account) -> Iterator[Examples]:
+        if not self._lines:
+            return
+        assert self.spec.lines is not None
+        text = b"\n".join([*self._lines, b""])
+        # A feature has three bytes of text or more, and becomes 20 of arrays that double as they grow.
+        account.decoded(2 * 20 * (len(text) // 3))
+        try:
+            batch = parse_text(self.spec.lines, text)
+        except MalformedLineError as error:
+            self._complain(error)
+        if batch is None or len(batch) != len(self._lines):
+            raise RequestError("a line without an example: leave out blank lines")
+        numbers = np.array(self._numbers, np.int64)
+        made = Examples(numbers, batch.indptr, batch.keys, batch.values, batch.fields)
+        yield self.spec.batch(made, account, crossed=False)
+
+    def _complain(self, error: MalformedLineError) -> NoReturn:
+        line, at = error.line, error.at
+        begin = max(0, at - _EXCERPT // 2)
+        shown = line[begin : begin + _EXCERPT].decode("utf-8", "backslashreplace")
+        name, column = self.spec.format, ""
+        if self.spec.is_criteo and 0 < (tabs := line[:at].count(b"\t")) <= len(CRITEO_COLUMNS):
+            column = f", column {CRITEO_COLUMNS[tabs - 1]!r}"
+        raise RequestError(
+            f"instance {self._numbers[error.number]}{column}: {error} at byte {at} of the {name} line: {shown!r}"
+        )
+
+
+def _criteo_line(instance: dict[str, Any]) -> bytes:
+    """Write the line of Criteo's logs that has these cells."""
+    cells = [b"0", *[b""] * len(CRITEO_COLUMNS)]
+    seen: dict[int, str] = {}
+    for name, cell in instance.items():
+        try:
+            column = criteo_column(name)
+        except ValueError:
+            raise _InColumn(name, "no column of Criteo's logs: they are 1 to 39, or I1 to I13 and C1 to C26") from None
+        if column == 0:
+            continue
+        if column in seen:
+            raise _InColumn(name, f"sent twice, as {seen[column]!r} too")
+        seen[column] = name
+        if cell is None:
+            continue
+        if isinstance(cell, float) and cell.is_integer():
+            cell = int(cell)
+        if isinstance(cell, bool) or not isinstance(cell, str | int):
+            raise _InColumn(name, f"{_excerpt(cell)} is not a cell: send text, a whole number or null")
+        text = str(cell)
+        if column <= INTEGER_COLUMNS and text and not (_WHOLE.fullmatch(text) and abs(int(text)) < 1 << 63):
+            raise _InColumn(name, f"{_excerpt(cell)} is not a whole number below 2^63")
+        if _LINE_ENDS.search(text):
+            raise _InColumn(name, f"{_excerpt(cell)} has a tab or an end of line, which a cell of Criteo's cannot have")
+        cells[column] = text.encode()
+    return b"\t".join(cells)
+
+
+def _numeric_labelled(line: bytes) -> bytes:
+    """Put a label before a line of libsvm or libffm that has none."""
+    head = line.split(None, 1)
+    return line if head and b":" not in head[0] and not head[0].startswith(b"#") else b"0 " + line
+
+
+def _vw_labelled(line: bytes) -> bytes:
+    """Put a label before a line of Vowpal Wabbit that begins with its tag or a namespace."""
+    head = line.partition(b"|")[0].split()
+    if b"|" not in line:
+        raise RequestError(f"{_excerpt(line.decode('utf-8', 'backslashreplace'))} has no '|': features follow one")
+    return line if head and not head[0].startswith(b"'") else b"0 " + line
+
+
+def _criteo_labelled(line: bytes) -> bytes:
+    """Put a label before a line of Criteo's logs that has 39 columns, or an empty one."""
+    columns = line.count(b"\t") + 1
+    if columns == len(CRITEO_COLUMNS):
+        return b"0\t" + line
+    if columns != len(CRITEO_COLUMNS) + 1:
+        raise RequestError(f"a line of {columns} columns: a line of Criteo's logs has 39, or 40 with the label")
+    return b"0" + line if line.startswith(b"\t") else line
+
+
+_LABELLED = {
+    "libsvm": _numeric_labelled,
+    "libffm": _numeric_labelled,
+    "vw": _vw_labelled,
+    "criteo": _criteo_labelled,
+}
+
+
+def _number(name: str, cell: Any) -> float:
+    """Return the number of a cell."""
+    if not isinstance(cell, int | float) and not (isinstance(cell, str) and _NUMBER.fullmatch(cell)):
+        raise _InColumn(name, f"{_excerpt(cell)} is not a number")
+    number = float(cell)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.float32(number)):
+            raise _InColumn(name, f"{_excerpt(cell)} is not finite as float32")
+    return number
+
+
+def _texts_of(numbers: list[float]) -> list[str]:
+    """Return the texts of numbers as Arrow casts them, which is how training data has them."""
+    from shoal.data.arrow import pyarrow
+
+    arrow = pyarrow()
+    texts: list[str] = arrow.array(numbers, arrow.float64()).cast(arrow.string()).to_pylist()
+    return texts
+
+
+def _indptr(lengths: list[int]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def _excerpt(cell: object) -> str:
+    if isinstance(cell, list | dict):
+        return "a list" if isinstance(cell, list) else "an object"
+    text = repr(cell) if not isinstance(cell, str) or len(cell) <= _EXCERPT else repr(cell[:_EXCERPT]) + "..."
+    return text if not isinstance(cell, bool) else text.lower()

@@ -1,0 +1,327 @@
+"""Arrow bodies to examples: nothing is read by what a stream says of itself before that is checked.
+
+    metadata   what record batches decode to, added to the request's account; buffers lie in their message, and do
+               not overlap
+    schema     columns of the types below, and not too many
+    batches    validate(full=True) of each, before any of its values is used
+
+Arrow's own decoder trusts lengths of compressed buffers and allocates them, and its kernels trust offsets and indices:
+that is why all three come first.
+
+Threads: pure functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shoal.data import Batch, read_arrow
+from shoal.data.arrow import pyarrow
+from shoal.data.columns import LIST, NUMERIC
+from shoal.serve.inputs import Examples, InputSpec, to_batch
+from shoal.serve.limits import Account, RequestError
+
+__all__ = ["decode_arrow"]
+
+_MOST_COLUMNS = 10_000
+_MOST_BATCHES = 10_000
+_CELL_BYTES = 32  # of a cell while its column is hashed
+_PREFIX_BYTES = 8  # of a compressed buffer: its length, or -1 where it is stored as it is
+_VIEW_BYTES = 16  # of a text in a view
+_NUMBER = r"^[ \t]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t]*$"
+
+
+def decode_arrow(body: bytes | bytearray, spec: InputSpec, account: Account) -> Batch:
+    """Make a batch of an Arrow stream.
+
+    Raises
+    ------
+    RequestError
+    """
+    arrow = pyarrow()
+    try:
+        return _decode(arrow.py_buffer(body), spec, account)
+    except (arrow.ArrowException, MemoryError, OSError, struct.error, OverflowError, UnicodeError) as error:
+        raise RequestError(f"not an Arrow stream that can be used: {error}") from None
+
+
+def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
+    arrow = pyarrow()
+    _check_messages(body, account)
+    with arrow.ipc.open_stream(body) as stream:
+        names = stream.schema.names
+        if len(names) > _MOST_COLUMNS:
+            raise RequestError(f"{len(names)} columns: at most {_MOST_COLUMNS} are taken")
+        by_keys = "keys" in names and spec.role("keys") == spec.others and _is_list(stream.schema.field("keys").type)
+        taken = [name for name in names if name in ("keys", "values", "fields")] if by_keys else _features(names, spec)
+        for name in taken:
+            if "\0" in name:  # which ends it, where Arrow's C interface passes it on
+                raise RequestError(f"column {name!r} has a NUL in its name")
+            if names.count(name) > 1:
+                raise RequestError(f"column {name!r} is there {names.count(name)} times")
+            _check_type(name, stream.schema.field(name).type, spec)
+        batches = []
+        for batch in stream:
+            batch.validate(full=True)
+            small = batch.select(taken)
+            cells = batch.num_rows * (1 + len(taken)) + sum(_elements(column) for column in small.columns)
+            account.decoded(cells * _CELL_BYTES + small.get_total_buffer_size())
+            batches.append(small)
+    rows = sum(batch.num_rows for batch in batches)
+    if rows == 0:
+        raise RequestError("no rows: send at least one")
+    if by_keys:
+        return to_batch([spec.batch(_of_keys(batches, spec), account)], rows)
+    if spec.columns is None:
+        raise RequestError(f"columns {', '.join(map(repr, names[:9]))}: {spec}")
+    return to_batch([spec.batch(_of_columns(batches, rows, spec), account, crossed=False)], rows)
+
+
+# ---- what the messages say of themselves -----------------------------------------------------------------------------
+
+
+def _check_messages(body: Any, account: Account) -> None:
+    """Bound what the record batches and dictionaries of a stream decode to."""
+    arrow = pyarrow()
+    count = 0
+    for message in arrow.ipc.MessageReader.open_stream(body):
+        count += 1
+        if count > _MOST_BATCHES:
+            raise RequestError(f"more than {_MOST_BATCHES} messages: send larger record batches")
+        if message.type not in ("record batch", "dictionary"):
+            continue
+        data = message.body
+        size = 0 if data is None else data.size
+        stored = 0
+        for offset, length, compressed in _buffers(memoryview(message.metadata)):
+            if offset < 0 or length < 0 or offset + length > size:
+                raise RequestError(f"a buffer of {length} bytes at {offset} is outside of its message")
+            stored += length
+            if compressed and length >= _PREFIX_BYTES:
+                (decoded,) = struct.unpack_from("<q", data, offset)
+                if decoded < -1:
+                    raise RequestError(f"a compressed buffer says that it has {decoded} bytes")
+                account.decoded(max(decoded, 0))
+        if stored > size:
+            raise RequestError("buffers of a record batch overlap")
+
+
+def _buffers(message: memoryview) -> Iterator[tuple[int, int, bool]]:
+    """Iterate over the buffers of a record batch or dictionary: offset, length, and whether they are compressed.
+
+    ``message`` is a flatbuffer ``Message`` of Arrow's ``format/Message.fbs``, which Arrow has verified.
+    """
+    root = _u32(message, 0)
+    kind = _field(message, root, 1)
+    header = _table(message, root, 2)
+    if kind is None or header is None:
+        return
+    if message[kind] == 2:  # DictionaryBatch: its data is a record batch
+        header = _table(message, header, 1)
+        if header is None:
+            return
+    compressed = _field(message, header, 3) is not None
+    vector = _table(message, header, 2)
+    if vector is None:
+        return
+    for i in range(_u32(message, vector)):
+        offset, length = struct.unpack_from("<qq", message, vector + 4 + 16 * i)
+        yield offset, length, compressed
+
+
+def _field(message: memoryview, table: int, number: int) -> int | None:
+    """Return where a field of a flatbuffer table is; None: it is not there."""
+    (back,) = struct.unpack_from("<i", message, table)
+    vtable = table - back
+    if vtable < 0:
+        raise RequestError("the metadata of a message is damaged")
+    (size,) = struct.unpack_from("<H", message, vtable)
+    if 4 + 2 * number >= size:
+        return None
+    (at,) = struct.unpack_from("<H", message, vtable + 4 + 2 * number)
+    return None if at == 0 else table + at
+
+
+def _table(message: memoryview, table: int, number: int) -> int | None:
+    """Return where the table or vector begins that a field refers to."""
+    field = _field(message, table, number)
+    return None if field is None else field + _u32(message, field)
+
+
+def _u32(message: memoryview, at: int) -> int:
+    found: int = struct.unpack_from("<I", message, at)[0]
+    return found
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def _is_list(kind: Any) -> bool:
+    types = pyarrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether values of a type are numbers or texts, each with bytes of its own or none."""
+    types = pyarrow().types
+    tests = (
+        types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_temporal,
+        types.is_string, types.is_large_string, types.is_binary, types.is_large_binary,
+    )  # fmt: skip
+    return any(test(kind) for test in tests)
+
+
+def _is_view(kind: Any) -> bool:
+    types = pyarrow().types
+    return bool(types.is_string_view(kind) or types.is_binary_view(kind))
+
+
+def _check_type(name: str, kind: Any, spec: InputSpec) -> None:
+    inner = kind
+    if _is_list(inner):
+        inner = inner.value_type
+    if pyarrow().types.is_dictionary(inner):
+        inner = inner.value_type
+    if spec.role(name) == LIST and not _is_list(kind):
+        raise RequestError(f"column {name!r} holds {kind}: this model takes lists there")
+    if not _is_plain(inner) and not _is_view(kind):
+        raise RequestError(f"column {name!r} holds {kind}: send numbers, texts, dictionaries of them, or lists of them")
+
+
+def _elements(column: Any) -> int:
+    """Count the elements of lists, or the 32 bytes that the texts of a view take once they are copied."""
+    if _is_list(column.type):
+        return len(column.values)
+    if _is_view(column.type):
+        # A view begins with its length; two of them may share bytes.
+        lengths = np.frombuffer(column.buffers()[1], np.int32)[:: _VIEW_BYTES // 4][column.offset :][: len(column)]
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        return int(lengths[there].sum(dtype=np.int64)) // _CELL_BYTES
+    return 0
+
+
+# ---- by keys ---------------------------------------------------------------------------------------------------------
+
+
+def _of_keys(batches: list[Any], spec: InputSpec) -> Examples:
+    lengths, keys = _flat(batches, "keys", np.uint64)
+    there = batches[0].schema.names
+
+    def beside(name: str, dtype: Any) -> Any:
+        counts, flat = _flat(batches, name, dtype)
+        if not np.array_equal(lengths, counts):
+            bad = int(np.flatnonzero(lengths != counts)[0])
+            raise RequestError(f"instance {bad}: {lengths[bad]} keys and {counts[bad]} {name}: send one for each key")
+        return flat
+
+    values = beside("values", np.float32) if "values" in there else None
+    if values is not None and not np.isfinite(values).all():
+        raise RequestError("column 'values': values must be finite as float32")
+    if "fields" in there and not spec.needs_fields:
+        raise RequestError("column 'fields': this model takes no fields, send keys and values alone")
+    if "fields" not in there and spec.needs_fields:
+        raise RequestError(f"no column 'fields', and this model needs the field of each key: {spec}")
+    fields = beside("fields", np.uint64) if spec.needs_fields else None
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    return Examples(np.arange(len(lengths)), indptr, keys, values, fields)
+
+
+def _flat(batches: list[Any], name: str, dtype: Any) -> tuple[Any, Any]:
+    """Return the lengths of a column's lists, and their elements."""
+    arrow = pyarrow()
+    lengths, flats = [], []
+    for batch in batches:
+        column = batch.column(name)
+        if not _is_list(column.type):
+            raise RequestError(f"column {name!r} holds {column.type}: send lists of numbers")
+        if column.null_count:
+            raise RequestError(f"column {name!r} has nulls: send empty lists")
+        elements = column.flatten()
+        if elements.null_count:
+            raise RequestError(f"column {name!r} has nulls in its lists: leave them out")
+        flat = elements.cast(arrow.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False)
+        lengths.append(arrow.compute.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64))
+        flats.append(np.ascontiguousarray(flat, dtype))
+    return np.concatenate(lengths), np.concatenate(flats)
+
+
+# ---- by columns ------------------------------------------------------------------------------------------------------
+
+
+def _features(names: list[str], spec: InputSpec) -> list[str]:
+    """Return the columns that are features, label and weight left out."""
+    if spec.columns is None:
+        return []
+    columns = spec.columns
+    others = columns.categorical is None
+    left_out = (columns.label, columns.weight)
+    known = set(spec.named())
+    return [name for name in names if name not in left_out and (others or name in known)]
+
+
+def _of_columns(batches: list[Any], rows: int, spec: InputSpec) -> Examples:
+    """Read named columns as the model's training data was read."""
+    arrow = pyarrow()
+    columns = spec.columns
+    assert columns is not None
+    firsts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+    table = arrow.Table.from_batches(
+        [_with_missing(batch, spec, first) for batch, first in zip(batches, firsts, strict=False)]
+    )
+    for name in spec.named():
+        if name not in table.column_names:  # an example that does not have it
+            kind = arrow.list_(arrow.string()) if name in columns.lists else arrow.string()
+            table = table.append_column(name, arrow.nulls(rows, kind))
+    label = _unused(table.column_names)
+    table = table.append_column(label, arrow.array(np.zeros(rows, np.float32)))
+    reader = read_arrow(
+        table,
+        label=label,
+        categorical=columns.categorical,
+        numeric=columns.numeric,
+        lists=columns.lists,
+        batch_size=rows,
+    )
+    try:
+        (batch,) = list(reader.with_fields())
+    except ValueError as error:
+        raise RequestError(str(error).replace("pyarrow Table, row ", "instance ")) from None
+    return Examples(np.arange(rows), batch.indptr, batch.keys, batch.values, batch.fields)
+
+
+def _unused(names: list[str]) -> str:
+    label = "label"
+    while label in names:
+        label += "_"
+    return label
+
+
+def _check_numbers(name: str, column: Any, first: int) -> None:
+    numbers = pyarrow().compute.match_substring_regex(column, _NUMBER).fill_null(True)
+    bad = np.flatnonzero(~numbers.to_numpy(zero_copy_only=False))
+    if len(bad):
+        text = column[int(bad[0])].as_py()
+        raise RequestError(f"instance {first + bad[0]}, column {name!r}: {text[:80]!r} is not a number")
+
+
+def _with_missing(batch: Any, spec: InputSpec, first: int) -> Any:
+    """Turn views into texts, and texts that hold nothing in the training data into nulls."""
+    arrow = pyarrow()
+    types = arrow.types
+    arrays = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if _is_view(column.type):
+            # Not by a cast, which follows the views of nulls as well, and nobody validates those.
+            kind = arrow.large_string() if types.is_string_view(column.type) else arrow.large_binary()
+            column = arrow.array(column.to_pylist(), kind)
+        if spec.missing and (types.is_string(column.type) or types.is_large_string(column.type)):
+            empty = arrow.compute.is_in(column, value_set=arrow.array(sorted(spec.missing), column.type))
+            column = arrow.compute.if_else(empty, arrow.scalar(None, column.type), column)
+        if spec.role(name) == NUMERIC and (types.is_string(column.type) or types.is_large_string(column.type)):
+            _check_numbers(name, column, first)
+        arrays.append(column)
+    return arrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)

@@ -1,0 +1,152 @@
+"""Limits: what one request may take, and all of them together.
+
+A request has an Account. What it holds is added there before memory is taken: the bytes of its body as they arrive,
+then an upper bound of what it decodes to, known before anything is decoded. Accounts draw on one Budget; a request that
+does not fit is refused (503) and changes nothing.
+
+Threads: a Budget is safe from any thread, an Account belongs to its request.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, fields
+from typing import Self
+
+__all__ = ["Account", "Budget", "BusyError", "Limits", "RequestError", "TooLargeError"]
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered: the message says why."""
+
+    status = 400
+
+
+class TooLargeError(RequestError):
+    """A request that is larger than the limits allow."""
+
+    status = 413
+
+
+class BusyError(RequestError):
+    """The requests under way hold all the memory that they may."""
+
+    status = 503
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What requests may take.
+
+    Parameters
+    ----------
+    body_bytes : int
+        Of one body.
+    decoded_bytes : int
+        Of memory for what one body decodes to, estimated from above before it is decoded.
+    in_flight_bytes : int
+        Of memory for all requests under way: their bodies, and what they decode to.
+    connections : int
+        At a time. One more takes the place of the connection that has waited longest without a request; where each has
+        a request under way it is answered 503.
+    request_seconds : float
+        In which a request has to arrive whole, from the connection or its first byte on, and in which the client has to
+        take what is sent.
+
+    Raises
+    ------
+    ValueError
+        One of them is not above 0.
+    """
+
+    body_bytes: int = 64 << 20
+    decoded_bytes: int = 512 << 20
+    in_flight_bytes: int = 1 << 30
+    connections: int = 1024
+    request_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{limit.name} is {value!r}: pass a number above 0")
+
+
+class Budget:
+    """The memory of all requests under way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that requests hold now."""
+        return self._held
+
+    def add(self, size: int) -> None:
+        """Take bytes.
+
+        Raises
+        ------
+        BusyError
+            There are not so many left.
+        """
+        with self._lock:
+            if self._held + size > self.limits.in_flight_bytes:
+                raise BusyError(
+                    f"the requests under way hold {self._held} bytes, and this one needs {size} more: at most "
+                    f"{self.limits.in_flight_bytes} are used at a time; try again later"
+                )
+            self._held += size
+
+    def give_back(self, size: int) -> None:
+        """Return bytes."""
+        with self._lock:
+            self._held -= size
+
+
+class Account:
+    """What one request holds. A context manager that gives everything back."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._body = 0
+        self._decoded = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self._budget.give_back(self._body + self._decoded)
+
+    def body(self, size: int) -> None:
+        """Add bytes of the body.
+
+        Raises
+        ------
+        TooLargeError, BusyError
+        """
+        limit = self._budget.limits.body_bytes
+        if self._body + size > limit:
+            raise TooLargeError(f"a body of {self._body + size} bytes or more: at most {limit} are taken")
+        self._budget.add(size)
+        self._body += size
+
+    def decoded(self, size: int) -> None:
+        """Add bytes that are about to be decoded.
+
+        Raises
+        ------
+        TooLargeError, BusyError
+        """
+        limit = self._budget.limits.decoded_bytes
+        if self._decoded + size > limit:
+            raise TooLargeError(
+                f"the body takes {self._decoded + size} bytes or more once it is decoded, and at most {limit} are "
+                "used: send fewer examples in a request"
+            )
+        self._budget.add(size)
+        self._decoded += size

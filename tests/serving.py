@@ -1,0 +1,80 @@
+"""Prediction servers for tests: models that are exported, a server in a thread, and its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+
+import numpy as np
+
+import shoal
+from shoal import cli
+from shoal.serve import Served, serve
+
+
+def sparse_data(rng, n=400):
+    lengths = rng.integers(0, 6, n)
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    keys = rng.integers(0, 200, indptr[-1]).astype(np.uint64) * np.uint64(2**57 + 3)
+    values = rng.standard_normal(indptr[-1]).astype(np.float32)
+    return shoal.Batch(rng.integers(0, 2, n).astype(np.float32), indptr, keys, values)
+
+
+def instances(batch, values=True):
+    cut = [slice(a, b) for a, b in zip(batch.indptr[:-1], batch.indptr[1:], strict=True)]
+    rows = [{"keys": batch.keys[c].tolist(), "values": batch.values[c].tolist()} for c in cut]
+    return rows if values else [{"keys": row["keys"]} for row in rows]
+
+
+@contextlib.contextmanager
+def running(directory, **how):
+    """Serve a directory in a thread: the port, and what is served."""
+    with Served(directory) as served:
+        port, started, servers = [], threading.Event(), []
+
+        def ready(host, number):
+            port.append(number)
+            started.set()
+
+        def run():
+            serve(served, port=0, ready=ready, until=servers.append, **how)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert started.wait(20)
+        try:
+            yield port[0], served
+        finally:
+            servers[0].should_exit = True
+            thread.join()
+
+
+def ask(port, method, path, body=None, headers=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read(), dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+def predict(port, rows):
+    status, body, _ = ask(port, "POST", "/predict", json.dumps({"instances": rows}))
+    assert status == 200, body
+    return np.array(json.loads(body)["probabilities"])
+
+
+def trained(folder, kind=shoal.LogisticRegression, seed=1, **how):
+    rng = np.random.default_rng(seed)
+    with kind(**how) as model:
+        model.partial_fit(sparse_data(rng))
+        model.save(folder, overwrite=True)
+    return folder
+
+
+def exported(model, folder, *more):
+    assert cli.main(["export", str(model), str(folder), "--quiet", *map(str, more)]) == 0
+    return folder
