@@ -526,7 +526,8 @@ def test_order_and_sample_reach_the_training(logs):
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_leaves_a_model_that_loads_and_status_130(logs):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_leave_a_model_that_loads_and_a_status_of_their_own(logs, number, status):
     endless = ["--batch-size", "64", "--epochs", "1000000", "--json"]
     data = ["--train", str(logs / "train.libsvm"), "--format", "libsvm", "--model", "m"]
     process = subprocess.Popen(
@@ -540,20 +541,38 @@ def test_ctrl_c_leaves_a_model_that_loads_and_status_130(logs):
         while "examples" not in process.stderr.read(64):  # the bar is there: it learns
             pass
         time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
+        if number == signal.SIGTERM:  # as `timeout` does: once to the process, once to its group
+            time.sleep(0.01)
+            process.send_signal(number)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert "Traceback" not in err
     facts = json.loads(out)
     assert facts["interrupted"] is True
-    assert re.search(r"interrupted after [\d,]+ examples; the model of that moment is in m", err)
+    assert re.search(r"interrupted after [\d,]+ examples; the model of that moment is in m; a fit with --resume", err)
     with LogisticRegression.load("m") as model:
         assert model.examples == facts["examples"] > 0
         assert not model.history.passes[-1].complete or len(model.history.passes) > 1
         assert model.evaluate(shoal.read_libsvm(logs / "test.libsvm")).auc > 0.7
+
+
+@pytest.mark.parametrize("name", ["calibrate", "save"])
+def test_ctrl_c_after_the_last_batch_does_not_lose_what_was_learned(logs, monkeypatch, capsys, name):
+    called = getattr(LogisticRegression, name)
+
+    def pressed(*arguments, **settings):
+        signal.raise_signal(signal.SIGINT)
+        return called(*arguments, **settings)
+
+    monkeypatch.setattr(LogisticRegression, name, pressed)
+    assert train(logs, "m", "--valid", str(logs / "test.libsvm"), "--calibrate", "platt") == 130
+    with LogisticRegression.load("m") as model:
+        assert model.history.passes[-1].complete
+        assert (model.calibration is None) is (name == "calibrate")
 
 
 def test_ctrl_c_before_anything_was_learned_saves_nothing(logs, monkeypatch, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -120,6 +121,12 @@ def test_roles_end_when_the_process_that_launched_them_is_killed():
         until(lambda: not any(alive(pid) for pid in pids))
 
 
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
 def alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -130,6 +137,44 @@ def alive(pid):
 def test_a_server_that_cannot_start_is_named_with_its_last_words():
     with pytest.raises(ShoalError, match=r"server 0 ended with status 2; it said last: \n.*needs a thread at least"):
         shoal.launch(servers=1, server_threads=0, timeout=LONG)
+
+
+def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(monkeypatch):
+    starting = processes.Running._role
+
+    def role(running, name, arguments):
+        return starting(running, name, [*arguments, *(["--threads", "0"] if name == "server 1" else [])])
+
+    monkeypatch.setattr(processes.Running, "_role", role)
+    before = set(psutil.Process().children())
+    with pytest.raises(ShoalError, match=r"server 1 ended with status 2; it said last: \n.*needs a thread at least"):
+        shoal.launch(servers=3, timeout=10 * LONG)  # server 0 would wait for server 1 as long as that
+    assert set(psutil.Process().children()) == before
+
+
+def test_roles_that_are_not_ready_in_time_are_all_named():
+    with (
+        pytest.raises(DeadlineExceeded, match=r"not there after 0.01 s: scheduler was not ready, and said: nothing"),
+        processes.running(2, timeout=0.01),
+    ):
+        pass
+
+
+def test_a_server_that_still_waits_for_the_others_ends_with_its_parent():
+    with script(
+        """
+        import os, subprocess, sys, time
+        connect = ["--connect", sys.argv[1], "--parent", str(os.getpid())]
+        child = subprocess.Popen([sys.executable, "-m", "shoal", "server", *connect])
+        print(child.pid, flush=True)
+        time.sleep(1000)
+        """,
+        free_address(),  # where no scheduler listens: it waits for 300 s
+    ) as process:
+        pid = int(process.stdout.readline())
+        until(lambda: any("zmq" in map.path for map in psutil.Process(pid).memory_maps()))
+        process.kill()
+        until(lambda: not alive(pid))
 
 
 # --- shoal launch ---------------------------------------------------------------------------------------------------
@@ -248,10 +293,84 @@ def test_launch_names_the_server_that_was_killed(program):
         assert "server 0 was killed by signal 9" in errors
 
 
-def free_address():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+def test_a_role_that_fails_at_start_up_gives_launch_its_status_and_last_words(program):
+    done = subprocess.run(
+        shoal_launch("--servers", "2", "--threads", "0", program, "end"), capture_output=True, text=True, timeout=LONG
+    )
+    assert done.returncode == 2
+    assert re.search(r"server \d ended with status 2; it said last: \n.*needs a thread at least", done.stderr)
+
+
+LEARNING = """
+    import sys, time, numpy as np, shoal
+    class Endless:
+        def __iter__(self):
+            keys = np.arange(100, dtype=np.uint64)
+            while True:
+                print("batch", flush=True)
+                time.sleep(0.02)
+                yield shoal.Batch(np.arange(100, dtype=np.float32) % 2, np.arange(101), keys, np.ones(100, np.float32))
+    with shoal.connect() as store:
+        model = shoal.LogisticRegression(store=store)
+        try:
+            model.fit(Endless(), warm_up=False, progress=False)
+        except KeyboardInterrupt:
+            if store.rank == 0:
+                model.save("m")
+            raise
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_launch_lets_workers_save_while_the_servers_live(tmp_path, number):
+    (tmp_path / "learn.py").write_text(textwrap.dedent(LEARNING))
+    with subprocess.Popen(
+        shoal_launch("--servers", "2", "--workers", "2", "learn.py"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        process_group=0,  # as a shell starts it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as launch:
+        for _ in range(40):  # at most one of the workers is still in its first batch: both have begun
+            assert "batch" in launch.stdout.readline()
+        os.killpg(launch.pid, number)
+        out, errors = launch.communicate(timeout=LONG)
+    assert launch.returncode == 128 + number, errors
+    assert "the workers have 60 s to save what they have learned (--grace)" in errors
+    if number == signal.SIGTERM:
+        assert "Traceback" not in out
+    with shoal.LogisticRegression.load(tmp_path / "m") as model:
+        assert model.examples > 0
+        assert model.table.contains(np.arange(100, dtype=np.uint64)).all()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_workers_that_do_not_end_are_killed_by_a_second_signal_or_after_the_grace(tmp_path, again):
+    path = tmp_path / "deaf.py"
+    path.write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('pid', os.getpid(), flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen(
+        shoal_launch("--grace", "1000" if again else "0.5", str(path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as launch:
+        pid = int(launch.stdout.readline().split()[1])
+        family = [process.pid for process in psutil.Process(launch.pid).children()]
+        launch.send_signal(signal.SIGINT)
+        assert "Ctrl-C again ends them at once" in launch.stderr.readline()
+        assert alive(pid)
+        if again:
+            launch.send_signal(signal.SIGINT)
+        errors = launch.communicate(timeout=LONG)[1]
+        assert launch.returncode == 130
+        assert ("worker 0 had not ended after 0.5 s, and is killed" in errors) is not again
+        until(lambda: not any(alive(one) for one in [pid, *family]))
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")

@@ -307,13 +307,13 @@ def test_a_reader_that_fails_leaves_what_was_learned(rng, tmp_path):
 class PressesCtrlC:
     """Batches; in the middle of making one of them somebody presses Ctrl-C."""
 
-    def __init__(self, batches, at, times=1):
-        self.batches, self.at, self.times = batches, at, times
+    def __init__(self, batches, at, times=1, number=signal.SIGINT):
+        self.batches, self.at, self.times, self.number = batches, at, times, number
 
     def __iter__(self):
         for i, batch in enumerate(self.batches):
             for _ in range(self.times if i == self.at else 0):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self.number)
             yield batch
 
 
@@ -329,6 +329,17 @@ def test_ctrl_c_stops_at_the_end_of_a_batch_and_leaves_a_whole_model(rng, tmp_pa
         twin.fit(batches[:5], warm_up=False, progress=False)
         np.testing.assert_array_equal(model.predict_proba(batches[9]), twin.predict_proba(batches[9]))
         model.save(tmp_path / "m")
+
+
+def test_sigterm_stops_as_ctrl_c_does_however_often_it_comes_at_once(rng):
+    batches = cut(make_batch(rng, 1000), 100)
+    with LogisticRegression() as model:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            model.fit(PressesCtrlC(batches, 4, times=2, number=signal.SIGTERM), warm_up=False, progress=False)
+        assert isinstance(caught.value, SystemExit)
+        assert caught.value.code == 143
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert (model.examples, model.table.step) == (500, 5)
 
 
 def test_a_second_ctrl_c_does_not_wait(rng):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import shoal
 from cuts import power_fails_behind
 from shoal.cli import main
+from shoal.interrupts import terminable
 from shoal.models import Model, files
 from shoal.models.keeper import Keeper
 from stores import TIMEOUT
@@ -220,6 +222,24 @@ def test_a_shuffled_pass_does_not_go_on_over_data_that_was_appended_to(log: Path
         file.write("1 3:1\n")
     with shoal.local(slots=64) as store, pytest.raises(ValueError, match="within a shuffled pass, which more data"):
         logistic(store).fit(reader(path), shuffle=2, directory=tmp_path / "c", resume="appended", progress=False)
+
+
+def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: Path, tmp_path: Path) -> None:
+    class PressesCtrlC:
+        def __iter__(self) -> Any:
+            signal.raise_signal(signal.SIGTERM)
+            yield from reader(log)
+
+    how: dict[str, Any] = {"epochs": 2, "directory": tmp_path / "c", "progress": False}
+    with shoal.local(slots=64) as store:
+        interrupted = logistic(store)
+        with terminable(), pytest.raises(KeyboardInterrupt):
+            interrupted.fit(reader(log), valid=PressesCtrlC(), **how)
+        assert interrupted.history.passes[0].complete
+    with shoal.local(slots=64) as store:
+        model = logistic(store)
+        model.fit(reader(log), valid=reader(log), resume=True, **how)
+        assert [done.valid is None for done in model.history.passes] == [True, False]
 
 
 def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(

@@ -683,7 +683,8 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, req
 
 
 @pytest.mark.timeout(600)
-def test_ctrl_c_keeps_a_checkpoint_and_ends_with_130(clicks, tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_a_checkpoint_and_end_with_130_and_143(clicks, tmp_path, number, status):
     out = tmp_path / "interrupted"
     process = subprocess.Popen(
         command(clicks, tmp_path, str(out), "--json"),
@@ -692,9 +693,9 @@ def test_ctrl_c_keeps_a_checkpoint_and_ends_with_130(clicks, tmp_path):
         stderr=subprocess.PIPE,
     )
     until_it_stands(out, process, 100)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said, complained = process.communicate(timeout=240)
-    assert process.returncode == 130, complained
+    assert process.returncode == status, complained
     facts = json.loads(said)
     assert facts["interrupted"] is True
     assert b"--resume goes on" in complained

@@ -30,6 +30,7 @@ PYTHON = {
     "_reader": "",
     "errors": "_core",
     "consistency": "",
+    "interrupts": "",
     "optim": "_core errors",
     "metrics": "_core errors",
     "data": "_core _reader errors sealed",
@@ -50,9 +51,10 @@ PYTHON = {
     "export",
     "estimates": "_core optim table store",
     "rpc": "_core errors consistency handle table",
-    "cluster": "_core errors consistency optim functions gate handle table sealed storage checkpoint store rpc data",
-    "models": "_core errors machine consistency optim handle lifecycle table sealed storage pieces checkpoint store "
-    "data metrics",
+    "cluster": "_core errors interrupts consistency optim functions gate handle table sealed storage checkpoint store "
+    "rpc data",
+    "models": "_core errors interrupts machine consistency optim handle lifecycle table sealed storage pieces "
+    "checkpoint store data metrics",
     "exchange": "_core data store table",
     "serve": "_core errors consistency optim table checkpoint export store data models torch",
     "demo": "_core errors optim table sealed storage checkpoint store data metrics models",
@@ -61,8 +63,8 @@ PYTHON = {
     "torch": "_core errors consistency optim lifecycle handle table dense sealed storage checkpoint store data metrics "
     "models",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors consistency optim lifecycle table sealed storage checkpoint export compaction store data "
-    "metrics models demo reports torch rpc cluster serve exchange estimates",
+    "cli": "_core errors interrupts consistency optim lifecycle table sealed storage checkpoint export compaction "
+    "store data metrics models demo reports torch rpc cluster serve exchange estimates",
     "__main__": "cli",
     "__init__": "errors compaction consistency optim lifecycle table dense export store rpc cluster data metrics "
     "models reports torch estimates exchange serve sklearn opening",

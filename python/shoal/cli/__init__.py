@@ -6,7 +6,7 @@ machines (``--json``). Results go to standard output; bars, notes and errors to 
     exit status   0   done
                   1   it failed: a damaged model, a full disk
                   2   the input is wrong: arguments, a missing file, a malformed line
-                130   Ctrl-C; ``train`` has then saved what it had learned
+           130, 143   Ctrl-C, SIGTERM; ``train`` has then saved what it had learned
 
 Expected errors are one line, never a traceback. Heavy imports wait for a command that needs them.
 
@@ -42,8 +42,9 @@ from shoal.cli import (
     serve,
     train,
 )
-from shoal.cli.answers import FAILED, INTERRUPTED, WRONG_INPUT, Answer, complain, one_line, tell
+from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, complain, one_line, tell
 from shoal.cli.arguments import command
+from shoal.interrupts import status_of, terminable
 
 __all__ = ["main", "parser"]
 
@@ -70,11 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = parser().parse_args(argv)
     try:
-        answer: Answer = arguments.run(arguments)
-        tell(answer, arguments)
-    except KeyboardInterrupt:
+        with terminable():
+            answer: Answer = arguments.run(arguments)
+            tell(answer, arguments)
+    except KeyboardInterrupt as interrupt:
         complain("interrupted")
-        return INTERRUPTED
+        return status_of(interrupt)
     except BrokenPipeError:
         # Whoever read the output has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)

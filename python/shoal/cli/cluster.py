@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from shoal.cli.arguments import command, size
 
 if TYPE_CHECKING:
     from shoal.rpc.curve import Keys
+
+_PAUSE = 0.2  # seconds between two looks at the parent
+_ALONE = 1.0  # seconds to leave in, once it is gone
 
 SCHEDULER_EXAMPLES = """\
 examples:
@@ -43,7 +47,8 @@ examples:
   $ srun -n 7 shoal launch --servers 2 train.py
 
 The program calls shoal.connect(), which finds its place in the environment. Ends with the status of the first process
-that fails, after its last output; with 0 when all workers have ended well.
+that fails, after its last output; with 0 when all workers have ended well. Ctrl-C and SIGTERM are passed on to the
+workers, which may save what they have learned while the servers go on (--grace); the status is then 130 or 143.
 """
 
 
@@ -92,6 +97,13 @@ def add(commands: Any) -> None:
     launch.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="seconds for all to be there (%(default)s)"
     )
+    launch.add_argument(
+        "--grace",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for workers to save after Ctrl-C or SIGTERM (%(default)s)",
+    )
     _keys_arguments(launch)
     launch.add_argument("program", metavar="PROGRAM", help="a .py file, or any program")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
@@ -137,9 +149,10 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
             insecure=arguments.insecure,
         ) as scheduler,
         _told_to_end(scheduler.stop),
+        _ended_with_parent(arguments),
     ):
         say(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
-        scheduler.run(_parent_lives(arguments))
+        scheduler.run()
     return Answer("", {})
 
 
@@ -153,7 +166,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
         raise ValueError("a server needs to know where the scheduler is: pass --connect tcp://HOST:PORT")
     _log_to_stderr(arguments)
     with (
-        _ended_by_signal(),
+        _ended_with_parent(arguments),
         Server(
             address,
             bind=arguments.bind,
@@ -172,7 +185,7 @@ def run_server(arguments: argparse.Namespace) -> Answer:
         for endpoint in server.endpoints:
             slots = f"{endpoint.first_slot} to {endpoint.end_slot - 1}"
             say(f"server {server.rank} has slots {slots}, at {endpoint.address}")
-        server.run(_parent_lives(arguments))
+        server.run()
     return Answer("", {})
 
 
@@ -183,31 +196,33 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
 
     program = [arguments.program, *arguments.arguments]
     group = find_group(os.environ)
-    with _ended_by_signal():
-        if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
-            if arguments.workers is not None and arguments.workers != group.size - arguments.servers - 1:
-                raise ValueError(
-                    f"{group.launcher} has started {group.size} processes, which leaves "
-                    f"{group.size - arguments.servers - 1} for workers: leave --workers out"
-                )
-            status, failed = processes.run_part(
-                group,
-                arguments.servers,
-                program,
-                say,
-                address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
-                threads=arguments.threads,
-                memory=arguments.memory,
-                timeout=arguments.timeout,
-                keys=lambda role: _keys(arguments.curve, role),
-                insecure=arguments.insecure,
+    if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
+        if arguments.workers is not None and arguments.workers != group.size - arguments.servers - 1:
+            raise ValueError(
+                f"{group.launcher} has started {group.size} processes, which leaves "
+                f"{group.size - arguments.servers - 1} for workers: leave --workers out"
             )
-            if failed:
-                complain(failed)
-            return Answer("", {}, status)
-        workers = 1 if arguments.workers is None else arguments.workers
-        if workers < 1 or arguments.servers < 1:
-            raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+        status, failed = processes.run_part(
+            group,
+            arguments.servers,
+            program,
+            say,
+            address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
+            threads=arguments.threads,
+            memory=arguments.memory,
+            timeout=arguments.timeout,
+            keys=lambda role: _keys(arguments.curve, role),
+            insecure=arguments.insecure,
+            grace=arguments.grace,
+            note=complain,
+        )
+        if failed:
+            complain(failed)
+        return Answer("", {}, status)
+    workers = 1 if arguments.workers is None else arguments.workers
+    if workers < 1 or arguments.servers < 1:
+        raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+    try:
         with processes.running(
             arguments.servers,
             workers=workers,
@@ -216,7 +231,10 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             timeout=arguments.timeout,
             curve=arguments.curve or find_keys(os.environ),
         ) as cluster:
-            first = processes.run_workers(cluster, program, workers, say)
+            first = processes.run_workers(cluster, program, workers, say, grace=arguments.grace, note=complain)
+    except processes.ProcessFailed as failed_role:
+        complain(str(failed_role))
+        return Answer("", {}, failed_role.status or FAILED)
     if first is None:
         return Answer("", {})
     complain(f"{first.name} {first.how_it_ended()}")
@@ -236,8 +254,25 @@ def _log_to_stderr(arguments: argparse.Namespace) -> None:
     logging.basicConfig(format="shoal: %(message)s", level=level)
 
 
-def _parent_lives(arguments: argparse.Namespace) -> Callable[[], bool]:
-    return lambda: arguments.parent is None or os.getppid() == arguments.parent
+@contextlib.contextmanager
+def _ended_with_parent(arguments: argparse.Namespace) -> Iterator[None]:
+    """End this process when its parent is gone, from now on: as by SIGTERM, and soon after that in any case."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_PAUSE):
+            if os.getppid() != arguments.parent:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                if not over.wait(_ALONE):
+                    os._exit(FAILED)
+                return
+
+    if arguments.parent is not None:
+        threading.Thread(target=watch, name="shoal-parent", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextlib.contextmanager
@@ -253,17 +288,3 @@ def _told_to_end(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """Unwind on SIGTERM, as on Ctrl-C, so that nothing that was started is left behind."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

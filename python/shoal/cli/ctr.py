@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
+from shoal.cli.answers import DONE, Answer, complain
 from shoal.cli.arguments import command, machine, open_reader
 from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing, resuming
+from shoal.interrupts import status_of
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -31,8 +32,8 @@ examples:
   $ shoal evaluate --model clicks --data day_2.tsv
 
 models: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The directory holds a checkpoint after every pass (and
-every N batches, with every = N in [output]), which is replaced at one moment. Ctrl-C writes one too and ends with
-status 130.
+every N batches, with every = N in [output]), which is replaced at one moment. Ctrl-C and SIGTERM write one too and end
+with status 130 and 143.
 """
 
 # Options that stand for a key of the configuration.
@@ -153,7 +154,7 @@ def _trained(
     assert config.output.dir is not None
     keeper = Keeper(model, config.output.dir, config.output.every, overwrite=arguments.overwrite)
     writers = _writers(config)
-    interrupted = False
+    interrupted: KeyboardInterrupt | None = None
     try:
         for writer in writers:
             writer.settings(_settings(config))
@@ -168,18 +169,19 @@ def _trained(
             writers=writers,
             write_every=config.logging.every,
         )
-    except KeyboardInterrupt:
-        interrupted = True
+    except KeyboardInterrupt as interrupt:
+        interrupted = interrupt
     except FitIsOver:
         return is_over(model, config.output.dir)
     finally:
         for writer in writers:
             writer.close()
     if model.examples == 0:
-        raise KeyboardInterrupt if interrupted else ValueError(f"{train.why_empty()}: nothing was learned")
-    if interrupted:
+        raise interrupted or ValueError(f"{train.why_empty()}: nothing was learned")
+    if interrupted is not None:
         complain(f"interrupted after {model.examples:,} examples; --resume goes on from the checkpoint")
-    return Answer(_text(config, model), _facts(config, model, interrupted), INTERRUPTED if interrupted else DONE)
+    facts = _facts(config, model, interrupted is not None)
+    return Answer(_text(config, model), facts, DONE if interrupted is None else status_of(interrupted))
 
 
 def _settings(config: Config) -> dict[str, Any]:

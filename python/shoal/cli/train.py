@@ -6,11 +6,13 @@ A kind of model has a parser of its own (``train lr``); reading, passes, metrics
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.answers import DONE, INTERRUPTED, Answer, complain
+from shoal.cli.answers import DONE, Answer, complain
 from shoal.cli.arguments import FORMATS, admission, columns, command, expiry, machine, open_reader, reading, schema_of
+from shoal.interrupts import at_boundaries, status_of
 
 if TYPE_CHECKING:
     from shoal.consistency import Consistency
@@ -78,8 +80,9 @@ examples:
   $ shoal train lr --train day_0.tsv --format criteo --model long --every 1000 --resume
 
 --model s3://bucket/long keeps the model, and checkpoints, on an object store; --train and --valid take such URLs too.
-Ctrl-C saves what has been learned up to then, and ends with status 130. A model that is there is refused unless
---overwrite is given, and is then replaced at the very end, at one moment; any other directory is never written to.
+Ctrl-C and SIGTERM save what has been learned up to then, and end with status 130 and 143. A model that is there is
+refused unless --overwrite is given, and is then replaced at the very end, at one moment; any other directory is never
+written to.
 A grid takes the memory of as many tables as it has settings. On a cluster every worker learns its share of the
 examples; the first one measures --valid and saves.
 """
@@ -96,8 +99,8 @@ examples:
   factors that are held back, where there is little data for many keys:
   $ shoal train fm --train train.libsvm --format libsvm --factors-l2 0.03 --l2 1 --model careful
 
---alpha, --beta, --l1 and --l2 are FTRL's, for the linear weights; the factors have Adagrad. Ctrl-C saves what has been
-learned up to then, and ends with status 130.
+--alpha, --beta, --l1 and --l2 are FTRL's, for the linear weights; the factors have Adagrad. Ctrl-C and SIGTERM save
+what has been learned up to then, and end with status 130 and 143.
 """
 
 
@@ -395,6 +398,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     """Fit a model of any kind, save it, and tell how it went. Of several workers the first measures and saves."""
     from shoal.models import files
     from shoal.models.keeper import FitIsOver
+    from shoal.storage import place_of
 
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
@@ -409,51 +413,59 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
             "resume": resume,
             "overwrite": arguments.overwrite,
         }
-    interrupted = over = False
+    interrupted: KeyboardInterrupt | None = None
+    over = False
     try:
         model.fit(train, **how)
-    except KeyboardInterrupt:
-        interrupted = True
+    except KeyboardInterrupt as interrupt:
+        interrupted = interrupt
     except FitIsOver:
         over = True
     _check_learned(model.examples, train, interrupted)
     (told, facts), (more, filters) = _solved(model), _saved_bytes(model.store)
     told, facts = told + more, facts | filters
     if rank != 0:
+        if interrupted is not None:
+            complain(f"interrupted after {model.examples:,} examples; worker 0 saves the model")
         return Answer(
             "\n".join([*pass_lines(model), *told, *_names(train), f"{'model':<12} saved by worker 0 of {workers}"]),
             {
                 "model": None,
                 "worker": rank,
-                "interrupted": interrupted,
+                "interrupted": interrupted is not None,
                 "names": _named(train),
                 **_learned(model),
                 **facts,
             },
-            INTERRUPTED if interrupted else DONE,
+            _status(interrupted),
         )
     if over and (arguments.calibrate is None or files.read(arguments.model).calibration is not None):
         return is_over(model, arguments.model)
-    if how["valid"] is not None and not interrupted:
-        _calibrate(arguments, [model], how["valid"])
-    if kept and interrupted:
+    interrupted = interrupted or _calibrate(arguments, [model], how["valid"])
+    with _saving(interrupted) as stopped:
         target = arguments.model
+        if not (kept and interrupted):
+            target = model.save(target, overwrite=kept or arguments.overwrite, names=train.names)
+    if interrupted and not kept:
+        complain(
+            f"interrupted after {model.examples:,} examples; the model of that moment is in {target}; a fit with "
+            "--resume leaves a checkpoint there, to go on from"
+        )
+    elif interrupted and not files.is_model(place_of(target)):
+        complain(f"interrupted after {model.examples:,} examples, before a checkpoint was written in {target}")
+    elif interrupted:
         complain(f"interrupted after {model.examples:,} examples; --resume goes on from the checkpoint in {target}")
-    else:
-        target = model.save(arguments.model, overwrite=kept or arguments.overwrite, names=train.names)
-        if interrupted:
-            complain(f"interrupted after {model.examples:,} examples; the model of that moment is in {target}")
     return Answer(
         "\n".join([*pass_lines(model), *told, *_table(model), *_names(train), f"{'model':<12} {target}"]),
         {
             "model": str(target),
             "worker": rank,
-            "interrupted": interrupted,
+            "interrupted": interrupted is not None,
             "names": _named(train),
             **_facts(model),
             **facts,
         },
-        INTERRUPTED if interrupted else DONE,
+        _status(stopped()),
     )
 
 
@@ -462,6 +474,20 @@ def resuming(arguments: argparse.Namespace) -> Resume:
     if arguments.allow_appended and not arguments.resume:
         raise ValueError("--allow-appended is for a fit that goes on: pass --resume too")
     return "appended" if arguments.allow_appended else bool(arguments.resume)
+
+
+@contextlib.contextmanager
+def _saving(interrupted: KeyboardInterrupt | None) -> Iterator[Callable[[], KeyboardInterrupt | None]]:
+    """Let what a fit came to be saved before a first Ctrl-C or SIGTERM counts; one that came earlier was the first."""
+    if interrupted is not None:
+        yield lambda: interrupted
+        return
+    with at_boundaries() as stopped:
+        yield stopped
+
+
+def _status(interrupted: KeyboardInterrupt | None) -> int:
+    return DONE if interrupted is None else status_of(interrupted)
 
 
 def is_over(model: Predictor, directory: str) -> Answer:
@@ -505,16 +531,22 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Where]) -> tuple[Read
     }
 
 
-def _check_learned(examples: int, train: Reader, interrupted: bool) -> None:
+def _check_learned(examples: int, train: Reader, interrupted: KeyboardInterrupt | None) -> None:
     if examples == 0:
-        raise KeyboardInterrupt if interrupted else ValueError(f"{train.why_empty()}: nothing was learned")
+        raise interrupted or ValueError(f"{train.why_empty()}: nothing was learned")
 
 
-def _calibrate(arguments: argparse.Namespace, models: Sequence[Model], valid: Reader) -> None:
-    """Calibrate on the held-out data; what was measured on it before stays as it was."""
-    if arguments.calibrate is not None:
-        for model in models:
-            model.calibrate(valid, arguments.calibrate)
+def _calibrate(
+    arguments: argparse.Namespace, models: Sequence[Model], valid: Reader | None
+) -> KeyboardInterrupt | None:
+    """Calibrate on the held-out data; what was measured on it before stays as it was. Returns what broke it off."""
+    if arguments.calibrate is not None and valid is not None:
+        try:
+            for model in models:
+                model.calibrate(valid, arguments.calibrate)
+        except KeyboardInterrupt as interrupt:
+            return interrupt
+    return None
 
 
 def pass_lines(model: Predictor) -> list[str]:
@@ -616,19 +648,19 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     target = place_of(arguments.model)
     folders = [target.inside(_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
     train, how = _data(arguments, folders)
-    interrupted = False
+    interrupted: KeyboardInterrupt | None = None
     try:
         grid.fit(train, **how)
-    except KeyboardInterrupt:
-        interrupted = True
+    except KeyboardInterrupt as interrupt:
+        interrupted = interrupt
     _check_learned(grid.examples, train, interrupted)
     results = grid.results(arguments.metric)
     saved = results if arguments.save_all else results[:1]
     where = [target.inside(_name(result.settings)) if arguments.save_all else target for result in saved]
-    if how["valid"] is not None and not interrupted:
-        _calibrate(arguments, [result.model for result in saved], how["valid"])
-    for result, folder in zip(saved, where, strict=True):
-        result.model.save(folder, overwrite=arguments.overwrite, names=train.names)
+    interrupted = interrupted or _calibrate(arguments, [result.model for result in saved], how["valid"])
+    with _saving(interrupted) as stopped:
+        for result, folder in zip(saved, where, strict=True):
+            result.model.save(folder, overwrite=arguments.overwrite, names=train.names)
     if interrupted:
         complain(f"interrupted after {grid.examples:,} examples; the models of that moment are in {target}")
     best = results[0]
@@ -655,12 +687,12 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
         "\n".join(lines),
         {
             "model": str(where[0]),
-            "interrupted": interrupted,
+            "interrupted": interrupted is not None,
             "names": _named(train),
             "examples": grid.examples,
             "grid": facts,
         },
-        INTERRUPTED if interrupted else DONE,
+        _status(stopped()),
     )
 
 

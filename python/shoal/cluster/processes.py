@@ -5,9 +5,10 @@
     run_workers  a program, several times, as the workers of such a cluster
     run_part     one process's part in a group that mpirun or srun has started: scheduler, server or worker
 
-Every child leads a process group of its own, so that what it starts ends with it. Roles look every now and then whether
-the process that started them is still there; a worker's program has a keeper around it that does (keeper.py). What a
-child says is read by a thread for each, which keeps the last lines.
+Every child leads a process group of its own, so that what it starts ends with it, and a terminal's Ctrl-C reaches this
+process alone, which passes it on to the workers: servers live until those have saved. Roles check from their first line
+on whether the process that started them is still there (``--parent``); a worker's program has a keeper around it that
+does (keeper.py). What a child says is read by a thread for each, which keeps the last lines.
 
 Threads: objects of this module are used by one.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import queue
 import re
@@ -34,6 +36,7 @@ from shoal.cluster.address import is_loopback, join_address, split
 from shoal.cluster.environment import PORT, Place, find_keys
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceeded, ShoalError
+from shoal.interrupts import Terminated, at_boundaries, held_back
 from shoal.store import make_budget
 
 if TYPE_CHECKING:
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
     from shoal.rpc.curve import Keys
     from shoal.rpc.filters import Filters
 
-__all__ = ["Child", "Running", "launch", "run_part", "run_workers", "running", "status_of"]
+__all__ = ["GRACE", "Child", "ProcessFailed", "Running", "launch", "run_part", "run_workers", "running", "status_of"]
+
+GRACE = 60.0  # seconds for workers to save what they have learned, once they are asked to end
 
 _LAST_LINES = 40
 _PATIENCE = 5.0  # seconds between asking a process to end and killing it
@@ -65,6 +70,8 @@ class Child:
         Gets this object when the process is gone.
     say : callable, optional
         Is given every line, from a thread.
+    news : Condition, optional
+        Notified of every line and of the end; guards ``last`` and ``ended_at``.
     """
 
     def __init__(
@@ -74,13 +81,14 @@ class Child:
         environment: Mapping[str, str],
         ended: queue.SimpleQueue[Child],
         say: Callable[[str], None] | None = None,
+        news: threading.Condition | None = None,
     ) -> None:
         self.name = name
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.ended_at = math.inf  # as time.monotonic() tells it
         self._ended = ended
         self._say = say
-        self._heard = threading.Condition()
-        self._over = False
+        self._news = threading.Condition() if news is None else news
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -101,56 +109,44 @@ class Child:
             for line in lines:
                 if line == "\r":
                     continue
-                with self._heard:
+                with self._news:
                     self.last.append(line.rstrip("\r\n"))
-                    self._heard.notify_all()
+                    self._news.notify_all()
                 if self._say is not None:
                     self._say(line.rstrip("\r\n"))
 
     def _wait(self) -> None:
         self.process.wait()
-        # What it said is heard to the end, unless something that it left behind keeps the pipe open.
-        self._thread.join(1.0)
-        with self._heard:
-            self._over = True
-            self._heard.notify_all()
+        with self._news:
+            self.ended_at = time.monotonic()
+            self._news.notify_all()
         self._ended.put(self)
 
-    def said(self, pattern: str, timeout: float) -> str:
-        """Wait for a line; returns the first group of what matches.
-
-        Raises
-        ------
-        ShoalError
-            The process ended instead.
-        DeadlineExceeded
-            Neither happened in time.
-        """
-        deadline = time.monotonic() + timeout
-        with self._heard:
-            while True:
-                for line in self.last:
-                    found = re.search(pattern, line)
-                    if found is not None:
-                        return str(found[1])
-                if self._over:
-                    raise ShoalError(f"{self.name} {self.how_it_ended()}")
-                if not self._heard.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                    raise DeadlineExceeded(f"{self.name} was not ready in {timeout:g} s; it said: {self._told()}")
+    def find(self, pattern: str) -> str | None:
+        """Return the first group of what matches in the last lines; the caller holds the condition."""
+        found = next((found for line in self.last if (found := re.search(pattern, line)) is not None), None)
+        return None if found is None else str(found[1])
 
     def how_it_ended(self) -> str:
         """Say with which status, or by which signal, and what it said last."""
+        # What it said is heard to the end, unless something that it left behind keeps the pipe open.
+        self._thread.join(1.0)
         status = self.process.returncode
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return f"{how}; it said last: {self._told()}"
+        return f"{how}; it said last: {self.told()}"
 
-    def _told(self) -> str:
-        return "\n".join(["", *self.last]) if self.last else "nothing"
+    def told(self) -> str:
+        """Return the last lines."""
+        with self._news:
+            return "\n".join(["", *self.last]) if self.last else "nothing"
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and to all that it started."""
+        """Send a signal to the process; to all that it started too where that is to kill it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            if number == signal.SIGKILL:
+                os.killpg(self.process.pid, number)
+            else:
+                self.process.send_signal(number)
 
     def end(self, deadline: float) -> None:
         """Wait until a moment for the process to end, then kill it and what it has left behind."""
@@ -160,6 +156,28 @@ class Child:
         self.process.wait()
         self._waiter.join()
         self._thread.join(1.0)
+
+
+def _end_all(children: Sequence[Child], patience: float) -> None:
+    """Ask processes to end, and kill them if they do not; at once if that is interrupted."""
+    try:
+        for child in children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + patience
+        for child in children:
+            child.end(deadline)
+    except BaseException:
+        for child in children:
+            child.end(0.0)
+        raise
+
+
+class ProcessFailed(ShoalError):
+    """A process of a cluster ended before the cluster was there."""
+
+    def __init__(self, child: Child) -> None:
+        super().__init__(f"{child.name} {child.how_it_ended()}")
+        self.status = status_of(child)
 
 
 def status_of(child: Child) -> int:
@@ -177,7 +195,13 @@ class Running:
         self.servers: list[Child] = []
         self.address = ""
         self.curve: str | None = None
+        self._news = threading.Condition()
         self._stopped = False
+
+    @property
+    def roles(self) -> list[Child]:
+        """All that were started."""
+        return [*([self.scheduler] if self.scheduler else []), *self.servers]
 
     def start(
         self,
@@ -191,37 +215,58 @@ class Running:
         timeout: float = 60.0,
         curve: str | None = None,
     ) -> None:
-        """Start the scheduler, then the servers, and wait until they have joined."""
+        """Start the scheduler, then the servers, and wait until they have joined.
+
+        Raises
+        ------
+        ProcessFailed
+            One of them ended: the first that did.
+        DeadlineExceeded
+            They were not there in time.
+        """
         share = _slot_memory(memory, slots)
         bound = [] if share is None else ["--slot-memory", str(share)]
         self.curve = curve
         deadline = time.monotonic() + timeout
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
         beats = ["--heartbeat", str(heartbeat)]
-        self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
-        self.address = self.scheduler.said(r"scheduler at (tcp://[^\s,]+)", timeout)
+        with held_back():
+            self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
+        (self.address,) = self._said([self.scheduler], r"scheduler at (tcp://[^\s,]+)", deadline, timeout)
         for rank in range(servers):
             command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads), *bound]
-            self.servers.append(self._role(f"server {rank}", command))
-        for child in self.servers:
-            child.said(r"(server \d+ has slots)", deadline - time.monotonic())
+            with held_back():
+                self.servers.append(self._role(f"server {rank}", command))
+        self._said(self.servers, r"(server \d+ has slots)", deadline, timeout)
 
     def _role(self, name: str, arguments: Sequence[str]) -> Child:
         keys = [] if self.curve is None else ["--curve", self.curve]
         command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
-        return Child(name, command, {}, self.ended)
+        return Child(name, command, {}, self.ended, news=self._news)
+
+    def _said(self, children: Sequence[Child], pattern: str, deadline: float, timeout: float) -> list[str]:
+        """Wait for a line of each; for the end of any process too, which is what went wrong then."""
+        while True:
+            with self._news:
+                found = {child: child.find(pattern) for child in children}
+                missing = [child for child in children if found[child] is None]
+                first = min(self.roles, key=lambda child: child.ended_at)
+                if first.ended_at == math.inf:
+                    if not missing:
+                        return [text for text in found.values() if text is not None]
+                    if self._news.wait(max(0.0, deadline - time.monotonic())) or time.monotonic() < deadline:
+                        continue
+            if first.ended_at < math.inf:
+                raise ProcessFailed(first)
+            late = "; ".join(f"{child.name} was not ready, and said: {child.told()}" for child in missing)
+            raise DeadlineExceeded(f"the cluster was not there after {timeout:g} s: {late}")
 
     def stop(self) -> None:
         """End all processes; returns when they are gone."""
         if self._stopped:
             return
         self._stopped = True
-        children = [*([self.scheduler] if self.scheduler else []), *self.servers]
-        for child in children:
-            child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _PATIENCE
-        for child in children:
-            child.end(deadline)
+        _end_all(self.roles, _PATIENCE)
 
 
 @contextlib.contextmanager
@@ -340,7 +385,15 @@ def _start_worker(
     return Child(f"worker {rank}", [*kept, *program(command)], place, ended, lambda line: say(prefix + line))
 
 
-def run_workers(cluster: Running, command: Sequence[str], workers: int, say: Callable[[str], None]) -> Child | None:
+def run_workers(
+    cluster: Running,
+    command: Sequence[str],
+    workers: int,
+    say: Callable[[str], None],
+    *,
+    grace: float = GRACE,
+    note: Callable[[str], None] = lambda line: None,
+) -> Child | None:
     """Run a program as all workers of a cluster.
 
     Parameters
@@ -351,17 +404,30 @@ def run_workers(cluster: Running, command: Sequence[str], workers: int, say: Cal
     workers : int
     say : callable
         Is given every line that a worker says, from threads.
+    grace : float
+        Seconds that workers have to end by themselves after Ctrl-C or SIGTERM.
+    note : callable
+        Is told what is waited for meanwhile.
 
     Returns
     -------
     Child or None
         The first process that failed, a server or the scheduler among them; None when all workers ended well.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Ctrl-C or SIGTERM: the workers got it too, and have ended. A second one does not wait for them.
     """
     children: list[Child] = []
+    patience = _PATIENCE
     try:
         while len(children) < workers:
             rank = len(children)
-            children.append(_start_worker(command, cluster.address, rank, workers, cluster.ended, say, cluster.curve))
+            with held_back():
+                children.append(
+                    _start_worker(command, cluster.address, rank, workers, cluster.ended, say, cluster.curve)
+                )
         going = set(children)
         while going:
             child = cluster.ended.get()
@@ -369,12 +435,44 @@ def run_workers(cluster: Running, command: Sequence[str], workers: int, say: Cal
                 return child
             going.remove(child)
         return None
+    except KeyboardInterrupt as interrupt:
+        patience = 0.0
+        _pass_on(interrupt, children, grace, note)
+        raise
     finally:
-        for child in children:
-            child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _PATIENCE
-        for child in children:
-            child.end(deadline)
+        _end_all(children, patience)
+
+
+def _pass_on(
+    interrupt: KeyboardInterrupt, children: Sequence[Child], grace: float, note: Callable[[str], None]
+) -> None:
+    """Give workers the signal that this process got, and time to end by themselves."""
+    terminated = isinstance(interrupt, Terminated)
+    for child in children:
+        child.signal(signal.SIGTERM if terminated else signal.SIGINT)
+    note(
+        f"{'told to end (SIGTERM)' if terminated else 'interrupted'}: the workers have {grace:g} s to save what they "
+        f"have learned (--grace); {'the signal' if terminated else 'Ctrl-C'} again ends them at once"
+    )
+    deadline = time.monotonic() + grace
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            note(f"{child.name} had not ended after {grace:g} s, and is killed: --grace gives it longer")
+
+
+def _within_grace(interrupted: Callable[[], KeyboardInterrupt | None], grace: float) -> Callable[[], bool]:
+    """Make what says whether to go on: until so long after an interrupt, or a second one, which raises."""
+    deadline = math.inf
+
+    def in_time() -> bool:
+        nonlocal deadline
+        if interrupted() is not None:
+            deadline = min(deadline, time.monotonic() + grace)
+        return time.monotonic() < deadline
+
+    return in_time
 
 
 def run_part(
@@ -389,6 +487,8 @@ def run_part(
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
     insecure: bool = False,
+    grace: float = GRACE,
+    note: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, str]:
     """Be one process of a cluster that mpirun or srun has started: the same command everywhere.
 
@@ -415,6 +515,8 @@ def run_part(
         Gives the keys of a role.
     insecure : bool
         Do without keys also where other machines reach the cluster.
+    grace, note
+        As `run_workers`. The scheduler and the servers, which get the signal too, go on until the workers have ended.
 
     Returns
     -------
@@ -448,23 +550,34 @@ def run_part(
     if place.rank == 0:
         host, port = split(address)
         bind = join_address(host if is_loopback(host) else "*", port)
-        with Scheduler(
-            bind, servers=servers, workers=workers, slots=_SLOTS, keys=keys("scheduler"), insecure=insecure
-        ) as scheduler:
+        with (
+            Scheduler(
+                bind, servers=servers, workers=workers, slots=_SLOTS, keys=keys("scheduler"), insecure=insecure
+            ) as scheduler,
+            at_boundaries() as interrupted,
+        ):
             members = scheduler.membership
-            scheduler.run(lambda: members.launchers_done < workers and not members.failed)
+            in_time = _within_grace(interrupted, grace)
+            scheduler.run(lambda: members.launchers_done < workers and not members.failed and in_time())
+            if (interrupt := interrupted()) is not None:
+                raise interrupt
             return members.status, members.failed
     if place.rank <= servers:
-        with Server(
-            address,
-            rank=place.rank - 1,
-            threads=threads,
-            slot_memory=slot_memory,
-            timeout=timeout,
-            keys=keys("server"),
-            insecure=insecure,
-        ) as server:
-            server.run()
+        with (
+            Server(
+                address,
+                rank=place.rank - 1,
+                threads=threads,
+                slot_memory=slot_memory,
+                timeout=timeout,
+                keys=keys("server"),
+                insecure=insecure,
+            ) as server,
+            at_boundaries() as interrupted,
+        ):
+            server.run(_within_grace(interrupted, grace))
+            if (interrupt := interrupted()) is not None:
+                raise interrupt
         return 0, ""
     rank = place.rank - servers - 1
     about = f"worker {rank} (process {os.getpid()} on {socket.gethostname()})"
@@ -472,15 +585,25 @@ def run_part(
     with Link(address, "launcher", about=about, keys=own) as link:
         link.hello(timeout=timeout)
         ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        child = _start_worker(command, address, rank, workers, ended, say, own.directory if own else None)
+        patience = _PATIENCE
+        children: list[Child] = []
         try:
+            with held_back():
+                children.append(
+                    _start_worker(command, address, rank, workers, ended, say, own.directory if own else None)
+                )
             while link.fault is None:
                 with contextlib.suppress(queue.Empty):
                     ended.get(timeout=_PAUSE)
                     break
+        except KeyboardInterrupt as interrupt:
+            patience = 0.0
+            _pass_on(interrupt, children, grace, note)
+            link.leave(timeout=timeout, status=0)  # no failure: the scheduler waits for the others
+            raise
         finally:
-            child.signal(signal.SIGTERM)
-            child.end(time.monotonic() + _PATIENCE)
+            _end_all(children, patience)
+        (child,) = children
         if link.fault is not None:
             return 1, str(link.fault)
         link.leave(timeout=timeout, status=status_of(child))

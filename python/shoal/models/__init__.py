@@ -20,7 +20,7 @@ What is where:
     kept.py         a predictor as a directory keeps it
     keeper.py       checkpoints of a fit
     calibration.py  Platt scaling and isotonic regression: probabilities that come true
-    watch.py        a bar or lines, Ctrl-C
+    watch.py        a bar or lines
 
 Threads: those of each module's header.
 """

@@ -50,10 +50,10 @@ from shoal.consistency import BSP
 from shoal.data import Batch
 from shoal.data.pieces import joined
 from shoal.handle import Handle
+from shoal.interrupts import at_boundaries
 from shoal.models.model import BIAS_KEY
 from shoal.models.team import Team
 from shoal.models.training import Student, begin_fit, check_iterable, measure
-from shoal.models.watch import interrupts_at_boundaries
 from shoal.optim import Proximal
 from shoal.table import KeyBatch, Rows, mix
 
@@ -335,11 +335,11 @@ def fit(
     everything, converged, passes = True, False, 0
     with ExitStack() as stack:
         student = Student(model, plan, stack)
-        interrupted = stack.enter_context(interrupts_at_boundaries())
+        interrupted = stack.enter_context(at_boundaries())
 
         def look_up() -> None:
-            if interrupted():
-                raise KeyboardInterrupt
+            if (interrupt := interrupted()) is not None:
+                raise interrupt
 
         while passes < solver.passes and not converged:
             student.begin()

@@ -141,7 +141,7 @@ class Watcher(Protocol):
         """Know that a pass is over, and measured if there is validation data."""
 
     def interrupted(self, standing: Standing) -> None:
-        """Know of Ctrl-C: the fit ends behind a batch."""
+        """Know of Ctrl-C or SIGTERM: the fit ends behind a batch, or between two passes."""
 
     def best_folder(self, pass_number: int) -> Place | None:
         """Tell where the weights of the best pass are to be kept; None: in a temporary folder."""

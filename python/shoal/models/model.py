@@ -342,8 +342,9 @@ class Model(KeptPredictor):
             A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
             batch too. An exception ends the fit; the model is whole.
         directory : path or URL, optional
-            Where checkpoints of the fit go, after each pass and after Ctrl-C, and the model in the end: whole at any
-            moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
+            Where checkpoints of the fit go, after each pass and after Ctrl-C or SIGTERM, and the model in the end:
+            whole at any moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens
+            (extra: fsspec).
         every : int, optional
             Write a checkpoint after so many batches too.
         resume : bool or "appended"
@@ -363,8 +364,9 @@ class Model(KeptPredictor):
         Raises
         ------
         KeyboardInterrupt
-            Ctrl-C, at the end of the batch at hand: the model is whole, may be used, saved and fitted on. A second
-            Ctrl-C does not wait for the batch.
+            Ctrl-C or SIGTERM, at the end of the batch at hand: the model is whole, may be used, saved and fitted on. A
+            second one does not wait for the batch. SIGTERM does so in the main thread, where the program has no
+            handler for it; if nobody catches the error, the process ends with status 143.
         ImportError
             A frame, and pyarrow is not installed (extra ``arrow``).
         TypeError, ValueError

@@ -19,7 +19,8 @@ pass ends for all together (team.py).
 
 Invariants
     I1  All models have learned from the same batches whenever the loop is left, by an error of the reader or the first
-        Ctrl-C too. A second Ctrl-C, or an error while a model learns, may leave one batch that some have learned from.
+        Ctrl-C or SIGTERM too. A second one, or an error while a model learns, may leave one batch that some have
+        learned from.
     I2  A model's table, history and counts belong together after every batch.
     I3  A fit that goes on from a standing learns from the same batches, in the same order, as one that was never left.
 
@@ -46,13 +47,14 @@ import numpy.typing as npt
 
 from shoal.data import Batch, Reader
 from shoal.data.pieces import joined_or_none
+from shoal.interrupts import at_boundaries
 from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics, gauc, measure_with_curves
 from shoal.models import feed
 from shoal.models.history import Fit, Pass
 from shoal.models.learner import Learner, Predicts, Prepared, Standing, Watcher
 from shoal.models.plan import Plan
 from shoal.models.team import Team
-from shoal.models.watch import interrupts_at_boundaries, watch
+from shoal.models.watch import watch
 from shoal.storage import Place, place_of
 from shoal.store import Store
 
@@ -157,11 +159,16 @@ class _Run:
                     raise ValueError(f"{why_empty(self._reader)}: nothing was learned")
                 self._team.end_pass()
                 self._sweep(learning[0].model.store)
-                if valid is not None:
-                    measured = measure([student.model for student in learning], valid)
-                    for student, found in zip(learning, measured, strict=True):
-                        student.note_validation(found, last=epoch + 1 == plan.epochs)
-                self._team.meet()
+                try:
+                    if valid is not None:
+                        measured = measure([student.model for student in learning], valid)
+                        for student, found in zip(learning, measured, strict=True):
+                            student.note_validation(found, last=epoch + 1 == plan.epochs)
+                    self._team.meet()
+                except KeyboardInterrupt:  # what was learned is kept; the pass stays unmeasured
+                    for watcher in self._watchers:
+                        watcher.interrupted(learning[0].standing(Standing(epoch=epoch + 1), between=True))
+                    raise
                 for watcher in self._watchers:
                     watcher.pass_done(learning[0].standing(Standing(epoch=epoch + 1), between=True))
             for student in students:
@@ -202,7 +209,7 @@ class _Run:
         try:
             with (
                 watch(title, source, [student.seen for student in students], self._progress) as bar,
-                interrupts_at_boundaries() as interrupted,
+                at_boundaries() as interrupted,
                 closing(first.prepared(self._batches(at, noted))) as ready,
             ):
                 for batch, prepared in ready:
@@ -214,10 +221,10 @@ class _Run:
                     for watcher in self._watchers:
                         watcher.batch_done([student.seen for student in students], standing)
                     bar.update()
-                    if interrupted():
+                    if (interrupt := interrupted()) is not None:
                         for watcher in self._watchers:
                             watcher.interrupted(standing())
-                        raise KeyboardInterrupt
+                        raise interrupt
             complete = True
         finally:
             for student in students:

@@ -1,14 +1,11 @@
-"""Watching a pass over the data: a bar or lines, and Ctrl-C at a batch's end."""
+"""Watching a pass over the data: a bar or lines."""
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -120,30 +117,3 @@ def watch(title: str, reader: object, seen: Sequence[Accumulator], progress: boo
     if isinstance(progress, bool):
         return Bar(title, reader, seen, show=progress)
     return Lines(title, seen[0], progress)
-
-
-@contextmanager
-def interrupts_at_boundaries() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag, to be asked for at the end of a batch; a second one raises at once.
-
-    Only where Ctrl-C would have raised KeyboardInterrupt: in the main thread, with Python's own handler in place.
-    """
-    came = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        if came:
-            signal.default_int_handler(number, frame)
-        came = True
-
-    mine = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if mine:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: came
-    finally:
-        if mine:
-            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -439,7 +439,7 @@ def train(
     Raises
     ------
     KeyboardInterrupt
-        Ctrl-C, at the end of the batch at hand; with ``directory`` a checkpoint was written, to be resumed.
+        Ctrl-C or SIGTERM, at the end of the batch at hand; with ``directory`` a checkpoint was written, to be resumed.
     ValueError
         A setting makes no sense, a malformed line, or a batch that does not fit the fields.
     """

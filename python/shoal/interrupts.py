@@ -1,0 +1,132 @@
+"""Ctrl-C and SIGTERM: both end work in the same way, and a loop over batches at the end of a batch.
+
+    terminable       a command: SIGTERM raises `Terminated`, as Ctrl-C raises KeyboardInterrupt
+    at_boundaries    a loop: the first of either is noted, and asked for at the end of a batch; a second one raises
+    held_back        a few lines that must not be cut in two: what comes meanwhile is raised behind them
+
+A SIGTERM that follows another within a second is the same request: ``timeout``, service managers and batch systems send
+it to a process and to its group.
+
+Threads: signals are Python's main thread's; in any other thread these do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+__all__ = ["Terminated", "at_boundaries", "held_back", "status_of", "terminable"]
+
+_SAME = 1.0  # seconds within which a SIGTERM is the one before
+
+
+class Terminated(KeyboardInterrupt, SystemExit):
+    """SIGTERM. Caught as Ctrl-C is; where nobody catches it the process ends silently, with status 143."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.code = 128 + signal.SIGTERM
+
+
+def status_of(interrupt: KeyboardInterrupt) -> int:
+    """Return the exit status of a process that was interrupted: 130 or 143."""
+    return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+
+
+class _Terminate:
+    """A handler of SIGTERM that raises."""
+
+    def __init__(self) -> None:
+        self._at = -math.inf
+
+    def is_new(self) -> bool:
+        """Note a signal; whether it is not the one before."""
+        now = time.monotonic()
+        if now - self._at < _SAME:
+            return False
+        self._at = now
+        return True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.is_new():
+            raise Terminated
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated`, unless the program has a handler of its own."""
+    if not _is_main() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _Terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
+    """Turn the first Ctrl-C or SIGTERM into what is to be raised at the end of a batch; a second one raises at once.
+
+    Only where Ctrl-C would have raised KeyboardInterrupt, and SIGTERM `Terminated` or ended the process: handlers of
+    the program's own stay.
+    """
+    came: KeyboardInterrupt | None = None
+    before: dict[int, Any] = {}
+    terminate = _Terminate()
+    if _is_main():
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            before[signal.SIGINT] = signal.default_int_handler
+        found = signal.getsignal(signal.SIGTERM)
+        if isinstance(found, _Terminate):
+            terminate = found
+        if found is signal.SIG_DFL or isinstance(found, _Terminate):
+            before[signal.SIGTERM] = found
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if number == signal.SIGTERM and not terminate.is_new():
+            return
+        interrupt = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        if came is not None:
+            raise interrupt
+        came = interrupt
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield lambda: came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM, where Python handles them, come behind these lines."""
+    if not _is_main():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    mine = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in mine:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in mine.items():
+            signal.signal(number, handler)
+    for raised in came:
+        signal.raise_signal(raised)
