@@ -48,8 +48,7 @@ class Server:
             while not self._stop.is_set():
                 order = self._link.next_order(0.01)
                 if order is not None:
-                    result, refused = obey(self.services, order.body)
-                    self._link.done(order, result=result, refused=refused)
+                    self._link.done(order, **obey(self.services, order.body)._asdict())
         except Exception as error:
             self.error = error
 

@@ -17,12 +17,14 @@ from shoal.cluster.link import Link
 from shoal.cluster.scheduler import Scheduler
 from shoal.errors import ClosedError, DeadlineExceeded, NotConnected, ProtocolError, ServerLost
 from shoal.rpc.messages import (
+    VERSION,
     AddTable,
     AskFigures,
     AskMap,
     AskTable,
     Barrier,
     Dismiss,
+    Fence,
     FiguresAre,
     Join,
     Joined,
@@ -67,7 +69,7 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
         one.leave(timeout=TIMEOUT)
         two.leave(timeout=TIMEOUT)
     orders = [order.body for order in first.orders]
-    assert [type(order) for order in orders] == [StartJob, AddTable, Dismiss, Dismiss]
+    assert [type(order) for order in orders] == [StartJob, AddTable, Fence, Dismiss, Fence, Dismiss]
     assert orders[0].incarnations == (1, 1)
     assert second.orders == first.orders
 
@@ -173,7 +175,7 @@ def test_what_is_no_control_message_gets_no_answer_and_harms_nobody():
         answers = [stray.recv_multipart()]
         while stray.poll(100):
             answers.append(stray.recv_multipart())
-        assert b"version 9 meet version 4" in answers[-1][2]
+        assert b"version 9 meet version %d" % VERSION in answers[-1][2]
         with FakeServer(cluster.address) as server:
             assert server.joined.wait(TIMEOUT)
 

@@ -166,10 +166,11 @@ def test_messages_that_are_nested_deeply_or_promise_more_than_they_hold_are_refu
 
 def test_another_version_is_refused_in_words_that_all_versions_read():
     other = [messages._MAGIC + b"\x07\x00", b"anything"]
-    with pytest.raises(Fault, match="version 7 meet version 4: install one shoal on all machines") as caught:
+    said = f"version 7 meet version {messages.VERSION}"
+    with pytest.raises(Fault, match=f"{said}: install one shoal on all machines") as caught:
         decode(other)
     assert len(caught.value.reply) == 3
-    with pytest.raises(Fault, match=r"the other side refuses: .*version 7 meet version 4"):
+    with pytest.raises(Fault, match=f"the other side refuses: .*{said}"):
         decode(caught.value.reply)
     assert refusal("no")[1:] == [b"", b"no"]
 

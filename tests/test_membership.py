@@ -28,6 +28,7 @@ from shoal.rpc.messages import (
     Done,
     DropTable,
     Fault,
+    Fence,
     Heartbeat,
     Hello,
     Hold,
@@ -134,10 +135,12 @@ class Process:
                 self.tables[order.body.id] = order.body.form.name
         elif isinstance(order.body, DropTable):
             self.tables.pop(order.body.id, None)
-        clock = max(0, self.world.clock - self.join.rank) if isinstance(order.body, (Hold, Dismiss)) else 0
+        asks_clock = isinstance(order.body, (Hold, Fence, Dismiss))
+        clock = max(0, self.world.clock - self.join.rank) if asks_clock else 0
+        tables = (clock,) if isinstance(order.body, Fence) else ()
         told = isinstance(order.body, TellFigures)
         figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
-        self.done = Done(self.sender, order.number, clock, "", figures, refused)
+        self.done = Done(self.sender, order.number, clock, "", figures, refused, tables)
 
     def replied(self, reply: Reply) -> None:
         if isinstance(reply.body, Refused) and reply.body.kind in ("fenced", "not-connected"):
@@ -395,11 +398,20 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_begins_at_the_greatest_cloc
     world.go(3.0)
     assert (again.place.rank, again.place.incarnation, again.place.clock) == (1, 2, 17)
     kinds = [type(order) for order in world.processes[0].executed]
-    assert kinds == [StartJob, Dismiss, Hold, Admit]
+    assert kinds == [StartJob, Fence, Dismiss, Hold, Admit]
     two.paused = False
     world.go(2.0)
     assert two.fenced
     assert again.place.job == two.place.job
+
+
+def test_all_servers_dismiss_a_worker_at_the_greatest_clock_that_any_tells_and_with_its_tables():
+    world, (_, two) = together(workers=2, servers=3)
+    world.clock = 17
+    two.alive = False
+    world.go(7.0)
+    for rank in range(3):  # server k tells clock 17 - k, and that as the table
+        assert world.processes[rank].executed[-1] == Dismiss(1, 1, 17, (17,))
 
 
 def test_a_job_is_told_how_many_clocks_the_one_before_had():
@@ -453,7 +465,7 @@ def test_one_who_goes_while_it_is_let_in_is_dismissed_and_its_rank_is_free_again
     world.go(1.0)
     server.paused = False
     world.go(2.0)
-    assert [type(order) for order in server.executed] == [StartJob, Dismiss, Hold, Admit, Dismiss]
+    assert [type(order) for order in server.executed] == [StartJob, Fence, Dismiss, Hold, Admit, Fence, Dismiss]
     third = world.start_worker()
     world.go(2.0)
     assert (third.place.rank, third.place.incarnation) == (1, 3)

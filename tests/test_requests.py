@@ -6,7 +6,7 @@ import pytest
 from shoal import _core
 from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
 from shoal.rpc.filters import Filter, Filters
-from shoal.rpc.map import cut_evenly
+from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
 from shoal.rpc.requests import WINDOW, Policy, Requests, Worker
 
 Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
@@ -40,8 +40,8 @@ class Asked:
         return sorted({hash * SLOTS >> 64 for hash in self.message.hashes.tolist()})
 
 
-def requests(**policy):
-    return Requests(Worker(3, 2, 77), MAP, Policy(**policy))
+def requests(atomic_clocks=True, **policy):
+    return Requests(Worker(3, 2, 77), MAP, Policy(**policy), atomic_clocks=atomic_clocks)
 
 
 def batch(n, first=0):
@@ -362,7 +362,7 @@ def test_rows_of_one_slot_that_no_server_takes_are_refused_at_once():
 
 
 def test_a_tick_follows_the_pushes_and_names_those_without_an_answer():
-    r = requests()
+    r = requests(atomic_clocks=False)
     push(r, 40, clock=4)
     push(r, 40, clock=4)
     for asked in taken(r)[:2]:
@@ -375,6 +375,32 @@ def test_a_tick_follows_the_pushes_and_names_those_without_an_answer():
         ((slot, sequence),) = [divmod(number, 2**48) for number in tick.message.numbers.tolist()]
         assert sequence == 2
         assert 0 < slot <= last + 1
+
+
+def test_an_atomic_tick_leaves_once_all_endpoints_have_its_pushes_and_the_tick_before():
+    r = requests()
+    push(r, 40, clock=4)
+    first, second = taken(r)
+    r.tick(4, [1], 0.2, 9.0)
+    r.tick(5, [], 0.2, 9.0)
+    push(r, 40, clock=6)
+    r.receive(A, first.answer(), 0.3)
+    assert not r.outgoing
+    r.receive(B, second.answer(), 0.3)
+    for clock in (4, 5):
+        a, b = (asked for asked in taken(r) if asked.message.op == Op.TICK)
+        assert [(tick.address, tick.message.clock) for tick in (a, b)] == [(A, clock), (B, clock)]
+        r.receive(A, a.answer(), 0.4)
+        assert not any(asked.message.op == Op.TICK for asked in taken(r))
+        r.receive(B, b.answer(), 0.4)
+
+
+def test_an_atomic_tick_waits_for_nothing_where_there_is_one_endpoint():
+    r = Requests(Worker(3, 2, 77), ClusterMap(1, (Endpoint(0, SLOTS, A, 0),)))
+    push(r, clock=4)
+    r.tick(4, [1], 0.0, 9.0)
+    r.tick(5, [], 0.0, 9.0)
+    assert [(asked.message.op, asked.message.clock) for asked in taken(r)] == [(Op.PUSH, 4), (Op.TICK, 4), (Op.TICK, 5)]
 
 
 def test_a_tick_waits_for_the_reads_of_its_clock_at_each_endpoint():
@@ -420,7 +446,7 @@ def test_a_tick_that_waits_for_a_read_is_not_late():
 
 
 def test_early_sends_at_once_what_was_lost():
-    r = requests()
+    r = requests(atomic_clocks=False)
     push(r, 40, now=0.0)
     lost = taken(r)
     r.tick(0, [1], 0.1, 9.0)
@@ -487,7 +513,7 @@ def test_an_endpoint_with_an_older_map_is_asked_again_without_a_new_map():
 
 
 def test_what_is_refused_as_a_whole_stays_one_part_and_a_tick_names_what_is_missing_now():
-    r = requests(pause=0.1)
+    r = requests(atomic_clocks=False, pause=0.1)
     b = _core.KeyBatch(np.arange(5, dtype=np.uint64), SLOTS, THREAD)  # slots without rows lie between
     values = np.ones((5, 2), np.float32)
     r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins, values=values, dim=2)

@@ -417,6 +417,41 @@ def test_a_dismissed_worker_releases_its_clock_and_takes_unticked_pushes_along()
     assert service.metrics()["dropped_pushes"] == 1
 
 
+def test_a_fenced_worker_is_refused_and_holds_the_others_back_until_it_is_dismissed() -> None:
+    service = served("bsp", workers=2)
+    a, b = Worker(0), Worker(1)
+    deliver(service, b.push([5], [10], sequence=1))
+    deliver(service, b.tick(0, [1], [0]))
+    deliver(service, b.push([5], [20], sequence=2, clock=1))
+    assert service.fence(1, 1) == (1, [0])
+    assert service.fence(1, 1) == (1, [0])
+    assert service.fence(1, 2) == service.fence(7, 1) == (0, [])  # who is not in
+    assert statuses(deliver(service, b.tick(1, [2]))) == [Status.STALE]
+    for clock in (0, 1):
+        deliver(service, a.tick(clock, [], []))
+    assert one(deliver(service, a.pull([5], clock=1))).values.item() == -10
+    assert one(deliver(service, a.pull([5], clock=2))).status == Status.PARKED
+    assert service.dismiss(1, 1, 1, [0]) == 2
+    assert one(released(service)).values.item() == -10
+    assert service.shard(0).step == 1
+
+
+def test_a_tick_that_came_to_another_endpoint_alone_counts_here_with_its_pushes_and_tables() -> None:
+    service = served("bsp", workers=2, mean=True)
+    service.add_table(3, dim=2, **SGD)
+    a, b = Worker(0), Worker(1)
+    deliver(service, b.push([5], [10], sequence=1))
+    deliver(service, b.push([5], [1000], sequence=2, clock=1))
+    for clock in (0, 1):
+        deliver(service, a.tick(clock, [], []))
+    assert service.fence(1, 1) == (0, [])
+    service.dismiss(1, 1, 1, [0, 3, 77])  # 77: a table that is not here
+    assert weights(service, [5]) == [-5]  # of two workers
+    assert (service.shard(0).step, service.shard(3).step) == (1, 1)
+    assert service.metrics()["dropped_pushes"] == 1
+    assert service.metrics()["pending_bytes"] == 0
+
+
 def test_what_was_ticked_before_the_last_worker_went_is_applied() -> None:
     service = served("bsp", workers=2)
     a, b = Worker(0), Worker(1)

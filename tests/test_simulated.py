@@ -22,6 +22,7 @@ from shoal.errors import Fenced
 from shoal.rpc.filters import Filters
 from sim import model
 from sim.cluster import SUM, THREAD, Cluster
+from sim.history import CHECKERS
 from sim.network import Weather
 from sim.planted import PLANTED
 from sim.schedules import CALM, ROUGH, Plan, run, violations
@@ -97,9 +98,18 @@ def test_a_planted_bug_is_found(name):
     pytest.fail(f"none of {sorted(checkers)} saw it in 40 schedules")
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_mean_has_one_divisor_everywhere_when_a_worker_dies(service):
+    plan = Plan(mode="bsp", mean=True, workers=2, endpoints=3, weather=ROUGH, deaths=3)
+    for seed in range(24 if service == "native" else 6):
+        found = violations(run(seed, plan, SERVICES[service]))
+        of_sums = ("bounds", "exactly once", "read my writes")  # these checkers know no means
+        assert [one for one in found if one[0] not in of_sums] == [], f"seed {seed}"
+
+
 def test_every_checker_finds_a_bug_that_it_names_alone():
     named = [next(iter(checkers)) for *_, checkers in PLANTED.values() if len(checkers) == 1]
-    assert set(named) == {"bounds", "read my writes", "versions", "torn rows", "exactly once", "progress"}
+    assert set(named) == CHECKERS.keys()
 
 
 def test_a_zombie_is_fenced():

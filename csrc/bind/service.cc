@@ -233,7 +233,21 @@ void add_service(py::module_& module) {
       .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
            py::arg("mean") = false, py::arg("before") = 0)
       .def("admit", &Service::admit, py::arg("rank"), py::arg("incarnation"), py::arg("clock"), Nogil())
-      .def("dismiss", &Service::dismiss, py::arg("rank"), py::arg("incarnation"), Nogil())
+      .def(
+          "fence",
+          [](Service& service, std::uint32_t rank, std::uint32_t incarnation) {
+            const LastTick last = service.fence(rank, incarnation);
+            return std::pair(last.clock, last.tables);
+          },
+          py::arg("rank"), py::arg("incarnation"), Nogil())
+      .def(
+          "dismiss",
+          [](Service& service, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
+             std::vector<std::uint32_t> tables) {
+            return service.dismiss(rank, incarnation, {.clock = clock, .tables = std::move(tables)});
+          },
+          py::arg("rank"), py::arg("incarnation"), py::arg("clock") = 0,
+          py::arg("tables") = std::vector<std::uint32_t>(), Nogil())
       .def("hold", &Service::hold, Nogil())
       .def("resume", &Service::resume, Nogil())
       .def("add_table", &add_table, py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"),

@@ -13,8 +13,9 @@ Clocks::Standing Clocks::standing(std::uint32_t rank, std::uint32_t incarnation)
   if (rank >= workers_.size() || incarnation > workers_[rank].incarnation) {
     return Standing::kUnknown;
   }
-  return incarnation == workers_[rank].incarnation && workers_[rank].admitted ? Standing::kAdmitted
-                                                                              : Standing::kStale;
+  const Worker& worker = workers_[rank];
+  const bool serves = incarnation == worker.incarnation && worker.admitted && !worker.fenced;
+  return serves ? Standing::kAdmitted : Standing::kStale;
 }
 
 void Clocks::check(std::uint32_t rank, std::uint32_t incarnation) {
@@ -39,6 +40,16 @@ bool Clocks::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t 
   return fresh;
 }
 
+bool Clocks::fence(std::uint32_t rank, std::uint32_t incarnation) {
+  check(rank, incarnation);
+  const bool inside =
+      rank < workers_.size() && workers_[rank].admitted && workers_[rank].incarnation == incarnation;
+  if (inside) {
+    workers_[rank].fenced = true;
+  }
+  return inside;
+}
+
 bool Clocks::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
   check(rank, incarnation);
   if (rank >= workers_.size()) {
@@ -51,6 +62,7 @@ bool Clocks::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
   const bool leaves = worker.admitted;
   worker.incarnation = incarnation;
   worker.admitted = false;
+  worker.fenced = false;
   admitted_ -= leaves ? 1 : 0;
   update();
   return leaves;

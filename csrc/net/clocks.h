@@ -1,8 +1,8 @@
 // Clocks: the workers that a data loop serves, and how many ticks each has completed.
 //
 // Idea. A worker is a rank and an incarnation: a number that rises whenever somebody takes that rank anew, so that what
-// the one before still has under way can be told apart and is refused. A worker that is dismissed no longer holds
-// anybody back.
+// the one before still has under way can be told apart and is refused. A worker that is fenced is refused, too, but the
+// others still wait for it; one that is dismissed no longer holds anybody back.
 //
 //   slowest()    the least clock of all who are admitted; with nobody admitted, the greatest that anybody reached
 //   floor()      the clocks below it are complete: slowest(), but not past a hold
@@ -30,7 +30,7 @@ class Clocks {
 
   enum class Standing : std::uint8_t {
     kAdmitted,
-    kStale,    // dismissed, or somebody else has taken the rank since
+    kStale,    // fenced, dismissed, or somebody else has taken the rank since
     kUnknown,  // not admitted yet
   };
 
@@ -38,6 +38,7 @@ class Clocks {
     std::uint32_t incarnation = 0;  // 0: never admitted
     std::uint32_t clock = 0;
     bool admitted = false;
+    bool fenced = false;
   };
 
   // A new job: nobody is known.
@@ -50,6 +51,8 @@ class Clocks {
   // False where it is in already, or is an old one; a hold ends in any case. Ranks from kMostWorkers on, and incarnation
   // 0, are refused: std::invalid_argument.
   bool admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
+  // Its clock stands still from now on. False where it is not in.
+  bool fence(std::uint32_t rank, std::uint32_t incarnation);
   // The incarnation, and all before it, are fenced off from now on. False where nobody leaves.
   bool dismiss(std::uint32_t rank, std::uint32_t incarnation);
 

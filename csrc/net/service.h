@@ -74,6 +74,12 @@ namespace shoal {
 
 enum class Mode : std::uint8_t { kBsp, kSsp, kAsp };
 
+// How far a worker came: its ticks, and the tables that the last of them named (under BSP).
+struct LastTick {
+  std::uint32_t clock = 0;
+  std::vector<std::uint32_t> tables{};
+};
+
 struct ServiceLimits {
   std::size_t parked = 4096;  // reads
   std::size_t parked_bytes = std::size_t{1} << 30U;
@@ -126,8 +132,13 @@ class Service {
   // and the tables' clocks go on behind those that the job `before` reached. The job that is under way: nothing happens.
   void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
   void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
-  // Returns the greatest clock that any worker has reached here.
-  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation);
+  // Takes nothing more from a worker, and says how far it came here; the others go on waiting for it. Its last clock may have
+  // ended at one endpoint and not at another: who orders this compares the answers of all.
+  LastTick fence(std::uint32_t rank, std::uint32_t incarnation);
+  // Waits no longer for a worker. Its clocks count up to the greatest that any endpoint has told, as if its ticks had come
+  // here, too: when a tick has been taken anywhere, the pushes of its clock are everywhere. Returns the greatest clock that
+  // any worker has reached here.
+  std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last = {});
   std::uint32_t hold();
   void resume();
 
@@ -213,6 +224,8 @@ class Service {
   // service_write.cc: PUSH, ASSIGN, ERASE, LOAD_*, TICK, SWEEP, and REDUCE where it changes rows
   void tick(const Call& call, std::span<const std::uint64_t> sequences,
             std::span<const std::uint32_t> tables);
+  // Ends a clock of a worker.
+  void end_clock(std::uint32_t rank, std::span<const std::uint32_t> tables);
   void push(const Call& call, Table& table);
   void assign(const Call& call, Table& table);
   void erase(const Call& call, Table& table);
@@ -289,7 +302,8 @@ class Service {
   bool mean_ = false;
   Clocks clocks_;
   std::uint32_t applied_ = 0;
-  std::vector<std::unique_ptr<Seen>> seen_;  // by rank, once it writes
+  std::vector<std::unique_ptr<Seen>> seen_;              // by rank, once it writes
+  std::vector<std::vector<std::uint32_t>> tick_tables_;  // by rank: what its last tick named, under BSP
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
 
   Blocks blocks_;  // of what is kept and parked, and of replies that control calls set free

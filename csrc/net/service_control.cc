@@ -63,6 +63,7 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
     clocks_.clear();
     applied_ = 0;
     seen_.clear();
+    tick_tables_.clear();
     pending_.clear();
     parked_.clear();
     lists_.clear();
@@ -118,11 +119,26 @@ void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t
   });
 }
 
-std::uint32_t Service::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
+LastTick Service::fence(std::uint32_t rank, std::uint32_t incarnation) {
+  const std::lock_guard lock(mutex_);
+  if (!clocks_.fence(rank, incarnation)) {
+    return {};
+  }
+  return {.clock = clocks_.clock(rank),
+          .tables = rank < tick_tables_.size() ? tick_tables_[rank] : std::vector<std::uint32_t>()};
+}
+
+std::uint32_t Service::dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last) {
   std::uint32_t greatest = 0;
   control([&] {
     const auto& workers = clocks_.workers();
     if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation) {
+      // A client ends a clock when every endpoint has ended the one before, so this is one tick at most; of what another
+      // one has done, the last.
+      while (workers[rank].incarnation == incarnation && clocks_.clock(rank) < last.clock) {
+        end_clock(rank, clocks_.clock(rank) + 1 == last.clock ? std::span<const std::uint32_t>(last.tables)
+                                                              : std::span<const std::uint32_t>());
+      }
       forget_worker(rank);
     }
     clocks_.dismiss(rank, incarnation);

@@ -1,6 +1,7 @@
 // What changes rows, and ticks.
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <new>
 #include <string>
@@ -80,10 +81,23 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
     if (clock > applied_ && pending_.bytes() - pending_.bytes(applied_) > limits_.pending_bytes / 2) {
       return send(call, Status::kOverloaded);
     }
-    pending_.tick(clock, tables);
   }
-  clocks_.tick(header.worker);
+  end_clock(header.worker, tables);
   send(call, Status::kOk);
+}
+
+void Service::end_clock(std::uint32_t rank, std::span<const std::uint32_t> tables) {
+  if (mode_ == Mode::kBsp) {
+    if (rank >= tick_tables_.size()) {
+      tick_tables_.resize(rank + std::size_t{1});
+    }
+    std::vector<std::uint32_t> named;  // without tables that are not here: nothing bounds those
+    std::ranges::copy_if(tables, std::back_inserter(named),
+                         [&](std::uint32_t id) { return tables_.contains(id); });
+    pending_.tick(clocks_.clock(rank), named);
+    tick_tables_[rank] = std::move(named);
+  }
+  clocks_.tick(rank);
 }
 
 // --- once for every slot ----------------------------------------------------------------------------------------

@@ -272,7 +272,8 @@ inline void order(Service& service, Source& from) {
       service.admit(from.below(3), 1 + from.below(3), from.below(4));
       break;
     case 1:
-      service.dismiss(from.below(3), 1 + from.below(3));
+      service.dismiss(from.below(3), 1 + from.below(3),
+                      from.below(2) == 0 ? LastTick() : service.fence(from.below(3), 1 + from.below(3)));
       break;
     case 2:
       service.hold();

@@ -40,7 +40,10 @@ class Client:
     def __init__(self, cluster, rank, incarnation, clock, program):
         self.cluster = cluster
         self.rank, self.incarnation, self.clock = rank, incarnation, clock
-        self.requests = cluster.make_requests(Worker(rank, incarnation, cluster.job), cluster.map, cluster.policy)
+        self.requests = cluster.make_requests(
+            Worker(rank, incarnation, cluster.job), cluster.map, cluster.policy,
+            atomic_clocks=cluster.history.mode == "bsp",
+        )  # fmt: skip
         self.alive = True
         self.finished = False
         self.error = None
@@ -219,7 +222,7 @@ class Cluster:
         self.policy, self.make_requests = policy, make_requests
         self.job = 77
         self.filters = filters
-        self.history = History(mode, staleness, workers)
+        self.history = History(mode, staleness, workers, mean)
         self.tables = tables or {1: {**SUM, "dim": 2 * workers}}
         self.dims = {table: spec["dim"] for table, spec in self.tables.items()}
         self.services = {}
@@ -301,10 +304,28 @@ class Cluster:
         if zombie:
             self.zombies.append(old)
         self.history.died(old)
-        for address in self.services:
-            self.tell(address, lambda service: service.dismiss(rank, old.incarnation))
         self.changing += 1
-        self.network.after(delay, self.readmit, rank, program)
+        self.dismiss(rank, old.incarnation, lambda: self.network.after(delay, self.readmit, rank, program))
+
+    def dismiss(self, rank, incarnation, then):
+        """Fence a worker off everywhere; then end its clocks up to the greatest that it has ended anywhere."""
+        told = []
+
+        def fence(service):
+            told.append(service.fence(rank, incarnation))
+            if len(told) == len(self.services):
+                clock, tables = max(told, key=lambda last: last[0])
+                for address in self.services:
+                    self.tell(address, dismiss, clock, tables)
+
+        def dismiss(service, clock, tables):
+            service.dismiss(rank, incarnation, clock, tables)
+            told.pop()
+            if not told:
+                then()
+
+        for address in self.services:
+            self.tell(address, fence)
 
     def readmit(self, rank, program):
         """Let a rank join again: hold everybody, ask how far they are, admit it there."""
@@ -365,11 +386,16 @@ class Cluster:
         self.network.run(until or done, limit)
         stuck = [f"worker {c.rank} at clock {c.clock}" for c in self.clients if c.alive and not c.finished]
         self.history.stuck = stuck
+        self.history.steps = {table: self.steps(table) for table in self.tables}
         self.history.errors = [client.error for client in self.clients if client.alive and client.error is not None]
         for client in self.clients + self.zombies:
             client.alive = False
         self.network.run(lambda: False, self.network.now + PATIENCE)  # ghosts, too
         return self.history
+
+    def steps(self, table):
+        """Return the steps that each endpoint has taken with a table."""
+        return [service.shard(table).step for service in self.services.values()]
 
     def rows(self, keys, table=1):
         """Rows as they stand, straight out of the endpoints that own them."""

@@ -10,6 +10,7 @@ Events are numbered in the order in which they happened, across all workers: the
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 
@@ -56,8 +57,8 @@ class Event:
 
 
 class History:
-    def __init__(self, mode, staleness, workers):
-        self.mode, self.staleness, self.workers = mode, staleness, workers
+    def __init__(self, mode, staleness, workers, mean=False):
+        self.mode, self.staleness, self.workers, self.mean = mode, staleness, workers, mean
         if mode == "ssp" and staleness == 0:
             self.mode = "bsp"
         self.events = 0
@@ -65,6 +66,7 @@ class History:
         self.by_name = {}  # (rank, incarnation) -> life
         self.pulls, self.pushes = [], []
         self.stuck, self.errors = [], []
+        self.steps = {}  # table -> those of every endpoint, in the end
 
     # --- recording ---
 
@@ -220,6 +222,56 @@ def check_exactly_once(history, rows=None):
                 yield f"key {key} has {row[rank]:g} of worker {rank}, it must have {least} to {most}"
 
 
+def ends_of(life):
+    """Return the clocks at which a life may have ended: one, but for ticks of the dead that nobody acknowledged."""
+    known = life.start
+    while known in life.ticks and (life.died is None or life.ticks[known].good):
+        known += 1
+    return range(known, max(life.ticks, default=known - 1) + 2)
+
+
+def check_atomic(history, rows):
+    """Under BSP a clock of a worker counts in every row, at every time, or in none."""
+    if history.mode != "bsp":
+        return
+    columns = history.by_column()
+    entries = [(who(pull), pull.clock, key, rank, seen) for pull, _, key, rank, seen in history.seen()]
+    entries += [
+        ("the end", np.inf, key, rank, row[rank]) for key, row in rows.items() for rank in range(history.workers)
+    ]
+
+    def wrong(ends):
+        """Say what does not fit to lives that ended at these clocks."""
+        ticked = defaultdict(int)
+        for life, end in ends.items():
+            for clock in range(life.start, end):
+                ticked[clock] += 1
+        for name, before, key, rank, seen in entries:
+            counted = sum(
+                push.amount / (ticked[push.clock] if history.mean else 1)
+                for push in columns[rank, key]
+                if push.clock < min(before, ends[push.life])
+            )
+            if seen != counted:
+                where = f"worker {rank} in key {key}"
+                return f"{name} saw {seen:g} of {where}, and {counted:g} if clocks ended at {[*ends.values()]}"
+        return None
+
+    found = None
+    for ends in product(*map(ends_of, history.lives)):
+        found = wrong(dict(zip(history.lives, ends, strict=True)))
+        if found is None:
+            return
+    yield found
+
+
+def check_steps(history, rows=None):
+    """Under BSP every endpoint has taken as many steps with a table."""
+    for table, steps in history.steps.items():
+        if history.mode == "bsp" and len(set(steps)) > 1:
+            yield f"the endpoints have taken {steps} steps with table {table}"
+
+
 def check_progress(history, rows=None):
     """Everybody gets to the end."""
     for stuck in history.stuck:
@@ -234,5 +286,7 @@ CHECKERS = {
     "versions": check_versions,
     "torn rows": check_torn,
     "exactly once": check_exactly_once,
+    "atomic clocks": check_atomic,
+    "steps": check_steps,
     "progress": check_progress,
 }

@@ -19,6 +19,8 @@ THREAD = _core.Workers(1)
 class Member:
     incarnation: int
     clock: int
+    fenced: bool = False
+    tables: tuple = ()  # of its last tick
     seen: dict = field(default_factory=lambda: defaultdict(set))  # slot -> sequences
     erased: dict = field(default_factory=dict)  # (slot, sequence) -> rows
 
@@ -49,6 +51,7 @@ class Service:
         self.members = {}
         self.latest = {}  # rank -> incarnation that was dismissed last
         self.applied = 0
+        self.greatest = 0  # clock that anybody has reached
         self.cap = None
         self.pending = []
         self.ticked = defaultdict(dict)  # clock -> rank -> tables
@@ -67,27 +70,37 @@ class Service:
             self.mode = "bsp"
         self.members, self.latest, self.pending, self.parked = {}, {}, [], {}
         self.ticked.clear()
-        self.applied, self.cap = 0, None
+        self.applied, self.greatest, self.cap = 0, 0, None
         for shard in self.tables.values():
             shard.set_clock(shard.table_clock(before), 0)
 
     def admit(self, rank, incarnation, clock):
         self.members[rank] = Member(incarnation, clock)
+        self.greatest = max(self.greatest, clock)
         self.cap = None
         self.go_on()
 
-    def dismiss(self, rank, incarnation):
+    def fence(self, rank, incarnation):
+        member = self.members.get(rank)
+        if member is None or member.incarnation != incarnation:
+            return 0, ()
+        member.fenced = True
+        return member.clock, member.tables
+
+    def dismiss(self, rank, incarnation, clock=0, tables=()):
         self.latest[rank] = max(incarnation, self.latest.get(rank, 0))
         member = self.members.get(rank)
         if member is None or member.incarnation != incarnation:
             return
+        while member.clock < clock:
+            self.end_clock(rank, tables if member.clock + 1 == clock else ())
         del self.members[rank]
         self.pending = [push for push in self.pending if push.rank != rank or push.clock < member.clock]
         self.parked = {key: value for key, value in self.parked.items() if key[0] != rank}
         self.go_on()
 
     def hold(self):
-        self.cap = max([member.clock for member in self.members.values()] + [self.applied])
+        self.cap = self.greatest
         return self.cap
 
     def add_table(self, table, **spec):
@@ -186,7 +199,7 @@ class Service:
         if message.job != self.job:
             return Status.WRONG_JOB
         member = self.members.get(message.worker)
-        newest = member.incarnation if member else self.latest.get(message.worker, 0) + 1
+        newest = member.incarnation + member.fenced if member else self.latest.get(message.worker, 0) + 1
         if message.incarnation < newest:
             return Status.STALE
         if member is None or message.incarnation > newest:
@@ -292,9 +305,14 @@ class Service:
         ):
             self.reply(peer, message, Status.EARLY)
         else:
-            member.clock += 1
-            self.ticked[message.clock][message.worker] = set(message.tables.tolist())
+            self.end_clock(message.worker, tuple(message.tables.tolist()))
             self.reply(peer, message)
+
+    def end_clock(self, rank, tables):
+        member = self.members[rank]
+        self.ticked[member.clock][rank] = member.tables = tables
+        member.clock += 1
+        self.greatest = max(self.greatest, member.clock)
 
     # --- what a slot takes along when it moves: the model's alone ---
 

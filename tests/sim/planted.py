@@ -3,6 +3,8 @@
 They are what one could get wrong here; some were. A checker that finds none of them is worth nothing.
 """
 
+from collections import Counter
+
 import numpy as np
 
 from shoal import _core
@@ -16,6 +18,9 @@ BSP = Plan(mode="bsp", weather=ROUGH)
 SSP = Plan(mode="ssp", staleness=1, weather=ROUGH)
 ASP = Plan(mode="asp", weather=ROUGH)
 BSP_DEATHS = Plan(mode="bsp", weather=ROUGH, deaths=2)
+BSP_ALONE = Plan(mode="bsp", weather=ROUGH, endpoints=1)  # where a tick leaves with its pushes
+BSP_PAIR = Plan(mode="bsp", weather=ROUGH, deaths=3, workers=2, endpoints=4)  # in many clocks only one of them pushes
+BSP_ZOMBIES = Plan(mode="bsp", weather=ROUGH, deaths=2, zombies=True)
 SSP_DEATHS = Plan(mode="ssp", staleness=1, weather=ROUGH, deaths=2, zombies=True)
 ASP_DEATHS = Plan(mode="asp", weather=ROUGH, deaths=2, zombies=True)
 BSP_MOVES = Plan(mode="bsp", weather=ROUGH, moves=4, endpoints=3)
@@ -98,9 +103,9 @@ class DropsWhatItMerges(model.Service):
 class KeepsTheDeadsPushes(model.Service):
     """What a dismissed worker had not ticked is merged with a later clock's."""
 
-    def dismiss(self, rank, incarnation):
+    def dismiss(self, *last):
         pending = list(self.pending)
-        super().dismiss(rank, incarnation)
+        super().dismiss(*last)
         self.pending = pending
 
     def go_on(self):
@@ -124,8 +129,29 @@ class AdmitsWithoutHolding(model.Service):
 
 
 class WaitsForTheDead(model.Service):
-    def dismiss(self, rank, incarnation):
+    def dismiss(self, rank, incarnation, clock, tables):
         pass
+
+
+class DismissesByItsOwnClock(model.Service):
+    """A last tick that has not come here counts elsewhere alone."""
+
+    def dismiss(self, rank, incarnation, clock, tables):
+        super().dismiss(rank, incarnation)
+
+
+class ForgetsWhatALastTickNamed(model.Service):
+    def fence(self, rank, incarnation):
+        return super().fence(rank, incarnation)[0], ()
+
+
+class TakesFromTheFenced(model.Service):
+    """A tick that comes after the clocks were compared counts."""
+
+    def refusal(self, message):
+        for member in self.members.values():
+            member.fenced = False
+        return super().refusal(message)
 
 
 class ServesTheFenced(model.Service):
@@ -215,6 +241,17 @@ class TicksBeforeItsReads(Requests):
         return True
 
 
+class TicksBeforeItsPushesAreEverywhere(Requests):
+    """An endpoint may end a clock whose pushes another one never gets."""
+
+    def _may_tick(self, tick, peer):
+        kept, self._kept = self._kept, Counter()
+        try:
+            return super()._may_tick(tick, peer)
+        finally:
+            self._kept = kept
+
+
 class SendsOnce(Requests):
     def on_time(self, now):
         for part in list(self._parts.values()):
@@ -266,12 +303,15 @@ PLANTED = {
     "no pull waits under SSP": (AnswersAtOnce, Requests, SSP, {"bounds"}),
     "a pull waits one clock too little": (WaitsOneClockLess, Requests, SSP, {"bounds"}),
     "BSP applies on arrival": (AppliesOnArrival, Requests, BSP, {"bounds"}),
-    "a tick does not ask for its pushes": (TicksWithoutAsking, Requests, BSP, {"bounds", "exactly once"}),
+    "a tick does not ask for its pushes": (TicksWithoutAsking, Requests, BSP_ALONE, {"bounds", "exactly once"}),
     "a tick of an old map counts": (TicksForOldMaps, Requests, BSP_MOVES, {"exactly once", "bounds"}),
     "a merge mistakes workers": (DropsWhatItMerges, Requests, BSP, {"exactly once"}),
     "pushes of the dead are merged": (KeepsTheDeadsPushes, Requests, BSP_DEATHS, {"bounds", "exactly once"}),
     "nobody holds for who returns": (AdmitsWithoutHolding, Requests, BSP_DEATHS, {"bounds"}),
     "the dead are waited for": (WaitsForTheDead, Requests, BSP_DEATHS, {"exactly once"}),
+    "each endpoint dismisses by its own clock": (DismissesByItsOwnClock, Requests, BSP_DEATHS, {"atomic clocks"}),
+    "a dead worker's tables are forgotten": (ForgetsWhatALastTickNamed, Requests, BSP_PAIR, {"steps"}),
+    "the fenced may tick": (TakesFromTheFenced, Requests, BSP_ZOMBIES, {"atomic clocks"}),
     "the fenced are served": (ServesTheFenced, Requests, ASP_DEATHS, {"exactly once"}),
     "rows come from a copy": (AnswersFromACopy, Requests, ASP, {"versions"}),
     "rows come from a copy, own pushes too": (AnswersFromACopy, Requests, ASP, {"read my writes"}),
@@ -279,8 +319,14 @@ PLANTED = {
     "acknowledged before it is done": (AcknowledgesTooEarly, Requests, ASP, {"read my writes"}),
     "the client forgets refused slots": (model.Service, ForgetsRefusedSlots, ASP_MOVES, {"exactly once"}),
     "the client resends as if it were new": (model.Service, ResendsWithANewSequence, ASP, {"exactly once"}),
-    "the client takes early for done": (model.Service, TakesEarlyForDone, BSP, {"progress"}),
+    "the client takes early for done": (model.Service, TakesEarlyForDone, BSP_ALONE, {"progress"}),
     "the client ticks before its reads": (model.Service, TicksBeforeItsReads, BSP, {"bounds"}),
+    "the client ticks before its pushes are everywhere": (
+        model.Service,
+        TicksBeforeItsPushesAreEverywhere,
+        BSP_DEATHS,
+        {"atomic clocks"},
+    ),
     "the client sends once": (model.Service, SendsOnce, ASP, {"progress"}),
     "one answer is enough for the client": (model.Service, DoneByTheFirstPart, ASP, {"exactly once", "read my writes"}),
     "the client takes any answer": (model.Service, TakesAnyAnswer, ASP, {"exactly once"}),

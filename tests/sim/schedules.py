@@ -57,6 +57,7 @@ class Plan:
 
     mode: str = "bsp"
     staleness: int = 0
+    mean: bool = False
     workers: int = 3
     endpoints: int = 2
     clocks: int = 5
@@ -70,8 +71,8 @@ class Plan:
 def run(seed, plan, service=model.Service, requests=Requests):
     """Run a schedule; returns the cluster, which has the history."""
     cluster = Cluster(
-        seed, service, mode=plan.mode, staleness=plan.staleness, workers=plan.workers, endpoints=plan.endpoints,
-        weather=plan.weather, make_requests=requests, filters=plan.filters,
+        seed, service, mode=plan.mode, staleness=plan.staleness, mean=plan.mean, workers=plan.workers,
+        endpoints=plan.endpoints, weather=plan.weather, make_requests=requests, filters=plan.filters,
     )  # fmt: skip
     lists = [random.Random(k).sample(range(MANY_KEYS), 40 + k) for k in range(4)] if plan.filters else None
     program = counting(seed, plan.clocks, lists=lists)

@@ -98,10 +98,10 @@ class ServerProcess(Process):
         if order.number == self.taken + 1:
             self.taken += 1
             services = self.endpoints()
-            result, refused = obey(services, order.body)
+            outcome = obey(services, order.body)
             for address, service in zip(self.addresses, services, strict=True):
                 self.world.reply(address, service.released())
-            self.last = m.Done(self.sender, order.number, result, refused=refused)
+            self.last = m.Done(self.sender, order.number, **outcome._asdict())
         if self.last is not None and order.number == self.last.number:
             self.send(self.last)
 

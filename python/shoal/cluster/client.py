@@ -165,7 +165,7 @@ class ClusterStore(Store):
         self._joined: Joined = self._link.join(timeout=timeout, rank=rank, workers=workers, consistency=consistency)
         worker = Worker(self._joined.rank, self._joined.incarnation, self._joined.job)
         self._channel = Channel(
-            Requests(worker, self._joined.map),
+            Requests(worker, self._joined.map, atomic_clocks=consistency.is_bulk),
             clock=self._joined.clock,
             timeout=self._timeout,
             refresh=self._ask_map,

@@ -431,9 +431,10 @@ class Link:
         fault: str = "",
         figures: tuple[dict[str, Any], ...] = (),
         refused: Refused | None = None,
+        tables: tuple[int, ...] = (),
     ) -> None:
         """Say what came of an order."""
-        done = Done(self._sender, order.number, result, fault, figures, refused)
+        done = Done(self._sender, order.number, result, fault, figures, refused, tables)
         try:
             encode(done)
         except (OverflowError, TypeError, UnicodeEncodeError) as error:

@@ -57,6 +57,7 @@ from shoal.rpc.messages import (
     DropTable,
     EndpointFigures,
     Event,
+    Fence,
     FiguresAre,
     Heartbeat,
     Hello,
@@ -879,7 +880,10 @@ class Membership:
             self._forget(worker, Left())
 
     def _dismiss(self, worker: _Worker, rank: int) -> Operation:
-        reached = [done.result for done in (yield Dismiss(rank, worker.incarnation))]
+        # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
+        told = yield Fence(rank, worker.incarnation)
+        last = max(told, key=lambda done: done.result)
+        reached = [done.result for done in (yield Dismiss(rank, worker.incarnation, last.result, last.tables))]
         if self._job is not None:
             self._job.clock = max(self._job.clock, *reached)
         self._end_job_if_over()

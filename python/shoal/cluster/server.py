@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import zmq
 
@@ -35,6 +35,7 @@ from shoal.rpc.messages import (
     Admit,
     Dismiss,
     DropTable,
+    Fence,
     Hold,
     Order,
     OrderBody,
@@ -45,7 +46,7 @@ from shoal.rpc.messages import (
 from shoal.rpc.refusals import Refusals
 from shoal.store import make_budget
 
-__all__ = ["TASKS", "Server", "obey"]
+__all__ = ["TASKS", "Outcome", "Server", "obey"]
 
 _log = logging.getLogger("shoal.server")
 
@@ -57,22 +58,31 @@ _LOOK = 1.0  # seconds between two looks at whether it can still open files
 _LEAVING = 2.0  # seconds to say goodbye in
 
 
-def obey(services: Sequence[_core.Service], order: OrderBody) -> tuple[int, Refused | None]:
-    """Have all endpoints of a server do what the scheduler orders.
+class Outcome(NamedTuple):
+    """What came of an order: the greatest number of all endpoints, and what it stands for.
 
-    Returns
-    -------
-    tuple of (int, Refused or None)
-        The greatest number that came of it; what was refused, with nothing changed at any of them.
+    ``refused`` is what was refused, with nothing changed at any endpoint; ``tables`` are those that the last tick of a
+    fenced worker named.
     """
+
+    result: int = 0
+    refused: Refused | None = None
+    tables: tuple[int, ...] = ()
+
+
+def obey(services: Sequence[_core.Service], order: OrderBody) -> Outcome:
+    """Have all endpoints of a server do what the scheduler orders."""
     if isinstance(order, AddTable):
-        return 0, _add_table(services, order)
-    if isinstance(order, StartJob):
-        try:
-            return max(_obey(service, order) for service in services), None
-        except _WRONG as error:  # the next job begins anew, whatever has come of this one
-            return 0, Refused("input", str(error))
-    return max(_obey(service, order) for service in services), None
+        return Outcome(refused=_add_table(services, order))
+    if isinstance(order, Fence):
+        clock, tables = max(service.fence(order.rank, order.incarnation) for service in services)
+        return Outcome(clock, tables=tuple(tables))
+    try:
+        return Outcome(max(_obey(service, order) for service in services))
+    except _WRONG as error:
+        if not isinstance(order, StartJob):
+            raise
+        return Outcome(refused=Refused("input", str(error)))  # the next job begins anew, whatever has come of this one
 
 
 def _obey(service: _core.Service, order: OrderBody) -> int:
@@ -85,7 +95,7 @@ def _obey(service: _core.Service, order: OrderBody) -> int:
     elif isinstance(order, Admit):
         service.admit(order.rank, order.incarnation, order.clock)
     elif isinstance(order, Dismiss):
-        return service.dismiss(order.rank, order.incarnation)
+        return service.dismiss(order.rank, order.incarnation, order.clock, order.tables)
     elif isinstance(order, DropTable) and order.id in service.tables():
         service.drop_table(order.id)
     return 0
@@ -259,13 +269,13 @@ class Server:
 
     def _execute(self, order: Order) -> None:
         try:
-            result, refused = obey(self._services, order.body)
+            outcome = obey(self._services, order.body)
             figures = tuple(self.metrics()) if isinstance(order.body, TellFigures) else ()
         except Exception as error:  # whatever it was: the cluster cannot go on with a server that does not do its part
             _log.exception("order %d failed: %s", order.number, order.body)
             self._link.done(order, fault=f"{type(error).__name__}: {error}")
         else:
-            self._link.done(order, result=result, figures=figures, refused=refused)
+            self._link.done(order, **outcome._asdict(), figures=figures)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Yield the figures of each endpoint."""

@@ -47,6 +47,7 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 _LOOK = 0.02  # seconds
+_TICK = 0.001  # seconds that a tick may take for the round trip of the pushes before it
 _MOST_HELD = 256 << 20  # bytes of requests under way before whoever asks for more waits
 _MOST_CALLS = 1024
 _LONGEST_REPLY = 1 << 30  # bytes
@@ -212,7 +213,7 @@ class Channel:
         return self._begin(submit, size)
 
     def tick(self) -> UnderWay:
-        """End the clock, and return."""
+        """End the clock, and return, at the latest in a millisecond."""
         self.check()
 
         def submit(requests: Requests, now: float, on_done: Callable[[Call], None]) -> Call:
@@ -221,7 +222,12 @@ class Channel:
             self._pushed.clear()
             return call
 
-        return self._begin(submit, 0)
+        tick = self._begin(submit, 0)
+        with self._lock:  # all others wait for this tick: it shall not lie here until somebody polls
+            self._drive(
+                lambda: self._turn_taken or not self._requests.waits_for_pushes(tick.call), time.monotonic() + _TICK
+            )
+        return tick
 
     def _begin(self, submit: Callable[[Requests, float, Callable[[Call], None]], Call], size: int) -> UnderWay:
         with self._lock:

@@ -56,6 +56,7 @@ __all__ = [
     "EndpointFigures",
     "Event",
     "Fault",
+    "Fence",
     "FiguresAre",
     "Heartbeat",
     "Hello",
@@ -94,7 +95,7 @@ __all__ = [
     "refusal",
 ]
 
-VERSION = 4
+VERSION = 5
 MOST_WORKERS = 1 << 16  # of a job
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
@@ -105,6 +106,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _Number: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of requests and orders
 _Small: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]  # ranks, incarnations, clocks: 32 bits on the wire
 _Word: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Tables: TypeAlias = Annotated[tuple[_Word, ...], Meta(max_length=1 << 16)]
 _Status: TypeAlias = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 _Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -314,11 +316,24 @@ class Admit(_Message, frozen=True, tag="admit"):
     clock: _Word
 
 
-class Dismiss(_Message, frozen=True, tag="dismiss"):
-    """A worker is gone: wait for it no more, and take nothing from it. Say which clock any worker has reached."""
+class Fence(_Message, frozen=True, tag="fence"):
+    """A worker is gone: take nothing from it. Say which clock it has reached, and the tables of its last tick."""
 
     rank: _Small
     incarnation: _Word
+
+
+class Dismiss(_Message, frozen=True, tag="dismiss"):
+    """Wait no longer for a worker that is fenced. Say which clock any worker has reached.
+
+    ``clock`` is the greatest that it reached at any endpoint, ``tables`` are those of the tick that took it there: an
+    endpoint that has not seen this tick does as if it had.
+    """
+
+    rank: _Small
+    incarnation: _Word
+    clock: _Word
+    tables: _Tables
 
 
 class AddTable(_Message, frozen=True, tag="add-table"):
@@ -365,7 +380,7 @@ AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | Ta
 ReplyBody: TypeAlias = (
     Welcome | Joined | MapIs | TableIs | TablesAre | Passed | PartIs | FiguresAre | Left | Waiting | Refused
 )
-OrderBody: TypeAlias = StartJob | Hold | Admit | Dismiss | AddTable | DropTable | TellFigures
+OrderBody: TypeAlias = StartJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | TellFigures
 Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 
 
@@ -397,7 +412,8 @@ class Order(_Message, frozen=True, tag="order"):
 class Done(_Message, frozen=True, tag="done"):
     """An order is executed: what came of it, or a fault, a text, after which the server is of no use.
 
-    ``figures`` are those of each endpoint. A server that has ``refused`` an order is as it was before it.
+    ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named. A server that
+    has ``refused`` an order is as it was before it.
     """
 
     sender: _Sender
@@ -406,6 +422,7 @@ class Done(_Message, frozen=True, tag="done"):
     fault: _Text = ""
     figures: Annotated[tuple[dict[str, Any], ...], Meta(max_length=1 << 14)] = ()
     refused: Refused | None = None
+    tables: _Tables = ()
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):

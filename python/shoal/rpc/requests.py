@@ -24,6 +24,10 @@ Invariants
     I4  A settled call is never written to: an answer that comes late finds nobody.
     I5  A tick leaves for an endpoint behind the pushes of its clock, when the reads of its clock there have been
         answered (asked again later, they could see too much), and while no slot of its clock is refused anywhere.
+        Where clocks are atomic, and there are several endpoints, it also waits until all have acknowledged the pushes
+        of its clock and the tick before: an endpoint that has taken a tick proves that every endpoint has the pushes of
+        its clock, so if this worker dies the clock can still end everywhere, and no two endpoints are more than a tick
+        apart.
     I6  Every call that is not settled has a time at which `on_time` does something about it: its deadline, at last.
 
 Threads: one at a time; the owner locks. Arrays are sliced, not copied: whoever submits leaves them as they are until
@@ -79,6 +83,7 @@ _WRITES = frozenset(
 )
 _NUMBERS = frozenset({Op.STATS, Op.REDUCE, Op.SWEEP, Op.SAVE_BEGIN})  # whose answers are a list of the endpoints'
 _OF_NO_TABLE = frozenset({Op.TICK, Op.SAVE_BEGIN, Op.SAVE_TELL, Op.SAVE_END})
+_OF_A_CLOCK = frozenset({Op.PUSH, Op.SWEEP})  # the writes that servers keep for the end of their clock
 _NOT_NOW = frozenset({Status.EARLY, Status.OVERLOADED, Status.NOT_ADMITTED})
 
 
@@ -260,6 +265,10 @@ class Requests:
     worker : Worker
     map : ClusterMap
     policy : Policy, optional
+    atomic_clocks : bool
+        Whether a clock has to end everywhere or nowhere, even if this worker dies: where pushes act at the end of their
+        clock (BSP). Where there are several
+        endpoints, it costs each clock a round trip.
 
     Attributes
     ----------
@@ -270,10 +279,15 @@ class Requests:
         not_admitted, bad_request.
     """
 
-    def __init__(self, worker: Worker, map: ClusterMap, policy: Policy | None = None) -> None:
+    def __init__(
+        self, worker: Worker, map: ClusterMap, policy: Policy | None = None, *, atomic_clocks: bool = True
+    ) -> None:
         self.worker = worker
         self.map = map
         self.policy = policy or Policy()
+        self._atomic_clocks = atomic_clocks
+        self._ticks: dict[Call, None] = {}  # not settled, in their order
+        self._kept: Counter[int] = Counter()  # by clock: parts, not answered, of what servers keep for its end
         self.outgoing: deque[tuple[str, Frames]] = deque()
         self.counts: Counter[str] = Counter()
         self._peers: dict[str, _Peer] = {}
@@ -410,6 +424,7 @@ class Requests:
         call = Call(Op.TICK, 0, clock, now, deadline)
         call.on_done = on_done
         call.tables = np.unique(np.asarray(tables, np.uint32))
+        self._ticks[call] = None
         return self._begin(call, False, now)
 
     def _begin(self, call: Call, write: bool, now: float) -> Call:
@@ -550,6 +565,8 @@ class Requests:
             part.sequence = call.sequence
             part.number = call._numbers.get(part.address, 0)
             call._numbers[part.address] = part.number + 1 & 0xFF
+            if call.op in _OF_A_CLOCK:
+                self._kept[call.clock] += 1
         else:
             self._read += 1
             part.sequence = self._read
@@ -588,7 +605,17 @@ class Requests:
     def _may_tick(self, tick: _Part, peer: _Peer) -> bool:
         """Tell whether I5 lets a tick go."""
         clock = tick.call.clock
-        return not peer.reads[clock] and all(run.call.clock != clock for run in self._refused)
+        if peer.reads[clock] or any(run.call.clock == clock for run in self._refused):
+            return False
+        if not self._atomic_clocks or len(self.map.endpoints) == 1:
+            return True
+        return not self._kept[clock] and next(iter(self._ticks)) is tick.call
+
+    def waits_for_pushes(self, tick: Call) -> bool:
+        """Tell whether a tick has not left for some endpoint, and only since pushes are not acknowledged elsewhere."""
+        return self._atomic_clocks and any(
+            part.message is None and not self._peer(part).reads[tick.clock] for part in tick._parts
+        )
 
     def _pump_all(self, now: float) -> None:
         for peer in self._peers.values():
@@ -812,10 +839,9 @@ class Requests:
         if part in call._parts:
             del call._parts[part]
             if not call.sequence and call.begins is not None:
-                reads = self._peer(part).reads
-                reads[call.clock] -= 1
-                if not reads[call.clock]:
-                    del reads[call.clock]
+                _count_down(self._peer(part).reads, call.clock)
+            elif call.sequence and call.op in _OF_A_CLOCK:
+                _count_down(self._kept, call.clock)
         part.due = math.nan
 
     def _hurry(self, tick: _Part, now: float) -> None:
@@ -1022,6 +1048,7 @@ class Requests:
         call.payload, call._order = [], {}
         if call.sequence:
             del self._open[call.sequence]
+        self._ticks.pop(call, None)
         if call.op == Op.TICK and error is not None:
             self.close(error, now)  # a clock that cannot end: nothing after it would be seen, nor could others go on
         self._pump_all(now)
@@ -1065,3 +1092,9 @@ class Requests:
     def _heard(self, part: _Part) -> float:
         heard = self._peer(part).heard
         return heard if heard == heard else -math.inf
+
+
+def _count_down(counter: Counter[int], clock: int) -> None:
+    counter[clock] -= 1
+    if not counter[clock]:
+        del counter[clock]
