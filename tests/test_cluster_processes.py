@@ -20,6 +20,7 @@ import pytest
 
 import shoal
 from cluster_fakes import Wire
+from shoal import _core
 from shoal.cluster import processes
 from shoal.cluster.link import Link
 from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ServerLost, ShoalError
@@ -485,6 +486,40 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
         with pytest.raises(Fenced, match="was taken for dead"):
             until(lambda: cut_off._link.check(), 20)
     wire.close()
+
+
+def test_a_clock_whose_tick_reached_one_server_counts_on_both_when_its_worker_dies(cluster):
+    wire = Wire(cluster.address)
+    with connect_both(cluster, wire) as (store, dying):
+        table = table_of(store)
+        begin = table.pull(KEYS)
+        endpoint = dying.channel._requests.map.endpoints[1]
+        loses_ticks(dying.channel, endpoint.address)
+        table_of(dying).push(KEYS, ONES)
+        dying.tick()
+        until(lambda: [figures["clocks"][1] for figures in store.server_metrics()] == [1, 0])
+        wire.cut()
+        dying.channel.fail(ShoalError("it is dead"))
+        store.tick()
+        np.testing.assert_array_equal(table.pull(KEYS), begin - 1.0)
+        assert len({int(figures[0]) for figures in table.shard.figures()}) == 1  # steps
+        wire.mend()
+    wire.close()
+
+
+def loses_ticks(channel, address):
+    """Let no tick reach an endpoint."""
+    send, outgoing = channel._send, channel._requests.outgoing
+
+    def send_others():
+        messages = list(outgoing)
+        outgoing.clear()
+        for target, frames in messages:
+            if target != address or _core.decode([bytes(frame) for frame in frames], replies=False).op != _core.Op.TICK:
+                outgoing.append((target, frames))
+        send()
+
+    channel._send = send_others
 
 
 @contextlib.contextmanager

@@ -146,8 +146,8 @@ class Store(ABC):
     def tick(self) -> None:
         """End this worker's clock: its pushes so far belong to the clock that ends, later ones to the next.
 
-        Under BSP they are applied once every worker has ended that clock. Does not wait for the servers: a pull of the
-        next clock does, if it must.
+        Under BSP they are applied once every worker has ended that clock. Waits for the servers for a millisecond at
+        most: a pull of the next clock waits as long as it must.
 
         Raises
         ------

@@ -77,12 +77,12 @@ def obey(services: Sequence[_core.Service], order: OrderBody) -> Outcome:
     if isinstance(order, Fence):
         clock, tables = max(service.fence(order.rank, order.incarnation) for service in services)
         return Outcome(clock, tables=tuple(tables))
-    try:
-        return Outcome(max(_obey(service, order) for service in services))
-    except _WRONG as error:
-        if not isinstance(order, StartJob):
-            raise
-        return Outcome(refused=Refused("input", str(error)))  # the next job begins anew, whatever has come of this one
+    if isinstance(order, StartJob):
+        try:
+            return Outcome(max(_obey(service, order) for service in services))
+        except _WRONG as error:  # the next job begins anew, whatever has come of this one
+            return Outcome(refused=Refused("input", str(error)))
+    return Outcome(max(_obey(service, order) for service in services))
 
 
 def _obey(service: _core.Service, order: OrderBody) -> int:

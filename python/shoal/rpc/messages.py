@@ -106,7 +106,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _Number: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of requests and orders
 _Small: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]  # ranks, incarnations, clocks: 32 bits on the wire
 _Word: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
-_Tables: TypeAlias = Annotated[tuple[_Word, ...], Meta(max_length=1 << 16)]
+_Tables: TypeAlias = Annotated[tuple[_Word, ...], Meta(max_length=1 << 20)]
 _Status: TypeAlias = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 _Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
