@@ -243,6 +243,17 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
             link.check()
 
 
+def test_a_flood_of_messages_does_not_hide_that_a_worker_is_dead(monkeypatch):
+    receive = Scheduler._receive
+    monkeypatch.setattr(Scheduler, "_receive", lambda self: receive(self) and False)  # there are always more
+    with scheduler(1, heartbeat=0.1) as cluster, FakeServer(cluster.address):
+        link = Link(cluster.address, "worker", about="a worker\n\x1b[31mthat paints")
+        link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        assert "(a worker??[31mthat paints)" in str(cluster.membership._job.members[0])
+        link.close()
+        until(lambda: not cluster.membership.workers)
+
+
 def test_a_peer_of_another_version_is_told_so():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")

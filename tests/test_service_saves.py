@@ -259,6 +259,29 @@ def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytes
     working.stop()
 
 
+@pytest.mark.parametrize("words", [b"\xc1", b"\x91" * 100_000 + b"\x00", b"nan", b"endless"])
+def test_an_endpoint_that_cannot_read_what_the_worker_says_lets_go(
+    words: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "SEEING", 0.0)
+    if words in (b"nan", b"endless"):
+        words = msgspec.msgpack.encode(task_of("nowhere", b"", patience=float("nan") if words == b"nan" else 1e300))
+    for first in (None, msgspec.msgpack.encode(task_of("nowhere", b"", patience=60.0))):
+        service = served("asp")
+        working = tasks.Working(service, TASKS)
+        asked(service, begin(PLAIN, sequence=1))
+        deadline = time.monotonic() + 30
+        while first is not None and b"failed" not in told(service, tell(1, first))[1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        told(service, tell(1, words))
+        while told(service, tell(1)) != (0, b""):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        working.stop()
+    assert "what its worker says cannot be read" in caplog.text
+
+
 def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -384,7 +384,7 @@ class Membership:
     def on_time(self, now: float) -> Outgoing:
         """Do what is due: declare the silent dead, send unanswered orders again.
 
-        Call it when nothing is left to be handled, at least once per heartbeat.
+        Call it when nothing is left to be handled, and at least once per heartbeat.
         """
         self._advance(now)
         for peer in list(self._peers.values()):
@@ -499,7 +499,9 @@ class Membership:
         kinds: dict[str, type[_Peer]] = {"server": _Server, "worker": _Worker, "launcher": _Launcher}
         if hello.role not in kinds:
             return None
-        peer = kinds[hello.role](sender, hello.role, hello.about, host, route, self._now)
+        # It is shown to people, in logs and on terminals.
+        about = "".join(letter if letter.isprintable() else "?" for letter in hello.about)
+        peer = kinds[hello.role](sender, hello.role, about, host, route, self._now)
         self._peers[sender] = peer
         return peer
 

@@ -154,7 +154,7 @@ class Scheduler:
             Asked every now and then.
         """
         raise_limit()
-        looked = time.monotonic()
+        looked = due = time.monotonic()
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
@@ -168,7 +168,9 @@ class Scheduler:
                 probe, fault = self._found.popleft()
                 with self._guarded("the addresses of a server"):
                     self._send(self._membership.probed(probe, fault, time.monotonic()))
-            if self._receive():
+            # Messages that wait may be signs of life; but no flood of them puts off for long what is due.
+            if self._receive() or time.monotonic() - due > self._membership.heartbeat:
+                due = time.monotonic()
                 with self._guarded("what is due"):
                     self._send(self._membership.on_time(time.monotonic()))
             if time.monotonic() - looked > _LOOK:

@@ -26,7 +26,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
@@ -75,7 +75,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     place: str
     options: dict[str, Any]
-    patience: float
+    patience: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     go: bool = False  # else only look
 
     def look(self, place: Place, save: _core.Save) -> Any:
@@ -305,7 +305,12 @@ class _Line:
         now = time.monotonic()
         if times > self._times:
             self._times, self._at = times, now
-            self.task = msgspec.msgpack.decode(words, type=self._kinds)
+            try:
+                self.task = msgspec.msgpack.decode(words, type=self._kinds)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                _log.warning("a save or load is given up: what its worker says cannot be read (%s)", error)
+                self._save.drop()
+                raise _OverError from None
             self._patience = self.task.patience
         elif now - self._at > self._patience:
             _log.warning("a save or load is given up: its worker was not heard for %.0f s", now - self._at)
