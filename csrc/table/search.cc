@@ -33,6 +33,7 @@ struct SearchSteps {
     std::uint32_t* const open = run.open_.data();
     const std::uint64_t* const hashes = run.hashes_;
     const std::uint64_t in_use = run.in_use_;
+    const unsigned slot_bits = run.layout_->slots.bits();
     std::size_t open_count = 0;
     Fetches fetches = ahead;
     for (const Search::Part& given : run.parts()) {
@@ -49,8 +50,10 @@ struct SearchSteps {
         }
         std::byte* const line = at[i];
         read<kCells, kPayload, Match>(
-            hashes[i] | in_use, static_cast<std::uint32_t>(i), line, at, open, open_count,
-            [&] { return part.line(SlotTable::second(hashes[i], part.bucket(line))); });
+            hashes[i] | in_use, static_cast<std::uint32_t>(i), line, at, open, open_count, [&] {
+              const std::uint64_t key = SlotTable::probe_key(hashes[i] | in_use, part.scramble, slot_bits);
+              return part.line(SlotTable::second(key, part.bucket(line)));
+            });
       }
     }
     ahead = fetches;
@@ -137,22 +140,29 @@ void Search::start(const std::uint64_t* hashes) noexcept {
 }
 
 void Search::aim(SlotTable& table, std::size_t count) noexcept {
-  const auto [lines, buckets] = table.buckets();
+  const auto [lines, buckets, scramble] = table.buckets();
   const unsigned slot_bits = layout_->slots.bits();
   const std::size_t begin = size_;
-  for (std::size_t i = begin; i < begin + count; ++i) {
-    at_[i] = lines + scale(hashes_[i] << slot_bits, buckets) * kCacheLine;
+  if (scramble == 0) [[likely]] {
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      at_[i] = lines + scale(hashes_[i] << slot_bits, buckets) * kCacheLine;
+    }
+  } else {
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      const std::uint64_t key = SlotTable::probe_key(hashes_[i], scramble, slot_bits);
+      at_[i] = lines + scale(key << slot_bits, buckets) * kCacheLine;
+    }
   }
   size_ += count;
-  parts_[parts_count_++] = {&table, table.version(), lines, buckets, begin, size_, false};
+  parts_[parts_count_++] = {&table, table.version(), lines, buckets, scramble, begin, size_, false};
 }
 
 void Search::know(SlotTable& table, std::span<std::byte* const> rows) noexcept {
   const std::size_t begin = size_;
   std::copy(rows.begin(), rows.end(), at_.begin() + static_cast<std::ptrdiff_t>(begin));
   size_ += rows.size();
-  const auto [lines, buckets] = table.buckets();
-  parts_[parts_count_++] = {&table, table.version(), lines, buckets, begin, size_, true};
+  const auto [lines, buckets, scramble] = table.buckets();
+  parts_[parts_count_++] = {&table, table.version(), lines, buckets, scramble, begin, size_, true};
 }
 
 bool Search::moved() const noexcept {

@@ -41,6 +41,7 @@ class Search {
     std::uint64_t version;  // of the table, when its lines were taken
     std::byte* lines;
     std::size_t buckets;
+    std::uint64_t scramble;  // SlotTable::probe_key
     std::size_t begin;
     std::size_t end;
     bool known;  // its rows were given

@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <utility>
 
 #include "base/fetch.h"
+#include "base/secret.h"
 #include "table/search.h"
 
 namespace shoal {
@@ -139,11 +141,11 @@ SlotTable::SlotTable(const Layout& layout, Slot slot)
 // --- where things stand -----------------------------------------------------------------------------------------
 
 std::size_t SlotTable::home(std::uint64_t cell) const noexcept {
-  return scale(cell << layout_->slots.bits(), buckets_);
+  return scale(probe_key(cell) << layout_->slots.bits(), buckets_);
 }
 
 std::size_t SlotTable::second_of(std::uint64_t cell, std::size_t home) const noexcept {
-  const std::size_t b = second(cell, home);
+  const std::size_t b = second(probe_key(cell), home);
   return b < buckets_ ? b : b % buckets_;
 }
 
@@ -190,7 +192,7 @@ std::byte* SlotTable::row_at(std::byte* payload) const noexcept {
 
 SlotTable::Buckets SlotTable::buckets() noexcept {
   alignas(kCacheLine) static constinit std::byte nothing[kCacheLine] = {};
-  return buckets_ == 0 ? Buckets{nothing, 1} : Buckets{bucket(0), buckets_};
+  return buckets_ == 0 ? Buckets{nothing, 1, 0} : Buckets{bucket(0), buckets_, scramble_};
 }
 
 void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) {
@@ -218,15 +220,16 @@ void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*
 }
 
 std::byte* SlotTable::find_one(std::uint64_t hash) noexcept {
-  if (size_ == 0) {
-    return nullptr;
-  }
-  const std::uint64_t wanted = cell_of(hash);
+  std::byte* const at = size_ == 0 ? nullptr : payload_of(cell_of(hash));
+  return at == nullptr ? nullptr : row_at(at);
+}
+
+std::byte* SlotTable::payload_of(std::uint64_t wanted) const noexcept {
   std::size_t b = home(wanted);
   for (bool at_home = true;; at_home = false) {
     for (std::size_t c = 0; c < layout_->cells; ++c) {
       if (cell(b, c) == wanted) {
-        return row_at(payload(b, c));
+        return payload(b, c);
       }
     }
     if (!full(b)) {
@@ -268,11 +271,12 @@ std::byte* SlotTable::place_cell(std::uint64_t cell, bool wrap) noexcept {
     }
   }
   std::size_t b = other;
-  while (full(b)) {
+  for (std::size_t passed = 0; full(b); ++passed) {
     if (b + 1 == buckets_ && !wrap) {
       return nullptr;
     }
     b = after(b);
+    probed_far_ |= passed == kLongestProbe;
   }
   return take_cell(b, filled(b), cell);
 }
@@ -292,8 +296,13 @@ std::size_t SlotTable::free_by_moving(std::size_t b, bool wrap) noexcept {
 
 std::byte* SlotTable::insert(std::uint64_t hash) noexcept {
   SHOAL_DCHECK(has_room(1));
-  std::byte* const at = place_cell(cell_of(hash), true);
+  probed_far_ = false;
+  std::byte* at = place_cell(cell_of(hash), true);
   ++size_;
+  if (probed_far_ && !is_scrambled()) [[unlikely]] {
+    scramble();
+    at = payload_of(cell_of(hash));
+  }
   if (layout_->narrow) {
     return at;
   }
@@ -383,9 +392,14 @@ void SlotTable::resize_index(std::size_t buckets) {
   std::swap(old, index_);
   const std::size_t old_buckets = buckets_;
   set_buckets(buckets);
+  refill_from(old, old_buckets);
+}
+
+// Places the cells of another index in this one, which is empty.
+void SlotTable::refill_from(const Region& index, std::size_t buckets) noexcept {
   const std::size_t cell_bytes = layout_->cells * sizeof(std::uint64_t);
-  for (std::size_t b = 0; b < old_buckets; ++b) {
-    const std::byte* const line = old.data() + b * kCacheLine;
+  for (std::size_t b = 0; b < buckets; ++b) {
+    const std::byte* const line = index.data() + b * kCacheLine;
     for (std::size_t c = 0; c < layout_->cells; ++c) {
       const auto kept = load<std::uint64_t>(line + c * sizeof(std::uint64_t));
       if (kept == 0) {
@@ -396,11 +410,26 @@ void SlotTable::resize_index(std::size_t buckets) {
   }
 }
 
+// Where there is no memory for a second index, the slot stays as it is, correct and slow, and the next insert that probes
+// far tries again.
+void SlotTable::scramble() noexcept {
+  Region old;
+  try {
+    old.resize(buckets_ * kCacheLine);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  std::swap(old, index_);
+  ++version_;
+  scramble_ = process_secret();
+  refill_from(old, buckets_);
+}
+
 // Moves the first `old_buckets` buckets' cells to their homes among all, from the last home to the first: what is lifted
 // out when a home's turn comes stood at or behind it, and goes to a new home at or behind it, where all is done already.
 void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
   const auto old_home = [&](std::uint64_t here) {
-    return static_cast<std::uint32_t>(scale(here << layout_->slots.bits(), old_buckets));
+    return static_cast<std::uint32_t>(scale(probe_key(here) << layout_->slots.bits(), old_buckets));
   };
   const auto put = [&](std::uint64_t here, const std::byte* from, bool wrap) {
     std::byte* const to = place_cell(here, wrap);
@@ -537,6 +566,7 @@ void SlotTable::give_back(bool all) {
     index_ = Region();
     slab_.cut(0);
     set_buckets(0);
+    scramble_ = 0;
     slab_end_ = 0;
     slab_free_ = kNoRow;
     slab_holes_ = 0;
@@ -617,7 +647,7 @@ std::size_t SlotTable::bytes() const noexcept { return index_.bytes() + slab_.by
 
 namespace {
 
-// Where many share a place, chosen by an enemy, an insertion sort would take for ever: `moves` are left to it.
+// Where many share a place, chosen by an adversary, an insertion sort would take for ever: `moves` are left to it.
 void sort_nearly_sorted(std::span<SlotTable::Entry> rows, std::size_t& moves) {
   for (std::size_t i = 1; i < rows.size(); ++i) {
     if (rows[i - 1].hash < rows[i].hash) [[likely]] {
@@ -643,6 +673,13 @@ void sort_nearly_sorted(std::span<SlotTable::Entry> rows, std::size_t& moves) {
 // in its home's window or in the next. Those that stand elsewhere, round the end or behind many kin, are merged in last.
 // Which cells are empty cannot be guessed, so there is no branch on it: they have a counter and a row of their own.
 std::vector<SlotTable::Entry> SlotTable::entries() const {
+  if (is_scrambled()) {
+    std::vector<Entry> all;
+    all.reserve(size_);
+    each_row([&](std::uint64_t hash, const std::byte* row) { all.push_back({hash, row}); });
+    std::ranges::sort(all, {}, &Entry::hash);
+    return all;
+  }
   constexpr std::size_t kFine = 8;              // places of a bucket
   constexpr std::size_t kBuckets = 2 * kReach;  // of a window
   constexpr std::size_t kWindow = kBuckets * kFine;
@@ -768,6 +805,7 @@ void SlotTable::become_image_of(const SlotTable& of) {
   limit_ = of.limit_;
   in_use_ = of.in_use_;
   first_hash_ = of.first_hash_;
+  scramble_ = of.scramble_;
 }
 
 int SlotTable::verify() const {

@@ -17,15 +17,20 @@
 namespace shoal {
 namespace {
 
-// A few tables of one store, filled with every other hash of a list that covers all of them.
+// A few tables of one store, filled with every other hash of a list that covers all of them. The first `colliding_count`
+// hashes have one home in the first table.
 struct Store {
-  Store(std::size_t row_bytes, std::size_t hash_count, std::size_t slot_count)
+  Store(std::size_t row_bytes, std::size_t hash_count, std::size_t slot_count,
+        std::size_t colliding_count = 0)
       : slots(slot_count), layout(row_bytes, slots), chunks(row_bytes) {
     for (std::uint32_t s = 0; s < slots.count(); ++s) {
       tables.push_back(std::make_unique<SlotTable>(layout, Slot{s}, chunks));
     }
     std::mt19937_64 random(row_bytes);
     std::set<std::uint64_t> distinct;
+    while (distinct.size() < colliding_count) {
+      distinct.insert(random() % (2 * colliding_count) << 6U);
+    }
     while (distinct.size() < hash_count) {
       distinct.insert(random());
     }
@@ -80,10 +85,11 @@ struct Store {
 
 constexpr std::size_t kRowBytes[] = {4, 8, 12, 16, 20, 68};
 
-TEST(a_run_finds_what_is_there_in_however_many_tables) {
+void check_runs(std::size_t colliding_count) {
   for (const std::size_t bytes : kRowBytes) {
     for (const std::size_t slot_count : {2UL, 64UL, 1024UL}) {
-      Store store(bytes, 20'000, slot_count);
+      Store store(bytes, 20'000, slot_count, colliding_count);
+      CHECK(colliding_count == 0 || store.tables[0]->is_scrambled());
       Search search(store.layout);
       for (std::size_t first = 0; first < store.hashes.size(); first += 20) {
         for (const std::size_t count : {0UL, 1UL, 20UL}) {
@@ -99,6 +105,10 @@ TEST(a_run_finds_what_is_there_in_however_many_tables) {
   }
 }
 
+TEST(a_run_finds_what_is_there_in_however_many_tables) { check_runs(0); }
+
+TEST(a_run_finds_what_is_there_in_a_table_that_is_scrambled) { check_runs(8'000); }
+
 TEST(a_run_in_tables_that_are_empty_finds_nothing) {
   Store store(8, 0, 4);
   store.hashes = {0, 1, std::uint64_t{1} << 62U, ~std::uint64_t{0}};
@@ -113,7 +123,7 @@ TEST(a_run_in_tables_that_are_empty_finds_nothing) {
 // What a Lane does: rows are created for one run while the runs behind it are under way.
 TEST(tables_that_grow_and_shift_between_the_steps_of_a_run_do_not_lose_its_rows) {
   for (const std::size_t bytes : kRowBytes) {
-    Store store(bytes, 6'000, 4);
+    Store store(bytes, 6'000, 4, 4'000);  // some inserts scramble a table
     std::mt19937_64 random(9);
     Search search(store.layout);
     for (std::size_t first = 0; first + Search::kMost <= store.hashes.size(); first += 40) {

@@ -41,9 +41,7 @@ std::uint32_t read(const std::byte* row, std::size_t row_bytes) {
   return first;
 }
 
-void check_same(SlotTable& table, const Rows& rows, std::size_t row_bytes) {
-  CHECK_EQ(table.verify(), 0);
-  CHECK_EQ(table.size(), rows.size());
+void check_entries(const SlotTable& table, const Rows& rows, std::size_t row_bytes) {
   const auto entries = table.entries();
   CHECK_EQ(entries.size(), rows.size());
   auto expected = rows.begin();
@@ -52,6 +50,12 @@ void check_same(SlotTable& table, const Rows& rows, std::size_t row_bytes) {
     CHECK_EQ(read(entry.row, row_bytes), expected->second);
     ++expected;
   }
+}
+
+void check_same(SlotTable& table, const Rows& rows, std::size_t row_bytes) {
+  CHECK_EQ(table.verify(), 0);
+  CHECK_EQ(table.size(), rows.size());
+  check_entries(table, rows, row_bytes);
 }
 
 void insert(SlotTable& table, Rows& rows, std::uint64_t hash, std::size_t row_bytes, std::uint32_t number) {
@@ -142,7 +146,7 @@ TEST(neighbouring_hashes_at_either_end_of_a_slot_wrap_around_and_grow) {
 }
 
 // The last six bits choose a hash's second bucket, the first ones its home: these share both, so that the rest of their
-// ways is a walk over their kin.
+// probe sequences leads over colliding hashes.
 TEST(hashes_with_one_home_and_one_second_bucket_go_on_behind_it) {
   for (const std::size_t bytes : kRowBytes) {
     for (const std::uint64_t base : {kFirst, kLast - (400UL << 6U)}) {
@@ -154,18 +158,73 @@ TEST(hashes_with_one_home_and_one_second_bucket_go_on_behind_it) {
   }
 }
 
+// Chosen hashes that collide in more buckets than an insert passes: the slot places them by another mix from then on, and
+// does everything that it did before. Once it is empty it places hashes in their order again.
+TEST(a_slot_whose_hashes_were_chosen_to_collide_is_scrambled_and_answers_as_before) {
+  for (const std::size_t bytes : kRowBytes) {
+    const Slots slots(4);
+    const Layout layout(bytes, slots);
+    Chunks chunks(layout.row_bytes);
+    SlotTable table(layout, Slot{2}, chunks);
+    std::mt19937_64 random(bytes);
+    Rows rows;
+    const auto colliding = [&] { return kFirst + (random() % 8000 << 6U); };
+    for (std::uint32_t k = 0; k < 6000; ++k) {
+      insert(table, rows, k % 3 == 0 ? random() >> 2U | kFirst : colliding(), bytes, k);
+    }
+    CHECK(table.is_scrambled());
+    check_same(table, rows, bytes);
+    check_ranges(table, rows, slots, bytes, random);
+
+    SlotTable image(layout, Slot{2}, chunks);
+    image.become_image_of(table);
+    check_entries(image, rows, bytes);
+
+    for (int k = 0; k < 4000; ++k) {
+      const std::uint64_t hash = colliding();
+      CHECK_EQ(table.erase(hash), rows.erase(hash) == 1);
+    }
+    table.give_back();
+    check_same(table, rows, bytes);
+    for (std::uint32_t k = 0; k < 3000; ++k) {  // it grows
+      insert(table, rows, random() >> 2U | kFirst, bytes, k);
+    }
+    check_same(table, rows, bytes);
+    while (!rows.empty()) {
+      CHECK(table.erase(rows.begin()->first));
+      rows.erase(rows.begin());
+    }
+    table.give_back();
+    CHECK(!table.is_scrambled());
+    insert(table, rows, kFirst + 1, bytes, 1);
+    check_same(table, rows, bytes);
+  }
+}
+
+TEST(random_hashes_do_not_scramble_a_slot) {
+  const Slots slots(4);
+  const Layout layout(8, slots);
+  SlotTable table(layout, Slot{2});
+  std::mt19937_64 random(5);
+  for (int k = 0; k < 400'000; ++k) {
+    table.make_room(1);
+    table.insert(random() >> 2U | kFirst);
+  }
+  CHECK(!table.is_scrambled());
+}
+
 // entries() goes through buckets window by window: rows that stand far from their homes must come where they belong.
 TEST(rows_of_many_windows_come_in_order_wherever_they_stand) {
   std::mt19937_64 random(1);
   for (const std::size_t bytes : kRowBytes) {
-    for (const std::uint64_t kin : {kFirst, kFirst + (1UL << 61U), kLast - 3000}) {
+    for (const std::uint64_t first : {kFirst, kFirst + (1UL << 61U), kLast - 3000}) {
       const Slots slots(4);
       const Layout layout(bytes, slots);
       Chunks chunks(layout.row_bytes);
       SlotTable table(layout, Slot{2}, chunks);
       Rows rows;
       for (std::uint32_t k = 0; k < 6000; ++k) {
-        insert(table, rows, k % 3 == 0 ? kin + random() % 3000 : random() >> 2U | kFirst, bytes, k);
+        insert(table, rows, k % 3 == 0 ? first + random() % 3000 : random() >> 2U | kFirst, bytes, k);
       }
       check_same(table, rows, bytes);
     }
