@@ -12,6 +12,7 @@ import pytest
 from shoal import cli, demo
 from shoal.data import hash_strings, read_criteo, read_libsvm
 from shoal.metrics import measure, probabilities
+from shoal.models import Point
 
 draws = pytest.mark.skipif(
     find_spec("matplotlib") is None, reason="the picture needs matplotlib: pip install shoal[plot]"
@@ -184,3 +185,11 @@ def test_the_command_prints_the_account_or_json(tmp_path, capsys):
     assert "2.00k examples" in said.err
     assert cli.main(["demo", "--out", str(tmp_path / "b"), "--examples", "2000"]) == 0
     assert "best reachable" in capsys.readouterr().out
+
+
+def test_the_legend_of_the_picture_tells_how_long_windows_are():
+    history = [
+        Point(examples=e, pass_number=1, window_examples=n, window_logloss=0.5, logloss=0.5, auc=0.7)
+        for e, n in ((256, 256), (8448, 8192), (16640, 8192), (17000, 360))
+    ]
+    assert demo._windows_label(history) == "in windows of up to 8,192 examples"

@@ -197,6 +197,25 @@ def test_the_largest_weights_come_first_under_their_names(saved):
     assert len(read(shoal.report(saved, top=10**9)).texts("td", "feature")) == len(keys)
 
 
+def test_a_calibrated_model_is_not_shown_with_figures_from_before_without_a_word(rng, tmp_path):
+    held = make_batch(rng)
+    with LogisticRegression() as model:
+        model.fit([make_batch(rng)], valid=[held], progress=False)
+        model.save(tmp_path / "plain")
+        model.calibrate(held, "platt").save(tmp_path / "m")
+        calibrated = model.measure(held)[1].deciles
+    note = "measured before the model was calibrated"
+    assert note not in shoal.report(tmp_path / "plain").read_text()
+    text = shoal.report(tmp_path / "m").read_text()
+    assert note in text
+    assert ", not calibrated</span>" in text
+    path = shoal.report(tmp_path / "m", data=[held])
+    assert note not in path.read_text()
+    assert "with calibrated probabilities (" in path.read_text()
+    deciles = [(d.mean_probability, d.mean_label) for d in calibrated]
+    np.testing.assert_allclose(dots(read(path), "calibration", "dot"), deciles, atol=1e-3)
+
+
 def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
     def write(name, lines):
         (tmp_path / name).write_text("".join(f"{a % 2} {a}:1 {b}:1\n" for a, b in rng.integers(1, 9, (lines, 2))))

@@ -22,7 +22,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -438,6 +438,11 @@ def _always(m: Metrics) -> float:
     return m.logloss / m.normalized_entropy
 
 
+def _windows_label(points: Sequence[Point]) -> str:
+    """Describe the windows of the learning curve: those of small first batches and the last one are shorter."""
+    return f"in windows of up to {max(p.window_examples for p in points):,} examples"
+
+
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
@@ -463,9 +468,7 @@ def draw(path: Path, history: History, reached: Metrics, best: Metrics | None) -
 
     ends = np.array([p.examples for p in wide])
     widths = np.array([p.window_examples for p in wide])
-    loss.plot(
-        ends - widths / 2, windows, color=blue, alpha=0.45, lw=1.2, label=f"in a window of {widths[0]:,} examples"
-    )
+    loss.plot(ends - widths / 2, windows, color=blue, alpha=0.45, lw=1.2, label=_windows_label(wide))
     loss.plot(examples, [p.logloss for p in points], color=blue, lw=2.2, label="since the beginning")
     always = _always(reached)
     bounds = [("always the base rate", always, grey, ":")]

@@ -115,7 +115,12 @@ def _loaded(directory: Place, store: Store) -> Model | ClickModel:
 def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> HeldOut:
     metrics, curves = model.measure(model.reading(data))
     path = getattr(data, "path", None)
-    return HeldOut(name=name or (Path(path).name if path is not None else "held out"), metrics=metrics, curves=curves)
+    return HeldOut(
+        name=name or (Path(path).name if path is not None else "held out"),
+        metrics=metrics,
+        curves=curves,
+        calibrated=model.calibration is not None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +216,7 @@ def _facts(
         data=data,
         weights=own.weights,
         version=importlib.metadata.version("shoal"),
+        calibration=None if model.calibration is None else str(model.calibration),
     )
 
 

@@ -43,6 +43,7 @@ class HeldOut:
     name: str
     metrics: Metrics
     curves: Curves | None
+    calibrated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,8 @@ class Facts:
         The largest, in the order to be shown.
     version : str
         Of shoal.
+    calibration : str or None
+        How the model is calibrated, which what was measured while it learned is not; None: it is not.
     """
 
     title: str
@@ -79,6 +82,7 @@ class Facts:
     data: Sequence[tuple[str, str]]
     weights: Sequence[tuple[str, float]]
     version: str
+    calibration: str | None = None
 
 
 def page(facts: Facts) -> str:
@@ -96,7 +100,7 @@ def page(facts: Facts) -> str:
             f'<header><p class="eyebrow">shoal report</p><h1>{title}</h1><p>{html.escape(facts.subtitle)}</p></header>',
             _tiles(facts, shown),
             _learning(facts.history, shown),
-            _predictions(shown),
+            _predictions(shown, facts.calibration),
             _passes(facts.history),
             '<div class="pair"><section><h2>Settings</h2>',
             _pairs(facts.settings),
@@ -137,7 +141,8 @@ def _tiles(facts: Facts, shown: HeldOut | None) -> str:
     passes = facts.history.passes
     tiles: list[tuple[str, str, str]] = []
     if shown is not None:
-        tiles = _tiles_of(shown.metrics, shown.name)
+        before = facts.calibration is not None and not shown.calibrated
+        tiles = _tiles_of(shown.metrics, f"{shown.name}, not calibrated" if before else shown.name)
     elif passes:
         of = _progressive(facts.history)
         tiles = _tiles_of(of.metrics, "progressive" if len(passes) == 1 else f"progressive, pass {of.number}")
@@ -287,7 +292,20 @@ def _learning(history: History, shown: HeldOut | None) -> str:
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def _predictions(shown: HeldOut | None) -> str:
+def _calibrated(shown: HeldOut, calibration: str | None) -> str:
+    """Tell whether predictions were measured as a calibrated model makes them."""
+    if calibration is None:
+        return ""
+    name = html.escape(calibration)
+    if shown.calibrated:
+        return f", with calibrated probabilities ({name})"
+    return (
+        f", measured before the model was calibrated ({name}): its predictions now differ from these. For those, pass "
+        "held-out data that it was not calibrated on (shoal report --data FILE)"
+    )
+
+
+def _predictions(shown: HeldOut | None, calibration: str | None) -> str:
     if shown is None or shown.curves is None:
         return (
             '<section><h2>Calibration and ROC</h2><p class="note">Not measured: pass held-out data to the report '
@@ -302,7 +320,8 @@ def _predictions(shown: HeldOut | None) -> str:
         else '<p class="note">All examples are of one class: there is no ROC curve.</p>'
     )
     return (
-        f'<section><h2>Calibration and ROC</h2><p class="note">On {where}.</p><div class="pair">'
+        f'<section><h2>Calibration and ROC</h2><p class="note">On {where}{_calibrated(shown, calibration)}.</p>'
+        '<div class="pair">'
         + _figure_of(
             "Calibration by decile",
             _calibration(curves),
