@@ -1,6 +1,7 @@
 """The command ``shoal`` as a user meets it: real processes for signals and pipes, ``main`` in this one for the rest."""
 
 import gzip
+import io
 import json
 import lzma
 import os
@@ -335,6 +336,35 @@ def test_a_model_remembers_the_columns_and_the_interactions_that_it_was_trained_
     assert model.evaluate(shoal.read_csv(files[1], **model.schema)).auc == crossed["auc"]
     with pytest.raises(ValueError, match=r"interactions=\[\['site', 'user'\]\], and this reader has None"):
         model.evaluate(shoal.read_csv(files[1], label="click", numeric=["price"]))
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_positive_label_that_the_data_does_not_have_is_said_with_those_that_it_has(form, capsys):
+    labels = ["yes", "no", "no", "maybe,not"] * 50
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"y": labels, "site": range(200)})
+    sorted_table = table.sort_values("y", ascending=True)  # the positives come last
+    for name, some in (("log", sorted_table), ("no", table[table.y == "no"]), ("others", table[table.y != "yes"])):
+        some.to_csv(name, index=False) if form == "csv" else some.to_parquet(name, index=False)
+    command = ["train", "lr", "--format", form, "--label", "y", "--quiet", "--batch-size", 64, "--model"]
+    says = "is 'YES', which positive (--positive) names: column 'y' holds 'no' (100), 'maybe,not' (50), 'yes' (50)"
+    assert run(*command, "m", "--train", "log", "--positive", "YES") == 2
+    assert f"no label of log {says}" in capsys.readouterr().err
+    assert not Path("m/model.json").exists()
+    assert run(*command, "m", "--train", "no", "--positive", "yes", "--overwrite") == 2
+    assert "column 'y' holds 'no' (100)" in capsys.readouterr().err
+    assert run(*command, "m", "--train", "log", "--valid", "others", "--positive", "yes", "--overwrite") == 2
+    assert "no label of others is 'yes'" in capsys.readouterr().err
+    assert run(*command, "m", "--train", "log", "--valid", "no", "--positive", "yes", "--overwrite") == 0
+    with LogisticRegression.load("m") as model:
+        assert model.history.passes[0].metrics.base_rate == 0.25
+    if form == "csv":
+        stream = shoal.read_csv(io.BytesIO(Path("log").read_bytes()), label="y", positive="YES")
+        with LogisticRegression() as model, pytest.raises(ValueError, match=r"no label of .* is 'YES'"):
+            model.fit(stream, progress=False)
+    assert run("evaluate", "--model", "m", "--data", "no") == 0  # of one class alone
+    assert run("evaluate", "--model", "m", "--data", "others") == 2
+    assert "no label of others is 'yes'" in capsys.readouterr().err
 
 
 def test_tab_separated_text_is_the_same_but_for_its_separator(logs, capsys):

@@ -11,6 +11,7 @@ Threads: as `shoal.data.reader`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,6 +139,13 @@ class TableReader(Reader):
                 place = Place(share.number, first + rows)
                 yield Part(done, 0, fraction) if done else None
         yield Part([(pieces.take(pieces.rows), place)] if pieces.rows else [], 0, 1.0)
+
+    def _of_labels(self) -> Reader | None:
+        if self._columns.label is None:
+            return None
+        reader = copy.copy(self)
+        reader._columns = Columns(label=None, categorical=[self._columns.label])
+        return reader
 
     @property
     def _labelled(self) -> bool:

@@ -102,6 +102,16 @@ def csv_format(
         schema["na_values"] = list(na_values)
     if not keep_default_na:
         schema["keep_default_na"] = False
+
+    def of_labels() -> Format:
+        return csv_format(
+            Columns(label=None, categorical=[str(columns.label)]),
+            sep=sep,
+            names=names,
+            na_values=na_values,
+            keep_default_na=keep_default_na,
+        )
+
     return Format(
         "csv",
         None if names is None else header.of(names),
@@ -112,4 +122,5 @@ def csv_format(
         spell=header.spell,
         schema=schema,
         labelled=columns.label is not None,
+        of_labels=None if columns.label is None else of_labels,
     )

@@ -11,13 +11,18 @@ import hashlib
 import operator
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from shoal.data.ahead import Ahead
 from shoal.data.batch import Batch
 from shoal.data.files import File
+from shoal.data.hashing import hash_strings
+from shoal.data.interactions import field_of
 from shoal.data.names import FeatureNames
 from shoal.data.pieces import Parts, Place
 
@@ -27,6 +32,7 @@ OnError = Literal["raise", "skip"]
 _PARTS_AHEAD = 2
 _BEGINNING = Place()
 _HEAD_BYTES = 1 << 16
+_MOST_LABELS = 10_000  # that are counted, where the one that is looked for is none of them
 _MOST_HEADS = 1000  # files whose first bytes are read: on an object store each costs a request
 
 
@@ -337,6 +343,50 @@ class Reader(ABC):
         reader = self._with(replace(self._settings, labelled=False))
         reader._told = self
         return reader
+
+    def _of_labels(self) -> Reader | None:
+        """Return a reader in which the texts of the labels are the only features, if labels are texts."""
+        return None
+
+    def check_positive(self, *, alone: bool = False) -> None:
+        """Check that some label is the one that counts as 1, where such a text was given (``positive``).
+
+        Parameters
+        ----------
+        alone : bool
+            Whether data whose labels are all of one other text is good: it may have no positives.
+
+        Raises
+        ------
+        ValueError
+            None is. The message tells what labels there are.
+
+        Notes
+        -----
+        Reads all files up to the first positive, whatever shard this is, and nothing of a stream.
+        """
+        positive, column = self._schema.get("positive"), self._schema.get("label")
+        labels = self._of_labels()
+        if positive is None or column is None or labels is None or not self.repeatable:
+            return
+        names = FeatureNames(_MOST_LABELS)
+        settings = Settings(self.batch_size, "skip", names=names)
+        sought = hash_strings([positive], field_of(column))[0]
+        counts: Counter[int] = Counter()
+        for batch in labels._with(settings):
+            if np.any(batch.keys == sought):
+                return
+            for key, count in zip(*np.unique(batch.keys, return_counts=True), strict=True):
+                if int(key) in names:
+                    counts[int(key)] += int(count)
+        if not counts or (alone and len(counts) == 1):
+            return
+        texts = [f"{names[key].removeprefix(f'{column}=')!r} ({count:,})" for key, count in counts.most_common(8)]
+        more = f" and {len(counts) - len(texts):,} more" if len(counts) > len(texts) else ""
+        raise ValueError(
+            f"no label of {self.path} is {positive!r}, which positive (--positive) names: column {column!r} holds "
+            f"{', '.join(texts)}{more}"
+        )
 
     @property
     def place(self) -> Place:

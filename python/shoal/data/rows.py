@@ -181,6 +181,8 @@ class Format:
         Whether batches tell the fields of their features.
     labelled : bool
         Whether lines have labels.
+    of_labels : callable, optional
+        Returns the format in which the texts of the labels are the only features, where labels are texts.
     """
 
     name: str
@@ -194,6 +196,7 @@ class Format:
     schema: Mapping[str, Any] = field(default_factory=dict)
     fielded: bool = False
     labelled: bool = True
+    of_labels: Callable[[], Format] | None = None
 
     def rows(self, most: int) -> Rows:
         """Make the arrays of a pass in batches of ``most`` rows."""

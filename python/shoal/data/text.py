@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -66,6 +67,13 @@ class TextReader(Reader):
         if self._form.pairs:
             raise ValueError("a feature made of two belongs to no field: leave interactions out, or do without fields")
         return super().with_fields()
+
+    def _of_labels(self) -> Reader | None:
+        if self._form.of_labels is None:
+            return None
+        reader = copy.copy(self)
+        reader._form = self._form.of_labels()
+        return reader
 
     def _can_begin_anywhere(self, file: File) -> bool:
         with file.open() as opened:

@@ -157,6 +157,8 @@ class _Run:
                 self._one_pass(learning, at, title)
                 if learning[0].model.examples == 0 and learning[0].model.store.num_workers == 1:
                     raise ValueError(f"{why_empty(self._reader)}: nothing was learned")
+                if epoch == begin.epoch and learning[0].seen.base_rate == 0:
+                    _check_stream(self._reader)
                 self._team.end_pass()
                 self._sweep(learning[0].model.store)
                 try:
@@ -294,6 +296,10 @@ def begin_fit(
     fingerprints: bool = False,
 ) -> None:
     """Note down from what the models learn, and how; with fingerprints of the data if the fit may be resumed."""
+    if isinstance(reader, Reader):
+        reader.check_positive()
+    if isinstance(valid, Reader):
+        valid.check_positive(alone=True)
     sources = (fingerprint(reader), fingerprint(valid)) if fingerprints else (None, None)
     for model in models:
         model.check_format(reader)
@@ -481,6 +487,8 @@ def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[M
     found = predictions(models, batches)
     if len(found.labels) == 0:
         raise ValueError(f"{why_empty(data)}: nothing was measured")
+    if isinstance(data, Reader) and not np.any(found.labels):
+        data.check_positive(alone=True)
     if found.groups is not None:
         models[0].check_groups(found.groups)
     return [
@@ -519,6 +527,12 @@ def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predict
 def why_empty(data: object) -> str:
     """Explain why data had no examples."""
     return data.why_empty() if isinstance(data, Reader) else "the data has no examples"
+
+
+def _check_stream(data: object) -> None:
+    """Raise ValueError if a stream, of which a pass has found no positives, was to have a certain text as label 1."""
+    if isinstance(data, Reader) and not data.repeatable and (positive := data.schema.get("positive")) is not None:
+        raise ValueError(f"no label of {data.path} is {positive!r}, which positive (--positive) names")
 
 
 def _check_valid(model: Predicts, valid: Iterable[Batch]) -> None:
