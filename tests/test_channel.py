@@ -171,7 +171,7 @@ def test_a_push_that_nobody_waits_for_is_sent_again_while_all_threads_sleep():
 
 def test_garbage_from_a_server_is_counted_and_passed_over():
     garbage = [[b""], [b"x" * 64], [b"SHOL" + bytes(60)], [b"a", b"b", b"c"], [bytes(200_000)]]
-    peer = Peer(0, 16, lambda number, asked: garbage if number == 1 else None)
+    peer = Peer(0, 16, lambda number, asked: [garbage[number - 1]] if number <= len(garbage) else None)
     with connected(peer) as channel:
         push(channel, range(10)).wait()
         assert channel.metrics()["garbled"] == len(garbage)

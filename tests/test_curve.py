@@ -160,11 +160,11 @@ def test_only_listed_keys_get_in_and_the_list_may_change(tmp_path, folder, conte
     stranger = Keys.load(tmp_path / "others", "worker")
 
     def as_stranger(socket):
-        stranger.secure_client(socket, "server")
+        stranger.client_of("server")(socket)
         socket.setsockopt(zmq.CURVE_SERVERKEY, worker.public_of("server"))
 
     with zmq.Context() as clients, Guard(context, server) as guard, Echo(context, server) as echo:
-        assert gets_in(clients, echo.address, lambda socket: worker.secure_client(socket, "server"))
+        assert gets_in(clients, echo.address, worker.client_of("server"))
         assert not gets_in(clients, echo.address, as_stranger)
         assert not gets_in(clients, echo.address, lambda socket: None)
         assert guard.admitted == 1  # who shows no key at all never gets so far
@@ -180,14 +180,14 @@ def test_a_server_that_is_not_the_one_expected_is_not_spoken_to(tmp_path, folder
     impostor = Keys.load(tmp_path / "others", "server")
     worker = Keys.load(folder, "worker")
     with Guard(context, impostor) as guard, Echo(context, impostor) as echo, zmq.Context() as clients:
-        assert not gets_in(clients, echo.address, lambda socket: worker.secure_client(socket, "server"))
+        assert not gets_in(clients, echo.address, worker.client_of("server"))
         assert guard.admitted == 0
 
 
 def test_without_a_guard_nobody_gets_in(folder, context):
     server, worker = Keys.load(folder, "server"), Keys.load(folder, "worker")
     with zmq.Context() as clients, Echo(context, server) as echo:
-        assert not gets_in(clients, echo.address, lambda socket: worker.secure_client(socket, "server"))
+        assert not gets_in(clients, echo.address, worker.client_of("server"))
 
 
 def test_keygen_makes_them_and_says_so(tmp_path, capsys, monkeypatch):

@@ -80,7 +80,7 @@ class Client:
         self.socket.linger = 0
         self.socket.ipv6 = True
         if keys is not None:
-            keys.secure_client(self.socket, "server")
+            keys.client_of("server")(self.socket)
         self.socket.connect(address)
         self.sequence = 0
 

@@ -456,6 +456,26 @@ def test_early_sends_at_once_what_was_lost():
     assert again.frames == lost[0].frames
 
 
+def test_a_new_connection_sends_at_once_and_in_order_what_the_former_one_left_unanswered():
+    r = requests()
+    pushed, pulled, waiting = push(r), pull(r), pull(r, 10, clock=3)
+    first = [asked for asked in taken(r) if asked.address == A]
+    r.receive(A, first[0].answer(), 0.1)
+    r.receive(A, first[1].answer(Status.PARKED), 0.1)  # its answer would go to the former connection
+    r.receive(A, first[2].answer(Status.OVERLOADED), 0.1)  # it comes again later, as it was told to
+    again = push(r, now=0.1)
+    r.reconnected(A, "it was cut", 0.11)
+    sent = taken(r)
+    assert next(asked.frames for asked in sent if asked.address == A) == first[1].frames
+    assert [(asked.address, asked.message.op) for asked in sent] == [(B, Op.PUSH), (A, Op.PULL), (A, Op.PUSH)]
+    assert r.counts["reconnected"] == 1
+    assert not any(call.done for call in (pushed, pulled, waiting, again))
+    r.reconnected("tcp://nobody:1", "it was cut", 0.2)
+    assert not r.outgoing
+    r.on_time(99.0)
+    assert "its connection ended 1 times, last time: it was cut" in str(pulled.error)
+
+
 def test_only_the_refused_slots_of_a_push_go_elsewhere():
     r = requests()
     call = push(r)

@@ -483,7 +483,7 @@ def _security(
     from shoal.rpc.curve import Keys
 
     keys = Keys.load(curve, "worker")
-    return lambda socket: keys.secure_client(socket, "server"), {"keys": keys}
+    return keys.client_of("server"), {"keys": keys}
 
 
 class _Pushed(UnderWay):

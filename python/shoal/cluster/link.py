@@ -49,6 +49,7 @@ from shoal.errors import (
     ShoalError,
     WrongProcess,
 )
+from shoal.rpc.connection import Connection, Socket
 from shoal.rpc.curve import Keys
 from shoal.rpc.messages import (
     Ask,
@@ -139,7 +140,7 @@ class Link:
         keys: Keys | None = None,
     ) -> None:
         split(address)
-        self._keys = keys
+        self._secure = None if keys is None else keys.client_of("scheduler")
         self._address = address
         self._role = role
         self._about = about or f"process {os.getpid()} on {socket.gethostname()}"
@@ -381,7 +382,7 @@ class Link:
 
     def _too_late(self, call: Asked, timeout: float, doing: str) -> ShoalError:
         if not self._heard:
-            keys = "does it want keys (curve=)?" if self._keys is None else "is it of the same keys?"
+            keys = "does it want keys (curve=)?" if self._secure is None else "is it of the same keys?"
             return NotConnected(
                 f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running, with --bind there, "
                 f"does a firewall let this machine in, and {keys}"
@@ -465,47 +466,66 @@ class Link:
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        dealer = self._context.socket(zmq.DEALER)
+        connection: Connection | None = None
         try:
-            # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then
-            # what has come just before a connection ends, such as the scheduler's last words, would be lost.
-            dealer.setsockopt(zmq.SNDHWM, _WAITING)
-            dealer.setsockopt(zmq.LINGER, 0)
-            dealer.setsockopt(zmq.RECONNECT_IVL, 100)
-            dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-            dealer.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-            dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
-            dealer.setsockopt(zmq.IPV6, int("[" in self._address))
-            if self._keys is not None:
-                self._keys.secure_client(dealer, "scheduler")
-            dealer.connect(self._address)
             poller = zmq.Poller()
-            poller.register(dealer, zmq.POLLIN)
             poller.register(self._wake_read, zmq.POLLIN)
+            connection = Connection(self._context, poller, self._address, self._prepare, time.monotonic())
             while self._open:
                 now = time.monotonic()
-                ready = dict(poller.poll(max(0, int(1000 * (self._next_time(now) - now)) + 1)))
+                due = min(self._next_time(now), connection.open_at)
+                ready = dict(poller.poll(max(0, int(1000 * (due - now)) + 1)))
                 if self._wake_read.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_read.recv(4096)
-                while True:
-                    try:
-                        frames = dealer.recv_multipart(zmq.DONTWAIT)
-                    except zmq.Again:
-                        break
-                    self._receive(frames)
-                self._on_time(dealer, time.monotonic())
+                has_ended = connection.has_ended  # first: what came before the end is received still
+                self._receive_all(connection)
+                if has_ended:
+                    connection.drop("", time.monotonic())
+                self._on_time(connection, time.monotonic())
         except zmq.ContextTerminated:
             self._fail(NotConnected("the context of this connection was ended"))
         except BaseException as error:  # a defect: let nobody wait for a thread that is gone
             self._fail(NotConnected(f"the connection to the scheduler at {self._address} failed: {error!r}"))
             raise
         finally:
-            dealer.close()
+            if connection is not None:
+                connection.close()
             with self._lock:
                 calls = list(self._calls.values())
             for call in calls:
                 call.answered.set()
+
+    def _prepare(self, opened: Socket) -> None:
+        # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then what
+        # has come just before a connection ends, such as the scheduler's last words, would be lost.
+        opened.setsockopt(zmq.SNDHWM, _WAITING)
+        if self._secure is not None:
+            self._secure(opened)
+
+    def _receive_all(self, connection: Connection) -> None:
+        while connection.socket is not None:
+            try:
+                frames = connection.socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            connection.received()
+            self._receive(frames)
+
+    def _reopen(self, connection: Connection, now: float) -> None:
+        """Connect anew, and send at once what waits for a reply."""
+        try:
+            connection.open(now)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.ETERM:
+                raise
+            return  # no room for a socket now: another time
+        self._beat_at = now
+        with self._lock:
+            for call in self._calls.values():
+                call.resend_at = now
+            if self._done is not None:
+                self._outgoing.append(self._done)
 
     def _next_time(self, now: float) -> float:
         interval = 1.0 if self._welcome is None else self._welcome.heartbeat
@@ -515,7 +535,9 @@ class Link:
                 times.append(now)
         return min([now + interval, self._beat_at or now + interval, *times])
 
-    def _on_time(self, dealer: zmq.Socket[bytes], now: float) -> None:
+    def _on_time(self, connection: Connection, now: float) -> None:
+        if connection.open_at <= now:
+            self._reopen(connection, now)
         interval = 1.0 if self._welcome is None else self._welcome.heartbeat
         missed = now - self._looked - interval
         if missed > 0 and self._heard:  # this process was stopped: the scheduler was not silent, nobody listened
@@ -532,8 +554,11 @@ class Link:
             self._beat_at = now + interval
             outgoing.append(Heartbeat(self._sender, self._seen))
         for message in outgoing:
-            with contextlib.suppress(zmq.Again):
-                dealer.send_multipart(encode(message), zmq.DONTWAIT)
+            if connection.socket is not None:
+                try:
+                    connection.socket.send_multipart(encode(message), zmq.DONTWAIT)
+                except zmq.Again:  # full, or libzmq has ended the session
+                    connection.drop("it took no message", now)
         if self._heard and now - self._heard > self._grace:
             self._fail(
                 NotConnected(

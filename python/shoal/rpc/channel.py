@@ -1,10 +1,11 @@
 """The sockets of a worker's data plane, and who drives them.
 
 Idea. What is asked, sent again, answered or given up is decided in :mod:`shoal.rpc.requests`, which does no I/O; here
-is the I/O, and nothing else. There is one DEALER for each endpoint. Whoever waits for an answer takes the *turn*: it
-sends what is due, sleeps in the poll until something comes, hands it to the requests, until its own call is done. So a
-thread that is alone pays for no other thread. Others, meanwhile, hand in what they ask for and wake the one that has
-the turn, which sends it for them; when it has its answer, the next one that waits takes the turn.
+is the I/O, and nothing else. There is one DEALER for each endpoint (:mod:`shoal.rpc.connection`). Whoever waits for an
+answer takes the *turn*: it sends what is due, sleeps in the poll until something comes, hands it to the requests, until
+its own call is done. So a thread that is alone pays for no other thread. Others, meanwhile, hand in what they ask for
+and wake the one that has the turn, which sends it for them; when it has its answer, the next one that waits takes the
+turn.
 
 A keeper thread looks every `_LOOK` seconds whether something is under way that nobody waits for: pushes that nobody
 waits for are sent and acknowledged, and what was lost is sent again, also while all threads compute.
@@ -16,7 +17,9 @@ Invariants
     C1  Sockets, requests and clock are touched under the lock; sockets by who has the turn, or while nobody has it.
     C2  A call is settled by its deadline if anybody waits for it or the keeper lives: every sleep ends at `next_time`.
     C3  What failed and nobody waited for is told once, by :meth:`Channel.raise_unheard`.
-    C4  A push has the clock that is told to the servers by the tick behind it: both are taken under the lock.
+    C4  A connection that ends, or brings a damaged message, is replaced, and what its endpoint has not answered is sent
+        again over the new one.
+    C5  A push has the clock that is told to the servers by the tick behind it: both are taken under the lock.
 
 Threads: any number. Fork: a child's copy raises WrongProcess before it touches the lock.
 """
@@ -24,6 +27,7 @@ Threads: any number. Fork: a child's copy raises WrongProcess before it touches 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -31,20 +35,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import zmq
 
 from shoal import _core
-from shoal.errors import ClosedError, DeadlineExceeded, ShoalError, WrongProcess
+from shoal.errors import ClosedError, DeadlineExceeded, ShoalError, TransportError, WrongProcess
 from shoal.rpc.backend import backend
+from shoal.rpc.connection import Connection, Context, Socket
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.requests import Call, Requests
 
 __all__ = ["Channel", "UnderWay"]
-
-Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
-Socket: TypeAlias = "zmq.Socket[bytes]"
 
 _LOOK = 0.02  # seconds
 _TICK = 0.001  # seconds that a tick may take for the round trip of the pushes before it
@@ -82,14 +84,6 @@ class UnderWay:
         """Wait, and return what came of it."""
         self.wait()
         return self.call.result
-
-
-class _Opened(NamedTuple):
-    """A socket, and what the courier knows it by."""
-
-    address: str
-    socket: Socket
-    underlying: int
 
 
 class Channel:
@@ -140,8 +134,8 @@ class Channel:
         self._unheard: dict[Call, ShoalError] = {}  # of calls that nobody waited for
         self._is_open = True
         self._courier = _core.Courier(backend())
-        self._opened: dict[str, _Opened] = {}  # by address
-        self._by_socket: dict[Any, _Opened] = {}
+        self._connections: dict[str, Connection] = {}  # by address
+        self._by_socket: dict[Any, Connection] = {}  # by socket and by monitor
         self._poller = zmq.Poller()
         self._bytes_sent = 0
         self._bytes_received = 0
@@ -355,9 +349,9 @@ class Channel:
                 self._waiting += 1
                 self._moved.wait(0.1)
                 self._waiting -= 1
-            for opened in self._opened.values():
-                opened.socket.close(linger=0)
-            self._opened.clear()
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
             self._wake_read.close()
             self._wake_write.close()
         self._look.set()
@@ -399,8 +393,10 @@ class Channel:
     def _turn(self, seconds: float | None) -> None:
         """Send what is due, and sleep until something comes, at most so long; take what came."""
         self._send()
-        at = self._requests.next_time()
-        if at is not None:
+        at = min((connection.open_at for connection in self._connections.values()), default=math.inf)
+        due = self._requests.next_time()
+        at = at if due is None else min(at, due)
+        if at < math.inf:
             left = max(0.0, at - time.monotonic())
             seconds = left if seconds is None else min(seconds, left)
         self._lock.release()
@@ -414,9 +410,12 @@ class Channel:
 
     def _take_in(self, ready: list[tuple[Any, int]]) -> None:
         for what, _ in ready:
-            opened = self._by_socket.get(what)
-            if opened is not None:
-                self._receive(opened)
+            connection = self._by_socket.get(what)
+            if connection is not None:
+                self._receive(connection)
+                if what is connection.monitor and connection.has_ended:
+                    self._receive(connection)  # what came before the end
+                    self._drop(connection, "")
             else:
                 with contextlib.suppress(BlockingIOError):
                     while self._wake_read.recv(4096):
@@ -426,47 +425,69 @@ class Channel:
         if self._requests.wants_map:
             self._look.set()
 
-    def _receive(self, source: _Opened) -> None:
-        while (arrived := self._courier.receive(source.underlying)) is not None:
+    def _receive(self, source: Connection) -> None:
+        while source.socket is not None:
+            try:
+                arrived = self._courier.receive(source.socket.underlying)
+            except TransportError as error:
+                self._drop(source, str(error))
+                return
+            if arrived is None:
+                return
             self._bytes_received += arrived.nbytes
-            self._requests.receive(source.address, arrived, time.monotonic())
+            if not self._requests.receive(source.address, arrived, time.monotonic()):
+                self._drop(source, "what arrived was damaged")
+                return
+            source.received()
 
     def _send(self) -> None:
+        self._reopen()
         outgoing = self._requests.outgoing
         while outgoing:
             address, frames = outgoing.popleft()
-            target = self._opened.get(address) or self._open(address)
-            # No limit of messages is set: what may be under way is bounded by the requests' credit.
-            self._bytes_sent += self._courier.send(target.underlying, frames)
+            target = self._connections.get(address) or self._connect(address)
+            if target.socket is None:
+                continue  # sent again when it is open
+            try:
+                # No limit of messages is set: what may be under way is bounded by the requests' credit.
+                self._bytes_sent += self._courier.send(target.socket.underlying, frames)
+            except TransportError as error:
+                self._drop(target, str(error))
 
-    def _open(self, address: str) -> _Opened:
-        gone = self._opened.keys() - {endpoint.address for endpoint in self._requests.map.endpoints}
-        for old in gone:
-            closed = self._opened.pop(old).socket
-            self._poller.unregister(closed)
-            del self._by_socket[closed]
-            closed.close(linger=0)
-        opened: Socket = self._context.socket(zmq.DEALER)
-        try:
-            opened.setsockopt(zmq.LINGER, 0)
-            opened.setsockopt(zmq.SNDHWM, 0)
-            opened.setsockopt(zmq.RCVHWM, 0)
-            opened.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REPLY)
-            opened.setsockopt(zmq.RECONNECT_IVL, 50)  # milliseconds, all four
-            opened.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-            opened.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-            opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
-            opened.setsockopt(zmq.IPV6, "[" in address)
-            if self._secure is not None:
-                self._secure(opened)
-            opened.connect(address)
-        except BaseException:
-            opened.close(linger=0)
-            raise
-        known = _Opened(address, opened, opened.underlying)
-        self._opened[address] = self._by_socket[opened] = known
-        self._poller.register(opened, zmq.POLLIN)
-        return known
+    def _connect(self, address: str) -> Connection:
+        for gone in self._connections.keys() - {endpoint.address for endpoint in self._requests.map.endpoints}:
+            self._drop(self._connections[gone], "")
+            del self._connections[gone]
+        made = Connection(self._context, self._poller, address, self._prepare, time.monotonic())
+        self._connections[address] = made
+        self._by_socket |= {made.socket: made, made.monitor: made}
+        return made
+
+    def _prepare(self, opened: Socket) -> None:
+        opened.setsockopt(zmq.SNDHWM, 0)
+        opened.setsockopt(zmq.RCVHWM, 0)
+        opened.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REPLY)
+        if self._secure is not None:
+            self._secure(opened)
+
+    def _drop(self, connection: Connection, reason: str) -> None:
+        for what in (connection.socket, connection.monitor):
+            self._by_socket.pop(what, None)
+        connection.drop(reason, time.monotonic())
+
+    def _reopen(self) -> None:
+        """Open what was dropped, where it is time to."""
+        for connection in self._connections.values():
+            now = time.monotonic()
+            if connection.open_at <= now:
+                try:
+                    connection.open(now)
+                except zmq.ZMQError as error:
+                    if error.errno == zmq.ETERM:
+                        raise
+                    continue  # no room for a socket now: another time
+                self._by_socket |= {connection.socket: connection, connection.monitor: connection}
+                self._requests.reconnected(connection.address, connection.reason, now)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it is awake
@@ -493,8 +514,14 @@ def _keep(ref: weakref.ref[Channel], look: threading.Event) -> None:
         look.wait(_LOOK)
         look.clear()
         channel = ref()
-        if channel is None or not channel.look():
+        if channel is None:
             return
+        try:
+            if not channel.look():
+                return
+        except BaseException as error:  # a defect: let nobody wait for a thread that is gone
+            channel.fail(TransportError(f"the connections to the servers failed: {error!r}"))
+            raise
         del channel
 
 

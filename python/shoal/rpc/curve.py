@@ -21,7 +21,7 @@ import logging
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -176,11 +176,22 @@ class Keys:
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
-    def secure_client(self, socket: zmq.Socket[Any], role: str) -> None:
-        """Make a socket, not connected yet, show its key, and speak to nobody but a ``role`` of this cluster."""
-        socket.setsockopt(zmq.CURVE_SERVERKEY, self.public_of(role))
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+    def client_of(self, role: str) -> Callable[[zmq.Socket[Any]], None]:
+        """Return what makes a socket, not connected yet, show its key, and speak to nobody but a ``role``.
+
+        Raises
+        ------
+        ValueError
+            The key of that role is missing. It is read now, not with each socket.
+        """
+        server = self.public_of(role)
+
+        def secure(socket: zmq.Socket[Any]) -> None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+
+        return secure
 
 
 class Guard:

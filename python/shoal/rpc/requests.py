@@ -188,12 +188,15 @@ class _Peer:
     bytes: int = 0  # on the wire
     asked: float = math.nan  # first
     heard: float = math.nan  # last
+    ends: int = 0  # of connections
+    ended: str = ""  # why the last one did
 
     def silence(self, now: float) -> str:
+        ends = f"; its connection ended {self.ends} times, last time: {self.ended}" if self.ends else ""
         if self.heard == self.heard:
-            return f"last heard of {now - self.heard:.1f} s ago"
+            return f"last heard of {now - self.heard:.1f} s ago{ends}"
         if self.asked == self.asked:
-            return f"never heard of in the {now - self.asked:.1f} s since it was first asked"
+            return f"never heard of in the {now - self.asked:.1f} s since it was first asked{ends}"
         return "never asked, for others were before this"
 
 
@@ -276,7 +279,7 @@ class Requests:
         To be sent, in order. What cannot be sent may be dropped: it is taken for lost, and comes again.
     counts : Counter
         sent, resent, answers, strays (of nobody, or late), garbled, parked, refused (slots), early, overloaded,
-        not_admitted, bad_request.
+        not_admitted, bad_request, reconnected.
     """
 
     def __init__(
@@ -695,8 +698,14 @@ class Requests:
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
-    def receive(self, address: str, frames: Sequence[Any] | _core.Arrived, now: float) -> None:
-        """Take a message that came from an endpoint. Whatever it holds, nothing is raised."""
+    def receive(self, address: str, frames: Sequence[Any] | _core.Arrived, now: float) -> bool:
+        """Take a message that came from an endpoint. Whatever it holds, nothing is raised.
+
+        Returns
+        -------
+        bool
+            False: it is damaged. So may be all that follows it over the same connection.
+        """
         name = _core.peek(frames)
         part = None if name is None else self._parts.get((address, *name))
         try:
@@ -704,7 +713,7 @@ class Requests:
             reply = _core.decode(frames, into=None if part is None else self._room(part))
         except ValueError:
             self.counts["garbled"] += 1
-            return
+            return False
         worker = self.worker
         if (
             part is None
@@ -712,7 +721,7 @@ class Requests:
             or (reply.worker, reply.incarnation, reply.job) != (worker.rank, worker.incarnation, worker.job)
         ):
             self.counts["strays"] += 1
-            return
+            return True
         peer = self._peers[address]
         peer.heard = now
         self._discharge(part)
@@ -751,6 +760,7 @@ class Requests:
         else:
             self._settle(part.call, now, self._refusal(part, reply))
         self._pump(peer, now)
+        return True
 
     @staticmethod
     def _room(part: _Part) -> npt.NDArray[Any] | None:
@@ -1011,6 +1021,35 @@ class Requests:
                     self._settle(what, now, self._too_late(what, now))
             elif what.due == time:
                 self._send(what, now)
+
+    def reconnected(self, address: str, reason: str, now: float) -> None:
+        """Send again at once, in its order, what an endpoint has not answered: the connection to it is a new one.
+
+        Parameters
+        ----------
+        address : str
+        reason : str
+            Why the former connection ended; it becomes part of errors.
+        now : float
+        """
+        peer = self._peers.get(address)
+        if peer is None:
+            return
+        self.counts["reconnected"] += 1
+        peer.ends += 1
+        peer.ended = reason
+        others = [entry for entry in self.outgoing if entry[0] != address]
+        self.outgoing.clear()
+        self.outgoing.extend(others)
+        # What was told to come again later does so. The answer to what is parked would go to the former connection.
+        lost = [
+            part
+            for part in self._parts.values()
+            if part.address == address and (part.charged or part.last == Status.PARKED)
+        ]
+        for part in sorted(lost, key=lambda part: part.serial):
+            part.tries = 0
+            self._send(part, now)
 
     @staticmethod
     def _restart(tick: Call, now: float) -> None:

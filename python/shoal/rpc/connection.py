@@ -1,0 +1,158 @@
+"""A DEALER socket that is opened anew whenever its connection ends.
+
+Idea. libzmq connects anew by itself after a connection was cut, but not after it has refused what arrived: its session
+ends for good then, and a socket without one takes no message. In neither case does it say that answers may be lost. So
+every end is observed (socket monitor), the socket is closed, and its owner opens another one and sends again at once
+what has not been answered. Whatever waited in the old socket is dropped, so nothing is sent twice over one connection.
+
+    open --event: disconnected--> ended --owner: drop--> closed until `open_at` --owner: open--> open
+
+Connections are opened as fast as they end, but not in a busy loop: each lives for `_SHORTEST` seconds at least, and for
+twice as long as the one before where nothing was received. Refused connection attempts are libzmq's to repeat.
+
+Threads: one at a time; the owner locks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import struct
+from collections.abc import Callable
+from typing import TypeAlias
+
+import zmq
+
+__all__ = ["Connection", "Context", "Socket"]
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+_SHORTEST = 0.01  # seconds from one opening to the next
+_LONGEST = 1.0
+_HANDSHAKE_MS = 5000
+_HEARTBEAT_MS = 2000
+_SILENCE_MS = 10000
+
+# Events of failed handshakes are not asked for: where libzmq 4.3.5 reports one, it loses the error that it handles,
+# takes the connection for one that is full, and ends the process at its next heartbeat.
+_ENDED = int(zmq.EVENT_DISCONNECTED)
+_GREETED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_names = itertools.count()
+
+
+class Connection:
+    """A connection to one address.
+
+    Parameters
+    ----------
+    context : zmq.Context
+    poller : zmq.Poller
+        Where the socket and its monitor are registered while they are open.
+    address : str
+    prepare : callable
+        Called with each socket before it connects: sets options and keys.
+
+    Attributes
+    ----------
+    socket, monitor : zmq.Socket or None
+        To receive from; None between :meth:`drop` and :meth:`open`. The monitor is for :attr:`has_ended` alone.
+    open_at : float
+        When to call :meth:`open`; infinite while it is open.
+    reason : str
+        Why the last connection ended; empty where none has.
+    """
+
+    def __init__(
+        self, context: Context, poller: zmq.Poller, address: str, prepare: Callable[[Socket], None], now: float
+    ) -> None:
+        self.address = address
+        self.socket: Socket | None = None
+        self.monitor: Socket | None = None
+        self.reason = ""
+        self.open_at = now
+        self._context = context
+        self._poller = poller
+        self._prepare = prepare
+        self._is_greeted = False  # the handshake is done
+        self._opened = -math.inf
+        self._fruitless = 0  # connections in a row over which nothing was received
+        self.open(now)
+
+    def open(self, now: float) -> Socket:
+        """Connect.
+
+        Raises
+        ------
+        zmq.ZMQError
+            There is no room for another socket, or the context was ended; it is closed as it was.
+        """
+        self._opened, self.open_at, self._is_greeted = now, math.inf, False
+        self._fruitless += 1
+        try:
+            self.socket = opened = self._context.socket(zmq.DEALER)
+            opened.setsockopt(zmq.LINGER, 0)
+            opened.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds, both
+            opened.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            opened.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+            opened.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+            opened.setsockopt(zmq.IPV6, int("[" in self.address))
+            self._prepare(opened)
+            name = f"inproc://shoal-connection-{os.getpid()}-{next(_names)}"
+            opened.monitor(name, _ENDED | _GREETED)
+            self.monitor = self._context.socket(zmq.PAIR)
+            self.monitor.setsockopt(zmq.LINGER, 0)
+            self.monitor.setsockopt(zmq.RCVHWM, 0)  # whoever is idle reads no events, and libzmq's thread would wait
+            self.monitor.connect(name)
+            opened.connect(self.address)
+        except BaseException as error:
+            self.drop(f"no socket could be opened: {error}", now)
+            raise
+        self._poller.register(opened, zmq.POLLIN)
+        self._poller.register(self.monitor, zmq.POLLIN)
+        return opened
+
+    def received(self) -> None:
+        """Note that something has come over this connection."""
+        self._fruitless = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection has ended since it was opened. What came before is still to be received."""
+        ended = False
+        while self.monitor is not None:
+            try:
+                (event,) = struct.unpack_from("=H", self.monitor.recv_multipart(zmq.DONTWAIT)[0])
+            except zmq.Again:
+                break
+            self._is_greeted |= event == _GREETED
+            ended |= event == _ENDED
+        return ended
+
+    def drop(self, reason: str, now: float) -> None:
+        """Close the socket; it may be opened again at :attr:`open_at`.
+
+        Parameters
+        ----------
+        reason : str
+            What happened; empty: it has ended.
+        now : float
+        """
+        self.close()
+        self.reason = reason or (
+            "it was cut, or bytes were changed on the way" if self._is_greeted else "there was no common handshake"
+        )
+        self.open_at = max(now, self._opened + min(_SHORTEST * 2 ** min(self._fruitless, 30), _LONGEST))
+
+    def close(self) -> None:
+        """Close the socket for good."""
+        if self.socket is not None:
+            self.socket.disable_monitor()  # first: an event that nobody takes would block libzmq's thread
+        for socket in (self.socket, self.monitor):
+            if socket is not None:
+                if socket in self._poller:
+                    self._poller.unregister(socket)
+                socket.close(linger=0)
+        self.socket = self.monitor = None
