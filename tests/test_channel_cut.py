@@ -106,7 +106,7 @@ def train(channel, rng, steps, wait_every):
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_connections_lose_no_push_and_apply_none_twice(seed):
     def make_change(number):
-        return Faults(random.Random(f"{seed}-{number}"), ["cut"], 2_000)
+        return Faults(random.Random(f"{seed}-{number}"), ["cut"], 5_000)
 
     with through_wires(make_change) as (channel, wires, services):
         expected = train(channel, np.random.default_rng(seed), 150, 10)

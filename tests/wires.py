@@ -95,7 +95,7 @@ class Faults:
     kinds : list of {"cut", "flip", "drop"}
         A connection is cut, a bit is changed, some bytes are left out.
     within : int or list of int
-        Bytes of a connection after which the next fault comes at the latest; of several, each connection takes its turn.
+        Bytes of a connection after which the next fault comes at the latest; of several, each takes its turn.
     most : int, optional
     """
 

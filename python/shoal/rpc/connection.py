@@ -30,7 +30,8 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 _SHORTEST = 0.01  # seconds from one opening to the next
-_LONGEST = 1.0
+_LONGEST = 0.1
+_LONGEST_UNGREETED = 1.0  # where there is no common handshake
 _HANDSHAKE_MS = 5000
 _HEARTBEAT_MS = 2000
 _SILENCE_MS = 10000
@@ -144,7 +145,8 @@ class Connection:
         self.reason = reason or (
             "it was cut, or bytes were changed on the way" if self._is_greeted else "there was no common handshake"
         )
-        self.open_at = max(now, self._opened + min(_SHORTEST * 2 ** min(self._fruitless, 30), _LONGEST))
+        longest = _LONGEST if self._is_greeted else _LONGEST_UNGREETED
+        self.open_at = max(now, self._opened + min(_SHORTEST * 2 ** min(self._fruitless, 30), longest))
 
     def close(self) -> None:
         """Close the socket for good."""
