@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import logging
 import shutil
 import threading
 
@@ -164,7 +165,9 @@ def test_no_request_fails_while_versions_come(tmp_path):
             assert (status, json.loads(body)) == (200, {"version": number, "reloaded": True})
             shutil.rmtree(serving / str(number - 1), ignore_errors=number == 4)
             if number in (2, 4):
-                exported(tmp_path / f"m{number}", serving / str(number), "--version", number)  # its base is gone
+                exported(
+                    tmp_path / f"m{number}", serving / str(number), "--version", number, "--overwrite"
+                )  # its base is gone
                 assert served.reload()
         stop.set()
         for client in clients:
@@ -195,6 +198,47 @@ def test_a_version_that_cannot_be_used_leaves_the_one_in_place(tmp_path):
         served.watch(0.01)
         while served.now.version != 3:
             threading.Event().wait(0.01)
+
+
+def break_manifest(folder, how):
+    path = folder / "manifest.json"
+    body = path.read_bytes()
+    path.write_bytes({"empty": b"", "cut": body[:200], "other": body.replace(b"shoal export", b"shoal expert")}[how])
+
+
+def break_data(folder, how):
+    path = next(path for path in folder.iterdir() if path.suffix == ".frozen")
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(body)
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "other", "data"])
+def test_a_damaged_version_is_reported_kept_out_and_logged_once(tmp_path, caplog, how):
+    serving = tmp_path / "serving"
+    exported(trained(tmp_path / "m"), serving / "1")
+    with running(serving) as (port, served), caplog.at_level(logging.INFO, "shoal"):
+        assert json.loads(ask(port, "POST", "/reload")[1]) == {"version": 1, "reloaded": False}
+        exported(tmp_path / "m", serving / "2")
+        (break_data if how == "data" else break_manifest)(serving / "2", how)
+        for _ in range(3):
+            status, body, _ = ask(port, "POST", "/reload")
+            assert (status, json.loads(body)["version"]) == (500, 1), body
+            assert str(serving / "2") in json.loads(body)["error"]
+            assert "is damaged" in json.loads(body)["error"]
+        assert predict(port, [{"keys": [1]}]).shape == (1,)
+        assert [record.getMessage()[:25] for record in caplog.records] == ["version 1 stays in place:"]
+        exported(tmp_path / "m", serving / "3", "--version", 3)
+        assert json.loads(ask(port, "POST", "/reload")[1]) == {"version": 3, "reloaded": True}
+        assert json.loads(ask(port, "POST", "/reload")[1]) == {"version": 3, "reloaded": False}
+        assert "version 3 is in place instead of version 1" in caplog.text
+        checkpoint = serving / "other"
+        with shoal.local() as store:
+            store.table("t")
+            store.save(checkpoint)
+        assert json.loads(ask(port, "POST", "/reload")[1]) == {"version": 3, "reloaded": False}
+    with running(serving) as (_, served):  # beside what is damaged
+        assert served.now.version == 3
 
 
 @pytest.mark.parametrize(

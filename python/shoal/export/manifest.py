@@ -1,7 +1,6 @@
 """The manifest of an export: what its files hold, under a checksum, written last."""
 
 import hashlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.errors import CorruptionError, StorageError
+from shoal.errors import CorruptionError, ShoalError, StorageError
 from shoal.optim import make_init
 from shoal.pieces import PieceFile
+from shoal.sealed import unseal
 from shoal.storage import Place, Where, place_of
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "FILES",
     "MANIFEST",
     "Base",
+    "Found",
     "FrozenTable",
     "Manifest",
     "Section",
@@ -32,6 +33,7 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 FORMAT = "shoal export"
+_TAG = f'"format":"{FORMAT}"'.encode()
 VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 FILES = ".frozen"  # how names of data files end
@@ -119,44 +121,65 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def is_export(where: Where) -> bool:
     """Tell whether a directory's manifest says that it is an export."""
     try:
-        return f'"format":"{FORMAT}"'.encode() in place_of(where).read(MANIFEST)[:200]
+        return _TAG in place_of(where).read(MANIFEST)[:200]
     except (FileNotFoundError, StorageError):
         return False
 
 
-def numbers(place: Place, known: dict[str, tuple[str, int | None]] | None = None) -> list[tuple[int, str]]:
-    """Return the exports in a directory, as (number, name).
+Found = dict[str, tuple[str, int | ShoalError | None]]  # by directory: its mark, and its number or what is wrong
+
+
+def numbers(place: Place, known: Found | None = None) -> Found:
+    """Find the exports in a directory.
 
     Parameters
     ----------
     place : Place
     known : dict, optional
-        What the last look has found, which is not read again where it is the same; what is found now takes its place.
+        What was found before, which is not read again where it is the same.
+
+    Returns
+    -------
+    dict
+        For each directory with a manifest, what marks this state of it, and its number; None: it is another kind of
+        directory; an error: its manifest is damaged, or cannot be read.
 
     Raises
     ------
-    CorruptionError
-        A manifest is damaged.
+    StorageError
+        The directory cannot be read.
     """
-    before = known or {}
-    found: dict[str, tuple[str, int | None]] = {}
+    found: Found = {}
     for name, mark in place.folders(MANIFEST).items():
-        if name in before and before[name][0] == mark:
-            found[name] = before[name]
-        else:
-            one = place.inside(name)
-            found[name] = mark, read(one)[0].number if is_export(one) else None
-    if known is not None:
-        known.clear()
-        known.update(found)
-    return [(number, name) for name, (_, number) in found.items() if number is not None]
+        before, number = ("", None) if known is None else known.get(name, ("", None))
+        is_known = before == mark and not isinstance(number, StorageError)
+        found[name] = mark, number if is_known else _number_of(place.inside(name))
+    return found
+
+
+def _number_of(place: Place) -> int | ShoalError | None:
+    """Return the number of an export; None: this is none; an error: it may be one, and is damaged."""
+    try:
+        raw = place.read(MANIFEST)
+        if _TAG in raw[:200]:
+            return read(place)[0].number
+        head = msgspec.json.decode(raw)
+        if isinstance(head, dict) and "crc32c" in head:
+            unseal(raw, place.address(MANIFEST))  # of a checkpoint
+    except FileNotFoundError:
+        return None
+    except (CorruptionError, StorageError) as error:
+        return error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return CorruptionError(f"{place.address(MANIFEST)} is damaged: {error}")
+    return None
 
 
 def next_number(place: Place, above: int = 0) -> int:
     """Return a number for a new export: above one, that of the export that is replaced, and of those beside it."""
     known = [above]
-    with suppress(CorruptionError):  # a damaged one counts for nothing
-        known += [number for number, _ in numbers(place.real().inside(".."))]
+    beside = numbers(place.real().inside(".."))
+    known += [number for _, number in beside.values() if isinstance(number, int)]  # a damaged one counts for nothing
     return max(known) + 1
 
 

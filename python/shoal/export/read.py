@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.errors import ClosedError, CorruptionError
+from shoal.errors import ClosedError, CorruptionError, ShoalError
 from shoal.export import manifest as form
 from shoal.export.cache import Cache, Held
 from shoal.export.manifest import Extra, FrozenTable, Manifest
@@ -469,21 +469,27 @@ class ExportVersion:
         return table
 
 
-def newest(place: Place, known: dict[str, tuple[str, int | None]] | None = None) -> Place:
+def newest(place: Place, known: form.Found | None = None) -> Place:
     """Return the export that a directory stands for: itself, or the one with the highest number in it.
 
-    ``known`` is what an earlier look has found: see :func:`shoal.export.manifest.numbers`.
+    What is damaged beside it is passed over. ``known`` is what was found before, and becomes what is found now: see
+    :func:`shoal.export.manifest.numbers`.
 
     Raises
     ------
-    CorruptionError
+    CorruptionError, StorageError
         It is none, and has none.
     """
     if form.MANIFEST in place.names():
         return place
-    best = max(form.numbers(place, known), default=None)
+    found = form.numbers(place, known)
+    if known is not None:
+        known.clear()
+        known.update(found)
+    best = max(((number, name) for name, (_, number) in found.items() if isinstance(number, int)), default=None)
     if best is None:
-        raise CorruptionError(
+        damaged = next((error for _, error in found.values() if isinstance(error, ShoalError)), None)
+        raise damaged or CorruptionError(
             f"{place.address(form.MANIFEST)} is missing: this is no export, it has none, or it was cut off while it "
             "was written"
         )
@@ -502,7 +508,8 @@ class Export:
             raise ValueError(f"threads must be at least 1, got {threads!r}")
         self._place = place
         self._cache = cache
-        self._numbers: dict[str, tuple[str, int | None]] = {}
+        self._found: form.Found = {}
+        self._damaged: dict[str, str] = {}  # which directories were damaged when the version in place was found
         self._verify = verify
         self._workers = _core.Workers(threads or cores())
         self._turn = threading.Lock()  # of refreshes
@@ -511,11 +518,22 @@ class Export:
         self._now: ExportVersion | None = self._read(None)
 
     def _read(self, known: ExportVersion | None) -> ExportVersion:
-        where = newest(self._place, self._numbers)
+        where = newest(self._place, self._found)
         layers = read_layers(
             where, verify=self._verify, known=None if known is None else known.layers, cache=self._cache
         )
+        for name, error in self._newly_damaged().items():
+            _log.warning("%s is passed over: %s", name, error)
+        self._damaged = {n: mark for n, (mark, what) in self._found.items() if isinstance(what, ShoalError)}
         return ExportVersion(where, layers, self._workers)
+
+    def _newly_damaged(self) -> dict[str, ShoalError]:
+        """Return what is wrong with directories that came, or were damaged, after the version in place."""
+        return {
+            name: what
+            for name, (mark, what) in self._found.items()
+            if isinstance(what, ShoalError) and self._damaged.get(name) != mark
+        }
 
     def __repr__(self) -> str:
         now = self._now
@@ -589,8 +607,10 @@ class Export:
         """
         with self._turn:
             now = self.now
-            where = newest(self._place, self._numbers)
+            where = newest(self._place, self._found)
             if where.is_same(now.place) and form.read(where)[1] == now.layers.digest:
+                for error in self._newly_damaged().values():
+                    raise error
                 return False
             fresh = self._read(now)
             if self._now is None:

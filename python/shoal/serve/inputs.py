@@ -197,7 +197,7 @@ def _columns(form: str | None, schema: Mapping[str, Any]) -> Columns | None:
     if form not in _NAMED:
         return None
     return Columns(
-        label=schema.get("label", ""),
+        label=schema.get("label"),
         categorical=schema.get("categorical"),
         numeric=schema.get("numeric", ()),
         weight=schema.get("weight"),
@@ -212,7 +212,7 @@ def _roles(columns: Columns) -> dict[str, int]:
         **dict.fromkeys(columns.numeric, NUMERIC),
         **dict.fromkeys(columns.lists, LIST),
         **({} if columns.weight is None else {columns.weight: PASSED_OVER}),
-        columns.label: LABEL,
+        **({} if columns.label is None else {columns.label: LABEL}),
     }
 
 
@@ -226,7 +226,9 @@ def _missing(form: str | None, schema: Mapping[str, Any]) -> frozenset[str]:
 
 def _line_format(form: str | None, *, fielded: bool) -> Format | None:
     found = _LINES.get(form or "")
-    return found if found is None or found is LIBSVM else replace(found, fielded=fielded)
+    if found is None:
+        return None
+    return replace(found, labelled=False, fielded=fielded and found is not LIBSVM)
 
 
 def criteo_column(name: str) -> int:

@@ -315,7 +315,9 @@ class _LineRows:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if b"\n" in line:
             raise RequestError("an end of line inside of a line: send an instance for each line")
-        self._lines.append(_LABELLED[form.name](line))
+        if not line.strip():
+            raise RequestError("a blank line, which holds no example")
+        self._lines.append(line)
         self._numbers.append(number)
 
     def examples(self, account: Account) -> Iterator[Examples]:
@@ -374,38 +376,6 @@ def _criteo_line(instance: dict[str, Any]) -> bytes:
             raise _InColumn(name, f"{_excerpt(cell)} has a tab or an end of line, which a cell of Criteo's cannot have")
         cells[column] = text.encode()
     return b"\t".join(cells)
-
-
-def _numeric_labelled(line: bytes) -> bytes:
-    """Put a label before a line of libsvm or libffm that has none."""
-    head = line.split(None, 1)
-    return line if head and b":" not in head[0] and not head[0].startswith(b"#") else b"0 " + line
-
-
-def _vw_labelled(line: bytes) -> bytes:
-    """Put a label before a line of Vowpal Wabbit that begins with its tag or a namespace."""
-    head = line.partition(b"|")[0].split()
-    if b"|" not in line:
-        raise RequestError(f"{_excerpt(line.decode('utf-8', 'backslashreplace'))} has no '|': features follow one")
-    return line if head and not head[0].startswith(b"'") else b"0 " + line
-
-
-def _criteo_labelled(line: bytes) -> bytes:
-    """Put a label before a line of Criteo's logs that has 39 columns, or an empty one."""
-    columns = line.count(b"\t") + 1
-    if columns == len(CRITEO_COLUMNS):
-        return b"0\t" + line
-    if columns != len(CRITEO_COLUMNS) + 1:
-        raise RequestError(f"a line of {columns} columns: a line of Criteo's logs has 39, or 40 with the label")
-    return b"0" + line if line.startswith(b"\t") else line
-
-
-_LABELLED = {
-    "libsvm": _numeric_labelled,
-    "libffm": _numeric_labelled,
-    "vw": _vw_labelled,
-    "criteo": _criteo_labelled,
-}
 
 
 def _number(name: str, cell: Any) -> float:

@@ -276,11 +276,9 @@ def _of_columns(batches: list[Any], rows: int, spec: InputSpec) -> Examples:
         if name not in table.column_names:  # an example that does not have it
             kind = arrow.list_(arrow.string()) if name in columns.lists else arrow.string()
             table = table.append_column(name, arrow.nulls(rows, kind))
-    label = _unused(table.column_names)
-    table = table.append_column(label, arrow.array(np.zeros(rows, np.float32)))
     reader = read_arrow(
         table,
-        label=label,
+        label=None,
         categorical=columns.categorical,
         numeric=columns.numeric,
         lists=columns.lists,
@@ -291,13 +289,6 @@ def _of_columns(batches: list[Any], rows: int, spec: InputSpec) -> Examples:
     except ValueError as error:
         raise RequestError(str(error).replace("pyarrow Table, row ", "instance ")) from None
     return Examples(np.arange(rows), batch.indptr, batch.keys, batch.values, batch.fields)
-
-
-def _unused(names: list[str]) -> str:
-    label = "label"
-    while label in names:
-        label += "_"
-    return label
 
 
 def _check_numbers(name: str, column: Any, first: int) -> None:
