@@ -213,7 +213,7 @@ def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_
         monkeypatch.setattr("shoal.cluster.link.checked", lambda body: body)
         with pytest.raises(ValueError, match=r"workers = 1099511627776: Expected"):
             link.call(Join(workers=2**40), Joined, timeout=TIMEOUT, doing="joining")
-        with pytest.raises(ValueError, match="from 1 to 65536 workers, got workers=100000000"):
+        with pytest.raises(ValueError, match="from 1 to 16384 workers, got workers=100000000"):
             link.join(timeout=TIMEOUT, workers=10**8, consistency=shoal.BSP())
         monkeypatch.setattr(cluster.membership, "_barrier", lambda *_: 1 / 0)
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())

@@ -199,3 +199,19 @@ def test_keygen_makes_them_and_says_so(tmp_path, capsys, monkeypatch):
     assert cli.main(["keygen", "keys"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert Keys.load("keys", "alice").role == "alice"
+
+
+def test_a_directory_that_cannot_be_read_lets_nobody_in_and_the_guard_goes_on(tmp_path, monkeypatch, caplog):
+    make_keys(tmp_path)
+    keys = Keys.load(tmp_path, "worker")
+    with zmq.Context() as context, Guard(context, Keys.load(tmp_path, "server")) as guard:
+        monkeypatch.setattr("shoal.rpc.curve.allowed", lambda directory: os.listdir("/nowhere/at/all"))
+        assert not any(guard.callback("shoal", keys.public) for _ in range(50))
+        monkeypatch.undo()
+        assert guard.callback("shoal", keys.public)
+        assert (guard.admitted, guard.refused) == (1, 50)
+        assert not any(guard.callback("shoal", b"x" * 40) for _ in range(50))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        f"the keys in {tmp_path} cannot be read, and nobody is let in",
+        f"refused a peer whose key is not in {tmp_path}",
+    ]

@@ -96,7 +96,7 @@ __all__ = [
 ]
 
 VERSION = 5
-MOST_WORKERS = 1 << 16  # of a job
+MOST_WORKERS = 1 << 14  # of a job; each is heard every heartbeat, by one thread
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
 _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
@@ -483,7 +483,7 @@ def checked(body: AskBody) -> AskBody:
     try:
         sent = _encoder.encode(body)
     except (OverflowError, UnicodeEncodeError) as error:
-        raise ValueError(f"what is asked for cannot be sent to the scheduler: {error}") from None
+        raise ValueError(f"{ascii(body)[:200]} cannot be sent to the scheduler: {error}") from None
     try:
         return _body_decoder.decode(sent)
     except msgspec.ValidationError as error:
