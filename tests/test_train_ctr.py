@@ -756,19 +756,37 @@ def test_tensorboard_gets_event_files(clicks, tmp_path, capsys):
         assert event.value == np.float32(model.history.passes[0].valid.auc)
 
 
-def test_mlflow_gets_a_run(clicks, tmp_path, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("uri", ["mlruns", "sqlite:///own.db"])  # as people write it
+def test_mlflow_gets_a_run(clicks, tmp_path, monkeypatch, uri):
     mlflow = pytest.importorskip("mlflow.tracking", reason="the extra mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # other stores take more than mlflow-skinny
-    uri = (tmp_path / "runs").as_uri()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     raw = configured(clicks, logging={"mlflow": uri, "every": 5, "experiment": "clicks"})
     assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    client = mlflow.MlflowClient(tracking_uri="sqlite:///mlruns/mlflow.db" if uri == "mlruns" else uri)
     (run,) = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["model.name"] == "deepfm"
     assert run.data.params["train.batch_size"] == "100"
     history = client.get_metric_history(run.info.run_id, "progressive/logloss")
     assert [metric.step for metric in history] == [500, 1000]
+
+
+def test_what_mlflow_refuses_is_one_line(clicks, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("mlflow.tracking", reason="the extra mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    (tmp_path / "old" / "0").mkdir(parents=True)
+    (tmp_path / "old" / "0" / "meta.yaml").write_text("name: Default\n")  # files, as MLflow wrote them before
+    for uri in ("old", "nonsense://x"):
+        raw = configured(clicks, logging={"mlflow": uri})
+        assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", "out", "--quiet"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"shoal: mlflow = '{uri}': ")
+        assert said.count("\n") == 1
 
 
 # ---- on a cluster ----------------------------------------------------------------------------------------------------

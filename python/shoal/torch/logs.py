@@ -12,6 +12,7 @@ Threads: a writer belongs to the thread that fits.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -81,25 +82,38 @@ class MLflow:
     Parameters
     ----------
     uri : str
-        Of the tracking server, or of a folder.
+        Of the tracking server or its database; or a folder, which gets a database of its own: ``mlflow.db``.
     experiment : str
         Made if it is not there.
 
     Raises
     ------
     ImportError
-        mlflow is not installed (extra ``mlflow``).
+        mlflow is not installed (extra ``mlflow``), or what it takes for that kind of URI.
+    ValueError
+        mlflow refuses the URI.
     """
 
     def __init__(self, uri: str, experiment: str = "shoal") -> None:
         try:
+            from mlflow.exceptions import MlflowException
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise ImportError("runs of MLflow take mlflow: pip install 'shoal[mlflow]'") from error
-        self._client: Any = MlflowClient(tracking_uri=uri)
-        known = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if known is None else known.experiment_id
-        self._run: str = self._client.create_run(number).info.run_id
+        store, artifacts = _store_of(uri)
+        try:
+            self._client: Any = MlflowClient(tracking_uri=store)
+            known = self._client.get_experiment_by_name(experiment)
+            number = (
+                self._client.create_experiment(experiment, artifact_location=artifacts)
+                if known is None
+                else known.experiment_id
+            )
+            self._run: str = self._client.create_run(number).info.run_id
+        except MlflowException as error:
+            raise ValueError(f"mlflow = {uri!r}: {' '.join(str(error).split())}") from error
+        except ImportError as error:
+            raise ImportError(f"mlflow = {uri!r} takes {error.name}: pip install 'shoal[mlflow]'") from error
 
     def settings(self, settings: Mapping[str, Any]) -> None:
         """Write a parameter each."""
@@ -114,6 +128,21 @@ class MLflow:
     def close(self) -> None:
         """End the run."""
         self._client.set_terminated(self._run)
+
+
+def _store_of(uri: str) -> tuple[str, str | None]:
+    """Return the URI of MLflow's store, and where artifacts go if that is not the store's to say.
+
+    A folder gets a database: the files that MLflow kept in folders before are refused by its current versions. A folder
+    that has such files stays what it is.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) or uri == "databricks":
+        return uri, None
+    folder = Path(uri).expanduser().absolute()
+    if any(folder.glob("*/meta.yaml")):
+        return uri, None
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
 
 
 class Written:
