@@ -645,6 +645,25 @@ def test_the_greatest_job_assembles_and_one_of_more_workers_is_refused_at_once()
         assert refused == Refused("input", f"a job has from 1 to {size} workers, got workers={workers}")
 
 
+def test_events_are_kept_until_all_peers_have_seen_them_and_no_longer():
+    world, (one, two) = together(workers=2)
+    for incarnation in range(1, 4):
+        two.alive = False
+        world.go(4.0)
+        one.paused = True  # it misses the news, but is not dead yet
+        world.go(2.0)
+        one.paused = False
+        world.go(1.5)
+        assert [event.incarnation for event in one.gone] == list(range(1, incarnation + 1))
+        two = world.start_worker(1)
+        world.go(2.0)
+        assert two.place.incarnation == incarnation + 1
+        assert two.gone == []
+        world.go(1.0)
+        assert world.membership._events == []
+    assert world.membership._events_dropped == 3
+
+
 def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_peers_take_no_more(monkeypatch):
     world, (worker, _) = together(workers=2)
     for number in range(3, 3 + membership_module._MOST_PARKED + 1):

@@ -129,6 +129,7 @@ class _Peer:
     host: str
     route: bytes
     heard: float
+    seen: int  # events
     rank: int = -1
     inside: bool = False
     replies: OrderedDict[int, ReplyBody] = field(default_factory=OrderedDict)
@@ -305,7 +306,8 @@ class Membership:
         self._servers: dict[int, _Server] = {}
         self._map: ClusterMap | None = None
         self._broken = ""
-        self._events: list[Event] = []
+        self._events: list[Event] = []  # those that not all peers have seen
+        self._events_dropped = 0  # before them
         self._tables: dict[str, TableIs] = {}
         self._tables_bytes = 0
         self._launchers_done = 0
@@ -352,8 +354,9 @@ class Membership:
             if peer is None:
                 self._out.append((route, Reply(0, self._stranger(message.sender, host))))
             else:
-                seen = min(max(message.seen, 0), len(self._events))
-                self._out.append((route, News(seen, tuple(self._events[seen:]))))
+                seen = min(max(message.seen, peer.seen), self._events_dropped + len(self._events))
+                peer.seen = seen
+                self._out.append((route, News(seen, tuple(self._events[seen - self._events_dropped :]))))
         elif isinstance(message, Done):
             peer = self._known(message.sender, route)
             if isinstance(peer, _Server):
@@ -391,6 +394,10 @@ class Membership:
             silent = now - peer.heard
             if silent > self._dead_after and peer.sender in self._peers:
                 self._remove(peer, f"it has been silent for {silent:.1f} s")
+        all_events = self._events_dropped + len(self._events)
+        seen = min((peer.seen for peer in self._peers.values()), default=all_events)
+        del self._events[: seen - self._events_dropped]
+        self._events_dropped = seen
         for server in self._servers.values():
             if server.order is not None and server.resend_at <= now:
                 self._send_order(server)
@@ -501,15 +508,14 @@ class Membership:
             return None
         # It is shown to people, in logs and on terminals.
         about = "".join(letter if letter.isprintable() else "?" for letter in hello.about)
-        peer = kinds[hello.role](sender, hello.role, about, host, route, self._now)
+        seen = self._events_dropped + len(self._events)
+        peer = kinds[hello.role](sender, hello.role, about, host, route, self._now, seen)
         self._peers[sender] = peer
         return peer
 
     def _execute(self, peer: _Peer, number: int, body: AskBody) -> None:
         if isinstance(body, Hello):
-            welcome = Welcome(
-                self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, len(self._events)
-            )
+            welcome = Welcome(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, peer.seen)
             self._reply(peer, number, welcome)
         elif isinstance(body, Leave):
             self._leave(peer, number, body.status)
@@ -1047,7 +1053,7 @@ class Membership:
     # --- what goes out ----------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        first = len(self._events)
+        first = self._events_dropped + len(self._events)
         self._events.append(event)
         self._out += [(peer.route, News(first, (event,))) for peer in self._peers.values()]
 

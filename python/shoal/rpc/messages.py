@@ -166,7 +166,7 @@ class Join(_Message, frozen=True, tag="join"):
     """
 
     rank: _Small | None = None
-    addresses: Annotated[tuple[_Name, ...], Meta(max_length=1 << 14)] = ()
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=1 << 14)] = ()
     workers: _Small | None = None
     rules: Rules | None = None
 
