@@ -101,6 +101,12 @@ def test_bodies_that_grow_are_refused_before_they_are_decoded(named_model, make,
         decode(named_model, make(), kind, decoded_bytes=8 << 20)
 
 
+def test_a_request_that_never_fits_is_too_large_and_not_asked_to_come_again(named_model):
+    body = json.dumps({"instances": [{"keys": list(range(1000))}]}).encode()
+    with pytest.raises(TooLargeError, match="at most 5000 are used"):
+        decode(named_model, body, in_flight_bytes=5000)
+
+
 def test_interactions_are_counted_before_they_are_made(vw_model):
     line = b"|a " + b" ".join(b"%d" % i for i in range(2000)) + b" |b " + b" ".join(b"%d" % i for i in range(2000))
     with pytest.raises(TooLargeError, match="decoded"):
@@ -121,7 +127,9 @@ def test_deep_json_is_refused(named_model, vw_model, frame, depth):
 
 def test_unknown_columns_cost_what_their_bytes_do(named_model):
     body = json.dumps({"instances": [{f"c{i}": i} for i in range(80_000)]}).encode()
-    assert decode(named_model, body).nnz == 80_000  # 80,000 x 80,000 cells would not fit
+    assert decode(named_model, body).nnz == 80_000
+    body = json.dumps({"instances": [{f"c{i}": i} for i in range(20_000)]}).encode()
+    assert decode(named_model, body, decoded_bytes=16 << 20).nnz == 20_000  # of 20,000 x 20,000 cells
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ PYTHON = {
     "models": "_core errors interrupts machine consistency optim handle lifecycle table sealed storage pieces "
     "checkpoint store data metrics",
     "exchange": "_core data store table",
-    "serve": "_core errors consistency optim table checkpoint export store data models torch",
+    "serve": "_core errors machine consistency optim table checkpoint export store data models torch",
     "demo": "_core errors optim table sealed storage checkpoint store data metrics models",
     "reports": "_core errors optim table sealed storage checkpoint store data metrics models torch",
     "opening": "storage checkpoint export store models torch",

@@ -6,12 +6,13 @@
     GET  /versions   the version in place, what it stands upon, and what its model takes
     GET  /metrics    counters and latencies for Prometheus
 
-Threads: requests wait in the event loop; small ones are predicted there, large ones and those of Arrow in threads. A
-reload runs beside them, in a thread of its own.
+Threads: requests wait in the event loop; small ones are predicted there, large ones and those of Arrow in threads, as
+many as there are cores. A reload runs beside them, in a thread of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from shoal.machine import cores
 from shoal.serve.bodies import ARROW, JSON, encode, examples
 from shoal.serve.limits import Account, Budget, BusyError, Limits, RequestError, TooLargeError
 
@@ -86,6 +88,7 @@ def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
     """
     budget = Budget(limits or Limits())
     figures = _Figures(served, budget)
+    large = asyncio.Semaphore(cores())  # more threads would take the event loop's share of the interpreter
 
     def predict_now(body: bytearray, content_type: str, accept: str, account: Account) -> Response:
         model = served.now  # one version throughout
@@ -127,10 +130,11 @@ def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
         sent = request.headers.get("content-type", JSON)
         accept = request.headers.get("accept", "")
         accept = sent if accept in ("", "*/*") else accept
-        if len(body) <= _SMALL and not sent.startswith(ARROW):
+        if len(body) <= _SMALL and ARROW not in sent + accept:
             response = predict_now(body, sent, accept, account)
         else:
-            response = await run_in_threadpool(predict_now, body, sent, accept, account)
+            async with large:
+                response = await run_in_threadpool(predict_now, body, sent, accept, account)
         figures.seconds.observe(time.perf_counter() - began)
         return response
 

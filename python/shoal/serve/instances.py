@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data import Batch, hash_strings
-from shoal.data.columns import LABEL, LIST, NUMERIC, PASSED_OVER
+from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER
 from shoal.data.criteo import INTEGER_COLUMNS
 from shoal.data.fill import MalformedLineError, parse_text
 from shoal.data.readers import field_number
@@ -226,12 +226,19 @@ class _NamedRows:
         self._floats: list[tuple[list[str], int, float]] = []  # texts that numbers become, all at once
 
     def add(self, number: int, instance: dict[str, Any]) -> None:
-        before, spec = self._count, self.spec
+        before, spec, columns, missing = self._count, self.spec, self._columns, self.spec.missing
         for name, cell in instance.items():
             role = spec.role(name)
+            if role == CATEGORICAL and type(cell) is str and name in columns:  # the usual case, at once
+                if cell not in missing:
+                    column = columns[name]
+                    column.texts.append(cell)
+                    column.places.append(self._count)
+                    self._count += 1
+                continue
             if cell is None or role in (PASSED_OVER, LABEL):
                 continue
-            if isinstance(cell, str) and cell in spec.missing:
+            if isinstance(cell, str) and cell in missing:
                 continue
             if role == NUMERIC:
                 value = _number(name, cell)

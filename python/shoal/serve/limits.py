@@ -129,7 +129,7 @@ class Account:
         ------
         TooLargeError, BusyError
         """
-        limit = self._budget.limits.body_bytes
+        limit = min(self._budget.limits.body_bytes, self._budget.limits.in_flight_bytes)
         if self._body + size > limit:
             raise TooLargeError(f"a body of {self._body + size} bytes or more: at most {limit} are taken")
         self._budget.add(size)
@@ -142,7 +142,7 @@ class Account:
         ------
         TooLargeError, BusyError
         """
-        limit = self._budget.limits.decoded_bytes
+        limit = min(self._budget.limits.decoded_bytes, self._budget.limits.in_flight_bytes - self._body)
         if self._decoded + size > limit:
             raise TooLargeError(
                 f"the body takes {self._decoded + size} bytes or more once it is decoded, and at most {limit} are "
