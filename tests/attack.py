@@ -20,10 +20,10 @@ import random
 import socket
 import struct
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import zmq
@@ -232,7 +232,7 @@ class Attack:
             sock.setsockopt(zmq.LINGER, 200)
             sock.setsockopt(zmq.SNDTIMEO, 1000)
             if self.keys is not None and (self.let_in or self.rng.random() < 0.5):
-                self.keys.secure_client(sock, role)
+                self.keys.client_of(role)(sock)
                 if not self.let_in:
                     public, secret = zmq.curve_keypair()
                     sock.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -354,7 +354,7 @@ def endpoints_of(scheduler: str, keys: Keys | None) -> list[str]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.setsockopt(zmq.LINGER, 0)
         if keys is not None:
-            keys.secure_client(sock, "scheduler")
+            keys.client_of("scheduler")(sock)
         sock.connect(scheduler)
         sender = random.randbytes(16)
         for number, body in enumerate((m.Hello("worker", "an attacker"), m.AskMap(), m.Leave()), 1):
@@ -392,12 +392,8 @@ def attack(
         for k in range(threads)
     ]
     try:
-        with attacks[0].half_open() as held:
-            workers = [threading.Thread(target=one.run, args=(seconds,)) for one in attacks]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+        with attacks[0].half_open() as held, ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda one: one.run(seconds), attacks))  # raises what one of them could not do
     finally:
         for one in attacks:
             one.close()

@@ -3,7 +3,6 @@
 import contextlib
 import resource
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,16 +55,12 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
             assert len(endpoints) == 4
             store.table("another", dim=1, optimizer=shoal.SGD(lr=1.0))
             before = [(role.num_fds(), role.memory_info().rss) for role in roles]
-            done = []
             name = insider._link._sender
-            attacker = threading.Thread(
-                target=lambda: done.append(
-                    attack(cluster.address, endpoints, SECONDS, keys=keys, form=TableForm.of(table.spec), insider=name)
-                )
+            attacker = pool.submit(
+                attack, cluster.address, endpoints, SECONDS, keys=keys, form=TableForm.of(table.spec), insider=name
             )
-            attacker.start()
             rounds = 0
-            while attacker.is_alive() or rounds < 10:
+            while not attacker.done() or rounds < 10:
                 table.push(KEYS, ONES).wait()
                 rounds += 1
                 assert (table.pull(KEYS) == -rounds).all()
@@ -74,8 +69,7 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
                     other.push(KEYS[:20], ONES[:20, :1]).wait()
                     assert (other.pull(KEYS[:20]) == -1).all()
                     time.sleep(0.05)
-            attacker.join()
-            assert done[0]["half_open"] > 0
+            assert attacker.result()["half_open"] > 0
             refused = store.scheduler_metrics()
             assert refused["key" if with_keys else "garbage"] > 0
             assert refused["invalid"] > 0
@@ -110,7 +104,7 @@ def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recove
                 for _ in range(100):
                     held.enter_context(socket.create_connection(split(port), SETTLED))
             for child in (cluster.scheduler, *cluster.servers):
-                child.said("(has opened as many files and connections as it may)", SETTLED)
+                until(lambda child=child: child.find("(has opened as many files and connections as it may)"))
             for k in range(3):
                 table.push(KEYS, ONES).wait()
                 assert (table.pull(KEYS) == -k - 2).all()

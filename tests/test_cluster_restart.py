@@ -17,6 +17,13 @@ ONES = np.ones((500, 1), np.float32)
 PATIENCE = 60.0
 
 
+def until(what):
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
 def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_started_anew(tmp_path, caplog):
     with processes.running(2, heartbeat=0.2) as cluster, shoal.connect(cluster.address, timeout=PATIENCE) as store:
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
@@ -27,14 +34,11 @@ def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_st
         counts = ["--servers", "2", "--heartbeat", "0.2"]
         anew = cluster._role("scheduler", ["scheduler", "--bind", cluster.address, *counts])
         try:
-            assert anew.said(r"scheduler at (tcp://\S+),", PATIENCE) == cluster.address
-            anew.said("(a process that this scheduler does not know)", PATIENCE)
+            until(lambda: anew.find(r"scheduler at (tcp://\S+),"))
+            until(lambda: anew.find("(a process that this scheduler does not know)"))
             for child in cluster.servers:
-                child.said("(was started anew and does not know this server any more)", PATIENCE)
-            deadline = time.monotonic() + PATIENCE
-            while "does not know this worker any more" not in caplog.text:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+                until(lambda child=child: child.find("(was started anew and does not know this server any more)"))
+            until(lambda: "does not know this worker any more" in caplog.text)
             for clock in range(2, 5):
                 table.push(KEYS, ONES).wait()
                 store.tick()

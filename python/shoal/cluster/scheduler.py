@@ -184,6 +184,8 @@ class Scheduler:
             while self._membership.probes:
                 self._helpers.submit(self._try_out, self._membership.probes.popleft())
         self._send(self._membership.stop(time.monotonic()))
+        if self.refused():
+            _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))
 
     def _receive(self) -> bool:
         """Hand over what has come; returns whether that is all of it."""
