@@ -232,6 +232,10 @@ class Store(ABC):
                 for part in store.parts(train):
                     model.fit(part)
         """
+        if not hasattr(reader, "cut"):
+            raise TypeError(f"the data of store.parts is a shoal.Reader, got {reader!r}")
+        if isinstance(reissue, bool) or not isinstance(reissue, (int, float)) or not 0 <= reissue < 1e9:
+            raise ValueError(f"reissue must be a number from 0, got {reissue!a:.100}")
         parts = reader.cut(part_bytes)
         files = [(os.path.basename(name), size) for name, size in reader.position()["files"]]
         digest = hashlib.sha256(repr((files, part_bytes)).encode()).hexdigest()

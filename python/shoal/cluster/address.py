@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 __all__ = ["bindable", "check_bind", "complete", "is_loopback", "join_address", "split", "try_all", "try_out"]
 
-_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]*):(?P<port>\d+|\*)")
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|(?:(?![\[\]:/])[!-~])*):(?P<port>\d{1,9}|\*)", re.ASCII)
 _ANYWHERE = {"", "*", "0.0.0.0", "::"}
 
 
@@ -41,6 +41,8 @@ def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
     ValueError
         It is no such address.
     """
+    if not isinstance(address, str):
+        raise TypeError(f"an address is a str, tcp://HOST:PORT, got {address!r}")
     found = _TCP.fullmatch(address)
     if found is None:
         raise ValueError(f"{address!r} is no address: write tcp://HOST:PORT")

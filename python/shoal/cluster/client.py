@@ -16,12 +16,17 @@ worker of a rank of its own.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import logging
+import operator
 import os
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +41,11 @@ from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.functions import Function
 from shoal.handle import Pending
-from shoal.rpc.channel import Channel, UnderWay
+from shoal.rpc.channel import Channel, UnderWay, anew
 from shoal.rpc.filters import Filter, Filters, choose
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.messages import (
+    MOST_WORKERS,
     AskFigures,
     AskMap,
     AskTable,
@@ -126,11 +132,19 @@ class ClusterStore(Store):
         self._shared_storage = shared_storage
         for table in self._filters if isinstance(self._filters, dict) else [""]:
             choose(self._filters, table)  # what is no description is refused at once
+            if not isinstance(table, str):
+                raise TypeError(f"filters are given for each table's name, got {table!r}")
+            table.encode()  # a name that no table can have is a ValueError
         with contextlib.ExitStack() as undo:  # what is to be done when the store is closed, last to first
             if on_close is not None:
                 undo.callback(on_close)
             self._connect(address, undo, consistency, workers, rank, timeout, threads, curve)
             self._closing = undo.pop_all()
+        # Neither the threads nor what they call hold the store: who drops it without a word leaves all the same.
+        what = f"ClusterStore({address!r}, worker {self.rank} of {self.num_workers})"
+        self._finalizer = weakref.finalize(self, _abandon, self._link, self._closing, what, os.getpid())
+        self._finalizer.atexit = False  # see _leave_at_exit
+        _open_stores.add(self)
 
     def _connect(
         self,
@@ -145,8 +159,12 @@ class ClusterStore(Store):
     ) -> None:
         if not isinstance(consistency, Consistency):
             raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {consistency!r}")
-        if not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9:
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+        if not isinstance(self._shared_storage, bool):
+            raise TypeError(f"shared_storage is True or False, got {self._shared_storage!r}")
+        workers = _bounded("workers", workers, 1, MOST_WORKERS)
+        rank = _bounded("rank", rank, 0, MOST_WORKERS - 1)
         secure, secure_link = _security(curve)
         self._taking_parts = 0
         self._lost_workers: frozenset[int] = frozenset()
@@ -158,7 +176,14 @@ class ClusterStore(Store):
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(_end_context, context, os.getpid())
         self._link = undo.enter_context(
-            Link(address, "worker", on_event=self._on_event, on_fault=self._on_fault, context=context, **secure_link)
+            Link(
+                address,
+                "worker",
+                on_event=_weakly(self._on_event),
+                on_fault=_weakly(self._on_fault),
+                context=context,
+                **secure_link,
+            )
         )
         welcome = self._link.hello(timeout=timeout)
         super().__init__(threads=threads, slots=welcome.slots)
@@ -168,13 +193,13 @@ class ClusterStore(Store):
             Requests(worker, self._joined.map, atomic_clocks=consistency.is_bulk),
             clock=self._joined.clock,
             timeout=self._timeout,
-            refresh=self._ask_map,
+            refresh=functools.partial(_ask_map, self._link),
             secure=secure,
             context=context,
         )
         undo.callback(self._channel.close)
         if self._link.fault is not None:  # it came before there was a channel to tell
-            raise self._link.fault
+            raise anew(self._link.fault)
 
     def __repr__(self) -> str:
         return (
@@ -434,6 +459,8 @@ class ClusterStore(Store):
     # ---- the end, and what the scheduler tells -----------------------------------------------------------------------
 
     def _end(self, *, failed: bool) -> None:
+        self._finalizer.detach()
+        _open_stores.discard(self)
         if not self._gate.is_ours:
             self._closing.pop_all()  # nothing of it is a child's to close
             return
@@ -454,10 +481,6 @@ class ClusterStore(Store):
                         self.clock,
                     )
 
-    def _ask_map(self) -> ClusterMap:
-        # Asked again while it is wanted: the keeper, which asks, has other things to do as well.
-        return self._link.call(AskMap(), MapIs, timeout=_ASKING, doing="asking for the map of slots").map
-
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ServerGone) and self._channel is not None:
             self._channel.lose(event.rank, event.why)
@@ -467,6 +490,55 @@ class ClusterStore(Store):
     def _on_fault(self, error: ShoalError) -> None:
         if self._channel is not None:
             self._channel.fail(error)
+
+
+_open_stores: weakref.WeakSet[ClusterStore] = weakref.WeakSet()
+_Argument = TypeVar("_Argument")
+
+
+def _abandon(link: Link, closing: contextlib.ExitStack, what: str, process: int) -> None:
+    """Leave the cluster for a store that was dropped without being closed."""
+    if os.getpid() == process:
+        link.abandon(closing.close)
+        warnings.warn(f"unclosed {what}: use it in a with statement, or call close()", ResourceWarning, stacklevel=2)
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """Leave for all stores that are open when the interpreter ends, while threads still run."""
+    stores = list(_open_stores)
+    for store in stores:
+        if store._finalizer.detach() is not None:  # so late, a finalizer that is called does nothing any more
+            store._link.abandon(store._closing.close)
+    deadline = time.monotonic() + _LEAVING + 1
+    for store in stores:
+        store._link.wait_for_end(max(0.0, deadline - time.monotonic()))
+
+
+def _weakly(method: Callable[[_Argument], None]) -> Callable[[_Argument], None]:
+    """Return what calls a method as long as there is its object."""
+    ref = weakref.WeakMethod(method)
+
+    def call(argument: _Argument) -> None:
+        found = ref()
+        if found is not None:
+            found(argument)
+
+    return call
+
+
+def _bounded(name: str, given: int | None, least: int, most: int) -> int | None:
+    if given is None:
+        return None
+    number = None if isinstance(given, bool) else operator.index(given)
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, got {given!r}")
+    return number
+
+
+def _ask_map(link: Link) -> ClusterMap:
+    # Asked again while it is wanted: the keeper, which asks, has other things to do as well.
+    return link.call(AskMap(), MapIs, timeout=_ASKING, doing="asking for the map of slots").map
 
 
 def _end_context(context: zmq.Context[zmq.Socket[bytes]], process: int) -> None:

@@ -49,6 +49,7 @@ from shoal.errors import (
     ShoalError,
     WrongProcess,
 )
+from shoal.rpc.channel import anew
 from shoal.rpc.connection import Connection, Socket
 from shoal.rpc.curve import Keys
 from shoal.rpc.messages import (
@@ -86,6 +87,7 @@ __all__ = ["GRACE", "Link"]
 _log = logging.getLogger("shoal.link")
 
 GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
+_LEAVING = 2.0  # seconds to say goodbye in, where nobody waits
 _RESEND = 1.0  # seconds until a request is sent again
 _WAITING = 64  # messages that wait for a connection
 _PROBE = 5.0  # seconds for an endpoint to answer a connection
@@ -170,6 +172,9 @@ class Link:
         self._is_known = True  # to the scheduler
         self._taken = 0  # number of the order that was handed over last
         self._done: Done | None = None
+        self._at_end: Callable[[], None] | None = None  # of an abandoned connection
+        self._leaving: Asked | None = None
+        self._leave_by = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -225,7 +230,7 @@ class Link:
                 "start children with the 'spawn' method"
             )
         if self._fault is not None:
-            raise self._fault
+            raise anew(self._fault)  # a traceback of its own: this one would hold whoever asked, for ever
         if not self._open:
             raise ClosedError("this connection to the cluster was closed: connect again")
 
@@ -354,7 +359,7 @@ class Link:
         asked = Asked(checked(body))
         with self._lock:
             if self._fault is not None:
-                raise self._fault
+                raise anew(self._fault)
             self._number += 1
             asked.number = self._number
             self._calls[asked.number] = asked
@@ -368,7 +373,7 @@ class Link:
 
     def answer(self, asked: Asked, kind: type[Body], *, timeout: float, doing: str) -> Body:
         """Wait for the reply to a request; parameters and errors are those of :meth:`call`."""
-        if not asked.answered.wait(max(0.0, timeout)):
+        if not asked.answered.wait(min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             raise self._too_late(asked, timeout, doing)
         reply = asked.reply
         if reply is None:
@@ -453,11 +458,28 @@ class Link:
             was_open, self._open = self._open, False
         if was_open:
             self._wake()
-            self._thread.join()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
             self._wake_read.close()
             self._wake_write.close()
             if self._own_context:
                 self._context.term()
+
+    def abandon(self, at_end: Callable[[], None]) -> None:
+        """Leave, without waiting for it: for finalizers, which may run anywhere and take no lock.
+
+        Parameters
+        ----------
+        at_end : callable
+            Called in the connection's thread when it has left, or has tried to for two seconds; closes it.
+        """
+        if os.getpid() == self._pid:
+            self._at_end = at_end
+            self._wake()
+
+    def wait_for_end(self, timeout: float) -> None:
+        """Return when the connection's thread has ended, at the latest after so many seconds."""
+        self._thread.join(timeout)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
@@ -471,7 +493,7 @@ class Link:
             poller = zmq.Poller()
             poller.register(self._wake_read, zmq.POLLIN)
             connection = Connection(self._context, poller, self._address, self._prepare, time.monotonic())
-            while self._open:
+            while self._open and not self._has_left():
                 now = time.monotonic()
                 due = min(self._next_time(now), connection.open_at)
                 ready = dict(poller.poll(max(0, int(1000 * (due - now)) + 1)))
@@ -495,6 +517,20 @@ class Link:
                 calls = list(self._calls.values())
             for call in calls:
                 call.answered.set()
+            if self._at_end is not None and self._open:
+                self._at_end()
+
+    def _has_left(self) -> bool:
+        """Whether an abandoned connection has taken its leave, or has tried to for long enough."""
+        if self._at_end is None:
+            return False
+        if self._leaving is None:
+            self._leave_by = time.monotonic() + _LEAVING
+            try:
+                self._leaving = self.ask(Leave())
+            except ShoalError:  # there is nobody to say it to
+                return True
+        return self._leaving.answered.is_set() or time.monotonic() > self._leave_by
 
     def _prepare(self, opened: Socket) -> None:
         # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then what

@@ -46,12 +46,13 @@ from shoal.rpc.connection import Connection, Context, Socket
 from shoal.rpc.map import ClusterMap
 from shoal.rpc.requests import Call, Requests
 
-__all__ = ["Channel", "UnderWay"]
+__all__ = ["Channel", "UnderWay", "anew"]
 
 _LOOK = 0.02  # seconds
 _TICK = 0.001  # seconds that a tick may take for the round trip of the pushes before it
 _MOST_HELD = 256 << 20  # bytes of requests under way before whoever asks for more waits
 _MOST_CALLS = 1024
+_FOR_EVER = 1e6  # seconds: the longest time to sleep
 _LONGEST_REPLY = 1 << 30  # bytes
 _TOLD = frozenset({_core.Op.PUSH, _core.Op.TICK})  # the calls that nobody may wait for
 
@@ -260,7 +261,7 @@ class Channel:
         """Return when a call is settled, or raise its error; after ``timeout`` seconds, DeadlineExceeded."""
         if not call.done:
             self.check()
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = _deadline(timeout)
             with self._lock:
                 if not self._drive(lambda: call.done, deadline):
                     raise DeadlineExceeded(
@@ -268,7 +269,7 @@ class Channel:
                     )
         if call.error is not None:
             self._unheard.pop(call, None)
-            raise _anew(call.error)
+            raise anew(call.error)
 
     def drain(self, timeout: float | None = None) -> None:
         """Return when all that was asked for before is settled, well or not.
@@ -279,7 +280,7 @@ class Channel:
             It is not after ``timeout`` seconds.
         """
         self.check()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = _deadline(timeout)
         with self._lock:
             last = self._begun
             if not self._drive(lambda: next(iter(self._under_way), last + 1) > last, deadline):
@@ -525,6 +526,14 @@ def _keep(ref: weakref.ref[Channel], look: threading.Event) -> None:
         del channel
 
 
+def _deadline(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:
+        raise ValueError(f"timeout must be a number of seconds, got {timeout!r}")
+    return time.monotonic() + min(timeout, _FOR_EVER)
+
+
 def _take(lock: threading.Lock) -> None:
     """Acquire a lock whatever interrupts it, and then be interrupted."""
     interrupted: BaseException | None = None
@@ -538,6 +547,6 @@ def _take(lock: threading.Lock) -> None:
         raise interrupted
 
 
-def _anew(error: ShoalError) -> ShoalError:
+def anew(error: ShoalError) -> ShoalError:
     """Make an error like this one: an exception that is raised twice would collect both tracebacks."""
     return type(error)(*error.args)
