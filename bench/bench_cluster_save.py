@@ -64,7 +64,9 @@ def main() -> None:
         folder = Path(made)
         stores: dict[str, shoal.Store] = {"local": stack.enter_context(shoal.local(threads=1))}
         for servers in (1, 2):
-            stores[f"{servers} server{'s' * (servers > 1)}"] = stack.enter_context(shoal.launch(servers=servers))
+            stores[f"{servers} server{'s' * (servers > 1)}"] = stack.enter_context(
+                shoal.launch(servers=servers, storage_roots=[folder])
+            )
         for store in stores.values():
             fill(store, keys)
         through = "2, through the worker"

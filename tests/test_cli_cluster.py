@@ -39,6 +39,8 @@ def catching(monkeypatch, name):
         (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "much"], "'much' is no size: write it as 8GiB"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "-1G"], "--memory"),
+        (["server", "--connect", "tcp://127.0.0.1:1", "--storage-root", ""], "a storage root is empty"),
+        (["server", "--storage-option", "endpoint_url"], "'endpoint_url' is not NAME=VALUE"),
         (["server", "--memory", "1G", "--slot-memory", "1M"], "not allowed with argument --memory"),
         (["launch", "--memory", "1000", "train.py"], "at least 1048576 bytes for 1024 slots, got 1000"),
         (["launch", "--servers", "0", "train.py"], "--servers 0 --workers 1: pass 1 or more of each"),
@@ -52,6 +54,15 @@ def test_arguments_that_make_no_role_are_refused_with_the_remedy(capsys, argumen
         status = left.code
     assert status == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_server_is_told_where_and_how_it_may_store_by_options_that_repeat(monkeypatch):
+    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    given = ["--storage-root", "/a", "--storage-root=s3://b", "--storage-option", "endpoint_url=http://minio:9000"]
+    with pytest.raises(Caught):
+        main(["server", "--connect", "tcp://127.0.0.1:1", *given, "--storage-option", 'client_kwargs={"x": 1}'])
+    assert made["storage_roots"] == ["/a", "s3://b"]
+    assert made["storage_options"] == {"endpoint_url": "http://minio:9000", "client_kwargs": {"x": 1}}
 
 
 def test_under_volcano_a_scheduler_and_a_server_need_no_arguments(monkeypatch):

@@ -419,7 +419,7 @@ def test_a_server_that_is_killed_or_hangs_fails_the_load_in_every_worker(how: si
         alone.table("t", dim=16).assign(keys, np.ones((len(keys), 16), np.float32))
         alone.save(tmp_path)
     with (
-        processes.running(2, heartbeat=0.2, timeout=TIMEOUT) as made,
+        processes.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
         joined(made.address, 2, consistency=shoal.ASP()) as stores,
         ThreadPoolExecutor(2) as pool,
     ):

@@ -450,7 +450,7 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
     keys = np.arange(100_000, dtype=np.uint64)
     ones = np.ones((len(keys), 16), np.float32)
     with (
-        processes.running(2, heartbeat=0.2, timeout=TIMEOUT) as made,
+        processes.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
         shoal.connect(made.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store,
     ):
         table = store.table("t", dim=16, optimizer=shoal.SGD(lr=1.0))
@@ -489,8 +489,8 @@ def server_of_nobody() -> Iterator[str]:
     """A cluster whose server is a process of another user: the scheduler's address."""
     with scheduler(1) as one:
         code = (
-            "import os, sys; from shoal.cluster.server import Server; server = Server(sys.argv[1]); "
-            "os.seteuid(65534); server.run()"
+            "import os, sys; from shoal.cluster.server import Server; "
+            "server = Server(sys.argv[1], storage_roots=['/']); os.seteuid(65534); server.run()"
         )
         command = [sys.executable, "-c", code, one.address]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:

@@ -36,12 +36,13 @@ MODES = ("sum", "mean", "max")
 
 
 @pytest.fixture(scope="module", params=["local", "launched", "connected"])
-def store(request):
+def store(request, tmp_path_factory):
     if request.param == "local":
         with shoal.local(threads=2) as one:
             yield one
     elif request.param == "launched":
-        with shoal.launch(servers=2, server_threads=2, threads=2, consistency=shoal.ASP(), timeout=TIMEOUT) as one:
+        how = {"consistency": shoal.ASP(), "timeout": TIMEOUT, "storage_roots": [tmp_path_factory.getbasetemp()]}
+        with shoal.launch(servers=2, server_threads=2, threads=2, **how) as one:
             yield one
     else:
         with (

@@ -797,7 +797,7 @@ def test_what_mlflow_refuses_is_one_line(clicks, tmp_path, monkeypatch, capsys):
 def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_path, staleness):
     raw = configured(clicks, train={"staleness": staleness}, tables={"expire": TWO_RULES})
     got = []
-    for store in (shoal.local(threads=1), shoal.launch(servers=2, threads=1)):
+    for store in (shoal.local(threads=1), shoal.launch(servers=2, threads=1, storage_roots=[tmp_path])):
         with store:
             click = made(store, raw)
             keeper = Keeper(click, tmp_path / type(store).__name__, every=4)

@@ -42,6 +42,7 @@ PYTHON = {
     "dense": "handle optim table",
     "sealed": "_core errors",
     "storage": "errors sealed",
+    "storage_roots": "errors storage",
     "machine": "",
     "pieces": "errors sealed storage",
     "checkpoint": "_core errors machine optim table sealed storage pieces",
@@ -51,8 +52,8 @@ PYTHON = {
     "export",
     "estimates": "_core optim table store",
     "rpc": "_core errors consistency handle table",
-    "cluster": "_core errors interrupts consistency optim functions gate handle table sealed storage checkpoint store "
-    "rpc data",
+    "cluster": "_core errors interrupts consistency optim functions gate handle table sealed storage "
+    "storage_roots checkpoint store rpc data",
     "models": "_core errors interrupts machine consistency optim handle lifecycle table sealed storage pieces "
     "checkpoint store data metrics",
     "exchange": "_core data store table",

@@ -39,7 +39,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeAlias
@@ -47,7 +47,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from shoal.errors import CorruptionError, SaveConflict, StorageError
 from shoal.sealed import make_directory, sync_directory, unseal, write_atomically
 
-__all__ = ["LocalPlace", "Place", "RemotePlace", "Source", "Target", "Where", "place_of"]
+__all__ = ["LocalPlace", "Place", "RemotePlace", "Source", "Target", "Where", "parts_of", "place_of"]
 
 _PART_BYTES = 16 << 20  # that are sent to an object store at a time: 10,000 parts are the most that S3 takes of a file
 _BLOCK_BYTES = 4 << 20  # that are fetched for a range: a request takes a while, however little it asks for
@@ -449,8 +449,17 @@ def _storage_error(text: str, cause: Exception) -> StorageError:
 class LocalPlace(Place):
     """A directory of this machine."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, confined: Callable[[Path], None] | None = None) -> None:
         self._directory = directory
+        self._confined = confined  # raises StorageError of a path that is not to be opened
+        if confined is not None:
+            confined(directory)
+
+    def _file(self, name: str) -> Path:
+        path = self._directory / _plain(name)
+        if self._confined is not None:
+            self._confined(path)
+        return path
 
     def __str__(self) -> str:
         return str(self._directory)
@@ -482,7 +491,7 @@ class LocalPlace(Place):
         """Name a directory by its path from here."""
         found = self._directory / path
         # Only where it leads out: the system follows a link before "..", where normpath does not.
-        return LocalPlace(Path(os.path.normpath(found)) if ".." in Path(path).parts else found)
+        return LocalPlace(Path(os.path.normpath(found)) if ".." in Path(path).parts else found, self._confined)
 
     def make(self, *, durable: bool = True) -> None:
         """Make the directory, and what is missing above it."""
@@ -521,7 +530,7 @@ class LocalPlace(Place):
 
     def real(self) -> LocalPlace:
         """Name the same directory without links."""
-        return LocalPlace(self._directory.resolve())
+        return LocalPlace(self._directory.resolve(), self._confined)
 
     def folders(self, name: str) -> dict[str, str]:
         """Find the directories in this one that hold a file of a name."""
@@ -540,12 +549,12 @@ class LocalPlace(Place):
     def read(self, name: str) -> bytes:
         """Read a whole file."""
         with _refused("read", self.address(name)):
-            return (self._directory / _plain(name)).read_bytes()
+            return self._file(name).read_bytes()
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[Source]:
         """Read ranges of a file."""
-        path = self._directory / _plain(name)
+        path = self._file(name)
         with _refused("read", str(path)):
             file = path.open("rb", buffering=0)
         with file:
@@ -553,7 +562,7 @@ class LocalPlace(Place):
 
     def create(self, name: str, *, durable: bool = True, cached: bool = True) -> Target:
         """Begin a new file."""
-        path = self._directory / _plain(name)
+        path = self._file(name)
         with _refused("written", str(path)):
             if durable and not cached and (descriptor := _past_the_cache(path)) is not None:
                 return _DirectTarget(path, descriptor)
@@ -562,7 +571,7 @@ class LocalPlace(Place):
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with _refused("removed", self.address(name)):
-            (self._directory / _plain(name)).unlink(missing_ok=True)
+            self._file(name).unlink(missing_ok=True)
 
     def publish(self, name: str, data: bytes, *, before: str | None, durable: bool = True) -> None:
         """Put a small file in place by a rename."""
@@ -572,7 +581,7 @@ class LocalPlace(Place):
             with _locked(self._directory):
                 if self.version(name) != before:
                     raise self._conflict(name)
-                write_atomically(self._directory / _plain(name), data, durable=durable)
+                write_atomically(self._file(name), data, durable=durable)
 
 
 @contextlib.contextmanager
@@ -770,8 +779,17 @@ def _through_the_cache(descriptor: int) -> None:
 class RemotePlace(Place):
     """A directory that fsspec reaches."""
 
-    def __init__(self, url: str, options: Mapping[str, Any], beside: RemotePlace | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        beside: RemotePlace | None = None,
+        confined: Callable[[str], None] | None = None,
+    ) -> None:
         self._url = url.rstrip("/")
+        self._confined = confined  # raises StorageError of a URL that is not to be opened
+        if confined is not None:
+            confined(self._url)
         self._options = dict(options)
         self._system: Any
         if beside is not None:  # on the same storage: one connection does for both
@@ -803,14 +821,14 @@ class RemotePlace(Place):
 
     def path_to(self, other: Place) -> str:
         """Tell another directory's path from here."""
-        (kind, host, folder), (its_kind, its_host, its_folder) = _parts(str(self)), _parts(str(other))
+        (kind, host, folder), (its_kind, its_host, its_folder) = parts_of(str(self)), parts_of(str(other))
         if not isinstance(other, RemotePlace) or (kind, host) != (its_kind, its_host):
             raise ValueError(f"there is no path from {self} to {other}: keep both in one bucket")
         return os.path.relpath(f"/{its_folder}", f"/{folder}")
 
     def is_same(self, other: Place) -> bool:
         """Tell whether this is the same directory."""
-        return _parts(str(self)) == _parts(str(other))
+        return parts_of(str(self)) == parts_of(str(other))
 
     def address(self, name: str) -> str:
         """Name a file for people."""
@@ -821,8 +839,10 @@ class RemotePlace(Place):
 
     def inside(self, path: str) -> RemotePlace:
         """Name a directory by its path from here."""
-        kind, host, folder = _parts(self._url)
-        return RemotePlace(f"{kind}://{host}{os.path.normpath(f'/{folder}/{path}')}", self._options, self)
+        kind, host, folder = parts_of(self._url)
+        return RemotePlace(
+            f"{kind}://{host}{os.path.normpath(f'/{folder}/{path}')}", self._options, self, self._confined
+        )
 
     def make(self, *, durable: bool = True) -> None:
         """Make the directory where there are such: a bucket, which must be there, needs none for its objects."""
@@ -930,7 +950,7 @@ class RemotePlace(Place):
             return '""'  # which no object has
 
 
-def _parts(url: str) -> tuple[str, str, str]:
+def parts_of(url: str) -> tuple[str, str, str]:
     """Cut a URL into kind, host or bucket, and folder; a path has no kind and no host."""
     kind, _, rest = url.rpartition("://")
     host, _, folder = rest.partition("/") if kind else ("", "", rest)

@@ -249,6 +249,27 @@ class Store(ABC):
     def _make_shard(self, spec: TableSpec) -> Shard:
         """Make the rows of a new table, or find those that the servers have."""
 
+    def check_storage(self, directory: Where, *, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Check that a save into a directory will find it, before the hours of work that it is to keep.
+
+        On a cluster each server checks whether it sees the directory and may write there. The directory is there
+        already; nothing is left in it.
+
+        Parameters
+        ----------
+        directory : path or URL
+        storage_options : mapping, optional
+            As for :meth:`save`.
+
+        Raises
+        ------
+        ImportError
+            A URL, and what opens it is not installed.
+        StorageError
+            A server does not see it, may not write there, or was told to keep out (``--storage-root``).
+        """
+        place_of(directory, storage_options)
+
     @abstractmethod
     def _snapshots(
         self, tables: list[tuple[Table, str]], base: checkpoint.Link | None

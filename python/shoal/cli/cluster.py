@@ -84,6 +84,7 @@ def add(commands: Any) -> None:
     server.add_argument(
         "--grace", type=float, default=60.0, metavar="S", help="seconds to wait for a silent scheduler (%(default)s)"
     )
+    _storage_arguments(server)
     _common(server)
 
     launch = command(commands, "launch", "Run a program on a cluster of its own.", LAUNCH_EXAMPLES, run_launch)
@@ -104,6 +105,7 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds for workers to save after Ctrl-C or SIGTERM (%(default)s)",
     )
+    _storage_arguments(launch)
     _keys_arguments(launch)
     launch.add_argument("program", metavar="PROGRAM", help="a .py file, or any program")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
@@ -115,6 +117,37 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, its parent, is gone")
     parser.add_argument("--quiet", action="store_true", help="say nothing of what happens")
     parser.set_defaults(json=False)
+
+
+def _storage_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--storage-root",
+        action="append",
+        metavar="DIR",
+        help="directory, or URL such as s3://bucket/folder, below which workers may have the servers read and write "
+        "(repeatable; default: with keys anywhere, without keys the current directory)",
+    )
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        default=[],
+        type=_storage_option,
+        metavar="NAME=VALUE",
+        help="of the file system that a URL is opened by, such as endpoint_url=http://minio:9000 (repeatable)",
+    )
+
+
+def _storage_option(text: str) -> tuple[str, Any]:
+    """Read endpoint_url=http://minio:9000 or client_kwargs={"region_name": "eu"}."""
+    import msgspec
+
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value  # most are text, which need not be written as JSON
 
 
 def _keys_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +212,8 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             grace=arguments.grace,
             keys=_keys(arguments.curve, "server"),
             insecure=arguments.insecure,
+            storage_roots=arguments.storage_root,
+            storage_options=dict(arguments.storage_option),
         ) as server,
         _told_to_end(server.stop),
     ):
@@ -213,6 +248,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             timeout=arguments.timeout,
             keys=lambda role: _keys(arguments.curve, role),
             insecure=arguments.insecure,
+            storage_roots=arguments.storage_root,
+            storage_options=dict(arguments.storage_option),
             grace=arguments.grace,
             note=complain,
         )
@@ -230,6 +267,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             memory=arguments.memory,
             timeout=arguments.timeout,
             curve=arguments.curve or find_keys(os.environ),
+            storage_roots=arguments.storage_root,
+            storage_options=dict(arguments.storage_option),
         ) as cluster:
             first = processes.run_workers(cluster, program, workers, say, grace=arguments.grace, note=complain)
     except processes.ProcessFailed as failed_role:

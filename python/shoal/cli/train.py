@@ -413,6 +413,8 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
             "resume": resume,
             "overwrite": arguments.overwrite,
         }
+    elif rank == 0:
+        model.store.check_storage(arguments.model)
     interrupted: KeyboardInterrupt | None = None
     over = False
     try:

@@ -17,8 +17,8 @@ The modules are imported when they are used: ``import shoal`` needs neither them
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from shoal.consistency import BSP, Consistency
 
@@ -125,6 +125,8 @@ def launch(
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
+    storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ClusterStore:
     """Start a cluster on this machine, with this process as its one worker.
 
@@ -146,6 +148,12 @@ def launch(
         Seconds for all processes to be there, and the deadline of the store's calls.
     filters : Filters, or one for each table's name, optional
         As in :func:`connect`: to try out what they cost.
+    storage_roots : sequence of path or URL, optional
+        Where the servers may read and write the files of ``save`` and ``load``; default: below the current directory,
+        since whoever reaches a port of this machine may ask them to (``docs/security.md``), or anywhere if the
+        environment names the directory of keys. With `StorageError` a save or load elsewhere is refused.
+    storage_options : mapping, optional
+        Of the file system that URLs among them are opened by, such as ``{"endpoint_url": ...}``.
 
     Returns
     -------
@@ -174,4 +182,6 @@ def launch(
         slots=slots,
         timeout=timeout,
         filters=filters,
+        storage_roots=storage_roots,
+        storage_options=storage_options,
     )

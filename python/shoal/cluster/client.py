@@ -63,6 +63,7 @@ from shoal.rpc.messages import (
     WorkerGone,
 )
 from shoal.rpc.requests import Call, Requests, Worker
+from shoal.storage import Where, place_of
 from shoal.store import Store, check_same
 from shoal.table import Counts, Rows, Table, TableSpec
 
@@ -420,6 +421,15 @@ class ClusterStore(Store):
                     moment = checkpoint.Held(taken, self._slots, self.threads, self.clock)
                     held.enter_context(still.pop_all())  # until all is written
             yield moment
+
+    def check_storage(self, directory: Where, *, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Check that all servers may write a save there: see :meth:`shoal.Store.check_storage`."""
+        self._check_usable()
+        place = place_of(directory, storage_options)
+        tables = [(table, "plain") for table in self._tables.values()][:1]
+        if self._shared_storage and tables:
+            with self._saving, self._snapshots(tables, None) as moment:
+                cast(Saving, moment).check(place)
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
         """Have servers read their rows, or send them all, while other workers wait: a load is a call of all."""

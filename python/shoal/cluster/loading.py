@@ -116,7 +116,7 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
             time.sleep(tasks.LONGEST)
 
     def _find(self, place: Place, save: _core.Save) -> list[History]:
-        chain = read_chain(place.told()[0], self.options)
+        chain = read_chain(place)
         if chain[-1].digest != self.digest:
             raise CorruptionError(f"{place} has another one, whose digest is {chain[-1].digest}")
         return histories(chain, range(save.first_slot, save.end_slot), self.slots)

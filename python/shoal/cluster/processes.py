@@ -30,13 +30,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shoal.cluster.address import is_loopback, join_address, split
 from shoal.cluster.environment import PORT, Place, find_keys
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.interrupts import Terminated, at_boundaries, held_back
+from shoal.storage_roots import CREDENTIALS, StorageRoots
 from shoal.store import make_budget
 
 if TYPE_CHECKING:
@@ -214,6 +217,8 @@ class Running:
         heartbeat: float = 2.0,
         timeout: float = 60.0,
         curve: str | None = None,
+        storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Start the scheduler, then the servers, and wait until they have joined.
 
@@ -226,6 +231,7 @@ class Running:
         """
         share = _slot_memory(memory, slots)
         bound = [] if share is None else ["--slot-memory", str(share)]
+        bound += _storage_arguments(storage_roots, storage_options)
         self.curve = curve
         deadline = time.monotonic() + timeout
         counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
@@ -280,6 +286,8 @@ def running(
     heartbeat: float = 2.0,
     timeout: float = 60.0,
     curve: str | None = None,
+    storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[Running]:
     """Run a scheduler and servers on this machine for the length of a ``with`` block.
 
@@ -299,6 +307,8 @@ def running(
         Seconds for all to be there.
     curve : str, optional
         Directory of the keys of all of them.
+    storage_roots, storage_options
+        As :class:`shoal.cluster.server.Server`.
 
     Yields
     ------
@@ -316,6 +326,8 @@ def running(
             heartbeat=heartbeat,
             timeout=timeout,
             curve=curve,
+            storage_roots=storage_roots,
+            storage_options=storage_options,
         )
         yield cluster
     finally:
@@ -332,6 +344,8 @@ def launch(
     slots: int = 1024,
     timeout: float = 60.0,
     filters: Filters | Mapping[str, Filters] | None = None,
+    storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ClusterStore:
     """Start a cluster of one worker, this process; see :func:`shoal.launch`."""
     from shoal.cluster import client
@@ -339,7 +353,16 @@ def launch(
     cluster = Running()
     curve = find_keys(os.environ)
     try:
-        cluster.start(servers, threads=server_threads, memory=memory, slots=slots, timeout=timeout, curve=curve)
+        cluster.start(
+            servers,
+            threads=server_threads,
+            memory=memory,
+            slots=slots,
+            timeout=timeout,
+            curve=curve,
+            storage_roots=storage_roots,
+            storage_options=storage_options,
+        )
     except BaseException:
         cluster.stop()
         raise
@@ -354,6 +377,16 @@ def launch(
         filters=filters,
         on_close=cluster.stop,
     )
+
+
+def _storage_arguments(roots: Sequence[str | os.PathLike[str]] | None, options: Mapping[str, Any] | None) -> list[str]:
+    """Write what `shoal server` is to know of storage, but for credentials: whoever saves sends those."""
+    StorageRoots(roots, options)  # or it says what is wrong with them
+    shown = {name: value for name, value in (options or {}).items() if name not in CREDENTIALS}
+    return [
+        *(f"--storage-root={os.fspath(root)}" for root in roots or ()),
+        *(f"--storage-option={name}={msgspec.json.encode(value).decode()}" for name, value in shown.items()),
+    ]
 
 
 def _slot_memory(memory: int | None, slots: int) -> int | None:
@@ -487,6 +520,8 @@ def run_part(
     timeout: float = 60.0,
     keys: Callable[[str], Keys | None] = lambda role: None,
     insecure: bool = False,
+    storage_roots: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     grace: float = GRACE,
     note: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, str]:
@@ -515,6 +550,8 @@ def run_part(
         Gives the keys of a role.
     insecure : bool
         Do without keys also where other machines reach the cluster.
+    storage_roots, storage_options
+        As :class:`shoal.cluster.server.Server`.
     grace, note
         As `run_workers`. The scheduler and the servers, which get the signal too, go on until the workers have ended.
 
@@ -572,6 +609,8 @@ def run_part(
                 timeout=timeout,
                 keys=keys("server"),
                 insecure=insecure,
+                storage_roots=storage_roots,
+                storage_options=storage_options,
             ) as server,
             at_boundaries() as interrupted,
         ):

@@ -160,13 +160,22 @@ class Saving(Exchange):
         ServerLost, DeadlineExceeded
             A server is gone, or makes no progress.
         """
+        task = self._seen(place, stem, version, durable=durable)
+        reports = self._until("done", msgspec.structs.replace(task, go=True), told)
+        return join_parts([report.saved for report in reports])
+
+    def check(self, place: Place) -> None:
+        """Find out whether all endpoints would write there: raises what `write` would, and writes nothing."""
+        self._seen(place, f"check-{secrets.token_hex(8)}", 0, durable=False)
+
+    def _seen(self, place: Place, stem: str, version: int, *, durable: bool) -> WriteTask:
+        """Have all endpoints look at the place, and return the task that they are ready for."""
         where, options = place.told()
-        token = f"{stem}-look{SLOT_FILE}"
         task = WriteTask(
             place=where,
             options=dict(options),
             patience=self._patience(),
-            token=token,
+            token=f"{stem}-look{SLOT_FILE}",
             content=secrets.token_bytes(16),
             stem=stem,
             version=version,
@@ -176,13 +185,12 @@ class Saving(Exchange):
         )
         encode(task)  # a TypeError comes before anything is written
         try:
-            with place.create(token, durable=False) as file:
+            with place.create(task.token, durable=False) as file:
                 file.write(task.content)
             self._until("ready", task)
         finally:
-            place.remove(token)
-        reports = self._until("done", msgspec.structs.replace(task, go=True), told)
-        return join_parts([report.saved for report in reports])
+            place.remove(task.token)
+        return task
 
     def done(self, digest: str) -> None:
         """Let the servers know what they were saved as: the next delta may be of it."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import zmq
@@ -44,6 +45,7 @@ from shoal.rpc.messages import (
     TellFigures,
 )
 from shoal.rpc.refusals import Refusals
+from shoal.storage_roots import StorageRoots
 from shoal.store import make_budget
 
 __all__ = ["TASKS", "Outcome", "Server", "obey"]
@@ -161,6 +163,12 @@ class Server:
         Speak only to those who have keys of this cluster.
     insecure : bool
         Listen without keys also where other machines reach it: `ValueError` otherwise.
+    storage_roots : sequence of path or URL, optional
+        Where the files of saves and loads may be, which workers name; default: with keys anywhere, without keys in the
+        current directory. See :class:`shoal.storage_roots.StorageRoots`.
+    storage_options : mapping, optional
+        Of the file system that URLs below them are opened by, such as ``{"endpoint_url": ...}``: without it workers may
+        pass credentials alone.
     """
 
     def __init__(
@@ -177,12 +185,20 @@ class Server:
         grace: float = GRACE,
         keys: Keys | None = None,
         insecure: bool = False,
+        storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if threads < 1:
             raise ValueError(f"a server needs a thread at least, got threads={threads}")
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
         host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
         check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
+        anywhere = keys is not None and storage_roots is None
+        if anywhere and storage_options:
+            raise ValueError(
+                "storage_options go with storage_roots: with keys and without roots workers pass their own"
+            )
+        roots = None if anywhere else StorageRoots(storage_roots, storage_options)
         _core.keep_freed_memory()  # else each request of megabytes is received into fresh pages
         self._stopping = False
         self._services: list[_core.Service] = []
@@ -208,7 +224,7 @@ class Server:
                     heartbeat=welcome.heartbeat,
                 )
                 undo.callback(loop.stop)
-                undo.callback(Working(service, TASKS).stop)
+                undo.callback(Working(service, TASKS, roots).stop)
                 self._services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))

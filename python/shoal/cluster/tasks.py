@@ -44,6 +44,7 @@ from shoal.errors import (
 from shoal.rpc.channel import Channel
 from shoal.rpc.map import Endpoint
 from shoal.storage import Place, place_of
+from shoal.storage_roots import StorageRoots
 
 __all__ = ["LONGEST", "SEEING", "STANDSTILL", "Exchange", "Report", "Task", "Working", "encode", "name_of", "words_of"]
 
@@ -56,6 +57,7 @@ SEEING = 2.0  # seconds until a network's file system shows what another machine
 LONGEST = 0.1  # seconds between two words
 _SHORTEST = 0.001
 _PATIENCE = 60.0  # seconds, at least, that an endpoint waits for a worker: it may be publishing the manifest
+_LONGEST_PATIENCE = 86400.0  # whatever a worker asks for
 _ENDING = 2.0  # seconds for a server to hear that it is given up
 
 
@@ -254,11 +256,14 @@ class Working:
     service : _core.Service
     kinds : type
         Of tasks, a union.
+    roots : StorageRoots, optional
+        Where files may be read and written; default: wherever a worker says.
     """
 
-    def __init__(self, service: _core.Service, kinds: Any) -> None:
+    def __init__(self, service: _core.Service, kinds: Any, roots: StorageRoots | None = None) -> None:
         self._service = service
         self._kinds = kinds
+        self._roots = roots
         self._threads: list[threading.Thread] = []
         self._main = threading.Thread(target=self._run, name="shoal-tasks", daemon=True)
         self._main.start()
@@ -267,7 +272,7 @@ class Working:
         while (save := self._service.next_save()) is not None:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             line = _Line(save, self._kinds)
-            thread = threading.Thread(target=_work, args=(save, line), name="shoal-task", daemon=True)
+            thread = threading.Thread(target=_work, args=(save, line, self._roots), name="shoal-task", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -311,7 +316,7 @@ class _Line:
                 _log.warning("a save or load is given up: what its worker says cannot be read (%s)", error)
                 self._save.drop()
                 raise _OverError from None
-            self._patience = self.task.patience
+            self._patience = min(self.task.patience, _LONGEST_PATIENCE) if self.task.patience > 0 else _PATIENCE
         elif now - self._at > self._patience:
             _log.warning("a save or load is given up: its worker was not heard for %.0f s", now - self._at)
             self._save.drop()
@@ -327,10 +332,10 @@ class _Line:
             self.listen(1.0)
 
 
-def _work(save: _core.Save, line: _Line) -> None:
+def _work(save: _core.Save, line: _Line, roots: StorageRoots | None) -> None:
     with contextlib.suppress(_OverError):
         try:
-            report = _look_and_do(save, line)
+            report = _look_and_do(save, line, roots)
         except _OverError:
             raise
         except Exception as error:
@@ -344,9 +349,9 @@ def _work(save: _core.Save, line: _Line) -> None:
         line.to_the_end()
 
 
-def _look_and_do(save: _core.Save, line: _Line) -> Report:
+def _look_and_do(save: _core.Save, line: _Line, roots: StorageRoots | None) -> Report:
     task = line.until(lambda task: True)
-    place = place_of(task.place, task.options)
+    place = (place_of if roots is None else roots.open)(task.place, task.options)
     seen = task.look(place, save)
     line.say(Report("ready"))
     task = line.until(lambda task: task.go)

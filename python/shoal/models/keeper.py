@@ -139,6 +139,7 @@ def standing_of(
     if not (resume and files.is_model(keeper.directory)):
         files.check_target(keeper.directory, overwrite=keeper.overwrite)
         files.make_target(keeper.directory)
+        model.store.check_storage(keeper.directory)
         return None
     described = files.read(keeper.directory)
     begun = described.history.fits[-1] if described.history.fits else None
