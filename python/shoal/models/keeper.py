@@ -184,7 +184,7 @@ def _check_over(directory: Place, history: History, reader: Any, valid: Any, pla
         )
     if begun is None or _has_ended(history, plan):
         if begun is not None:
-            _check_data(directory, begun, reader, valid, appended=False)
+            _check_data(directory, begun, reader, valid, over=True)
         return
     changed = [
         f"{name}={getattr(begun.plan, name)!r}, now it is {getattr(plan, name)!r}"
@@ -195,8 +195,10 @@ def _check_over(directory: Place, history: History, reader: Any, valid: Any, pla
     raise ValueError(f"the fit in {directory} is over{how}: begin another one in another directory")
 
 
-def _check_data(directory: Place, begun: Fit, reader: Any, valid: Any, *, appended: bool) -> None:
-    """Raise ValueError if a fit was begun with other data; what was appended since may be allowed."""
+def _check_data(
+    directory: Place, begun: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
+) -> None:
+    """Raise ValueError if a fit was begun with other data; if it is not over, what was appended may be allowed."""
     for what, then, now in (("", begun.source, reader), ("valid: ", begun.valid_source, valid)):
         if then is None or now is None:  # begun with batches, or by an older version; nothing is measured any more
             continue
@@ -212,6 +214,8 @@ def _check_data(directory: Place, begun: Fit, reader: Any, valid: Any, *, append
             if grown
             else "pass the same data to resume, or begin another fit"
         )
+        if over:
+            remedy = "it is over, and has learned nothing from this: begin another one in another directory"
         raise ValueError(f"{what}the fit in {directory} was begun with other data: {changed}: {remedy}")
 
 

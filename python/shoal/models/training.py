@@ -103,8 +103,6 @@ def train(
     elif plan.patience is not None:
         raise ValueError("patience needs something to measure after each pass: pass valid=")
     first = models[0]
-    if valid is not None:
-        _check_valid(first, valid)
     team = Team(first.store, first.name)
     if plan.patience is not None and first.store.num_workers > 1:
         raise ValueError(
@@ -296,6 +294,8 @@ def begin_fit(
     fingerprints: bool = False,
 ) -> None:
     """Note down from what the models learn, and how; with fingerprints of the data if the fit may be resumed."""
+    if valid is not None:
+        _check_valid(models[0], valid)
     if isinstance(reader, Reader):
         reader.check_positive()
     if isinstance(valid, Reader):
