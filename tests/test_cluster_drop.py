@@ -97,11 +97,11 @@ def test_a_process_that_ends_without_closing_its_store_has_left(running, end):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"rank": 2**70}, "rank must be from 0 to 65535, got 1180591620717411303424"),
+        ({"rank": 2**70}, "rank must be from 0 to .*, got 1180591620717411303424"),
         ({"rank": -1}, "rank must be from 0"),
         ({"rank": True}, "rank must be from 0"),
         ({"rank": "0"}, "str"),
-        ({"workers": 10**8}, "workers must be from 1 to 65536, got 100000000"),
+        ({"workers": 10**8}, "workers must be from 1 to .*, got 100000000"),
         ({"workers": 0}, "workers must be from 1"),
         ({"workers": 1.5}, "float"),
         ({"timeout": True}, "timeout must be a number of seconds"),

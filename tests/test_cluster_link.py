@@ -35,6 +35,7 @@ from shoal.rpc.messages import (
     TableForm,
     TableIs,
     Welcome,
+    decode,
     encode,
 )
 
@@ -317,3 +318,32 @@ def test_addresses_of_version_6_and_names_are_completed():
     assert split("tcp://*:*", wildcard=True) == ("*", 0)
     assert complete("tcp://*:7", "fe80::1") == "tcp://[fe80::1]:7"
     assert complete("tcp://node-3.example:7", "10.0.0.1") == "tcp://node-3.example:7"
+
+
+def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake_it(monkeypatch):
+    lost = []
+    send = Scheduler._send_frames
+
+    def lose_some(scheduler, route, frames):
+        reply = decode(frames)
+        if isinstance(reply, Reply) and isinstance(reply.body, TableIs) and len(lost) < 2:
+            lost.append(reply)  # it is executed, and its asker does not hear of it
+        else:
+            send(scheduler, route, frames)
+
+    with (
+        scheduler(1) as cluster,
+        FakeServer(cluster.address),
+        Link(cluster.address, "worker") as link,
+    ):
+        link.join(timeout=TIMEOUT, consistency=shoal.ASP())
+        monkeypatch.setattr(Scheduler, "_send_frames", lose_some)
+        asked = link.ask(AskTable(FORM))
+        until(lambda: lost)
+        for _ in range(300):
+            link.call(AskMap(), MapIs, timeout=TIMEOUT, doing="asking for the map")
+        assert link.answer(asked, TableIs, timeout=TIMEOUT, doing="making a table") == TableIs(0, FORM)
+        link.forget(asked)
+        link.call(AskMap(), MapIs, timeout=TIMEOUT, doing="asking for the map")
+        (peer,) = [peer for peer in cluster.membership._peers.values() if peer.role == "worker"]
+        assert len(peer.replies) <= 1  # what was answered is forgotten

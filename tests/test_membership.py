@@ -97,7 +97,7 @@ class Process:
 
     def speak(self) -> None:
         for number, body in self.asked.items():
-            self.world.send_up(self, Ask(self.sender, number, body))
+            self.world.send_up(self, Ask(self.sender, number, body, self.number, tuple(self.asked)))
         if 1 in self.replies:
             self.world.send_up(self, Heartbeat(self.sender, self.seen))
 
@@ -509,7 +509,13 @@ def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who
         out = world.membership.handle(
             worker.sender,
             "h",
-            Ask(worker.sender, worker.ask(None), TakePart(number, 1, "d", finished, 0.0, clock)),
+            Ask(
+                worker.sender,
+                worker.ask(None),
+                TakePart(number, 1, "d", finished, 0.0, clock),
+                worker.number,
+                tuple(worker.asked),
+            ),
             world.now,
         )
         del worker.asked[worker.number]

@@ -53,6 +53,7 @@ from shoal.rpc.channel import anew
 from shoal.rpc.connection import Connection, Socket
 from shoal.rpc.curve import Keys
 from shoal.rpc.messages import (
+    MOST_OPEN,
     Ask,
     AskBody,
     Done,
@@ -360,6 +361,8 @@ class Link:
         with self._lock:
             if self._fault is not None:
                 raise anew(self._fault)
+            if len(self._calls) >= MOST_OPEN:
+                raise ShoalError(f"{MOST_OPEN} requests to the scheduler are under way: wait for some of them first")
             self._number += 1
             asked.number = self._number
             self._calls[asked.number] = asked
@@ -582,10 +585,11 @@ class Link:
         with self._lock:
             outgoing = list(self._outgoing)
             self._outgoing.clear()
+            open = tuple(number for number, call in self._calls.items() if not call.answered.is_set())
             for number, call in self._calls.items():
                 if call.resend_at <= now and not call.answered.is_set():
                     call.resend_at = now + _RESEND
-                    outgoing.append(Ask(self._sender, number, call.body))
+                    outgoing.append(Ask(self._sender, number, call.body, self._number, open))
         if self._welcome is not None and self._beat_at <= now:
             self._beat_at = now + interval
             outgoing.append(Heartbeat(self._sender, self._seen))

@@ -42,6 +42,7 @@ from shoal.cluster.address import complete, split
 from shoal.cluster.parts import Parts
 from shoal.rpc.map import ClusterMap, cut_evenly
 from shoal.rpc.messages import (
+    MOST_OPEN,
     MOST_WORKERS,
     AddTable,
     Admit,
@@ -95,7 +96,6 @@ __all__ = ["DEAD_AFTER", "Membership", "Probe"]
 
 DEAD_AFTER = 5  # heartbeats missed
 _DOUBT = 2  # heartbeats missed
-_REPLIES = 64  # kept per peer, to be repeated
 _FORMER = 4096  # senders that are remembered after they are gone
 _MOST_PEERS = 1 << 15  # who says hello beyond these waits until others are gone
 _MOST_PARKED = 1024  # requests of a peer that wait
@@ -104,6 +104,8 @@ _MOST_PASSES = 1024  # that are under way
 _TABLES_BYTES = 1 << 23  # of the descriptions of all tables: they are told in one message
 _LONGEST_NAME = 1024  # characters of a table's name
 _RESEND = 1.0  # seconds until an order is sent again
+
+_TOO_MANY = f"more than {MOST_OPEN} replies are not confirmed: a request says which replies its sender still waits for"
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
 Operation: TypeAlias = Generator[OrderBody, list[Done], None]
@@ -132,8 +134,9 @@ class _Peer:
     seen: int  # events
     rank: int = -1
     inside: bool = False
-    replies: OrderedDict[int, ReplyBody] = field(default_factory=OrderedDict)
-    forgotten: int = 0  # replies up to this number are not kept any more
+    replies: dict[int, ReplyBody] = field(default_factory=dict)  # that it may not have
+    latest: int = 0  # the greatest number that it has given to a request
+    open: frozenset[int] = frozenset()  # of the numbers up to that, those whose replies it waits for
     parked: dict[int, str] = field(default_factory=dict)  # requests that wait, and for what
 
     def __str__(self) -> str:
@@ -495,12 +498,24 @@ class Membership:
                 answer = wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender, host)
                 self._out.append((route, Reply(ask.number, answer)))
                 return
+        self._settle(peer, ask)
         if ask.number in peer.replies:
             self._out.append((route, Reply(ask.number, peer.replies[ask.number])))
         elif ask.number in peer.parked:
             self._out.append((route, Reply(ask.number, Waiting(self._why(peer, ask.number)))))
-        elif ask.number > peer.forgotten:
-            self._execute(peer, ask.number, ask.body)
+        elif ask.number > peer.latest or ask.number in peer.open:
+            if len(peer.replies) >= MOST_OPEN:  # no process of shoal's does that
+                self._out.append((route, Reply(ask.number, Refused("protocol", _TOO_MANY))))
+            else:
+                self._execute(peer, ask.number, ask.body)
+
+    @staticmethod
+    def _settle(peer: _Peer, ask: Ask) -> None:
+        """Forget the replies that a peer has, or does not want any more. Messages may come in another order."""
+        if (ask.latest, -len(ask.open)) > (peer.latest, -len(peer.open)):
+            peer.latest, peer.open = ask.latest, frozenset(ask.open)
+            for number in [number for number in peer.replies if number <= peer.latest and number not in peer.open]:
+                del peer.replies[number]
 
     def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> _Peer | None:
         kinds: dict[str, type[_Peer]] = {"server": _Server, "worker": _Worker, "launcher": _Launcher}
@@ -547,8 +562,6 @@ class Membership:
     def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
         peer.parked.pop(number, None)
         peer.replies[number] = body
-        while len(peer.replies) > _REPLIES:
-            peer.forgotten = max(peer.forgotten, peer.replies.popitem(last=False)[0])
         self._out.append((peer.route, Reply(number, body)))
 
     def _park(self, peer: _Peer, number: int, what: str) -> None:

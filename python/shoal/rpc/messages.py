@@ -5,7 +5,7 @@ Two frames: a preamble and one message in MessagePack.
     preamble   "SHOALCTL" and the version, u16 little-endian
     message    an array: a tag, then the fields, of one of the classes of `Message`
 
-    peer -> scheduler    Ask(sender, number, body)      answered by Reply(number, body) of the same number
+    peer -> scheduler    Ask(sender, number, body, ..)  answered by Reply(number, body) of the same number
                          Heartbeat(sender, seen)        answered by News: what the peer has not seen
                          Done(sender, number, ...)      what came of an order
     scheduler -> peer    Order(number, body)            to servers: execute in the order of the numbers, once
@@ -39,6 +39,7 @@ from shoal.rpc.map import ClusterMap
 from shoal.table import TableForm
 
 __all__ = [
+    "MOST_OPEN",
     "MOST_WORKERS",
     "VERSION",
     "AddTable",
@@ -97,6 +98,7 @@ __all__ = [
 
 VERSION = 5
 MOST_WORKERS = 1 << 14  # of a job; each is heard every heartbeat, by one thread
+MOST_OPEN = 1024  # requests of a process whose replies it waits for
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
 _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
@@ -388,11 +390,17 @@ Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 
 
 class Ask(_Message, frozen=True, tag="ask"):
-    """A request. Numbers of a sender start at 1 and rise."""
+    """A request. Numbers of a sender start at 1 and rise.
+
+    ``latest`` is the greatest number that the sender has given out, ``open`` are those whose replies it still waits
+    for: what was replied to all others need not be kept.
+    """
 
     sender: _Sender
     number: _Number
     body: AskBody
+    latest: _Count = 0
+    open: Annotated[tuple[_Number, ...], Meta(max_length=MOST_OPEN)] = ()
 
 
 class Reply(_Message, frozen=True, tag="reply"):
