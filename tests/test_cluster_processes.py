@@ -413,6 +413,31 @@ def test_a_group_of_processes_as_srun_starts_them_ends_as_a_whole_when_one_progr
     assert not any(alive(pid) for pid in pids)
 
 
+def test_a_group_that_is_told_to_end_as_a_whole_serves_until_its_workers_have_saved(tmp_path):
+    (tmp_path / "learn.py").write_text(textwrap.dedent(LEARNING))
+    address = free_address()
+    group = [
+        subprocess.Popen(
+            shoal_launch("--connect", address, "learn.py"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "here"},
+        )
+        for rank in range(4)
+    ]
+    for worker in group[2:]:
+        for _ in range(20):
+            assert "batch" in worker.stdout.readline()
+    for process in group:
+        process.send_signal(signal.SIGTERM)
+    ended = [(*process.communicate(timeout=LONG), process.returncode) for process in group]
+    assert [status for *_, status in ended] == [143] * 4, ended
+    with shoal.LogisticRegression.load(tmp_path / "m") as model:
+        assert model.table.contains(np.arange(100, dtype=np.uint64)).all()
+
+
 def test_mpirun_with_too_few_processes_is_told_how_many_it_takes(program):
     place = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
     done = subprocess.run(
