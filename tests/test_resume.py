@@ -242,6 +242,23 @@ def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: 
         assert [done.valid is None for done in model.history.passes] == [True, False]
 
 
+def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(keeper: Keeper, at: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        Keeper.interrupted(keeper, at)
+
+    how: dict[str, Any] = {"epochs": 2, "directory": tmp_path / "c", "progress": False}
+    with monkeypatch.context() as patch, shoal.local(slots=64) as store:
+        patch.setattr(Keeper, "pass_done", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            logistic(store).fit(reader(log), **how)
+    with shoal.local(slots=64) as store:
+        model = logistic(store).fit(reader(log), resume=True, **how)
+        assert [done.complete for done in model.history.passes] == [True, True]
+
+
 def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     log: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,9 +157,9 @@ class _Run:
                     raise ValueError(f"{why_empty(self._reader)}: nothing was learned")
                 if epoch == begin.epoch and learning[0].seen.base_rate == 0:
                     _check_stream(self._reader)
-                self._team.end_pass()
-                self._sweep(learning[0].model.store)
                 try:
+                    self._team.end_pass()
+                    self._sweep(learning[0].model.store)
                     if valid is not None:
                         measured = measure([student.model for student in learning], valid)
                         for student, found in zip(learning, measured, strict=True):
@@ -169,8 +169,11 @@ class _Run:
                     for watcher in self._watchers:
                         watcher.interrupted(learning[0].standing(Standing(epoch=epoch + 1), between=True))
                     raise
-                for watcher in self._watchers:
-                    watcher.pass_done(learning[0].standing(Standing(epoch=epoch + 1), between=True))
+                with at_boundaries() as interrupted:
+                    for watcher in self._watchers:
+                        watcher.pass_done(learning[0].standing(Standing(epoch=epoch + 1), between=True))
+                    if (interrupt := interrupted()) is not None:
+                        raise interrupt
             for student in students:
                 student.finish()
 
