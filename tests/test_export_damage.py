@@ -102,8 +102,9 @@ def test_a_checkpoint_and_an_empty_folder_are_no_exports(tmp_path):
         store.save(tmp_path / "checkpoint")
     refused(tmp_path / "checkpoint", "is not that of an export")
     (tmp_path / "empty").mkdir()
-    for folder in ("empty", "nowhere"):
-        refused(tmp_path / folder, "manifest.json is missing")
+    refused(tmp_path / "empty", "manifest.json is missing")
+    with pytest.raises(FileNotFoundError, match="there is no such export"):
+        shoal.open_export(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

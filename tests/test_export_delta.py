@@ -360,7 +360,7 @@ def test_a_delta_that_does_not_fit_is_refused_and_writes_nothing(tmp_path):
             store.export(tmp_path / "a", since=tmp_path / "a")
         with pytest.raises(ValueError, match="described by"):
             store.export(tmp_path / "b", since=tmp_path / "a", dtype="float32")
-        with pytest.raises(shoal.CorruptionError, match="missing"):
+        with pytest.raises(FileNotFoundError, match="there is no such export"):
             store.export(tmp_path / "b", since=tmp_path / "nowhere")
     with shoal.local(slots=8) as store:
         store.table("t", dim=2)

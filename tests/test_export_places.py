@@ -401,5 +401,5 @@ def test_a_compacted_model_is_still_one_and_a_chain_does_not_replace_itself(tmp_
         assert export.version == 3
         assert export.now.model["kind"] == "logistic regression"
         assert np.all(export.table(export.now.model["table"]).pull(KEYS) == 2)
-    with pytest.raises(CorruptionError, match="no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
         shoal.compact(tmp_path / "nowhere", tmp_path / "x")

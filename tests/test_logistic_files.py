@@ -408,9 +408,10 @@ def test_a_newer_version_is_not_guessed_at(saved):
 
 
 def test_a_directory_that_is_no_model_or_not_there_is_said(tmp_path):
-    for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(CorruptionError, match=r"model\.json is missing"):
-            LogisticRegression.load(path)
+    with pytest.raises(CorruptionError, match=r"model\.json is missing"):
+        LogisticRegression.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no such model"):
+        LogisticRegression.load(tmp_path / "nothing")
     (tmp_path / "file").touch()
     with pytest.raises(CorruptionError, match="is a file where a directory should be"):
         LogisticRegression.load(tmp_path / "file")

@@ -552,7 +552,7 @@ def read_manifest(where: Where) -> Manifest:
     CorruptionError
         It is missing, changed, or of a version that this one does not know.
     """
-    return _read(place_of(where), "this is no checkpoint, or its save was cut off").manifest
+    return _read(place_of(where), "this is no checkpoint, or its save was cut off", "checkpoint").manifest
 
 
 def read_chain(where: Where, options: Mapping[str, Any] | None = None) -> Chain:
@@ -568,7 +568,7 @@ def read_chain(where: Where, options: Mapping[str, Any] | None = None) -> Chain:
     CorruptionError
         One is missing, changed, or another than the one that the next was made of.
     """
-    chain = [_read(place_of(where, options), "this is no checkpoint, or its save was cut off")]
+    chain = [_read(place_of(where, options), "this is no checkpoint, or its save was cut off", "checkpoint")]
     while (base := chain[0].manifest.base) is not None:
         link = chain[0]
         found = _read(link.place.inside(base.path), f"the delta in {link.place} is of this one")
@@ -592,9 +592,9 @@ def read_chain(where: Where, options: Mapping[str, Any] | None = None) -> Chain:
     return chain
 
 
-def _read(place: Place, missing: str) -> Link:
+def _read(place: Place, missing: str, what: str | None = None) -> Link:
     path = place.address(MANIFEST)
-    body = place.read_sealed(MANIFEST, missing=missing)
+    body = place.read_sealed(MANIFEST, missing=missing, what=what)
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") not in VERSIONS:

@@ -124,6 +124,14 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     return count
 
 
+def _parquet_of(path: str | os.PathLike[str]) -> Any:
+    arrow = pyarrow()
+    try:
+        return arrow.parquet.ParquetFile(path)
+    except arrow.ArrowInvalid as error:
+        raise ValueError(f"{os.fspath(path)} is not a Parquet file, or is damaged: {error}") from None
+
+
 def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
     """Make a table of a file that `write_parquet` wrote with state: its description, its rows, their state.
 
@@ -157,7 +165,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
     """
     arrow = pyarrow()
     where = os.fspath(path)
-    with arrow.parquet.ParquetFile(path) as file:
+    with _parquet_of(path) as file:
         told = _told_by(where, (file.schema_arrow.metadata or {}).get(_ABOUT))
         spec = told.table.spec()
         known = store.tables.get(spec.name)
@@ -306,7 +314,7 @@ def read_parquet_rows(path: str | os.PathLike[str], *, key: str = "key", weights
         pyarrow is not installed (extra ``arrow``).
     """
     arrow = pyarrow()
-    with arrow.parquet.ParquetFile(path) as file:
+    with _parquet_of(path) as file:
         known = file.schema_arrow.names
         for name in (key, weights):
             if name not in known:

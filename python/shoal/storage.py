@@ -341,7 +341,7 @@ class Place(ABC):
             Something cannot be removed.
         """
 
-    def read_sealed(self, name: str, *, missing: str) -> bytes:
+    def read_sealed(self, name: str, *, missing: str, what: str | None = None) -> bytes:
         """Read the body of a sealed file.
 
         Parameters
@@ -349,18 +349,26 @@ class Place(ABC):
         name : str
         missing : str
             What it means that the file is not there.
+        what : str, optional
+            What the directory is, where it is one that a caller has named: that there is no such directory is then the
+            caller's mistake, and no damage.
 
         Raises
         ------
         CorruptionError
             It is missing or was changed.
+        FileNotFoundError
+            There is no such directory, and ``what`` was given.
         StorageError
             It cannot be read.
         """
         try:
             raw = self.read(name)
         except FileNotFoundError:
-            if self.kind() == "file":
+            kind = self.kind()
+            if kind is None and what is not None:
+                raise FileNotFoundError(errno.ENOENT, f"there is no such {what}", str(self)) from None
+            if kind == "file":
                 raise CorruptionError(f"{self} is a file where a directory should be") from None
             raise CorruptionError(f"{self.address(name)} is missing: {missing}") from None
         return unseal(raw, self.address(name))

@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = parser().parse_args(argv)
+    options = vars(arguments).keys()
     try:
         with terminable():
             answer: Answer = arguments.run(arguments)
@@ -81,15 +82,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        complain(one_line(error))
+    except (
+        ValueError,
+        ImportError,
+        FileNotFoundError,
+        IsADirectoryError,
+        NotADirectoryError,
+        PermissionError,
+    ) as error:
+        complain(one_line(error, options))  # an ImportError: an extra is not installed, and the message has the remedy
         return WRONG_INPUT
     except Exception as error:
         from shoal.errors import ShoalError
 
         if not isinstance(error, ShoalError | OSError | MemoryError):
             raise
-        complain(one_line(error))
+        complain(one_line(error, options))
         return WRONG_INPUT if getattr(error, "errno", None) in _NO_SUCH_PLACE else FAILED
     return answer.status
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal.cli.answers import Answer
 from shoal.data.batch import DEFAULT_BATCH_SIZE
@@ -17,6 +19,35 @@ if TYPE_CHECKING:
 PLAIN_FORMATS = ("libsvm", "libffm", "vw", "criteo")  # which need no word about columns
 COLUMN_FORMATS = ("csv", "tsv", "parquet")
 FORMATS = (*PLAIN_FORMATS, *COLUMN_FORMATS)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and name what was meant by a word that is nearly right."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown options where they are known best: at the command that they were given to."""
+        found, more = super().parse_known_args(args, namespace)
+        unknown = [word for word in more if word.startswith("-")]
+        if more:
+            named = [name for action in self._actions for name in action.option_strings]
+            meant = _meant(unknown[0].partition("=")[0], named) if unknown else ""
+            self.error(f"unrecognized arguments: {' '.join(more)}{meant}")
+        return found, more
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, with status 2."""
+        wrong = _CHOICE.search(message)
+        if wrong is not None:
+            message += _meant(wrong[1], [word.strip("' ") for word in wrong[2].split(",")])
+        self.exit(2, f"{self.prog}: error: {message}; {self.prog} --help shows how it is called\n")
+
+
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+
+
+def _meant(word: str, words: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def command(
@@ -30,7 +61,7 @@ def command(
         "allow_abbrev": False,
     }
     if among is None:
-        return argparse.ArgumentParser(prog=name, **described)
+        return Parser(prog=name, **described)
     parser: argparse.ArgumentParser = among.add_parser(name.split()[-1], help=what, **described)
     parser.set_defaults(run=run)
     return parser
@@ -92,6 +123,24 @@ def _rule(parser: str, text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number
+
+
+def port(text: str) -> int:
+    """Read a port."""
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: pass 0 to 65535")
+    return int(text)
+
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 
 
@@ -132,6 +181,9 @@ def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.interactions:
         if arguments.format == "libsvm":
             raise ValueError("libsvm has no fields: --interactions is for the other formats")
+        for names in arguments.interactions:
+            if len(names) < 2:
+                raise ValueError(f"--interactions {','.join(names)}: name two or more, as in site,user")
         schema["interactions"] = [pair for names in arguments.interactions for pair in itertools.combinations(names, 2)]
     return schema
 
@@ -150,10 +202,14 @@ def open_reader(
         form, schema = "csv", {"sep": "\t", **schema}
     if form == "arrow":
         raise ValueError("the model learned from a table in memory: pass --format csv, tsv or parquet")
+    if form in COLUMN_FORMATS and "label" not in schema:
+        raise ValueError(f"{form} needs to know which column is the label: the model did not learn from {form}")
     how: dict[str, Any] = {"batch_size": arguments.batch_size, "names": names}
     if form == "parquet":
         schema = {name: value for name, value in schema.items() if name not in _OF_TEXT}
     else:
+        if arguments.parsers < 1:
+            raise ValueError(f"--parsers is {arguments.parsers}: pass 1 or more")
         how |= {"on_error": arguments.on_error, "threads": arguments.parsers}
     return READERS[form](path, **schema, **how)
 

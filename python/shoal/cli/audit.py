@@ -64,4 +64,7 @@ def _shared(keys: int) -> str:
 
 
 def _bits(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(","))
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers: write it as 18,22,24") from None

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import FAILED, Answer, complain, say
-from shoal.cli.arguments import command, size
+from shoal.cli.arguments import command, seconds, size
 
 if TYPE_CHECKING:
     from shoal.rpc.curve import Keys
@@ -60,7 +60,7 @@ def add(commands: Any) -> None:
     scheduler.add_argument("--workers", type=int, metavar="N", help="how many a job has, where they do not say (1)")
     scheduler.add_argument("--slots", type=int, default=1024, metavar="N", help="parts of the hash space (%(default)s)")
     scheduler.add_argument(
-        "--heartbeat", type=float, default=2.0, metavar="S", help="seconds between signs of life (%(default)s)"
+        "--heartbeat", type=seconds, default=2.0, metavar="S", help="seconds between signs of life (%(default)s)"
     )
     _common(scheduler)
 
@@ -79,10 +79,10 @@ def add(commands: Any) -> None:
     )
     server.add_argument("--rank", type=int, metavar="N", help="its place among the servers (any that is free)")
     server.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="seconds to wait for the others (%(default)s)"
+        "--timeout", type=seconds, default=300.0, metavar="S", help="seconds to wait for the others (%(default)s)"
     )
     server.add_argument(
-        "--grace", type=float, default=60.0, metavar="S", help="seconds to wait for a silent scheduler (%(default)s)"
+        "--grace", type=seconds, default=60.0, metavar="S", help="seconds to wait for a silent scheduler (%(default)s)"
     )
     _storage_arguments(server)
     _common(server)
@@ -96,7 +96,7 @@ def add(commands: Any) -> None:
     )
     launch.add_argument("--connect", metavar="ADDRESS", help="where the scheduler shall be, under mpirun and srun")
     launch.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds for all to be there (%(default)s)"
+        "--timeout", type=seconds, default=60.0, metavar="S", help="seconds for all to be there (%(default)s)"
     )
     launch.add_argument(
         "--grace",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.answers import Answer
+from shoal.cli.answers import Answer, naming
 from shoal.cli.arguments import command, machine
 
 EXAMPLES = """\
@@ -72,10 +72,9 @@ def convert(arguments: argparse.Namespace) -> Answer:
             if "/" in name or name.startswith("."):
                 raise ValueError(f"table {name!r} makes no name of a file")
             path = target / f"{name}.parquet"
-            facts[name] = {
-                "rows": exchange.write_parquet(table, path, state=not arguments.weights_only),
-                "file": str(path),
-            }
+            with naming(str(path)):
+                rows = exchange.write_parquet(table, path, state=not arguments.weights_only)
+            facts[name] = {"rows": rows, "file": str(path)}
     lines = [f"{fact['file']}: {fact['rows']:,} rows" for fact in facts.values()]
     return Answer("\n".join(lines), {"tables": facts})
 

@@ -97,6 +97,8 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
     train = _reader(config, config.data.train)
     valid = _reader(config, config.data.valid) if config.data.valid else None
     if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
         torch.set_num_threads(arguments.threads)
     with open_store(arguments) as store:
         from shoal.torch.config import build

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.answers import Answer, nothing, say
+from shoal.cli.answers import Answer, naming, nothing, say
 from shoal.cli.arguments import PLAIN_FORMATS, command, machine
 
 EXAMPLES = """\
@@ -40,17 +40,20 @@ def demo(arguments: argparse.Namespace) -> Answer:
         raise ValueError(f"--data needs --format: one of {', '.join(PLAIN_FORMATS)}")
     if arguments.data is None and arguments.valid is not None:
         raise ValueError("--valid goes with --data: the planted log has a held-out part of its own")
-    report = demo.run(
-        Path(arguments.out),
-        data=arguments.data,
-        data_format=arguments.format or "criteo",
-        valid=arguments.valid,
-        examples=arguments.examples,
-        seed=arguments.seed,
-        threads=arguments.threads,
-        progress=not arguments.quiet,
-        say=nothing if arguments.json or arguments.quiet else say,
-    )
+    if arguments.seed < 0:
+        raise ValueError(f"--seed is {arguments.seed}: pass 0 or more")
+    with naming(arguments.out):
+        report = demo.run(
+            Path(arguments.out),
+            data=arguments.data,
+            data_format=arguments.format or "criteo",
+            valid=arguments.valid,
+            examples=arguments.examples,
+            seed=arguments.seed,
+            threads=arguments.threads,
+            progress=not arguments.quiet,
+            say=nothing if arguments.json or arguments.quiet else say,
+        )
     import msgspec
 
     return Answer("", msgspec.to_builtins(report))

@@ -67,6 +67,8 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     if arguments.rates is not None:
         rates = _rates_of(arguments.rates)
     elif not arguments.no_measure:
+        if arguments.dir is not None and not Path(arguments.dir).is_dir():
+            raise ValueError(f"--dir {arguments.dir}: there is no such directory")
         rates = estimates.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
     if rates is not None:
         plan = estimates.estimate(arguments.keys, **table, **job, rates=rates)
@@ -127,13 +129,16 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+_MOST = 1e15  # beyond, bytes of rows do not fit into 64 bits
+
+
 def _count(text: str) -> int:
     try:
         number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number: write it as 2e9 or 2000000000") from None
-    if not (number >= 0 and number == int(number)):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number of 0 or more")
+    if not (0 <= number <= _MOST and number == int(number)):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 0 to {_MOST:.0e}")
     return int(text) if text.isdigit() else int(number)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from shoal.cli.answers import Answer
+from shoal.cli.answers import Answer, naming
 from shoal.cli.arguments import command, machine
 
 EXAMPLES = """\
@@ -35,6 +35,7 @@ def keygen(arguments: argparse.Namespace) -> Answer:
     """Make the keys of a cluster."""
     from shoal.rpc.curve import ROLES, make_keys
 
-    made = make_keys(arguments.directory, arguments.role or ROLES)
+    with naming(arguments.directory):
+        made = make_keys(arguments.directory, arguments.role or ROLES)
     lines = [str(file) + ("  secret" if file.suffix == ".key_secret" else "") for file in made]
     return Answer("\n".join(lines), {"directory": arguments.directory, "files": [str(file) for file in made]})

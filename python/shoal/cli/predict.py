@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from shoal.cli.answers import Answer, complain
+from shoal.cli.answers import Answer, complain, naming
 from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def predict(arguments: argparse.Namespace) -> Answer:
         raise ValueError("--output - and --json both want standard output: name a file")
     with _loaded(arguments) as (model, reader):
         examples = 0
-        with _output(arguments.output) as file:
+        called = "standard output" if arguments.output == "-" else arguments.output
+        with naming(called), _output(arguments.output) as file:
             for batch in reader.unlabelled():
                 p = model.predict_proba(batch).tolist()
                 file.write("".join([f"{x!r}\n" for x in p]))
@@ -133,6 +134,8 @@ def _output(path: str) -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
         return
+    if not path:
+        raise ValueError("--output is empty: name a file, or - for standard output")
     target = Path(path)
     if target.is_dir():
         raise ValueError(f"{path} is a directory: name a file, or - for standard output")
@@ -140,6 +143,8 @@ def _output(path: str) -> Iterator[IO[str]]:
         with target.open("w", encoding="ascii") as file:
             yield file
         return
+    if not target.parent.is_dir():
+        raise ValueError(f"{path} cannot be written: there is no directory {target.parent}")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("x", encoding="ascii") as file:

@@ -6,8 +6,8 @@ import argparse
 import logging
 from typing import Any
 
-from shoal.cli.answers import Answer, complain
-from shoal.cli.arguments import cached, command, machine
+from shoal.cli.answers import Answer, complain, naming
+from shoal.cli.arguments import cached, command, machine, port, seconds
 
 EXAMPLES = """\
 examples:
@@ -30,9 +30,9 @@ def add(commands: Any) -> None:
         help="an export of a model, or a directory of them: the newest is served; or s3://...",
     )
     run.add_argument("--host", default="127.0.0.1", help="where to listen (default: %(default)s)")
-    run.add_argument("--port", type=int, default=8080, help="0: any that is free (default: %(default)s)")
+    run.add_argument("--port", type=port, default=8080, help="0: any that is free (default: %(default)s)")
     run.add_argument(
-        "--watch", type=float, metavar="SECONDS", help="look for a newer version so often (default: never)"
+        "--watch", type=seconds, metavar="SECONDS", help="look for a newer version so often (default: never)"
     )
     run.add_argument("--reuse-port", action="store_true", help="several processes may listen there")
     for flag, default, text in (
@@ -63,11 +63,8 @@ def add(commands: Any) -> None:
 
 def serve(arguments: argparse.Namespace) -> Answer:
     """Serve until told to stop."""
-    try:
-        from shoal.serve import Limits, Served
-        from shoal.serve import serve as run
-    except ModuleNotFoundError as error:
-        raise ValueError(f"shoal serve takes {error.name}: pip install 'shoal[serve]'") from None
+    from shoal.serve import Limits, Served
+    from shoal.serve import serve as run
 
     limits = Limits(
         body_bytes=arguments.max_body,
@@ -91,12 +88,13 @@ def serve(arguments: argparse.Namespace) -> Answer:
             if not arguments.quiet:
                 complain(f"version {first.version}, {first.kind}, at http://{host}:{port}")
 
-        run(
-            served,
-            host=arguments.host,
-            port=arguments.port,
-            reuse_port=arguments.reuse_port,
-            limits=limits,
-            ready=ready,
-        )
+        with naming(f"{arguments.host}:{arguments.port}"):
+            run(
+                served,
+                host=arguments.host,
+                port=arguments.port,
+                reuse_port=arguments.reuse_port,
+                limits=limits,
+                ready=ready,
+            )
         return Answer("", {"version": served.now.version, "reloads": served.reloads})

@@ -809,7 +809,10 @@ def _step(text: str) -> int | float:
     """Read an int or, with a point in it, a float that may be passed to `shoal.metrics.Progressive`."""
     from shoal.metrics import Progressive
 
-    step = float(text) if "." in text else int(text)
+    try:
+        step = float(text) if "." in text else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: pass 100000, or a factor as 2.0") from None
     try:
         Progressive(step)
     except ValueError as error:

@@ -104,7 +104,10 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
         while True:
             try:
                 return self._find(place, save)
-            except CorruptionError as error:  # the worker has found all of it: this is not the same, or not yet
+            except (
+                CorruptionError,
+                FileNotFoundError,
+            ) as error:  # the worker has found all of it: this is not the same, or not yet
                 if time.monotonic() > deadline:
                     raise StorageError(
                         f"it does not see the checkpoint that worker 0 has found in {self.place} ({error}): each "

@@ -12,7 +12,9 @@ Threads: `run` in one; `stop` from any, or from a signal handler.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import random
 import socket
 import time
@@ -110,7 +112,8 @@ class Scheduler:
             self._router.bind(join_address(bound_host, port))
         except zmq.ZMQError as error:
             self.close()
-            raise OSError(error.errno, f"cannot listen at {bind}: {error.strerror}") from None
+            taken = "; another program listens there, choose another port" if error.errno == errno.EADDRINUSE else ""
+            raise OSError(error.errno, f"cannot listen at {bind}: {os.strerror(error.errno or 0)}{taken}") from None
         bound = split(self._router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
         self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
 

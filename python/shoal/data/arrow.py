@@ -270,13 +270,13 @@ def _featured(
     return Batch(labels, indptr, flat, products, weights, of if fielded else None)
 
 
-def _numbers(column: Any, name: str) -> NDArray[np.float32]:
-    """Return the numbers of a column, NaN where there is none."""
+def _numbers(column: Any, name: str, remedy: str = "name it as categorical") -> NDArray[np.float32]:
+    """Return the numbers of a column, NaN where there is none; ``remedy`` is for one that holds none at all."""
     arrow = pyarrow()
     try:
         wide: NDArray[np.float64] = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     except arrow.ArrowException as error:
-        raise ValueError(f"column {name!r} holds {column.type}, no numbers ({error}): name it as categorical") from None
+        raise ValueError(f"column {name!r} holds {column.type}, no numbers ({error}): {remedy}") from None
     with np.errstate(over="ignore"):
         numbers = wide.astype(np.float32)
     if len(bad := np.flatnonzero(np.isinf(numbers))):
@@ -367,7 +367,7 @@ def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
         keys, _ = _tokens(column, 0, name)
         equal: NDArray[np.bool_] = keys == hash_strings([columns.positive])[0]
         return equal.astype(np.float32)
-    numbers = _numbers(column, name)
+    numbers = _numbers(column, name, "this is the label, pass positive= with the text that is 1")
     if len(bad := np.flatnonzero(~np.isin(numbers, (-1, 0, 1)))):
         raise _InRow(f"the label is {numbers[bad[0]]:g}, neither 0/1 nor -1/+1", int(bad[0]), name)
     labels: NDArray[np.float32] = (numbers == 1).astype(np.float32)
@@ -376,7 +376,7 @@ def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
 
 def _weights(column: Any, name: str) -> NDArray[np.float32] | None:
     _complete(column, name)
-    weights = _numbers(column, name)
+    weights = _numbers(column, name, "weights are numbers of 0 or more")
     if len(bad := np.flatnonzero(~(weights >= 0))):
         raise _InRow(f"the weight is {weights[bad[0]]:g}: it must be 0 or more", int(bad[0]), name)
     return None if np.all(weights == 1) else weights

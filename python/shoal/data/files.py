@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from io import BufferedIOBase, FileIO
 from typing import Any, BinaryIO, Protocol
 
+from shoal.errors import StorageError
+
 Opened = FileIO | BufferedIOBase
 Where = str | os.PathLike[str] | BinaryIO | BufferedIOBase | FileIO
 Wheres = Where | Sequence[Where]
@@ -154,11 +156,19 @@ def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
 
 def _remote(url: str, options: Mapping[str, Any]) -> list[File]:
     system, path = _filesystem(url, options)
+    try:
+        found = sorted(system.glob(path)) if glob.has_magic(path) else [path] if system.exists(path) else None
+    except (OSError, TypeError, ValueError, AttributeError, AssertionError):
+        raise  # of OSError the names are there; the others are a defect, or the caller's
+    except Exception as error:  # the storage's own, of whatever library reaches it
+        raise StorageError(
+            f"{url} cannot be looked for ({type(error).__name__}: {error}): is the storage there, and does it know you?"
+        ) from error
+    if found is None:
+        raise FileNotFoundError(f"there is no {url}")
     if not glob.has_magic(path):
-        if not system.exists(path):
-            raise FileNotFoundError(f"there is no {url}")
         return [RemoteFile(url, options)]
-    return [RemoteFile(system.unstrip_protocol(one), options) for one in _some(sorted(system.glob(path)), url)]
+    return [RemoteFile(system.unstrip_protocol(one), options) for one in _some(found, url)]
 
 
 def _some(names: list[str], pattern: str) -> list[str]:

@@ -21,6 +21,7 @@ from shoal.data.pieces import Part, Parts, Pieces, Place, rows_of
 from shoal.data.rows import Format, Parse
 from shoal.data.source import Block, Lines, LineTooLong
 
+_NO_LABEL = "the label is not a number"  # one of FAULTS
 _EXCERPT_BYTES = 80
 _BLOCK_ROWS = 1 << 30  # more than a block has
 _BLOCKS_AHEAD = 2  # for each thread
@@ -113,7 +114,9 @@ def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool
                         done.append((rows.take(), place))
                     elif fault:
                         yield Part(done, skipped, fraction)
-                        what = _malformed(bytes(text[end:]), at - end, fault, offset + end)
+                        what = _malformed(
+                            bytes(text[end:]), at - end, fault, offset + end, named=form.header is not None
+                        )
                         yield from _complain(source.lines, line, what)
                     elif end < len(text):
                         rows.grow()
@@ -211,7 +214,7 @@ class _Threaded:
         self._skipped += parsed.skipped
         if parsed.bad is not None:
             yield Part(done, self._skipped, block.fraction)
-            what = _malformed(*parsed.bad, block.offset + parsed.end)
+            what = _malformed(*parsed.bad, block.offset + parsed.end, named=self._form.header is not None)
             yield from _complain(block.source.lines, self._line, what)
         elif done:
             yield Part(done, self._skipped, block.fraction)
@@ -280,13 +283,19 @@ def _too_long(error: LineTooLong) -> str:
     return f": {error}: split the line, or is this a text file?"
 
 
-def _malformed(text: bytes, at: int, fault: int, offset: int) -> str:
-    """Say what is wrong with the first line of `text`, at its byte `at`, and show the part around it."""
+def _malformed(text: bytes, at: int, fault: int, offset: int, *, named: bool) -> str:
+    """Say what is wrong with the first line of `text`, at its byte `at`, and show the part around it.
+
+    ``named``: the format's columns have names.
+    """
     text = text.partition(b"\n")[0].rstrip(b"\r")
     begin = max(0, min(at - _EXCERPT_BYTES // 2, len(text) - _EXCERPT_BYTES))
     shown = text[begin : begin + _EXCERPT_BYTES].decode("utf-8", "backslashreplace")
     before, behind = "..." if begin > 0 else "", "..." if begin + _EXCERPT_BYTES < len(text) else ""
+    what: str = _reader.FAULTS[fault]
+    # Of the formats csv alone takes labels that are texts, and there most of these lines are right.
+    texts = "positive= names the text that is 1; " if named and what == _NO_LABEL else ""
     return (
-        f", column {at + 1} (the line begins at byte {offset}): {_reader.FAULTS[fault]}: "
-        f"{before + shown + behind!r}; on_error='skip' leaves such lines out and counts them"
+        f", column {at + 1} (the line begins at byte {offset}): {what}: "
+        f"{before + shown + behind!r}; {texts}on_error='skip' leaves such lines out and counts them"
     )

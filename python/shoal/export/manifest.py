@@ -183,7 +183,7 @@ def next_number(place: Place, above: int = 0) -> int:
     return max(known) + 1
 
 
-def read(place: Place) -> tuple[Manifest, str]:
+def read(place: Place, *, what: str | None = None) -> tuple[Manifest, str]:
     """Read and check the manifest of an export.
 
     Returns
@@ -199,7 +199,7 @@ def read(place: Place) -> tuple[Manifest, str]:
         It cannot be read.
     """
     path = place.address(MANIFEST)
-    body = place.read_sealed(MANIFEST, missing="this is no export, or it was cut off while it was written")
+    body = place.read_sealed(MANIFEST, missing="this is no export, or it was cut off while it was written", what=what)
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT:

@@ -1,5 +1,6 @@
 """Reading exports: lookups over mapped files, and the swap to a newer version while readers go on."""
 
+import errno
 import logging
 import mmap
 import os
@@ -27,6 +28,7 @@ __all__ = ["Export", "ExportTable", "ExportVersion", "Layers", "open_export", "r
 _log = logging.getLogger(__name__)
 
 _LONGEST_CHAIN = 64
+_MODEL_FILE = "model.json"  # of a directory that holds a model
 _TRIES = 3  # of opening an export that is replaced meanwhile
 _Files: TypeAlias = list[list[npt.NDArray[np.uint8]]]  # by table
 
@@ -225,7 +227,7 @@ def read_layers(
         return there.get((str(where), digest)) or _Mapped(where, manifest, digest, verify=verify, cache=copies)
 
     for attempt in range(_TRIES):
-        manifest, digest = form.read(place)
+        manifest, digest = form.read(place, what="export")
         try:
             return Layers(_chain(place.real(), manifest, digest, mapped))
         except CorruptionError:
@@ -479,8 +481,13 @@ def newest(place: Place, known: form.Found | None = None) -> Place:
     ------
     CorruptionError, StorageError
         It is none, and has none.
+    FileNotFoundError
+        There is no such directory.
+    ValueError
+        It is a model, which has not been exported.
     """
-    if form.MANIFEST in place.names():
+    names = place.names()
+    if form.MANIFEST in names:
         return place
     found = form.numbers(place, known)
     if known is not None:
@@ -488,6 +495,10 @@ def newest(place: Place, known: form.Found | None = None) -> Place:
         known.update(found)
     best = max(((number, name) for name, (_, number) in found.items() if isinstance(number, int)), default=None)
     if best is None:
+        if place.kind() is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such export", str(place))
+        if _MODEL_FILE in names:
+            raise ValueError(f"{place} is a model, not an export: write one with `shoal export {place} DIR`")
         damaged = next((error for _, error in found.values() if isinstance(error, ShoalError)), None)
         raise damaged or CorruptionError(
             f"{place.address(form.MANIFEST)} is missing: this is no export, it has none, or it was cut off while it "

@@ -202,9 +202,19 @@ def examples_of(reader: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def check_batch(batch: object) -> None:
-    """Raise TypeError if this is no batch."""
+    """Raise TypeError if this is no batch, ValueError if a value is not finite: no weight would be, after it."""
     if not isinstance(batch, Batch):
         raise TypeError(f"a batch is a {type(batch).__name__}: pass a shoal.Batch, or iterate a reader")
+    values = batch.values
+    # Either end is NaN if any value is, and both come without an array of their own.
+    if values is not None and len(values) and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+        bad = np.flatnonzero(~np.isfinite(values))
+        at = int(bad[0])
+        example = int(np.searchsorted(batch.indptr, at, side="right")) - 1
+        raise ValueError(
+            f"example {example} of a batch has the value {values[at]} for key {batch.keys[at]} ({len(bad)} of "
+            f"{len(values)} values are not finite): leave such features out, or put numbers in their place"
+        )
 
 
 Made = TypeVar("Made")

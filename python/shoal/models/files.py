@@ -214,10 +214,15 @@ def read(where: Where) -> ModelFile:
     ------
     CorruptionError
         model.json is missing, changed, or of a version that this one does not know.
+    FileNotFoundError
+        There is no such directory.
     """
     place = place_of(where)
     path = place.address(MODEL_FILE)
-    body = place.read_sealed(MODEL_FILE, missing="this is no model, or its first save was cut off")
+    missing = "this is no model, or its first save was cut off"
+    if place.version(checkpoint.MANIFEST) is not None and place.version(MODEL_FILE) is None:
+        missing = "this is a checkpoint or an export, where a model is wanted"
+    body = place.read_sealed(MODEL_FILE, missing=missing, what="model")
     head: Any = msgspec.json.decode(body)
     if (
         not isinstance(head, dict)
@@ -303,8 +308,10 @@ def load(where: Where, store: Store) -> ModelFile:
             )
     try:
         store.load(place.inside(described.checkpoint))
-    except CorruptionError:
+    except (CorruptionError, FileNotFoundError) as error:
         if read(place).checkpoint == described.checkpoint:
+            if isinstance(error, FileNotFoundError):
+                raise CorruptionError(f"{error.filename} is missing: the model is not whole") from None
             raise
         return load(place, store)  # a save came between
     for name in names:

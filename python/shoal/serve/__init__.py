@@ -13,7 +13,11 @@
 Needs starlette, uvicorn and prometheus-client (extra: serve); PyTorch for click models alone.
 """
 
-from shoal.serve.app import make_app, serve
+try:
+    from shoal.serve.app import make_app, serve
+except ModuleNotFoundError as error:
+    raise ImportError(f"shoal.serve takes {error.name}: pip install 'shoal[serve]'") from error
+
 from shoal.serve.limits import Limits
 from shoal.serve.served import Served
 

@@ -206,7 +206,10 @@ def serve(
     OSError
         The address is taken, or not this machine's.
     """
-    import uvicorn
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise ImportError(f"shoal.serve takes {error.name}: pip install 'shoal[serve]'") from error
 
     from shoal.serve.connections import Listener, Server, protocol
 

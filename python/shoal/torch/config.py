@@ -114,7 +114,7 @@ class Train(Struct, frozen=True, kw_only=True):
     ] = None
     min_delta: Annotated[float, Meta(description="Better means by more than this.")] = 0.0
     metric: Annotated[Literal["logloss", "auc"], Meta(description="What patience looks at.")] = "logloss"
-    seed: Annotated[int, Meta(ge=0, description="Of initial values, shuffle and sample.")] = 0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Of initial values, shuffle and sample.")] = 0
 
 
 class Logging(Struct, frozen=True, kw_only=True):

@@ -43,11 +43,14 @@ _ROOMS = 2  # that a module keeps: for the rows of a forward, and for the sums o
 _last: WeakKeyDictionary[_core.Workers, _core.KeyBatch] = WeakKeyDictionary()
 
 
-def keys_of(keys: Tensor) -> Keys:
+def keys_of(keys: Tensor | object) -> Keys:
     """View the keys of a tensor as uint64[n], in memory order; a copy only where the tensor is not contiguous."""
     if not isinstance(keys, Tensor) or keys.dtype not in (torch.int64, torch.uint64):
-        got = keys.dtype if isinstance(keys, Tensor) else type(keys).__name__
-        raise TypeError(f"keys must be an int64 or uint64 tensor, got {got}: pass keys.long()")
+        got, remedy = str(getattr(keys, "dtype", "")), "keys.long()"
+        if not isinstance(keys, Tensor):
+            got = type(keys).__name__
+            remedy = "torch.from_numpy(keys)" if got == "ndarray" else "torch.tensor(keys)"
+        raise TypeError(f"keys must be an int64 or uint64 tensor, got {got}: pass {remedy}")
     if keys.device.type != "cpu":
         raise ValueError(f"keys are on {keys.device}, rows on the CPU: pass keys.cpu()")
     flat: Keys = keys.contiguous().view(-1).numpy().view(np.uint64)

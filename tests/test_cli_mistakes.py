@@ -1,0 +1,285 @@
+"""A user's mistake at the shell is one line that names the thing and the remedy, with a status, for every command."""
+
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import cli
+from shoal.cli.answers import in_options
+
+CSV = "click,site,price\n" + "1,a,0.5\n0,b,0.2\n" * 20
+CONFIG = '[data]\nformat = "csv"\ntrain = ["ads.csv"]\nlabel = "click"\ncategorical = ["site"]\n[model]\nname = "lr"\n'
+LR = ["train", "lr", "--train"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a model ``m``, an export ``e`` of it, and files of several kinds."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "good").write_text("1 3:1\n0 4:1\n" * 50)
+    (folder / "ads.csv").write_text(CSV)
+    (folder / "yes.csv").write_text(CSV.replace("\n1", "\nyes").replace("\n0", "\nno"))
+    (folder / "torn.csv").write_text(CSV + "1,a\n")
+    (folder / "bytes").write_bytes(bytes(range(256)) * 10)
+    (folder / "c.toml").write_text(CONFIG)
+    (folder / "torn.toml").write_text("[data\n")
+    with shoal.LogisticRegression() as model:
+        model.fit(shoal.read_libsvm(folder / "good"), progress=False)
+        model.save(folder / "m")
+    assert cli.main(["export", str(folder / "m"), str(folder / "e"), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(made, monkeypatch):
+    monkeypatch.chdir(made)
+
+
+def run(arguments):
+    """Run a command in this process: its status; whatever is raised else is a traceback at the shell."""
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+MISTAKES = [
+    # misspelled
+    (["traim"], "did you mean train?"),
+    (["evaluat"], "did you mean evaluate?"),
+    (["train", "ctrl"], "did you mean ctr?"),
+    ([*LR, "good", "--format", "libsvn", "--model", "x"], "did you mean libsvm?"),
+    ([*LR, "good", "--format", "libsvm", "--model", "x", "--epoch", "2"], "did you mean --epochs?"),
+    (["serve", "e", "--prot", "80"], "did you mean --port?"),
+    ([], "COMMAND"),
+    (["train"], "MODEL"),
+    (["launch"], "PROGRAM"),
+    # missing, or of another kind
+    ([*LR, "ads.csv", "--format", "csv", "--model", "x"], "--label"),
+    ([*LR, "yes.csv", "--format", "csv", "--label", "click", "--model", "x"], "--positive names the text that is 1"),
+    ([*LR, "torn.csv", "--format", "csv", "--label", "click", "--model", "x"], "--on-error skip leaves such lines out"),
+    ([*LR, "good", "--format", "libsvm", "--model", "m"], "m holds a model already: pass --overwrite, or"),
+    ([*LR, "good", "--format", "parquet", "--label", "y", "--model", "x"], "good is no Parquet"),
+    ([*LR, "ads.csv", "--format", "csv", "--label", "click", "--interactions", "site", "--model", "x"], "two or more"),
+    ([*LR, "s3://nobody/x", "--format", "libsvm", "--model", "x"], "s3://nobody/x cannot be looked for"),
+    (["train", "ctr", "--config", "no"], "no: No such file"),
+    (["train", "ctr", "--config", "torn.toml"], "torn.toml"),
+    (["train", "ctr", "--config", "bytes"], "bytes"),
+    (["train", "ctr", "--config", "c.toml"], "--out DIR"),
+    (["train", "ctr", "--config", "c.toml", "--out", "x", "--model", "lrr"], "did you mean 'lr'"),
+    (
+        ["evaluate", "--model", "m", "--data", "ads.csv", "--format", "csv"],
+        "csv needs to know which column is the label",
+    ),
+    (["report", "m", "--data", "ads.csv", "--format", "csv"], "csv needs to know which column is the label"),
+    (["evaluate", "--model", "e", "--data", "good"], "this is a checkpoint or an export, where a model is wanted"),
+    (["predict", "--model", "m", "--data", "good", "--output", "no/such/p"], "there is no directory no/such"),
+    (["predict", "--model", "m", "--data", "good", "--output", ""], "--output is empty"),
+    (["report", "no"], "no: there is no such model"),
+    (["inspect", "no"], "no: there is no such"),
+    (["compact", "no", "x"], "no: there is no such checkpoint"),
+    (["export", "no", "x"], "no: there is no such"),
+    (["export", "m", "x", "--since", "no"], "no: there is no such export"),
+    (["export", "m", "x", "--table", "user"], "has no table 'user'"),
+    (["convert", "no", "x"], "no: there is no such"),
+    (["convert", "good", "x", "--from", "rows"], "good is not a Parquet file"),
+    (["convert", "good", "x", "--from", "parquet"], "good is not a Parquet file"),
+    (["serve", "m", "--port", "0"], "m is a model, not an export: write one with `shoal export m DIR`"),
+    (["serve", "no", "--port", "0"], "no: there is no such export"),
+    (["estimate", "--keys", "9", "--dir", "no/such"], "no/such: there is no such directory"),
+    (["estimate", "--keys", "9", "--rates", "bytes"], "bytes has no rates"),
+    (["keygen", "good"], "good: File exists"),
+    (["demo", "--out", "good", "--examples", "2000"], "good: File exists"),
+    (["scheduler"], "--servers N"),
+    (["server"], "--connect tcp://HOST:PORT"),
+    # absurd
+    ([*LR, "good", "--format", "libsvm", "--model", "x", "--every", "-3"], "--every is -3"),
+    ([*LR, "good", "--format", "libsvm", "--model", "x", "--parsers", "0"], "--parsers is 0"),
+    ([*LR, "good", "--format", "libsvm", "--model", "x", "--progress", "x"], "'x' is not a number"),
+    ([*LR, "good", "--format", "libsvm", "--model", "x", "--threads", "99999999999"], "threads"),
+    ([*LR, "good", "--format", "libsvm", "--model", "x", "--seed", "-1"], "seed"),
+    ([*LR, "good", "--format", "libsvm", "--model", "x", "--alpha", "nan"], "alpha"),
+    (["train", "ctr", "--config", "c.toml", "--out", "x", "--threads", "-1"], "--threads is -1"),
+    (["train", "ctr", "--config", "c.toml", "--out", "x", "--seed", str(1 << 70)], "seed"),
+    (["audit", "--data", "good", "--format", "libsvm", "--bits", "x"], "18,22,24"),
+    (["audit", "--data", "good", "--format", "libsvm", "--examples", "-1"], "--examples is -1"),
+    (["demo", "--out", "x", "--examples", "2000", "--seed", "-1"], "--seed is -1"),
+    (["estimate", "--keys", "1e30", "--no-measure"], "no whole number from 0 to 1e+15"),
+    (["estimate", "--keys", "inf"], "no whole number from 0 to 1e+15"),
+    (["serve", "e", "--port", "99999"], "'99999' is not a port"),
+    (["serve", "e", "--watch", "nan"], "'nan' is not a number of seconds above 0"),
+    (["scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "nan"], "number of seconds above 0"),
+    (["server", "--connect", "tcp://127.0.0.1:1", "--timeout", "0"], "number of seconds above 0"),
+    (["launch", "--servers", "0", "x.py"], "pass 1 or more of each"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_is_one_line_with_the_remedy(arguments, says, capsys):
+    if arguments[:2] == ["train", "ctr"]:
+        pytest.importorskip("torch", reason="torch is an extra")
+    if any("s3://" in word for word in arguments):
+        pytest.importorskip("s3fs")
+    quiet = ["--quiet"] if len(arguments) > 2 and arguments[0] in ("train", "export") else []
+    assert run([*arguments, *quiet]) in (1, 2)
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("shoal")
+    assert says in line
+    assert not re.search(r"\[Errno|=True|on_error", line)
+
+
+def test_every_command_has_a_mistake_above():
+    from argparse import _SubParsersAction
+
+    (commands,) = [action for action in cli.parser()._actions if isinstance(action, _SubParsersAction)]
+    assert {arguments[0] for arguments, _ in MISTAKES if arguments} >= set(commands.choices)
+
+
+EXTRAS = {
+    "torch": ["train", "ctr", "--config", "c.toml", "--out", "x"],
+    "tensorboard": ["train", "ctr", "--config", "c.toml", "--out", "x", "--tensorboard", "runs"],
+    "mlflow": ["train", "ctr", "--config", "c.toml", "--out", "x", "--mlflow", "runs"],
+    "uvicorn": ["serve", "e", "--port", "0"],
+    "starlette": ["serve", "e", "--port", "0"],
+    "pyarrow": [*LR, "ads.parquet", "--format", "parquet", "--label", "click", "--model", "x"],
+    "fsspec": [*LR, "s3://nobody/x", "--format", "libsvm", "--model", "x"],
+    "backports.zstd": [*LR, "good.zst", "--format", "libsvm", "--model", "x"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", EXTRAS)
+def test_an_extra_that_is_missing_is_named_with_how_to_install_it(missing):
+    if missing == "backports.zstd" and sys.version_info >= (3, 14):
+        pytest.skip("the standard library reads Zstandard")
+    if missing in ("tensorboard", "mlflow"):
+        pytest.importorskip("torch", reason="torch is an extra")
+    Path("good.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    Path("ads.parquet").write_bytes(b"PAR1")
+    names = {"tensorboard": ["tensorboard", "torch.utils.tensorboard"]}.get(missing, [missing])
+    code = f"import sys; sys.modules |= dict.fromkeys({names}); from shoal import cli; sys.exit(cli.main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *EXTRAS[missing], "--quiet"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"pip install 'shoal\[\w+\]'", line), line
+
+
+def test_a_full_disk_names_the_file(monkeypatch, capsys):
+    if Path("/dev/full").exists():
+        assert run(["predict", "--model", "m", "--data", "good", "--output", "/dev/full"]) == 1
+        assert capsys.readouterr().err == "shoal: /dev/full: No space left on device\n"
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for arguments, name in (
+        (["predict", "--model", "m", "--data", "good", "--output", "p"], "p"),
+        ([*LR, "good", "--format", "libsvm", "--model", "full", "--quiet"], "full"),
+        (["report", "m", "--out", "page.html"], "page.html"),
+        (["export", "m", "exported", "--quiet"], "exported"),
+        (["convert", "m", "converted", "--quiet"], "converted"),
+        (["keygen", "secrets"], "secrets"),
+    ):
+        assert run(arguments) in (0, 1), arguments  # 0: nothing of it is forced to the disk
+        said = capsys.readouterr()
+        if said.err:
+            assert name in said.err
+            assert "[Errno" not in said.err
+            assert said.err.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_named(capsys):
+    pytest.importorskip("uvicorn", reason="serve is an extra")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(["serve", "e", "--port", port]) == 1
+        assert capsys.readouterr().err == f"shoal: 127.0.0.1:{port}: Address already in use\n"
+        assert run(["scheduler", "--bind", f"tcp://127.0.0.1:{port}", "--servers", "1"]) == 1
+        said = capsys.readouterr().err
+        assert f"cannot listen at tcp://127.0.0.1:{port}: Address already in use" in said
+        assert "choose another port" in said
+
+
+def test_keywords_become_options_and_nothing_else_does():
+    options = {"on_error", "overwrite", "curve", "every", "alpha", "positive"}
+    for text, said in {
+        "x; on_error='skip' leaves such lines out": "x; --on-error skip leaves such lines out",
+        "pass overwrite=True (--overwrite), or choose": "pass --overwrite, or choose",
+        "does it want keys (curve=)?": "does it want keys (--curve)?",
+        "every is 0: pass 1 or more": "--every is 0: pass 1 or more",
+        "write it as alpha=0.05,0.1": "write it as alpha=0.05,0.1",
+        "pass since='x'": "pass since='x'",
+        "everyone is here": "everyone is here",
+    }.items():
+        assert in_options(text, options) == said
+        assert in_options(text, set()) == text
+
+
+# ---- what the package itself says ------------------------------------------------------------------------------------
+
+
+def test_a_path_that_is_not_there_is_no_damage(tmp_path):
+    for read in (shoal.LogisticRegression.load, shoal.open_export, shoal.compact):
+        with pytest.raises(FileNotFoundError, match="there is no such") as caught:
+            read(tmp_path / "no", *([tmp_path / "out"] if read is shoal.compact else []))
+        assert str(tmp_path / "no") in str(caught.value)
+    with shoal.local() as store, pytest.raises(FileNotFoundError, match="no such checkpoint"):
+        store.load(tmp_path / "no")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(shoal.CorruptionError, match="is missing"):
+        shoal.LogisticRegression.load(tmp_path / "empty")
+
+
+def test_labels_that_are_texts_have_a_remedy_for_labels():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"click": ["yes", "no"], "site": ["a", "b"]})
+    with pytest.raises(ValueError, match="this is the label, pass positive="):
+        list(shoal.read_arrow(frame, label="click"))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_no_number_is_named_with_its_example_and_key(value):
+    values = np.array([1, 2, value, 1], np.float32)
+    batch = shoal.Batch(
+        np.array([1, 0, 1], np.float32), np.array([0, 2, 3, 4]), np.array([7, 8, 9, 7], np.uint64), values
+    )
+    with shoal.LogisticRegression() as model:
+        with pytest.raises(ValueError, match=r"example 1 of a batch has the value -?(nan|inf) for key 9 \(1 of 4"):
+            model.fit([batch], progress=False)
+        with pytest.raises(ValueError, match="for key 9"):
+            model.partial_fit(batch)
+        assert len(model.table) == 0
+
+
+def test_keys_that_are_no_tensor_have_a_remedy_that_works():
+    torch = pytest.importorskip("torch", reason="torch is an extra")
+    with shoal.local() as store:
+        layer = shoal.torch.Embedding(store.table("t", dim=2))
+        with pytest.raises(TypeError, match=r"got ndarray: pass torch\.from_numpy\(keys\)"):
+            layer(np.array([1, 2]))
+        with pytest.raises(TypeError, match=r"got list: pass torch\.tensor\(keys\)"):
+            layer([1, 2])
+        with pytest.raises(TypeError, match=r"got torch\.float32: pass keys\.long\(\)"):
+            layer(torch.ones(2))
+        assert layer(torch.from_numpy(np.array([1, 2]))).shape == (2, 2)
