@@ -320,3 +320,17 @@ def test_under_bsp_a_step_beyond_the_budget_is_told_to_whoever_comes_next() -> N
     done(deliver(service, a.push(hashes, np.ones(200), sequence=sequence, clock=clock)))
     tick(service, clock, a, b)
     assert there(service, *hashes.tolist()) == [1] * 200
+
+
+def test_what_a_table_took_of_the_budget_is_free_as_soon_as_it_is_dropped_or_replaced() -> None:
+    service = served(memory=20_000)
+    a = Worker()
+    fits = grow(service, a).sequence - 1
+    for first in range(100, 1000, 100):
+        if first % 200:
+            service.drop_table(0)
+            service.add_table(0, dim=1, **SGD)
+        else:
+            done(deliver(service, a.numbers(Op.LOAD_BEGIN, [0] * SLOTS, sequence=first)))
+            done(deliver(service, a.numbers(Op.LOAD_END, [7], sequence=first + 1)))
+        assert grow(service, a, first=first + 2).sequence - (first + 2) == fits

@@ -441,3 +441,29 @@ def test_a_load_that_has_not_begun_is_not_read(tables: list[int], text: str) -> 
     assert (reply.status, reply.text) == (Status.BAD_REQUEST, text)
     reply = one(deliver(service, begin(LOAD, sequence=2, rank=1)))  # another worker's
     assert reply.status == Status.BAD_REQUEST
+
+
+def test_a_push_that_a_save_has_no_room_for_is_put_off_and_then_done_while_others_are_served() -> None:
+    rows, dim = 5000, 4096  # 80 MB: more than the 64 MiB that a save keeps before changes wait
+    service = _core.Service(16, 0, 16)
+    service.add_table(0, dim, **SGD)
+    service.start_job(1, "asp")
+    service.admit(0, 1, 0)
+    hashes = np.sort(_core.mix(np.arange(rows, dtype=np.uint64)))
+    worker = Worker()
+    for sequence, part in enumerate(np.array_split(hashes, 10), 1):
+        message = worker.assign(part, np.ones((len(part), dim)), sequence=sequence)
+        assert one(deliver(service, message)).status == Status.OK
+    assert asked(service, begin(PLAIN, sequence=20))[0] == Status.OK
+    statuses: list[int] = []
+    for sequence, part in enumerate(np.array_split(hashes, 10), 21):
+        message = worker.push(part, np.ones((len(part), dim)), sequence=sequence)
+        for _ in range(5):
+            statuses.append(one(deliver(service, message)).status)
+            if statuses[-1] == Status.OK:
+                break
+            assert statuses[-1] == Status.OVERLOADED
+            assert one(deliver(service, worker.pull(hashes[:1]))).status == Status.OK
+    assert statuses[:5] == [Status.OK] * 5
+    assert statuses.count(Status.OVERLOADED) in {3, 6, 9}  # each that comes too early, a few times
+    assert one(deliver(service, worker.pull(hashes))).values.max() < 1

@@ -10,6 +10,7 @@
 //   erased(number)   how many rows the call erased here, for when its reply must be given again
 //   answer(number)   the numbers that a function answered when it changed rows, for the same
 //   swept(number)    those of a sweep
+//   put_off(number)  counts how often the call was told to come again later
 //
 //   top 70, mask ...1011     70 seen, 69 seen, 68 not, 67 seen; 6 and less count as seen
 //
@@ -76,6 +77,13 @@ class Seen {
   std::vector<double>& answer(std::uint64_t number) { return kept(answers_, number); }
   std::vector<std::uint64_t>& swept(std::uint64_t number) { return kept(swept_, number); }
 
+  // A call that is told to come again later: at most so many times, then false.
+  bool put_off(std::uint64_t number, std::uint32_t most) noexcept {
+    PutOff& last = put_off_[number % put_off_.size()];
+    last = {number, last.number == number ? last.times + 1 : 1};
+    return last.times <= most;
+  }
+
   // A push that memory stopped halfway: one slot of it has the rows below `next` and not the others. The call was answered
   // with an error; sent again, it goes on there.
   struct Half {
@@ -105,6 +113,10 @@ class Seen {
     std::uint64_t number = 0;
     std::uint64_t rows = 0;
   };
+  struct PutOff {
+    std::uint64_t number = 0;
+    std::uint32_t times = 0;
+  };
   template <class T>
   using Answers = std::map<std::uint64_t, std::vector<T>>;  // by number
 
@@ -118,6 +130,7 @@ class Seen {
   Window calls_;
   std::array<Erased, Window::kSpan> erased_{};
   std::array<Half, Window::kSpan> halves_{};
+  std::array<PutOff, Window::kSpan> put_off_{};
   Answers<double> answers_;
   Answers<std::uint64_t> swept_;
 };

@@ -22,6 +22,7 @@
 // Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change) are done once per slot and sequence. A TICK is taken when
 // it is the worker's next one and all pushes that it names have been here; taken already: told so again; else EARLY. It
 // names them by epoch's map: WRONG_EPOCH if there is a newer one here.
+// A change that a save beside it has no room for is told to come again, a few times: nothing here waits for a disk.
 // Only workers that are admitted are served; wire::kNobody may read at any time, whatever the job.
 //
 // Invariants
@@ -56,6 +57,7 @@
 #include "base/mix.h"
 #include "base/threads.h"
 #include "net/clocks.h"
+#include "net/disposal.h"
 #include "net/histogram.h"
 #include "net/lists.h"
 #include "net/outbox.h"
@@ -119,6 +121,8 @@ struct ServiceMetrics {
 
 class Service {
  public:
+  static constexpr std::size_t kLeastWaiting = std::size_t{64} << 20U;  // bytes
+
   // Owns the slots [first, end).
   Service(Slots slots, std::size_t first, std::size_t end, const ServiceLimits& limits = {});
   ~Service();
@@ -142,7 +146,8 @@ class Service {
   std::uint32_t hold();
   void resume();
 
-  // What the tables may keep of a slot, in bytes; before the first table is there.
+  // What the tables may keep of a slot, in bytes; before the first table is there. What waits then takes a quarter of all
+  // slots' here at most, pushes and reads each, but for kLeastWaiting; limits that are lower stay.
   void set_memory(std::uint64_t slot_bytes);
   void add_table(std::uint32_t id, const TableSpec& spec);
   void drop_table(std::uint32_t id);
@@ -245,6 +250,8 @@ class Service {
   std::optional<Part> fresh_part(const Call& call, std::size_t dim, Seen& seen);
   static void mark(const Call& call, const SlotSlices& slices, Seen& seen) noexcept;
   bool keep(const Call& call, const Part& part);
+  // Whether the rows that a save has to keep for this change leave no room for it: then it was told to come again.
+  bool put_off(const Call& call, const Table& table, Seen& seen, std::size_t rows);
   void step(const Call& call, Table& table, const Part& part, Seen& seen);
   static View& view(Table& table, std::uint32_t rank);
 
@@ -289,7 +296,7 @@ class Service {
   mutable std::mutex mutex_;
   std::function<void()> waker_;
   const Slots slots_;
-  const ServiceLimits limits_;
+  ServiceLimits limits_;
   mutable Pool pool_{1};  // of the shards: a data loop is one thread
   std::unique_ptr<Budget> budget_;
   std::uint32_t epoch_ = 0;
@@ -305,6 +312,7 @@ class Service {
   std::vector<std::unique_ptr<Seen>> seen_;              // by rank, once it writes
   std::vector<std::vector<std::uint32_t>> tick_tables_;  // by rank: what its last tick named, under BSP
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
+  Disposal disposal_;  // of tables that others have replaced: after what they use
 
   Blocks blocks_;  // of what is kept and parked, and of replies that control calls set free
   Pending pending_;

@@ -1,5 +1,6 @@
 // What the scheduler says.
 
+#include <algorithm>
 #include <iterator>
 #include <new>
 #include <string>
@@ -69,7 +70,7 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
     lists_.clear();
     drop_saves(std::nullopt);
     for (auto& [id, table] : tables_) {
-      table->loading.reset();
+      disposal_.add(std::move(table->loading));
       table->views.clear();
       table->full.clear();
       table->shard->set_clock(table->shard->table_clock(before), 0);
@@ -95,7 +96,7 @@ void Service::forget_worker(std::uint32_t rank) {
   drop_saves(rank);
   for (auto& [id, table] : tables_) {
     if (table->loader == rank) {
-      table->loading.reset();
+      disposal_.add(std::move(table->loading));
     }
     if (rank < table->views.size()) {
       table->views[rank] = {};
@@ -161,6 +162,10 @@ void Service::set_memory(std::uint64_t slot_bytes) {
   const std::lock_guard lock(mutex_);
   SHOAL_CHECK(tables_.empty(), "tables are there already: say how much memory they may take before");
   budget_ = std::move(budget);
+  const std::uint64_t quarter = slot_bytes / 4 * (end_slot_ - first_slot_);
+  const std::size_t most = std::max<std::uint64_t>(quarter, kLeastWaiting);
+  limits_.pending_bytes = std::min(limits_.pending_bytes, most);
+  limits_.parked_bytes = std::min(limits_.parked_bytes, most);
 }
 
 void Service::add_table(std::uint32_t id, const TableSpec& spec) {
@@ -173,7 +178,10 @@ void Service::add_table(std::uint32_t id, const TableSpec& spec) {
 
 void Service::drop_table(std::uint32_t id) {
   control([&] {
-    SHOAL_CHECK(tables_.erase(id) != 0, "there is no table " + std::to_string(id));
+    const auto dropped = tables_.extract(id);
+    SHOAL_CHECK(!dropped.empty(), "there is no table " + std::to_string(id));
+    disposal_.add(std::move(dropped.mapped()->shard));
+    disposal_.add(std::move(dropped.mapped()->loading));
     pending_.drop_table(id);
     auto& reads = parked_.reads();
     for (auto where = reads.begin(); where != reads.end();) {

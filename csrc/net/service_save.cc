@@ -182,7 +182,7 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
   const bool written = numbers.size() > 1;
   for (auto& [id, table] : tables_) {
     if (save != nullptr && !written && table->loading != nullptr && save->holds(*table->loading)) {
-      table->loading.reset();  // half of it is of no use
+      disposal_.add(std::move(table->loading));  // half of it is of no use
     }
   }
   const bool ended = save != nullptr &&

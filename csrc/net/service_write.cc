@@ -19,6 +19,10 @@ namespace {
 
 // A tick names a message of a push by its sequence and the slot of its last row, which is the last to be done.
 constexpr unsigned kSequenceBits = 48;
+// How often a change is told to come again while a save has no room for it, after pauses that grow from 20 ms to 1 s; and
+// one of all rows, for each of which a save would have to keep something, while there is a save.
+constexpr std::uint32_t kPutOff = 3;
+constexpr std::uint32_t kPutOffAll = 16;
 constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
 
 }  // namespace
@@ -182,6 +186,9 @@ void Service::push(const Call& call, Table& table) {
   }
   Seen& seen = history(call.header.worker);
   const auto part = fresh_part(call, call.header.dim, seen);
+  if (part && put_off(call, table, seen, part->slices.hashes.size())) {
+    return;
+  }
   Lease refused = refusal(call.out);
   if (part) {
     const std::uint32_t clock = clocks_.clock(call.header.worker);
@@ -199,6 +206,14 @@ void Service::push(const Call& call, Table& table) {
     mark(call, part->slices, seen);
   }
   send_done(call, std::move(refused));
+}
+
+bool Service::put_off(const Call& call, const Table& table, Seen& seen, std::size_t rows) {
+  if (table.shard->fits_save(rows) || !seen.put_off(call.header.sequence, kPutOff)) {
+    return false;
+  }
+  send(call, Status::kOverloaded);
+  return true;
 }
 
 bool Service::keep(const Call& call, const Part& part) {
@@ -264,6 +279,9 @@ void Service::assign(const Call& call, Table& table) {
   }
   Seen& seen = history(call.header.worker);
   const auto part = fresh_part(call, call.header.dim, seen);
+  if (part && put_off(call, table, seen, part->slices.hashes.size())) {
+    return;
+  }
   Lease refused = refusal(call.out);
   if (part) {
     table.shard->assign(part->slices, part->values, call.header.clock);
@@ -275,6 +293,9 @@ void Service::assign(const Call& call, Table& table) {
 void Service::erase(const Call& call, Table& table) {
   Seen& seen = history(call.header.worker);
   const auto part = fresh_part(call, 0, seen);
+  if (part && put_off(call, table, seen, part->slices.hashes.size())) {
+    return;
+  }
   Lease refused = refusal(call.out);
   if (part) {
     seen.add_erased(call.header.sequence, table.shard->erase(part->slices));
@@ -290,6 +311,8 @@ void Service::change(const Call& call, Table& table) {
   Seen& seen = history(call.header.worker);
   if (seen.calls().seen(call.header.sequence)) {
     ++metrics_.duplicates;
+  } else if (table.shard->is_saving() && seen.put_off(call.header.sequence, kPutOffAll)) {
+    return send(call, Status::kOverloaded);
   } else {
     // Place for the answer first: rows that have changed cannot be changed back.
     auto& answer = seen.answer(call.header.sequence);
@@ -382,7 +405,7 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
   }
   auto fresh = std::make_shared<Shard>(table.shard->spec(), slots_, pool_, Locks::kOne, budget_.get());
   fresh->reserve(slots_, here);
-  table.loading = std::move(fresh);
+  disposal_.add(std::exchange(table.loading, std::move(fresh)));
   table.loader = call.header.worker;
   seen.calls().mark(call.header.sequence);
   send(call, Status::kOk);
@@ -465,7 +488,7 @@ void Service::load_end(const Call& call, Table& table, std::span<const std::uint
     table.loading->track(wire::base_name(step.subspan(2)));
   }
   table.full.clear();
-  table.shard = std::move(table.loading);
+  disposal_.add(std::exchange(table.shard, std::move(table.loading)));
   seen.calls().mark(call.header.sequence);
   send(call, Status::kOk);
 }

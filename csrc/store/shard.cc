@@ -176,12 +176,15 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks, Budget
 }
 
 Shard::~Shard() {
-  if (stamp_ != process_stamp()) {
-    return;  // the parent may have the turn
+  if (stamp_ == process_stamp()) {  // else the parent may have the turn
+    leave_budget();
   }
+}
+
+void Shard::leave_budget() {
   const auto turn = take_turn();
   for (std::size_t s = 0; s < noted_.size(); ++s) {
-    budget_->note(s, noted_[s], 0);
+    budget_->note(s, std::exchange(noted_[s], 0), 0);
   }
 }
 

@@ -110,6 +110,12 @@ class Shard {
   Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot,
         Budget* budget = nullptr);
   ~Shard();
+  // While it is saved: whether so many rows can be changed with what may be kept of them. With one lock for all slots no
+  // change waits until they can; the save is lost if much more has to be kept.
+  bool is_saving() const noexcept { return saving_.active.load() && !saving_.lost.load(); }
+  bool fits_save(std::size_t rows) const noexcept;
+  // Gives back what it has of the budget before it is destroyed, which may take longer; nothing else may follow.
+  void leave_budget();
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 

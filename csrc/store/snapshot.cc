@@ -56,19 +56,23 @@ void Shard::before_change_of_all(Guarded& slot) noexcept {
   flush();
 }
 
-void Shard::wait_for_slots(std::size_t rows) {
+bool Shard::fits_save(std::size_t rows) const noexcept {
+  // Of a change that concerns all slots, the part in those that are marked; half of the room is enough for any.
   const std::size_t piece = rows_.bytes() + 2 * sizeof(std::uint64_t);
-  const auto fits = [&] {
-    // Of a change that concerns all slots, the part in those that are marked; half of the room is enough for any.
-    const std::size_t needed = rows * piece / slots_.count() * saving_.left.load();
-    return !saving_.active.load() || saving_.lost.load() ||
-           saving_.kept.load() + std::min(needed, saving_.most.load() / 2) <= saving_.most.load();
-  };
+  const std::size_t needed = rows * piece / slots_.count() * saving_.left.load();
+  return !is_saving() ||
+         saving_.kept.load() + std::min(needed, saving_.most.load() / 2) <= saving_.most.load();
+}
+
+void Shard::wait_for_slots(std::size_t rows) {
+  const auto fits = [&] { return fits_save(rows); };
   if (fits()) {
     return;
   }
+  const bool waits =
+      of_all_ == nullptr;  // whoever has one lock for all slots must not keep it: it waits outside
   std::unique_lock lock(saving_.mutex);
-  if (!saving_.taken.wait_for(lock, Snapshot::kPatience, fits) &&
+  if (!(waits && saving_.taken.wait_for(lock, Snapshot::kPatience, fits)) &&
       saving_.kept.load() > Snapshot::kHopeless * saving_.most.load()) {
     saving_.lost = true;
   }

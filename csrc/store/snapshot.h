@@ -7,8 +7,9 @@
 //
 // So a change waits for the moment, which ends when the pushes under way do, and for the copy of a slot, a thousandth of
 // the table; never for a disk. Memory: a copy of one slot for each thread that takes, and what changes in slots before
-// they are taken. Where that comes to `most` bytes, changes wait for slots to be taken, each up to kPatience; at
-// kHopeless times that, or where there is no memory, the save is lost, not the change.
+// they are taken. Where that comes to `most` bytes, changes wait for slots to be taken, each up to kPatience (those of a
+// data loop are sent again by their peers instead, net/service.h); at kHopeless times that, or where there is no memory,
+// the save is lost, not the change.
 //
 // Deltas. A save may be the base of the next: from its moment on each slot remembers which parts of its hashes have changed
 // (table/changed.h). The next save may then take of each slot what has changed alone: these ranges, and all rows that they
