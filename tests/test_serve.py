@@ -125,7 +125,10 @@ dir = "{tmp_path / "m"}"
         np.testing.assert_allclose(predict(port, rows), want, rtol=1e-6)
         status, body, _ = ask(port, "POST", "/predict", '{"instances": [{"keys": [1]}]}')
         assert status == 400, body
-        assert json.loads(ask(port, "GET", "/versions")[1])["model"] == "click model"
+        told = json.loads(ask(port, "GET", "/versions")[1])
+        assert told["model"] == "click model"
+        assert told["takes"]["columns"] == {"site": "text", "user": "text"}
+        assert "fields" in told["takes"]["keys"]
 
 
 def test_no_request_fails_while_versions_come(tmp_path):

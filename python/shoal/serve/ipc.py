@@ -29,6 +29,7 @@ __all__ = ["decode_arrow"]
 
 _MOST_COLUMNS = 10_000
 _MOST_BATCHES = 10_000
+_COLUMN_BYTES = 4096  # for a column of a batch, however short: as much time as so many bytes of text take
 _CELL_BYTES = 32  # of a cell while its column is hashed
 _PREFIX_BYTES = 8  # of a compressed buffer: its length, or -1 where it is stored as it is
 _VIEW_BYTES = 16  # of a text in a view
@@ -69,7 +70,7 @@ def _decode(body: Any, spec: InputSpec, account: Account) -> Batch:
             batch.validate(full=True)
             small = batch.select(taken)
             cells = batch.num_rows * (1 + len(taken)) + sum(_elements(column) for column in small.columns)
-            account.decoded(cells * _CELL_BYTES + small.get_total_buffer_size())
+            account.decoded(cells * _CELL_BYTES + len(taken) * _COLUMN_BYTES + small.get_total_buffer_size())
             batches.append(small)
     rows = sum(batch.num_rows for batch in batches)
     if rows == 0:
