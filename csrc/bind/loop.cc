@@ -13,13 +13,11 @@ namespace {
 
 std::unique_ptr<DataLoop> make_loop(Service& service, std::uintptr_t context, const std::string& module,
                                     std::string address, std::size_t max_message, std::size_t unsent_bytes,
-                                    int requests_per_peer, int replies_per_peer, int heartbeat_ms,
-                                    int dead_after_ms, int linger_ms, std::string curve_secret,
-                                    std::string zap_domain) {
+                                    int replies_per_peer, int heartbeat_ms, int dead_after_ms, int linger_ms,
+                                    std::string curve_secret, std::string zap_domain) {
   LoopOptions options{.address = std::move(address),
                       .max_message = max_message,
                       .unsent_bytes = unsent_bytes,
-                      .requests_per_peer = requests_per_peer,
                       .replies_per_peer = replies_per_peer,
                       .heartbeat_ms = heartbeat_ms,
                       .dead_after_ms = dead_after_ms,
@@ -63,7 +61,6 @@ void add_loop(py::module_& module) {
       .def(py::init(&make_loop), py::arg("service"), py::arg("context"), py::arg("module"),
            py::arg("address"), py::kw_only(), py::arg("max_message") = usual.max_message,
            py::arg("unsent_bytes") = usual.unsent_bytes,
-           py::arg("requests_per_peer") = usual.requests_per_peer,
            py::arg("replies_per_peer") = usual.replies_per_peer, py::arg("heartbeat_ms") = usual.heartbeat_ms,
            py::arg("dead_after_ms") = usual.dead_after_ms, py::arg("linger_ms") = usual.linger_ms,
            py::arg("curve_secret") = "", py::arg("zap_domain") = "", py::keep_alive<1, 2>())

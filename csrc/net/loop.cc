@@ -130,7 +130,9 @@ class DataLoop::Socket {
     set(zmq::kBacklog, 1024);  // a thousand workers come at once
     const auto most = static_cast<std::int64_t>(options.max_message);
     set(zmq::kMaxMessage, &most, sizeof(most));
-    set(zmq::kReceiveHighWater, options.requests_per_peer);
+    // No limit: where libzmq 4.3.5 has stopped to read from a peer that then resets its connection, the next heartbeat
+    // of either side ends the process.
+    set(zmq::kReceiveHighWater, 0);
     set(zmq::kSendHighWater, options.replies_per_peer);
     set(zmq::kRouterMandatory, 1);
     if (options.heartbeat_ms > 0) {

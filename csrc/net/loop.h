@@ -18,8 +18,9 @@
 //
 // Threads: wake(), metrics() and address() by any; stop() by one at a time. Fork: a child has no thread and no endpoint; its
 // copy does nothing and its end waits for nobody.
-// Not bounded here: the frames of one message that libzmq gathers before it hands them over, each at most `max_message`.
-// Only peers that may speak at all (docs/security.md) can send them.
+// Not bounded here: messages that libzmq has read and the thread has not yet taken, and the frames of one message that it
+// gathers before it hands them over, each at most `max_message`. Only peers that may speak at all (docs/security.md) can
+// send them.
 
 #pragma once
 
@@ -46,7 +47,6 @@ struct LoopOptions {
   std::string address{};  // of any transport of libzmq; tcp's port 0 is any free one
   std::size_t max_message = std::size_t{64} << 20U;  // bytes of a frame; a peer that sends more is cut off
   std::size_t unsent_bytes = std::size_t{1} << 30U;  // of replies
-  int requests_per_peer = 64;   // that wait unread: a peer with more is not read from until they are handled
   int replies_per_peer = 1024;  // that wait unsent
   int heartbeat_ms = 2000;      // 0: none
   int dead_after_ms = 10000;    // without a sign of life

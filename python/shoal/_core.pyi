@@ -262,7 +262,6 @@ class DataLoop:
         *,
         max_message: int = ...,
         unsent_bytes: int = ...,
-        requests_per_peer: int = ...,
         replies_per_peer: int = ...,
         heartbeat_ms: int = ...,
         dead_after_ms: int = ...,

@@ -102,6 +102,9 @@ class Scheduler:
             if keys is not None:
                 keys.secure_server(self._router)
             self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # No limit: where libzmq 4.3.5 has stopped to read from a peer that then resets its connection, the next
+            # heartbeat of either side ends the process.
+            self._router.setsockopt(zmq.RCVHWM, 0)
             self._router.setsockopt(zmq.LINGER, 1000)
             self._router.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
             self._router.setsockopt(zmq.IPV6, int(":" in bound_host))

@@ -466,7 +466,6 @@ class Channel:
 
     def _prepare(self, opened: Socket) -> None:
         opened.setsockopt(zmq.SNDHWM, 0)
-        opened.setsockopt(zmq.RCVHWM, 0)
         opened.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REPLY)
         if self._secure is not None:
             self._secure(opened)

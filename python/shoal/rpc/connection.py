@@ -94,6 +94,7 @@ class Connection:
         try:
             self.socket = opened = self._context.socket(zmq.DEALER)
             opened.setsockopt(zmq.LINGER, 0)
+            opened.setsockopt(zmq.RCVHWM, 0)  # a connection that is cut while libzmq does not read ends the process
             opened.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds, both
             opened.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
             opened.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
