@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal import cli
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -310,3 +311,20 @@ def test_a_limit_is_above_zero(limit):
     for value in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"{limit} is .*: pass a number above 0"):
             Limits(**{limit: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--max-body", "0", "'0' is not a size above 0"),
+        ("--max-decoded", "much", "'much' is no size"),
+        ("--max-in-flight", "-1", "'-1' is no size"),
+        ("--max-connections", "0", "'0' is not a number of 1 or more"),
+        ("--request-timeout", "nan", "'nan' is not a number of seconds above 0"),
+    ],
+)
+def test_an_option_out_of_range_is_named(folder, capsys, option, value, message):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["serve", str(folder), f"{option}={value}"])
+    told = capsys.readouterr().err
+    assert f"argument {option}: {message}" in told

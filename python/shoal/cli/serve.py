@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from shoal.cli.answers import Answer, complain, naming
-from shoal.cli.arguments import cached, command, machine, port, seconds
+from shoal.cli.arguments import cached, command, machine, port, seconds, size
 
 EXAMPLES = """\
 examples:
@@ -40,17 +40,17 @@ def add(commands: Any) -> None:
         ("--max-decoded", 512 << 20, "refuse requests that take more memory once decoded (default: 512 MiB)"),
         ("--max-in-flight", 1 << 30, "memory for all requests at a time; more are answered 503 (default: 1 GiB)"),
     ):
-        run.add_argument(flag, type=int, default=default, metavar="BYTES", help=text)
+        run.add_argument(flag, type=_some_bytes, default=default, metavar="SIZE", help=text)
     run.add_argument(
         "--max-connections",
-        type=int,
+        type=_count,
         default=1024,
         metavar="N",
         help="connections at a time; one more takes the place of the one that is idle longest (default: %(default)s)",
     )
     run.add_argument(
         "--request-timeout",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="SECONDS",
         help="close connections whose request does not arrive, or whose answer is not taken, in this time "
@@ -59,6 +59,20 @@ def add(commands: Any) -> None:
     run.add_argument("--no-verify", action="store_true", help="start at once, without reading every byte")
     cached(run)
     machine(run)
+
+
+def _some_bytes(text: str) -> int:
+    """Read a size above 0."""
+    if (found := size(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0: write it as 8GiB, 512M or 100000")
+    return found
+
+
+def _count(text: str) -> int:
+    """Read a number of 1 or more."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
 
 
 def serve(arguments: argparse.Namespace) -> Answer:
