@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,15 @@ from shoal.cluster.address import complete, split, try_out
 from shoal.cluster.link import Link
 from shoal.cluster.scheduler import Scheduler
 from shoal.errors import ClosedError, DeadlineExceeded, NotConnected, ProtocolError, ServerLost
+from shoal.rpc import connection as connections
+from shoal.rpc.curve import Keys, make_keys
 from shoal.rpc.messages import (
     VERSION,
     AddTable,
     AskFigures,
     AskMap,
     AskTable,
+    AskTables,
     Barrier,
     Dismiss,
     Fence,
@@ -34,10 +38,13 @@ from shoal.rpc.messages import (
     StartJob,
     TableForm,
     TableIs,
+    TablesAre,
     Welcome,
     decode,
     encode,
 )
+from wires import Faults
+from wires import Wire as Changing
 
 FORM = TableForm.of(shoal.local().table("x", dim=3).spec)
 
@@ -347,3 +354,28 @@ def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake
         link.call(AskMap(), MapIs, timeout=TIMEOUT, doing="asking for the map")
         (peer,) = [peer for peer in cluster.membership._peers.values() if peer.role == "worker"]
         assert len(peer.replies) <= 1  # what was answered is forgotten
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "curve"])
+def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_connection(secured, tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "_HANDSHAKE_MS", 500)
+    monkeypatch.setattr(connections, "_HEARTBEAT_MS", 200)
+    monkeypatch.setattr(connections, "_SILENCE_MS", 600)
+    if secured:
+        make_keys(tmp_path / "keys")
+    of = {role: {"keys": Keys.load(tmp_path / "keys", role)} if secured else {} for role in ("scheduler", "worker")}
+    # Without keys a control message that is changed may be read as another one.
+    faults = Faults(random.Random(0), ["cut", "flip", "drop"] if secured else ["cut"], [500, 3000], most=15)
+    with (
+        scheduler(1, heartbeat=20.0, **of["scheduler"]) as cluster,
+        contextlib.closing(Changing(int(cluster.address.rsplit(":")[-1]), faults)) as wire,
+        Link(wire.address, "worker", **of["worker"]) as link,
+    ):
+        link.hello(timeout=TIMEOUT)
+        calls = 0
+        while not faults.is_over:
+            assert link.call(AskTables(), TablesAre, timeout=TIMEOUT, doing="asking for tables") == TablesAre(())
+            calls += 1
+        print(calls, faults.done, wire.connections)
+        assert wire.connections > 5
+        assert len(cluster.membership._peers) == 1  # however often it connected
