@@ -113,7 +113,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
             ),
             (
                 good.replace_schema_metadata({b"shoal": good.schema.metadata[b"shoal"].replace(b'lr":', b'lr":1')}),
-                "is there with optimizer",
+                "has optimizer",
             ),
             (
                 good.replace_schema_metadata(
