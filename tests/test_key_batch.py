@@ -189,7 +189,7 @@ def test_a_sum_of_other_gradients_is_refused(grads, words):
             batch.sum(grads)
 
 
-@pytest.mark.parametrize("keys", [np.array([1.0]), np.array([1], np.int32), np.array([[1]], np.uint64), [1.0]])
+@pytest.mark.parametrize("keys", [np.array([1.0]), np.array([True]), np.array([[1]], np.uint64), [1.0]])
 def test_keys_of_another_kind_are_refused(keys):
     with shoal.local() as store, pytest.raises((TypeError, ValueError), match="keys"):
         store.key_batch(keys)

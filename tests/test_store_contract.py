@@ -247,7 +247,7 @@ def test_a_table_is_found_again_and_another_description_is_refused(store, table,
 
 
 BAD = {
-    "keys of another kind": (lambda table: table.pull(np.zeros(2, np.int32)), TypeError, "uint64"),
+    "keys of another kind": (lambda table: table.pull(np.zeros(2)), TypeError, "uint64"),
     "keys of two dimensions": (lambda table: table.pull(KEYS.reshape(1, -1)), ValueError, "one dimension"),
     "gradients of another kind": (lambda table: table.push(KEYS, np.zeros((5, 2))), TypeError, "float32"),
     "gradients of another shape": (lambda table: table.push(KEYS, grads()[1:]), ValueError, "dim 2"),

@@ -17,7 +17,8 @@ CSRC = {
     "base": "",
     "route": "base",
     "kernel": "base",
-    "optim": "base",
+    "schedules": "_core",
+    "optim": "base schedules",
     "table": "base",
     "store": "base route optim table",
     "net": "base route optim table store",
@@ -33,7 +34,7 @@ PYTHON = {
     "interrupts": "",
     "optim": "_core errors",
     "metrics": "_core errors",
-    "data": "_core _reader errors sealed",
+    "data": "_core _reader errors sealed machine",
     "gate": "errors",
     "handle": "errors",
     "lifecycle": "_core",
@@ -41,7 +42,7 @@ PYTHON = {
     "table": "_core errors optim gate handle lifecycle functions",
     "dense": "handle optim table",
     "sealed": "_core errors",
-    "storage": "errors sealed",
+    "storage": "errors sealed machine",
     "storage_roots": "errors storage",
     "machine": "",
     "pieces": "errors sealed storage",
@@ -51,24 +52,24 @@ PYTHON = {
     "store": "_core errors machine consistency optim gate handle lifecycle table dense sealed storage checkpoint "
     "export",
     "estimates": "_core optim table store",
-    "rpc": "_core errors consistency handle table",
-    "cluster": "_core errors interrupts consistency optim functions gate handle table sealed storage "
-    "storage_roots checkpoint store rpc data",
+    "rpc": "_core errors consistency handle table machine",
+    "cluster": "_core errors interrupts consistency optim functions gate handle table sealed storage storage_roots "
+    "checkpoint store rpc data",
     "models": "_core errors interrupts machine consistency optim handle lifecycle table sealed storage pieces "
     "checkpoint store data metrics",
-    "exchange": "_core data store table",
+    "exchange": "_core data store table machine",
     "serve": "_core errors machine consistency optim table checkpoint export store data models torch",
     "demo": "_core errors optim table sealed storage checkpoint store data metrics models",
     "reports": "_core errors optim table sealed storage checkpoint store data metrics models torch",
     "opening": "storage checkpoint export store models torch",
-    "torch": "_core errors consistency optim lifecycle handle table dense sealed storage checkpoint store data metrics "
-    "models",
+    "torch": "_core errors consistency optim lifecycle handle table dense sealed storage checkpoint store data "
+    "metrics models schedules machine",
     "sklearn": "_core errors optim store data metrics models",
     "cli": "_core errors interrupts consistency optim lifecycle table sealed storage checkpoint export compaction "
-    "store data metrics models demo reports torch rpc cluster serve exchange estimates",
+    "store data metrics models demo reports torch rpc cluster serve exchange estimates machine",
     "__main__": "cli",
     "__init__": "errors compaction consistency optim lifecycle table dense export store rpc cluster data metrics "
-    "models reports torch estimates exchange serve sklearn opening",
+    "models reports torch estimates exchange serve sklearn opening schedules",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.

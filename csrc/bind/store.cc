@@ -352,6 +352,12 @@ void add_store(py::module_& module) {
       },
       py::arg("name"), py::arg("params"));
   module.def(
+      "schedule_at",
+      [](std::map<std::string, double> params, std::uint32_t clock) {
+        return Schedule::take(params).at(clock);
+      },
+      py::arg("params"), py::arg("clock"));
+  module.def(
       "check_init", [](const std::string& name, double parameter) { Init(name, parameter, 0); },
       py::arg("name"), py::arg("parameter"));
   module.def(

@@ -24,20 +24,37 @@
 #include "optim/momentum.h"
 #include "optim/proximal.h"
 #include "optim/rowwise_adagrad.h"
+#include "optim/schedule.h"
 #include "optim/sgd.h"
 
 namespace shoal {
 
 using Rule = std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal>;
 
+// Rules with a learning rate that may fall: the weights of FTRL are derived with alpha, so another alpha would move all
+// of them at once.
+template <class One>
+concept Scheduled = requires(One rule) { rule.lr; } && !requires { One::kPairs; };
+
+// The rule with a part of its learning rate.
+template <class One>
+One slowed(One rule, [[maybe_unused]] float part) noexcept {
+  if constexpr (Scheduled<One>) {
+    rule.lr = static_cast<decltype(rule.lr)>(static_cast<double>(rule.lr) * static_cast<double>(part));
+  }
+  return rule;
+}
+
 class Optimizer {
  public:
   // Unknown names, unknown, missing or bad parameters: std::invalid_argument that names them. clip_value and
-  // clip_norm are parameters of every rule and may be left out.
+  // clip_norm are parameters of every rule and may be left out; so are those of a schedule, of rules with a learning
+  // rate.
   Optimizer(std::string_view name, std::map<std::string, double> params);
 
   const Rule& rule() const noexcept { return rule_; }
   const Clip& clip() const noexcept { return clip_; }
+  const Schedule& schedule() const noexcept { return schedule_; }
 
   std::span<const std::string_view> columns() const noexcept;
   bool derives_weights() const noexcept;
@@ -47,6 +64,7 @@ class Optimizer {
 
  private:
   Clip clip_;
+  Schedule schedule_;
   Rule rule_;
 };
 

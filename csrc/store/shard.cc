@@ -597,8 +597,10 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes, co
   const bool in_place =
       rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kLeastDim && !spec_.optimizer.clip().active();
   std::atomic<std::uint64_t> dropped{0};
+  const float part = spec_.optimizer.schedule().at(how.now.clock);
   std::visit(
-      [&](const auto& rule) {
+      [&](const auto& given_rule) {
+        const auto rule = slowed(given_rule, part);
         // Both return how many rows were not finite.
         const auto step_in_place = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
                                        Fetches& ahead) -> std::size_t {

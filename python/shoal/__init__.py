@@ -15,6 +15,7 @@ Examples
 
 from typing import TYPE_CHECKING, Any
 
+from shoal import schedules
 from shoal.cluster import connect, launch
 from shoal.compaction import compact
 from shoal.consistency import ASP, BSP, SSP
@@ -157,6 +158,7 @@ __all__ = [
     "read_parquet",
     "read_vw",
     "report",
+    "schedules",
     "unmix",
 ]
 

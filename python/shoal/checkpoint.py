@@ -460,7 +460,7 @@ def _job(spec: TableSpec, snapshot: Snapshot, kind: str) -> _Job:
     return _Job(
         TableForm.of(spec),
         snapshot.step,
-        snapshot.table_clock if spec.has_rules else 0,
+        snapshot.table_clock if spec.keeps_clock else 0,
         snapshot.rows,
         snapshot.bytes,
         kind == "delta",
@@ -469,7 +469,7 @@ def _job(spec: TableSpec, snapshot: Snapshot, kind: str) -> _Job:
 
 
 def _version(specs: Iterable[TableSpec]) -> int:
-    return 2 if any(spec.has_rules for spec in specs) else 1
+    return 2 if any(spec.keeps_clock for spec in specs) else 1
 
 
 def _all(snapshot: Snapshot, slot: int) -> _Piece:

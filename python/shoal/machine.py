@@ -1,10 +1,16 @@
 """The machine, as far as a process may use it."""
 
 import os
+from pathlib import Path
 
-__all__ = ["cores"]
+__all__ = ["cores", "local_path"]
 
 
 def cores() -> int:
     """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path of this machine, ``~`` being the home directory, as a shell has it."""
+    return Path(os.path.expanduser(os.fspath(path)))

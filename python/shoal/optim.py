@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 from shoal import _core
+from shoal.schedules import Schedule, make_schedule
 
 __all__ = [
     "FTRL",
@@ -36,7 +37,7 @@ def _number(owner: object, name: str, value: object) -> float:
     return float(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Optimizer:
     """What every optimizer has: bounds on the summed gradient of a row.
 
@@ -46,21 +47,36 @@ class Optimizer:
         Each element of the gradient is cut to ``[-clip_value, clip_value]``. First of the two.
     clip_norm : float, optional
         A row's gradient whose L2 norm is larger is scaled down to this.
+    schedule : Schedule, optional
+        Of `shoal.schedules`: how the learning rate changes with the table's clock. Rules with an ``lr`` take one, but
+        for `Proximal`.
     """
 
     clip_value: float | None = None
     clip_norm: float | None = None
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule | None):
+            raise TypeError(
+                f"{type(self).__name__} needs a schedule such as shoal.schedules.Cosine(10_000), got {self.schedule!r}"
+            )
         _core.check_optimizer(type(self).__name__, self.params())
 
+    def __repr__(self) -> str:
+        """Show what differs from the defaults, and the learning rate."""
+        shown = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]
+        told = sorted(shown, key=lambda f: bool(f.kw_only))
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+
     def params(self) -> dict[str, float]:
-        """All hyper-parameters by name; bounds that are not set are left out."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: _number(self, name, value) for name, value in values.items() if value is not None}
+        """All hyper-parameters by name; bounds that are not set are left out, and what describes no schedule."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
+        numbers = {name: _number(self, name, value) for name, value in values.items() if value is not None}
+        return numbers if self.schedule is None else numbers | self.schedule.params()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SGD(Optimizer):
     """Stochastic gradient descent: ``w -= lr * g``.
 
@@ -73,15 +89,15 @@ class SGD(Optimizer):
 
     Examples
     --------
-    >>> SGD(lr=0.1)
-    SGD(clip_value=None, clip_norm=None, lr=0.1, weight_decay=0.0)
+    >>> SGD(0.1)
+    SGD(lr=0.1)
     """
 
-    lr: float = 0.01
+    lr: float = field(default=0.01, kw_only=False)
     weight_decay: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Momentum(Optimizer):
     """SGD with momentum, as in torch with dampening 0; rows that a push does not touch keep their speed.
 
@@ -99,13 +115,13 @@ class Momentum(Optimizer):
         L2, as in torch.
     """
 
-    lr: float = 0.01
+    lr: float = field(default=0.01, kw_only=False)
     mu: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Adagrad(Optimizer):
     """Adagrad (Duchi, Hazan, Singer, JMLR'11), as in torch: ``n += g**2; w -= lr * g / (sqrt(n) + eps)``.
 
@@ -121,13 +137,13 @@ class Adagrad(Optimizer):
         L2, as in torch.
     """
 
-    lr: float = 0.01
+    lr: float = field(default=0.01, kw_only=False)
     eps: float = 1e-10
     n0: float = 0.0
     weight_decay: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RowWiseAdagrad(Optimizer):
     """Adagrad with one accumulator per row (FBGEMM's EXACT_ROWWISE_ADAGRAD).
 
@@ -145,13 +161,13 @@ class RowWiseAdagrad(Optimizer):
         Whether weight decay is decoupled: ``w *= 1 - lr * weight_decay``.
     """
 
-    lr: float = 0.01
+    lr: float = field(default=0.01, kw_only=False)
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FTRL(Optimizer):
     """FTRL-Proximal (McMahan et al., KDD'13, Algorithm 1): sparse weights from L1, no weights stored.
 
@@ -172,14 +188,14 @@ class FTRL(Optimizer):
         Where ``n`` starts.
     """
 
-    alpha: float = 0.1
+    alpha: float = field(default=0.1, kw_only=False)
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
     n0: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GroupFTRL(Optimizer):
     """FTRL with a sparse group lasso: whole rows become 0 (Yue et al., ECML-PKDD'21).
 
@@ -191,7 +207,7 @@ class GroupFTRL(Optimizer):
         The group lasso's strength; it is multiplied by ``sqrt(dim)``.
     """
 
-    alpha: float = 0.1
+    alpha: float = field(default=0.1, kw_only=False)
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
@@ -199,7 +215,7 @@ class GroupFTRL(Optimizer):
     n0: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Adam(Optimizer):
     """Adam (Kingma, Ba, ICLR'15), lazy as torch's SparseAdam: only touched rows move.
 
@@ -217,7 +233,7 @@ class Adam(Optimizer):
         Whether the bias correction counts each row's own steps (4 bytes a row) instead of the table's pushes.
     """
 
-    lr: float = 0.001
+    lr: float = field(default=0.001, kw_only=False)
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
@@ -225,7 +241,7 @@ class Adam(Optimizer):
     per_row_step: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov, Hutter, ICLR'19) on touched rows: ``w *= 1 - lr * weight_decay``.
 
@@ -233,7 +249,7 @@ class AdamW(Adam):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Proximal(Optimizer):
     """One step of proximal gradient for an L1 penalty, scaled by a bound of the curvature: what ``solver="dbpg"`` uses.
 
@@ -249,7 +265,7 @@ class Proximal(Optimizer):
         Strength of the penalty ``l1 * sum(|w|)``.
     """
 
-    lr: float = 1.0
+    lr: float = field(default=1.0, kw_only=False)
     l1: float = 1.0
 
 
@@ -337,8 +353,11 @@ def make_optimizer(name: str, params: dict[str, float]) -> Optimizer:
     kind = _described(name, Optimizer)
     if kind is None:
         raise ValueError(f"no optimizer {name!r}")
-    values: dict[str, Any] = {key: bool(value) if key in _FLAGS else value for key, value in params.items()}
-    return kind(**values)
+    scheduled = {key: value for key, value in params.items() if key.startswith("schedule")}
+    values: dict[str, Any] = {
+        key: bool(value) if key in _FLAGS else value for key, value in params.items() if key not in scheduled
+    }
+    return kind(**values, schedule=make_schedule(scheduled) if scheduled else None)
 
 
 def make_init(name: str, parameter: float, seed: int) -> Init:

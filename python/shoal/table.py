@@ -35,12 +35,17 @@ _WIDEST = 4096
 
 
 def as_keys(keys: npt.ArrayLike, what: str = "keys") -> npt.NDArray[np.uint64]:
-    """View ``keys`` as contiguous uint64[n]; int64 is taken bit for bit, anything else is an error."""
+    """View ``keys`` as contiguous uint64[n]; signed ones are taken bit for bit as int64, all but integers refused."""
     array = np.asarray(keys)
     if array.dtype not in (np.uint64, np.int64):
-        raise TypeError(
-            f"{what} must be uint64 or int64, got {array.dtype}: convert them, e.g. with np.asarray(x, np.uint64)"
-        )
+        if array.size == 0 and not isinstance(keys, np.ndarray):
+            array = array.astype(np.uint64)
+        if array.dtype.kind not in "iu":
+            raise TypeError(
+                f"{what} must be integers, such as uint64 or int64, got {array.dtype}: convert them, e.g. with "
+                f"np.asarray(x, np.uint64)"
+            )
+        array = array.astype(np.int64 if array.dtype.kind == "i" else np.uint64)
     if array.ndim != 1:
         raise ValueError(f"{what} must have one dimension, got shape {array.shape}: pass {what}.ravel()")
     return np.ascontiguousarray(array).view(np.uint64)
@@ -166,6 +171,11 @@ class TableSpec:
     def has_rules(self) -> bool:
         """Whether keys wait for their rows, or rows go."""
         return self.admit is not None or bool(self.expire)
+
+    @property
+    def keeps_clock(self) -> bool:
+        """Whether a clock is part of what the table is, and saved: rules and schedules go by it."""
+        return self.has_rules or self.optimizer.schedule is not None
 
     @property
     def needs_counts(self) -> bool:
@@ -638,7 +648,8 @@ class Table:
         Parameters
         ----------
         keys : uint64[n] or int64[n]
-            Any order, duplicates allowed. An unseen key reads its initial row and is not created.
+            Any order, duplicates allowed. An unseen key reads its initial row and is not created. Narrower integers
+            are widened; negative ones are taken bit for bit as int64.
         out : float32[n, dim], optional
             Filled and returned instead of a new array.
 

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 from shoal.data import Batch
 from shoal.metrics import Metrics
@@ -100,7 +100,8 @@ class LogisticRegressionGrid(OverStore):
         base = FTRL() if optimizer is None else optimizer
         _check_grid(grid, base)
         self._settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        optimizers = [replace(base, **settings) for settings in self._settings]
+        given: list[dict[str, Any]] = list(self._settings)
+        optimizers = [replace(base, **settings) for settings in given]
         super().__init__(local() if store is None else store, is_own=store is None)
         try:
             self._models = [

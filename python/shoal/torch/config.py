@@ -20,7 +20,6 @@ import inspect
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -29,10 +28,12 @@ import torch
 from msgspec import Meta, Struct
 from torch import nn
 
-from shoal import lifecycle, optim
+from shoal import lifecycle, optim, schedules
 from shoal.lifecycle import Admission, Expiry
+from shoal.machine import local_path
 from shoal.models import files
 from shoal.optim import Init, Normal, Optimizer
+from shoal.schedules import Schedule
 from shoal.storage import Where, place_of
 from shoal.store import Store, local
 from shoal.torch.fields import Fields, to_json
@@ -235,7 +236,7 @@ def read(path: str | os.PathLike[str], more: Mapping[tuple[str, str], Any] | Non
         It cannot be read.
     """
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        raw = tomllib.loads(local_path(path).read_text(encoding="utf-8"))
         return parse(raw, more)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
@@ -468,7 +469,10 @@ def _rule(settings: TableSettings, where: str = "[tables]", *, seed: int = 0) ->
 
 
 def _optimizer(spec: Spec, where: str) -> Optimizer:
-    made: Optimizer = _described(spec, f"{where} optimizer", _kinds_of(Optimizer), {})
+    settings = dict(spec)
+    if isinstance(schedule := settings.get("schedule"), dict):
+        settings["schedule"] = _described(schedule, f"{where} schedule", _kinds_of(Schedule, schedules), {})
+    made: Optimizer = _described(settings, f"{where} optimizer", _kinds_of(Optimizer), {})
     return made
 
 

@@ -1,0 +1,70 @@
+#include "optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/params.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::string_view kName = "schedule";
+constexpr std::uint64_t kMostClocks = std::uint64_t{1} << 32U;  // a clock has 32 bits
+
+}  // namespace
+
+Schedule Schedule::take(std::map<std::string, double>& params) {
+  Schedule made;
+  std::map<std::string, double> mine;
+  for (auto each = params.begin(); each != params.end();) {
+    if (each->first.starts_with(kName)) {
+      mine.insert(params.extract(each++));
+    } else {
+      ++each;
+    }
+  }
+  if (mine.empty()) {
+    return made;
+  }
+  Params given(std::string(kName), std::move(mine));
+  made.kind_ = static_cast<Kind>(given.whole("schedule", 1, static_cast<std::uint64_t>(Kind::kInverseRoot)));
+  made.warmup_ = static_cast<double>(given.whole("schedule_warmup", 0, kMostClocks));
+  if (made.kind_ != Kind::kConstant) {
+    made.clocks_ = static_cast<double>(given.whole("schedule_clocks", 1, kMostClocks));
+  }
+  if (made.kind_ == Kind::kSteps) {
+    made.level_ = given.between("schedule_factor", 0, 1);
+  } else if (made.kind_ == Kind::kLinear || made.kind_ == Kind::kCosine) {
+    made.level_ = given.between("schedule_floor", 0, 1);
+  }
+  given.done();
+  return made;
+}
+
+float Schedule::at(std::uint32_t clock) const noexcept {
+  if (clock < warmup_) {
+    return static_cast<float>((clock + 1.0) / warmup_);
+  }
+  const double c = clock - warmup_;
+  const double share = std::min(c, clocks_) / clocks_;
+  switch (kind_) {
+    case Kind::kSteps:
+      return static_cast<float>(std::pow(level_, std::floor(c / clocks_)));
+    case Kind::kLinear:
+      return static_cast<float>(1.0 - (1.0 - level_) * share);
+    case Kind::kCosine:
+      return static_cast<float>(level_ + (1.0 - level_) * (1.0 + std::cos(std::numbers::pi * share)) / 2.0);
+    case Kind::kInverseRoot:
+      return static_cast<float>(1.0 / std::sqrt(1.0 + c / clocks_));
+    case Kind::kNone:
+    case Kind::kConstant:
+      break;
+  }
+  return 1.0F;
+}
+
+}  // namespace shoal
