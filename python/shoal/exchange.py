@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import secrets
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +29,7 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.data import hash_strings
 from shoal.data.arrow import pyarrow
+from shoal.machine import local_path
 from shoal.store import check_same
 from shoal.table import TableForm
 
@@ -80,7 +80,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     its rows keep them (docs/checkpoint-format.md). Rows come in hash order.
     """
     arrow = pyarrow()
-    target = Path(path)
+    target = local_path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     names: list[str] = []
     if state:
@@ -360,8 +360,9 @@ def read_npz_rows(path: str | os.PathLike[str], *, key: str = "keys", weights: s
     ValueError
         It is no such archive, or the arrays do not go together.
     """
+    path = local_path(path)
     try:
-        with Path(path).open("rb") as file, zipfile.ZipFile(file) as _, np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as _, np.load(path, allow_pickle=False) as archive:
             for name in (key, weights):
                 if name not in archive:
                     raise ValueError(f"{os.fspath(path)} has no array {name!r}: it has {list(archive)}")
@@ -425,7 +426,7 @@ def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys,
     bits: int | None = None
     named: bool | None = None
     begun = False
-    with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
+    with local_path(path).open(encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             text = line.rstrip("\n")
             where = f"{os.fspath(path)}, line {number}"

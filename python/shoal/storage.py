@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from shoal.errors import CorruptionError, SaveConflict, StorageError
+from shoal.machine import local_path
 from shoal.sealed import make_directory, sync_directory, unseal, write_atomically
 
 __all__ = ["LocalPlace", "Place", "RemotePlace", "Source", "Target", "Where", "parts_of", "place_of"]
@@ -95,7 +96,7 @@ def place_of(where: Where, options: Mapping[str, Any] | None = None) -> Place:
         return where
     if isinstance(where, str) and "://" in where:
         return RemotePlace(where, options or {})
-    return LocalPlace(Path(where))
+    return LocalPlace(local_path(where))
 
 
 class Source(Protocol):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shoal.cli.answers import Answer
+from shoal.cli.answers import Answer, complain
 from shoal.data.batch import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def columns(parser: argparse.ArgumentParser) -> None:
     named.add_argument("--numeric", type=_names, metavar="A,B,...", help="numbers (default: none)")
     named.add_argument("--weight", metavar="NAME", help="the examples' weights")
     named.add_argument("--positive", metavar="TEXT", help="the label that is 1 (default: labels are numbers)")
+    named.add_argument("--sep", type=_separator, metavar="C", help=r"between the cells of csv: ';', tab (default: ,)")
     named.add_argument("--columns", type=_names, metavar="A,B,...", help="the columns of files without a header")
     named.add_argument("--na-values", type=_names, metavar="A,B,...", help="more texts of cells that hold nothing")
     parser.add_argument(
@@ -168,14 +169,32 @@ def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
     parser.add_argument("--quiet", action="store_true", help="neither bar nor text")
 
 
+def format_of(arguments: argparse.Namespace, path: str | Sequence[str]) -> str:
+    """Return the format that was named, or guess it."""
+    if arguments.format is not None:
+        return str(arguments.format)
+    from shoal.data.guess import guess_format
+
+    try:
+        form = guess_format(path)
+    except ValueError as error:
+        raise ValueError(f"{error}, as in --format libsvm") from None
+    if not arguments.quiet:
+        complain(f"the data looks like {form}, and is read so: --format says otherwise")
+    arguments.format = form
+    return form
+
+
 def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what `columns` says, as the functions that make readers take it."""
-    named = ("label", "categorical", "numeric", "weight", "positive", "columns", "na_values")
+    named = ("label", "categorical", "numeric", "weight", "positive", "sep", "columns", "na_values")
     schema = {name: value for name in named if (value := getattr(arguments, name)) is not None}
     if arguments.format not in COLUMN_FORMATS:
         for name in schema:
             option, formats = f"--{name.replace('_', '-')}", ", ".join(COLUMN_FORMATS)
             raise ValueError(f"{option} is for {formats}, not for {arguments.format}: leave it out")
+    elif "sep" in schema and arguments.format != "csv":
+        raise ValueError(f"--sep is for csv, not for {arguments.format}: leave it out")
     elif "label" not in schema:
         raise ValueError(f"{arguments.format} needs --label, the name of a column")
     if arguments.interactions:
@@ -215,6 +234,14 @@ def open_reader(
 
 
 _OF_TEXT = ("sep", "list_separator", "columns", "na_values", "keep_default_na")
+
+
+def _separator(text: str) -> str:
+    """Read one character; a tab by its name or escape too."""
+    character = {"tab": "\t", r"\t": "\t"}.get(text, text)
+    if len(character) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no separator: pass one character, or tab")
+    return character
 
 
 def _names(text: str) -> list[str]:

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from shoal.cli.answers import Answer
-from shoal.cli.arguments import FORMATS, columns, command, machine, open_reader, reading, schema_of
+from shoal.cli.arguments import FORMATS, columns, command, format_of, machine, open_reader, reading, schema_of
 
 TOLD = 10  # keys that are shared; --json has all
 
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     look = command(commands, "audit", "Tell which features of a file share a key.", EXAMPLES, audit)
     look.add_argument("--data", required=True, nargs="+", metavar="FILE", help="the examples")
-    look.add_argument("--format", required=True, choices=FORMATS, help="of the data")
+    look.add_argument("--format", choices=FORMATS, help="of the data (default: guessed from a line and the name)")
     look.add_argument("--examples", type=int, default=100_000, metavar="N", help="to read (default: %(default)s)")
     look.add_argument(
         "--bits", type=_bits, default=(18, 22, 24), metavar="A,B,...", help="sizes of tables (default: 18,22,24)"
@@ -40,7 +40,8 @@ def audit(arguments: argparse.Namespace) -> Answer:
     """Audit a sample."""
     from shoal import data
 
-    reader = open_reader(arguments.data, arguments.format, arguments, schema_of(arguments))
+    form = format_of(arguments, arguments.data)
+    reader = open_reader(arguments.data, form, arguments, schema_of(arguments))
     found = data.audit(reader, examples=arguments.examples, bits=arguments.bits)
     lines = [
         f"{'examples':<12} {found.examples:,}",

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.cli.answers import Answer, naming
 from shoal.cli.arguments import command, machine
+from shoal.machine import local_path
 
 EXAMPLES = """\
 examples:
@@ -83,7 +84,7 @@ def _here(name: str) -> Path:
     """Name a file or a directory of this machine."""
     if "://" in name:
         raise ValueError(f"{name}: files of Parquet and of other programs are read and written on this machine")
-    return Path(name)
+    return local_path(name)
 
 
 def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Answer:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from shoal.cli.answers import Answer, naming, nothing, say
 from shoal.cli.arguments import PLAIN_FORMATS, command, machine
+from shoal.machine import local_path
 
 EXAMPLES = """\
 examples:
@@ -44,7 +44,7 @@ def demo(arguments: argparse.Namespace) -> Answer:
         raise ValueError(f"--seed is {arguments.seed}: pass 0 or more")
     with naming(arguments.out):
         report = demo.run(
-            Path(arguments.out),
+            local_path(arguments.out),
             data=arguments.data,
             data_format=arguments.format or "criteo",
             valid=arguments.valid,

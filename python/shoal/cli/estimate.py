@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import command, machine, size
+from shoal.machine import local_path
 
 if TYPE_CHECKING:
     from shoal.estimates import Estimate, Rates
@@ -162,7 +162,7 @@ def _rates_of(file: str) -> Rates:
     from shoal.estimates import Rates
 
     try:
-        facts = msgspec.json.decode(Path(file).read_bytes())
+        facts = msgspec.json.decode(local_path(file).read_bytes())
         return Rates(**facts["rates"])
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise ValueError(

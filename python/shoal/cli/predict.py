@@ -8,11 +8,11 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer, complain, naming
 from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
+from shoal.machine import local_path
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -136,7 +136,7 @@ def _output(path: str) -> Iterator[IO[str]]:
         return
     if not path:
         raise ValueError("--output is empty: name a file, or - for standard output")
-    target = Path(path)
+    target = local_path(path)
     if target.is_dir():
         raise ValueError(f"{path} is a directory: name a file, or - for standard output")
     if target.exists() and not target.is_file():  # a pipe, a device: nothing to replace

@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import DONE, Answer, complain
-from shoal.cli.arguments import FORMATS, admission, columns, command, expiry, machine, open_reader, reading, schema_of
+from shoal.cli.arguments import (
+    FORMATS,
+    admission,
+    columns,
+    command,
+    expiry,
+    format_of,
+    machine,
+    open_reader,
+    reading,
+    schema_of,
+)
 from shoal.interrupts import at_boundaries, status_of
 
 if TYPE_CHECKING:
@@ -143,7 +154,7 @@ def learning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--train", required=True, nargs="+", metavar="FILE", help="what to learn from: files, patterns, URLs, or -"
     )
-    parser.add_argument("--format", required=True, choices=FORMATS, help="of the files")
+    parser.add_argument("--format", choices=FORMATS, help="of the files (default: guessed from a line and the name)")
     parser.add_argument("--valid", nargs="+", metavar="FILE", help="measured after every pass")
     parser.add_argument(
         "--model",
@@ -509,10 +520,11 @@ def _data(arguments: argparse.Namespace, targets: Sequence[Where]) -> tuple[Read
         raise ValueError("--names are known when a fit has read all of its data: leave out --every and --resume")
     for target in targets:
         files.check_target(target, overwrite=arguments.overwrite or arguments.resume)
+    form = format_of(arguments, arguments.train)
     schema = schema_of(arguments)
     names = FeatureNames() if arguments.names else None
-    train = open_reader(arguments.train, arguments.format, arguments, schema, names)
-    valid = None if arguments.valid is None else open_reader(arguments.valid, arguments.format, arguments, schema)
+    train = open_reader(arguments.train, form, arguments, schema, names)
+    valid = None if arguments.valid is None else open_reader(arguments.valid, form, arguments, schema)
     if arguments.patience is not None and valid is None:
         raise ValueError("--patience needs --valid: something to measure after each pass")
     if arguments.calibrate is not None and valid is None:

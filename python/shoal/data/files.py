@@ -147,6 +147,7 @@ def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
         return [Stream(sys.stdin.buffer)]
     if "://" in name:
         return _remote(name, options)
+    name = os.path.expanduser(name)
     if glob.has_magic(name) and not os.path.exists(name):
         return [LocalFile(path) for path in _some(sorted(glob.glob(name, recursive=True)), name)]
     file = LocalFile(name)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from shoal.data.criteo import INTEGER_COLUMNS, buckets
 from shoal.errors import CorruptionError
+from shoal.machine import local_path
 from shoal.sealed import read_sealed, write_sealed
 
 FORMAT = "shoal feature names"
@@ -224,8 +225,8 @@ class FeatureNames(Mapping[int, str]):
         Path
             The file.
         """
-        write_sealed(Path(path), self.to_json())
-        return Path(path)
+        write_sealed(local_path(path), self.to_json())
+        return local_path(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FeatureNames:
@@ -236,7 +237,7 @@ class FeatureNames(Mapping[int, str]):
         CorruptionError
             The file is missing or was changed.
         """
-        return cls.from_json(read_sealed(Path(path), missing="there are no names"), path)
+        return cls.from_json(read_sealed(local_path(path), missing="there are no names"), path)
 
     def to_json(self) -> bytes:
         """Tell limit and names as the JSON that `save` seals."""

@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from shoal.errors import CorruptionError, StorageError
+from shoal.machine import local_path
 from shoal.storage import Place, Source
 
 __all__ = ["Cache", "Held"]
@@ -62,7 +63,7 @@ class Cache:
     """Where copies of exports are. ``directory``: default ``~/.cache/shoal``."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        self._directory = Path(directory) if directory is not None else Path.home() / ".cache" / "shoal"
+        self._directory = local_path(directory) if directory is not None else Path.home() / ".cache" / "shoal"
 
     def __str__(self) -> str:
         return str(self._directory)

@@ -30,6 +30,7 @@ import zmq
 from zmq.auth.certs import load_certificate
 from zmq.utils import z85
 
+from shoal.machine import local_path
 from shoal.rpc.refusals import Refusals
 
 __all__ = ["DOMAIN", "ROLES", "Guard", "Keys", "allowed", "make_keys"]
@@ -69,7 +70,7 @@ def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -
     """
     if not zmq.has("curve"):
         raise ValueError("this libzmq was built without CURVE: install pyzmq's wheel")
-    folder = Path(directory)
+    folder = local_path(directory)
     for role in roles:
         if not role or not all(letter.isalnum() or letter in "-_" for letter in role):
             raise ValueError(f"{role!r} cannot name keys: use letters, digits, - and _")
@@ -100,7 +101,7 @@ def allowed(directory: str | os.PathLike[str]) -> dict[bytes, str]:
     Files that are no keys are left out, and noted in the log.
     """
     found = {}
-    for file in sorted(Path(directory).glob("*.key")):
+    for file in sorted(local_path(directory).glob("*.key")):
         try:
             found[_checked(load_certificate(file)[0], file)] = file.stem
         except (OSError, ValueError) as error:
@@ -136,7 +137,7 @@ class Keys:
         ValueError
             The file is missing, is no key, or can be read by others than its owner.
         """
-        folder = Path(directory)
+        folder = local_path(directory)
         file = _secret_file(folder, role)
         try:
             mode = stat.S_IMODE(file.stat().st_mode)
