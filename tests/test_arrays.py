@@ -352,3 +352,43 @@ def test_a_fit_on_an_array_goes_on_after_a_checkpoint_with_the_same_bits(planted
             gone_on.fit(X, named, epochs=4, directory=tmp_path / "m", resume=True, progress=False)
             assert gone_on.table.digest() == whole.table.digest()
             assert gone_on.classes_.tolist() == ["no", "yes"]
+
+
+def test_a_model_that_explodes_is_warned_of_with_the_feature_that_does_it(ads, caplog):
+    with LogisticRegression() as model:
+        model.fit(ads.assign(price=ads["price"] * 1e6), label="click", progress=False)
+        assert model.history.passes[0].metrics.normalized_entropy > 3
+    (message, *_) = [record.message for record in caplog.records]
+    assert "the predictions of pass 1 are far worse than the base rate alone; values reach" in message
+    assert "(feature 'price'): scale numeric features to about 1" in message
+    caplog.clear()
+    with LogisticRegression() as model:
+        model.fit(ads, label="click", progress=False)
+        model.fit(ads.assign(price=1.0), label="click", progress=False)
+    assert not caplog.records
+    X = np.zeros((100, 3))
+    X[:, 1], X[:, 2] = np.arange(100), np.where(np.arange(100) % 3, -1e9, 3e8)
+    with LogisticRegression() as model:
+        model.fit(X, np.arange(100) % 2, epochs=1, progress=False)
+    assert "values reach 1e+09 (feature 2)" in caplog.records[0].message
+
+
+def test_models_and_metrics_show_themselves_in_notebooks(planted):
+    X, y = planted
+    with LogisticRegression(table="<b>") as model:
+        assert "<th>examples</th><td>0</td>" in model._repr_html_()
+        model.fit(X, y, valid=(X, y), epochs=1, progress=False)
+        shown = model._repr_html_()
+        assert "&lt;b&gt;</th><td>13 rows of 1, FTRL(alpha=0.1)" in shown
+        assert "<th>validation</th>" in shown
+        assert f"<th>AUC</th><td>{model.evaluate(X, y).auc:.6f}</td>" in model.evaluate(X, y)._repr_html_()
+    assert str(shoal.Metrics(logloss=0.7, auc=0.5, calibration=1, examples=1, base_rate=0.5)).endswith(
+        "(1 example, 50.00 % positive)"
+    )
+
+
+def test_dir_shows_what_is_public():
+    assert set(shoal.__all__) <= set(dir(shoal))
+    assert {"torch", "sklearn", "serve", "exchange", "__version__"} <= set(dir(shoal))
+    assert all(getattr(shoal, name) is not None for name in shoal.__all__)
+    assert not [name for name in dir(shoal) if name.startswith("_") and name != "__version__"]

@@ -445,7 +445,7 @@ def test_a_checkpoint_of_a_store_is_inspected_too(capsys):
         store.save("ckpt")
     assert run("inspect", "ckpt") == 0
     out = capsys.readouterr().out
-    assert "checkpoint of 2 table(s) in 16 slots" in out
+    assert "checkpoint of 2 tables in 16 slots" in out
     assert "table 'user': 9 rows, dim 4" in out
     assert "Adagrad(" in out
     assert "every checksum matches" in out

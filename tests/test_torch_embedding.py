@@ -545,13 +545,29 @@ def test_state_dict_names_the_table_and_holds_no_rows(local, name):
     file.seek(0)
     state = torch.load(file, weights_only=True)
     assert set(state) == {"0._extra_state", "1.weight", "1.bias"}
-    assert state["0._extra_state"] == {"version": 1, "table": name}
+    assert state["0._extra_state"] == {"version": 1, "table": name, "rows": 0}
     model.load_state_dict(state)
     other = torch.nn.Sequential(shoal.torch.Embedding(local.table(name + " 2", dim=2)), torch.nn.Linear(2, 1))
     with pytest.raises(ValueError, match=r"store\.save"):
         other.load_state_dict(state)
     assert [*model.parameters()] == [*model[1].parameters()]
     assert not [*model.buffers()]
+
+
+def test_a_state_that_had_rows_warns_of_an_empty_table(local, name, caplog, tmp_path):
+    table = local.table(name, dim=2)
+    table.push(np.arange(3, dtype=np.uint64), np.ones((3, 2), np.float32)).wait()
+    state = torch.nn.Sequential(shoal.torch.Embedding(table)).state_dict()
+    local.save(tmp_path / "rows")
+    with shoal.local() as other:
+        model = torch.nn.Sequential(shoal.torch.Embedding(other.table(name, dim=2)))
+        model.load_state_dict(state)
+        (record,) = caplog.records
+        assert f"table {name!r} had 3 rows when this state was taken, and has none now" in record.message
+        other.load(tmp_path / "rows")
+        model.load_state_dict(state)
+        assert len(caplog.records) == 1
+    assert model.state_dict()["0._extra_state"]["rows"] == 0  # the store was closed: nothing can be counted
 
 
 def test_a_module_is_neither_copied_nor_pickled(local, name):

@@ -173,3 +173,7 @@ def __getattr__(name: str) -> Any:
 
         return importlib.import_module(f"shoal.{name}")
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES, "__version__"})

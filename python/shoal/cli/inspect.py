@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import cached, command, expiry, machine
+from shoal.plural import counted
 
 if TYPE_CHECKING:
     from shoal.export.cache import Cache
@@ -75,7 +76,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             "best_pass": described.history.best_pass,
             "fits": described.history.fits,
         }
-        lines.append(f"{directory}: {described.model}, trained on {described.examples:,} examples")
+        lines.append(f"{directory}: {described.model}, trained on {counted(described.examples, 'example')}")
         lines.append(f"    format      {described.format or 'not told'}")
         lines += [f"    {name:<11} {value}" for name, value in columns.told(described.schema)]
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
@@ -108,7 +109,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     if manifest.base is not None:
         facts["base"] = {"path": manifest.base.path, "digest": manifest.base.digest}
         lines.append(f"{folder}: what has changed since {manifest.base.path}")
-    lines.append(f"{folder}: checkpoint of {len(manifest.tables)} table(s) in {manifest.slots:,} slots")
+    lines.append(f"{folder}: checkpoint of {counted(len(manifest.tables), 'table')} in {manifest.slots:,} slots")
     for table in manifest.tables:
         size = sum(file.bytes for file in table.files)
         tables.append(
@@ -142,7 +143,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             admits = f"admits {spec.admit}, " if spec.admit is not None else ""
             expires = f"drops {', '.join(map(str, spec.expire))}, " if spec.expire else ""
             lines.append(f"        {admits}{expires}at clock {table.clock:,}")
-        lines.append(f"        {size:,} bytes{per_row} in {len(table.files)} file(s)")
+        lines.append(f"        {size:,} bytes{per_row} in {counted(len(table.files), 'file')}")
         lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
     if arguments.forecast:
         facts["forecast"], told = _forecast(folder, arguments.forecast)

@@ -24,6 +24,7 @@ from shoal.cli.arguments import (
     schema_of,
 )
 from shoal.interrupts import at_boundaries, status_of
+from shoal.plural import counted
 
 if TYPE_CHECKING:
     from shoal.consistency import Consistency
@@ -439,7 +440,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     told, facts = told + more, facts | filters
     if rank != 0:
         if interrupted is not None:
-            complain(f"interrupted after {model.examples:,} examples; worker 0 saves the model")
+            complain(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
         return Answer(
             "\n".join([*pass_lines(model), *told, *_names(train), f"{'model':<12} saved by worker 0 of {workers}"]),
             {
@@ -461,13 +462,15 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
             target = model.save(target, overwrite=kept or arguments.overwrite, names=train.names)
     if interrupted and not kept:
         complain(
-            f"interrupted after {model.examples:,} examples; the model of that moment is in {target}; a fit with "
-            "--resume leaves a checkpoint there, to go on from"
+            f"interrupted after {counted(model.examples, 'example')}; the model of that moment is in {target}; a fit "
+            "with --resume leaves a checkpoint there, to go on from"
         )
     elif interrupted and not files.is_model(place_of(target)):
         complain(f"interrupted after {model.examples:,} examples, before a checkpoint was written in {target}")
     elif interrupted:
-        complain(f"interrupted after {model.examples:,} examples; --resume goes on from the checkpoint in {target}")
+        complain(
+            f"interrupted after {counted(model.examples, 'example')}; --resume goes on from the checkpoint in {target}"
+        )
     return Answer(
         "\n".join([*pass_lines(model), *told, *_table(model), *_names(train), f"{'model':<12} {target}"]),
         {
@@ -506,7 +509,7 @@ def _status(interrupted: KeyboardInterrupt | None) -> int:
 def is_over(model: Predictor, directory: str) -> Answer:
     """Tell whoever starts a fit again until it is done that it is."""
     return Answer(
-        f"the fit in {directory} is over already, after {model.examples:,} examples: nothing was learned now",
+        f"the fit in {directory} is over already, after {counted(model.examples, 'example')}: nothing was learned now",
         {"model": directory, "interrupted": False, "over": True, "examples": model.examples},
     )
 
@@ -573,7 +576,7 @@ def pass_lines(model: Predictor) -> list[str]:
         kind = "progressive" if done.number == 1 else f"pass {done.number}"
         lines.append(f"{kind:<12} {done.metrics}, {rate:,.0f} examples/s")
         if done.skipped:
-            lines.append(f"{'skipped':<12} {done.skipped:,} malformed lines")
+            lines.append(f"{'skipped':<12} {counted(done.skipped, 'malformed line')}")
         if done.valid is not None:
             lines.append(f"{'valid':<12} {done.valid}")
         if done.grouped is not None:
@@ -595,7 +598,7 @@ def _solved(model: Model) -> tuple[list[str], dict[str, Any]]:
         return [], {}
     how = "the optimum" if solved.converged else "stopped before the optimum"
     return [
-        f"{'solver':<12} {how}, after {solved.passes} passes, violation {solved.violation:.3g} of the first; "
+        f"{'solver':<12} {how}, after {counted(solved.passes, 'pass')}, violation {solved.violation:.3g} of the first; "
         f"{solved.sent:,} keys sent, {solved.passed_over:,} passed over"
     ], {"solved": solved._asdict()}
 
@@ -616,7 +619,7 @@ def _table(model: Model) -> list[str]:
     for table in model.tables:
         stats = table.stats()
         per_row = f", {stats.bytes_per_row:.1f} bytes each" if stats.rows else ""
-        lines.append(f"{'table':<12} {stats.rows:,} rows of {table.dim}{per_row}")
+        lines.append(f"{'table':<12} {counted(stats.rows, 'row')} of {table.dim}{per_row}")
     nonzero = len(model.weights()[0])
     lines.append(f"{'weights':<12} {nonzero:,} are not zero, bias {model.bias:.4f}")
     return lines

@@ -40,6 +40,7 @@ from typing import NamedTuple, TypeAlias
 
 from shoal.cluster.address import complete, split
 from shoal.cluster.parts import Parts
+from shoal.plural import counted
 from shoal.rpc.map import ClusterMap, cut_evenly
 from shoal.rpc.messages import (
     MOST_OPEN,
@@ -710,7 +711,7 @@ class Membership:
         elif not 1 <= size <= MOST_WORKERS:
             fault = f"a job has from 1 to {MOST_WORKERS} workers, got workers={size}"
         elif join.rank is not None and not 0 <= join.rank < size:
-            fault = f"there is no rank {join.rank} among {size} workers: ranks start at 0"
+            fault = f"there is no rank {join.rank} among {counted(size, 'worker')}: ranks start at 0"
         elif join.rules is None:
             fault = "a worker that joins has to say which consistency it counts on"
         if fault:
@@ -773,7 +774,8 @@ class Membership:
     @staticmethod
     def _disagrees(worker: _Worker, size: int, rules: Rules) -> str:
         if worker.wants.workers != size:
-            return f"the job has {size} workers, and {worker.about} wants {worker.wants.workers}: pass all the same"
+            has = counted(size, "worker")
+            return f"the job has {has}, and {worker.about} wants {worker.wants.workers}: pass all the same"
         if worker.wants.rules != rules:
             return f"the job runs under {rules}, and {worker.about} wants {worker.wants.rules}: pass all the same"
         return ""
@@ -785,10 +787,9 @@ class Membership:
             holder = holders[rank]
             return f"rank {rank} is that of {holder.about}, heard {self._now - holder.heard:.1f} s ago"
         if self._job is not None:
-            return (
-                f"the job of {self._job.size} workers goes on with {len(self._job.members)}; the next begins after it"
-            )
-        return f"the next job has its {len(self._gathering)} workers"
+            size, left = counted(self._job.size, "worker"), len(self._job.members)
+            return f"the job of {size} goes on with {left}; the next begins after it"
+        return f"the next job has its {counted(len(self._gathering), 'worker')}"
 
     def _start_if_complete(self) -> None:
         first = self._gathering.first
@@ -805,7 +806,7 @@ class Membership:
             worker.parked[worker.join] = "the servers to start the job"
         number = self._rng.getrandbits(32) or 1
         self._job = _Job(number, first.wants.rules, len(members), members)
-        self.notes.append(f"a job of {len(members)} workers begins, under {first.wants.rules}")
+        self.notes.append(f"a job of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
         self._begin(self._start(self._job, list(members.values())))
 
     def _raise_incarnation(self, rank: int) -> int:
@@ -815,7 +816,7 @@ class Membership:
     def _start(self, job: _Job, workers: list[_Worker]) -> Operation:
         incarnations = tuple(worker.incarnation for worker in workers)
         told = yield StartJob(job.number, job.rules, incarnations, self._clocks_before)
-        refused = self._refusal(told, f"does not begin a job of {job.size} workers")
+        refused = self._refusal(told, f"does not begin a job of {counted(job.size, 'worker')}")
         if refused is not None:
             self._job = None
             for worker in workers:

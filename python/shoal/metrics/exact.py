@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal import notebook
 from shoal.metrics.checked import Floats, checked
 from shoal.metrics.ordered import Curves, Ordered, begins_of_runs
+from shoal.plural import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,20 @@ class Metrics:
         weight = "" if self.weight == self.examples else f" of weight {self.weight:,.6g}"
         return (
             f"logloss {self.logloss:.6f}  AUC {self.auc:.6f}  calibration {self.calibration:.4f}  "
-            f"NE {self.normalized_entropy:.4f}  ({self.examples:,} examples{weight}, {self.base_rate:.2%} positive)"
+            f"NE {self.normalized_entropy:.4f}  ({counted(self.examples, 'example')}{weight}, "
+            f"{self.base_rate:.2%} positive)"
         ).replace("%", " %")
+
+    def _repr_html_(self) -> str:
+        return notebook.table(
+            f"{counted(self.examples, 'example')}, {100 * self.base_rate:.2f} % positive",
+            [
+                ("log-loss", f"{self.logloss:.6f}"),
+                ("AUC", f"{self.auc:.6f}"),
+                ("calibration", f"{self.calibration:.4f}"),
+                ("normalized entropy", f"{self.normalized_entropy:.4f}"),
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

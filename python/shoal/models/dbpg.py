@@ -349,7 +349,7 @@ def fit(
                 student.note(whole, run.margins)
                 complete = True
             finally:
-                student.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete)
+                student.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete, reader=reader)
             passes += 1
             first = violation if passes == 1 else first
             share = violation / first if first > 0 else 0.0

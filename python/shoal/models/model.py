@@ -34,7 +34,7 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core
+from shoal import _core, notebook
 from shoal.data import Batch, FeatureNames
 from shoal.data.pieces import joined
 from shoal.machine import cores
@@ -48,6 +48,7 @@ from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
 from shoal.optim import Optimizer
+from shoal.plural import counted
 from shoal.storage import Place, Where, place_of
 from shoal.store import LocalStore, Store, local
 from shoal.table import KeyBatch, Rows, Table
@@ -115,6 +116,24 @@ class Model(KeptPredictor):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r}, bias={self._has_bias}, examples={self.examples})"
+
+    def _repr_html_(self) -> str:
+        passes = self.history.passes
+        last = [] if not passes else [(f"pass {passes[-1].number}", passes[-1].metrics)]
+        if passes and passes[-1].valid is not None:
+            last.append(("validation", passes[-1].valid))
+        return notebook.table(
+            type(self).__name__,
+            [
+                *(
+                    (table.name, f"{counted(len(table), 'row')} of {table.dim}, {table.optimizer}")
+                    for table in self._tables
+                ),
+                ("examples", f"{self.examples:,}"),
+                ("format", self.format or "not told"),
+                *last,
+            ],
+        )
 
     @property
     def name(self) -> str:

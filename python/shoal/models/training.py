@@ -45,7 +45,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data import Batch, Reader
+from shoal.data import Batch, Reader, hash_strings
+from shoal.data.interactions import field_of
 from shoal.data.pieces import joined_or_none
 from shoal.interrupts import at_boundaries
 from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics, gauc, measure_with_curves
@@ -64,6 +65,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BEGINNING = Standing()
+
+# A normalized entropy of 1 is that of the base rate alone; early in a pass a model may well be above it, not so far.
+_EXPLODED = 3.0
+_LARGE_VALUE = 10.0
 
 
 class Measured(NamedTuple):
@@ -231,7 +236,7 @@ class _Run:
             complete = True
         finally:
             for student in students:
-                student.end(skipped=int(getattr(source, "skipped", 0)), complete=complete)
+                student.end(skipped=int(getattr(source, "skipped", 0)), complete=complete, reader=source)
 
 
 def _passed_over(batches: Iterable[Batch], count: int, examples: int) -> Iterator[Batch]:
@@ -332,6 +337,17 @@ def path_of(data: object) -> str | None:
     return None if path is None else os.fspath(path)
 
 
+def _feature_name(reader: object, key: int) -> str:
+    """Name a feature as well as a reader can: by the names it collects, as a numeric column, or by its key."""
+    names = getattr(reader, "names", None) or {}
+    if key in names:
+        return str(names[key])
+    for column in getattr(reader, "schema", {}).get("numeric", ()):
+        if int(hash_strings([""], field_of(column))[0]) == key:
+            return repr(column)
+    return str(key)
+
+
 def _nowhere(number: int) -> None:
     """Name no folder: the best weights go to a temporary one."""
 
@@ -354,6 +370,7 @@ class Student:
         self._stack = stack
         self._number = len(model.record.passes)
         self._features = 0
+        self._largest = (1.0, 0)  # size of a value, and the key of its feature
         self._begin = 0.0
         self._dropped = 0
         self._temporary: Place | None = None
@@ -371,6 +388,7 @@ class Student:
         self.seen = Accumulator() if at.seen is None else Accumulator.from_dict(at.seen)
         self._number = len(self.model.record.passes) + 1
         self._features = at.features
+        self._largest = (1.0, 0)
         self._dropped = self.model.nonfinite_rows()
         self._begin = time.perf_counter() - at.seconds
 
@@ -392,6 +410,7 @@ class Student:
         """Learn from one batch and record it."""
         weight, loss = self.seen.weight, self.model.learn(batch, prepared, self.seen)
         self._features += batch.nnz
+        self._note_values(batch)
         self.model.record.curve.add(
             len(batch),
             self.seen.weight - weight if batch.weights is not None else len(batch),
@@ -399,6 +418,34 @@ class Student:
             total=self.model.examples,
             pass_number=self._number,
             progress=self.seen,
+        )
+
+    def _note_values(self, batch: Batch) -> None:
+        values = batch.values
+        if values is None or len(values) == 0:
+            return
+        at = max(int(np.argmax(values)), int(np.argmin(values)), key=lambda i: abs(float(values[i])))
+        size = abs(float(values[at]))
+        if size > self._largest[0]:
+            self._largest = size, int(batch.keys[at])
+
+    def _warn_of_scale(self, reader: object) -> None:
+        """Say so if the pass's predictions were far worse than the base rate alone."""
+        entropy = self.seen.result().normalized_entropy
+        if not entropy > _EXPLODED:
+            return
+        size, key = self._largest
+        which = (
+            f"values reach {size:.3g} (feature {_feature_name(reader, key)}): scale numeric features to about 1, or"
+            if size > _LARGE_VALUE
+            else "steps are too long:"
+        )
+        log.warning(
+            "normalized entropy %.4g: the predictions of pass %d are far worse than the base rate alone; %s take a "
+            "smaller learning rate",
+            entropy,
+            self._number,
+            which,
         )
 
     def note(self, whole: Batch, margins: Floats) -> None:
@@ -416,8 +463,9 @@ class Student:
             progress=self.seen,
         )
 
-    def end(self, *, skipped: int, complete: bool) -> None:
-        """Record the pass."""
+    def end(self, *, skipped: int, complete: bool, reader: object = None) -> None:
+        """Record the pass over a reader."""
+        self._warn_of_scale(reader)
         record = self.model.record
         record.curve.close_window(total=self.model.examples, pass_number=self._number, progress=self.seen)
         record.passes.append(

@@ -13,6 +13,7 @@ that torch runs them in. Fork: a child's copy of a module raises WrongProcess wh
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal import _core
+from shoal.errors import ShoalError
 from shoal.handle import Handle, Pending
+from shoal.plural import counted
 from shoal.table import KeyBatch, Table
 from shoal.torch import ops, team
 
@@ -34,6 +37,8 @@ __all__ = ["SparseModule", "Ticket", "accumulate", "floats_of", "keys_of", "pull
 
 Keys: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.float32]
+
+log = logging.getLogger(__name__)
 
 _VERSION = 1  # of what state_dict says
 _SEED = 0  # of digests
@@ -346,7 +351,11 @@ class SparseModule(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Say in ``state_dict()`` whose rows these are: the rows themselves are saved by ``store.save``."""
-        return {"version": _VERSION, "table": self._table.name}
+        try:
+            rows = len(self._table)
+        except ShoalError:  # the store was closed, or is the parent's: what it had cannot be counted any more
+            rows = 0
+        return {"version": _VERSION, "table": self._table.name, "rows": rows}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Check that ``load_state_dict`` was given the state of a module over a table of this name.
@@ -364,6 +373,14 @@ class SparseModule(nn.Module):
             raise ValueError(
                 f"this state is of an embedding over table {state.get('table')!r}, the module's is "
                 f"{self._table.name!r}. Rows are not part of it: store.save() and store.load() move them"
+            )
+        rows = state.get("rows", 0)
+        if rows and len(self._table) == 0:
+            log.warning(
+                "table %r had %s when this state was taken, and has none now: rows are not part of a state_dict, "
+                "store.save() and store.load() move them",
+                self._table.name,
+                counted(rows, "row"),
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

@@ -1,0 +1,18 @@
+"""Objects as notebooks show them: names and values in a table of HTML."""
+
+import html
+from collections.abc import Iterable
+
+__all__ = ["table"]
+
+
+def table(title: str, rows: Iterable[tuple[str, object]]) -> str:
+    """Lay out names and values; nothing of them is taken for markup.
+
+    Examples
+    --------
+    >>> table("a < b", [("examples", "1,000")])
+    '<table><caption>a &lt; b</caption><tr><th>examples</th><td>1,000</td></tr></table>'
+    """
+    lines = [f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows]
+    return f"<table><caption>{html.escape(title)}</caption>{''.join(lines)}</table>"

@@ -1,0 +1,15 @@
+"""Numbers with their nouns, for messages: 1 worker, 2 workers."""
+
+__all__ = ["counted"]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with thousands apart and its noun, which takes an s.
+
+    Examples
+    --------
+    >>> counted(1, "worker"), counted(12_000, "pass")
+    ('1 worker', '12,000 passes')
+    """
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{number:,} {noun}{ending}"
