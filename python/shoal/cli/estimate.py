@@ -67,7 +67,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     if arguments.rates is not None:
         rates = _rates_of(arguments.rates)
     elif not arguments.no_measure:
-        if arguments.dir is not None and not Path(arguments.dir).is_dir():
+        if arguments.dir is not None and not local_path(arguments.dir).is_dir():
             raise ValueError(f"--dir {arguments.dir}: there is no such directory")
         rates = estimates.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
     if rates is not None:
