@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
+from places import BUCKET, object_store, options
 from shoal.cli import main
 from shoal.cluster import processes
 from shoal.errors import StorageError
@@ -98,9 +99,9 @@ def test_options_that_lead_elsewhere_are_those_that_the_server_was_started_with(
     roots = StorageRoots(["memory://bucket"], {"endpoint_url": "http://minio:9000"})
     place = roots.open("memory://bucket/a", {"key": "k", "endpoint_url": "http://minio:9000"})
     assert place.told()[1] == {"endpoint_url": "http://minio:9000", "key": "k"}
-    for options in ({"endpoint_url": "http://evil"}, {"client_kwargs": {}}, {"target_options": {}}, {"profile": "x"}):
+    for given in ({"endpoint_url": "http://evil"}, {"client_kwargs": {}}, {"target_options": {}}, {"profile": "x"}):
         with pytest.raises(StorageError, match=r"storage option '\w+' may lead to another storage.*--storage-option"):
-            roots.open("memory://bucket/a", options)
+            roots.open("memory://bucket/a", given)
 
 
 def test_roots_that_make_no_sense_are_refused() -> None:
@@ -154,6 +155,21 @@ def test_a_peer_makes_an_endpoint_neither_write_nor_read_outside(root: Path) -> 
         assert os.listdir(root / "in") == ["file"]
         store.save(root / "here")
     assert sorted(beside.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_servers_write_below_an_object_store_root_by_the_options_that_they_were_started_with() -> None:
+    with object_store() as address:
+        how = options(address)
+        root = f"s3://{BUCKET}/rooted"
+        with shoal.launch(servers=2, timeout=TIMEOUT, storage_roots=[root], storage_options=how) as store:
+            store.table("t").assign(KEYS, np.ones((100, 1), np.float32))
+            store.save(f"{root}/a", storage_options=how | {"key": "testing", "secret": "testing"})
+            store.load(f"{root}/a", storage_options=how)
+            with pytest.raises(StorageError, match="is outside of"):
+                store.save(f"s3://{BUCKET}/other", storage_options=how)
+            with pytest.raises(StorageError, match="storage option 'config_kwargs' may lead"):
+                store.save(f"{root}/b", storage_options=how | {"config_kwargs": {}})
 
 
 @pytest.mark.slow

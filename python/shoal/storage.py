@@ -811,7 +811,7 @@ class RemotePlace(Place):
                 raise ImportError(
                     f"{url} takes fsspec, and s3fs, gcsfs and the like: pip install 'shoal[fsspec]'"
                 ) from error
-            self._system, root = url_to_fs(self._url, **options)
+            self._system, root = url_to_fs(self._url, **_copied(self._options))
         self._root = str(root)
         protocol = self._system.protocol
         self._compares = "s3" in (protocol if isinstance(protocol, (tuple, list)) else (protocol,))
@@ -957,6 +957,13 @@ class RemotePlace(Place):
             return str(self._system.info(path)["ETag"])
         except FileNotFoundError:
             return '""'  # which no object has
+
+
+def _copied(options: Any) -> Any:
+    """Copy what is nested in options: botocore writes into it, and servers compare what they are told."""
+    if isinstance(options, Mapping):
+        return {name: _copied(value) for name, value in options.items()}
+    return [_copied(value) for value in options] if isinstance(options, list) else options
 
 
 def parts_of(url: str) -> tuple[str, str, str]:
