@@ -77,6 +77,7 @@ _PAUSE = 0.1  # seconds until it is asked again whether a part has come free
 _LEAVING = 2.0  # seconds to say goodbye in
 _ASKING = 2.0  # seconds to wait for a map
 _SLOWEST_LOAD = 1e5  # rows a second: whoever is slower has failed
+_MOST_SOCKETS = 1 << 14  # three for each endpoint: its connection, and both ends of what observes that
 _SECTION_BYTES = 16 << 20  # of rows that are loaded in one message
 
 
@@ -175,6 +176,7 @@ class ClusterStore(Store):
         self._meetings: dict[str, Asked] = {}  # barriers that this worker has come to, and not passed
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
         undo.callback(_end_context, context, os.getpid())
         self._link = undo.enter_context(
             Link(
