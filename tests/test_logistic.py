@@ -292,7 +292,7 @@ def test_gradients_that_are_not_finite_are_dropped_and_said(caplog):
 
 def test_a_reader_that_fails_leaves_what_was_learned(rng, tmp_path):
     path = tmp_path / "torn.libsvm"
-    path.write_text("1 3:1\n0 4:1\n" * 10 + "oops\n")
+    path.write_text("1 3:1\n0 4:1\n" * 10 + "1 oops\n")
     with LogisticRegression() as model:
         with pytest.raises(ValueError, match="line 21"):
             model.fit(shoal.read_libsvm(path, batch_size=4), progress=False)
@@ -391,7 +391,8 @@ def test_predictions_of_a_reader_are_those_of_its_batches(rng):
         assert model.evaluate(cut(batch, 7)) == model.evaluate(batch)
         assert model.evaluate(batch) == measure(batch.labels, model.decision_function(batch))
         assert model.predict_proba([]).shape == (0,)
-        assert model.evaluate([]).examples == 0
+        with pytest.raises(ValueError, match="the data has no examples: nothing was measured"):
+            model.evaluate([])
 
 
 # ---- misuse ----------------------------------------------------------------------------------------------------------
