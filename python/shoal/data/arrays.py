@@ -299,6 +299,8 @@ def _compressed(X: Any) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[
             raise ValueError(f"X has shape {rows.shape}: pass a matrix of shape (examples, columns)")
         values = _finite(np.asarray(rows.data), lambda i: (int(np.searchsorted(rows.indptr, i, "right")) - 1, i))
         return rows.indptr.astype(np.int64), rows.indices.astype(np.uint64), values, int(rows.shape[1])
+    if np.ma.isMaskedArray(X):
+        raise ValueError("X is masked, and what is masked has no value here: pass X.filled(0), or a frame")
     try:
         array = np.asarray(X)
     except ValueError:

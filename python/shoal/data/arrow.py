@@ -84,7 +84,11 @@ def table_of(frame: Any) -> Any:
     """Turn a frame, or whatever hands out an Arrow stream, into a table of pyarrow."""
     arrow = pyarrow()
     if not _is_pandas(frame):
-        return frame if isinstance(frame, arrow.Table) else arrow.table(frame)
+        try:
+            return frame if isinstance(frame, arrow.Table) else arrow.table(frame)
+        except (arrow.ArrowException, TypeError):
+            name = type(frame).__name__
+            raise TypeError(f"a {name} is one column, not a table: pass a frame, as in {name}.to_frame()") from None
     # The rows' index says where a row was, not what it is: pandas would hand it out as one column more.
     named = frame.set_axis([str(name) for name in frame.columns], axis=1)
     return arrow.Table.from_pandas(named, preserve_index=False)

@@ -94,6 +94,8 @@ def to_learn_from(
         rows = MatrixReader(data, labels, weights, size)
         _check_columns(record, rows.columns)
         return Given(rows, classes, rows.columns, labels)
+    if isinstance(y, str):
+        raise ValueError(f"y is the text {y!r}: pass label={y!r} if that is the column of the labels")
     if (y is None) == (label is None):
         raise ValueError('a frame needs labels: pass the name of their column, as in label="click", or y; not both')
     schema: dict[str, Any] = {} if label is None else {"label": label}

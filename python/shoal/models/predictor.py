@@ -162,6 +162,8 @@ class Predictor(ABC):
         [0.6667, 0.6667, 0.6667]
         """
         fits: dict[str, Callable[..., Calibration]] = {"isotonic": isotonic, "platt": platt}
+        if not isinstance(method, str):
+            raise TypeError(f"method is a {type(method).__name__}: pass labels by their name, as in calibrate(X, y=y)")
         if method not in fits:
             raise ValueError(f"method is {method!r}: pass 'isotonic' or 'platt'")
         self.check_fitted()

@@ -371,6 +371,7 @@ class Student:
         self._number = len(model.record.passes)
         self._features = 0
         self._largest = (1.0, 0)  # size of a value, and the key of its feature
+        self._warned = False
         self._begin = 0.0
         self._dropped = 0
         self._temporary: Place | None = None
@@ -432,8 +433,9 @@ class Student:
     def _warn_of_scale(self, reader: object) -> None:
         """Say so if the pass's predictions were far worse than the base rate alone."""
         entropy = self.seen.result().normalized_entropy
-        if not entropy > _EXPLODED:
+        if self._warned or not entropy > _EXPLODED:
             return
+        self._warned = True
         size, key = self._largest
         which = (
             f"values reach {size:.3g} (feature {_feature_name(reader, key)}): scale numeric features to about 1, or"
