@@ -138,7 +138,7 @@ def test_the_summary_names_what_people_want_to_know(logs, capsys):
         "AUC",
         "calibration",
         "examples/s",
-        "bytes each",
+        "bytes in all",
         "not zero",
     ):
         assert word in said.out

@@ -1,5 +1,6 @@
 """A user's mistake at the shell is one line that names the thing and the remedy, with a status, for every command."""
 
+import contextlib
 import errno
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 import shoal
 from shoal import cli
 from shoal.cli.answers import in_options
+from shoal.storage import leaving_none_empty, place_of
 
 CSV = "click,site,price\n" + "1,a,0.5\n0,b,0.2\n" * 20
 CONFIG = '[data]\nformat = "csv"\ntrain = ["ads.csv"]\nlabel = "click"\ncategorical = ["site"]\n[model]\nname = "lr"\n'
@@ -138,6 +140,7 @@ def test_a_mistake_is_one_line_with_the_remedy(arguments, says, capsys):
     assert line.startswith("shoal")
     assert says in line
     assert not re.search(r"\[Errno|=True|on_error", line)
+    assert not Path("x").exists(), "a command that fails leaves no directory behind"
 
 
 def test_every_command_has_a_mistake_above():
@@ -234,6 +237,26 @@ def test_keywords_become_options_and_nothing_else_does():
     }.items():
         assert in_options(text, options) == said
         assert in_options(text, set()) == text
+
+
+def test_a_fit_or_a_save_that_fails_leaves_no_empty_directory(tmp_path):
+    (tmp_path / "torn").write_text("oops\n")
+    with shoal.LogisticRegression() as model, pytest.raises(ValueError, match="not a number"):
+        model.fit(shoal.read_libsvm(tmp_path / "torn"), directory=tmp_path / "deep" / "er" / "m", progress=False)
+    arguments = [*LR, tmp_path / "torn", "--format", "libsvm", "--quiet", "--model", tmp_path / "there" / "m"]
+    (tmp_path / "there").mkdir()
+    assert run([*arguments, "--every", 1]) == 2
+    assert run(arguments) == 2
+    with contextlib.suppress(KeyError), leaving_none_empty(place_of(tmp_path / "full" / "m")):
+        (tmp_path / "full" / "m").mkdir(parents=True)
+        (tmp_path / "full" / "kept").touch()
+        raise KeyError
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "full",
+        "full/kept",
+        "there",
+        "torn",
+    ]
 
 
 # ---- what the package itself says ------------------------------------------------------------------------------------

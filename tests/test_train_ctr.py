@@ -748,12 +748,24 @@ def test_tensorboard_gets_event_files(clicks, tmp_path, capsys):
 
     raw = configured(clicks, logging={"tensorboard": str(tmp_path / "runs"), "every": 5})
     assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
-    events = EventAccumulator(str(tmp_path / "runs"))
+    events = EventAccumulator(str(tmp_path / "runs" / "out-1"))
     events.Reload()
     assert [event.step for event in events.Scalars("progressive/logloss")] == [500, 1000]
     with shoal.torch.load(tmp_path / "out") as model:
         (event,) = events.Scalars("valid/auc")
         assert event.value == np.float32(model.history.passes[0].valid.auc)
+
+
+def test_runs_of_one_tensorboard_directory_have_directories_of_their_own(tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra tensorboard")
+    found = []
+    for name, resume in (("a", False), ("a", False), ("a", True), ("b", True), ("a[1]", False), ("a[1]", True)):
+        writer = shoal.torch.TensorBoard(tmp_path, name, resume=resume)
+        writer.numbers(1, {"x": 1.0})
+        writer.close()
+        found.append(writer.directory.name)
+    assert found == ["a-1", "a-2", "a-2", "b-1", "a[1]-1", "a[1]-1"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(set(found))
 
 
 @pytest.mark.slow

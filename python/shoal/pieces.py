@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -32,7 +33,7 @@ import numpy as np
 
 from shoal.errors import StorageError
 from shoal.sealed import seal
-from shoal.storage import Place, Target
+from shoal.storage import Place, Target, absent, remove_empty
 
 __all__ = ["PieceFile", "PieceWriter", "Replacement", "check_replaceable", "in_order"]
 
@@ -198,8 +199,10 @@ class Replacement:
         self._before: str | None = None
         self._published: bytes | None = None
         self._old: list[_Entry] = []
+        self._absent: list[Path] = []
 
     def __enter__(self) -> Self:
+        self._absent = absent(self._place)
         self._place.make(durable=self._durable)
         self._before = self._place.version(self._manifest)
         return self
@@ -223,6 +226,7 @@ class Replacement:
         with suppress(StorageError):
             if not self._is_in_place():
                 self._remove([one for one in self._listed() if self.stem in one.name])
+                remove_empty(self._absent)
 
     @property
     def _address(self) -> str:

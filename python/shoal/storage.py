@@ -39,7 +39,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeAlias
@@ -444,6 +444,34 @@ def _refused(done: str, address: str) -> Iterator[None]:
             raise  # a defect, or the caller's
         what = f"{type(cause).__name__}: {cause}"
         raise _storage_error(f"{address} cannot be {done} ({what}): is the storage there?", cause) from cause
+
+
+def absent(place: Place) -> list[Path]:
+    """List the directories that making a place would make, the innermost first; none of one that is elsewhere."""
+    found: list[Path] = []
+    path = place.local
+    while path is not None and not path.exists():
+        found.append(path)
+        path = path.parent
+    return found
+
+
+def remove_empty(directories: Sequence[Path]) -> None:
+    """Remove directories, the innermost first, up to the first that holds something."""
+    with contextlib.suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
+
+
+@contextlib.contextmanager
+def leaving_none_empty(place: Place) -> Iterator[None]:
+    """Take a directory away again that the block has made, and those above it, if it fails and they are empty."""
+    before = absent(place)
+    try:
+        yield
+    except BaseException:
+        remove_empty(before)
+        raise
 
 
 def _storage_error(text: str, cause: Exception) -> StorageError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.answers import DONE, Answer, complain
 from shoal.cli.arguments import command, machine, open_reader
-from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing, resuming
+from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing, resuming, rows_of
 from shoal.interrupts import status_of
 
 if TYPE_CHECKING:
@@ -101,10 +101,12 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
             raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
         torch.set_num_threads(arguments.threads)
     with open_store(arguments) as store:
+        from shoal.storage import leaving_none_empty, place_of
         from shoal.torch.config import build
 
         model = build(config, store)
-        return _trained(arguments, config, model, train, valid)
+        with leaving_none_empty(place_of(config.output.dir)):
+            return _trained(arguments, config, model, train, valid)
 
 
 def _configured(arguments: argparse.Namespace) -> Config:
@@ -124,12 +126,14 @@ def _reader(config: Config, files: list[str]) -> Reader:
     return open_reader(files, data.format, how, config.schema())
 
 
-def _writers(config: Config) -> list[Writer]:
+def _writers(config: Config, *, resume: bool) -> list[Writer]:
+    from shoal.storage import place_of
     from shoal.torch.logs import MLflow, TensorBoard
 
     writers: list[Writer] = []
     if config.logging.tensorboard is not None:
-        writers.append(TensorBoard(config.logging.tensorboard))
+        name = str(place_of(config.output.dir or "run")).rstrip("/").rpartition("/")[2] or "run"
+        writers.append(TensorBoard(config.logging.tensorboard, name, resume=resume))
     if config.logging.mlflow is not None:
         writers.append(MLflow(config.logging.mlflow, config.logging.experiment))
     return writers
@@ -155,7 +159,7 @@ def _trained(
     )
     assert config.output.dir is not None
     keeper = Keeper(model, config.output.dir, config.output.every, overwrite=arguments.overwrite)
-    writers = _writers(config)
+    writers = _writers(config, resume=arguments.resume)
     interrupted: KeyboardInterrupt | None = None
     try:
         for writer in writers:
@@ -202,8 +206,7 @@ def _text(config: Config, model: ClickModel) -> str:
     lines = pass_lines(model)
     for table in model.tables:
         stats = table.stats()
-        per_row = f", {stats.bytes_per_row:.1f} bytes each" if stats.rows else ""
-        lines.append(f"{'table':<12} {table.name}: {stats.rows:,} rows of {table.dim}{per_row}")
+        lines.append(f"{'table':<12} {table.name}: {rows_of(stats, table.dim)}")
     lines.append(f"{'dense':<12} {model.dense_parameters:,} parameters of {config.model['name']}")
     lines.append(f"{'model':<12} {config.output.dir}")
     return "\n".join(lines)

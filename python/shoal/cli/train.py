@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.rpc.filters import Filters
     from shoal.storage import Where
     from shoal.store import Store
+    from shoal.table import TableStats
 
 EXAMPLES = """\
 examples:
@@ -120,7 +121,9 @@ def add(commands: Any) -> Any:
     """Add the command, with one below it for each kind of model; return where other kinds may be added."""
     train = command(commands, "train", "Train a model on a file of examples.", EXAMPLES)
     kinds = train.add_subparsers(title="models", metavar="MODEL", required=True)
-    lr = command(kinds, "train lr", "Train logistic regression by FTRL-Proximal and save it.", LR_EXAMPLES, train_lr)
+    lr = command(
+        kinds, "train lr", "Train logistic regression by FTRL-Proximal and save it.", LR_EXAMPLES, _tidy(train_lr)
+    )
     learning(lr)
     ftrl(lr)
     solving(lr)
@@ -138,7 +141,7 @@ def add(commands: Any) -> Any:
     reading(lr)
     machine(lr)
     clustered(lr)
-    fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, train_fm)
+    fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, _tidy(train_fm))
     learning(fm)
     ftrl(fm)
     lifecycle(fm)
@@ -406,6 +409,18 @@ def train_fm(arguments: argparse.Namespace) -> Answer:
         return fitted(arguments, model, train, how)
 
 
+def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], Answer]:
+    """Have a command that fails leave no empty directory where its model would be."""
+
+    def tidy(arguments: argparse.Namespace) -> Answer:
+        from shoal.storage import leaving_none_empty, place_of
+
+        with leaving_none_empty(place_of(arguments.model)):
+            return run(arguments)
+
+    return tidy
+
+
 def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
     """Fit a model of any kind, save it, and tell how it went. Of several workers the first measures and saves."""
     from shoal.models import files
@@ -614,12 +629,20 @@ def _saved_bytes(store: Store) -> tuple[list[str], dict[str, Any]]:
     return [f"{'filters':<12} saved this worker {total}"], {"filters": metrics}
 
 
+def rows_of(stats: TableStats, dim: int) -> str:
+    """Tell of a table's rows, and of their bytes: of few rows what all take, most of which is the table's own."""
+    size = f"{stats.bytes_per_row:.1f} bytes each" if stats.rows >= _MANY_ROWS else f"{stats.bytes:,} bytes in all"
+    return f"{counted(stats.rows, 'row')} of {dim}, {size}"
+
+
+_MANY_ROWS = 10_000
+
+
 def _table(model: Model) -> list[str]:
     lines = []
     for table in model.tables:
         stats = table.stats()
-        per_row = f", {stats.bytes_per_row:.1f} bytes each" if stats.rows else ""
-        lines.append(f"{'table':<12} {counted(stats.rows, 'row')} of {table.dim}{per_row}")
+        lines.append(f"{'table':<12} {rows_of(stats, table.dim)}")
     nonzero = len(model.weights()[0])
     lines.append(f"{'weights':<12} {nonzero:,} are not zero, bias {model.bias:.4f}")
     return lines

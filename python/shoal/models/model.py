@@ -27,6 +27,7 @@ from __future__ import annotations
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, overload
@@ -49,7 +50,7 @@ from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
 from shoal.optim import Optimizer
 from shoal.plural import counted
-from shoal.storage import Place, Where, place_of
+from shoal.storage import Place, Where, leaving_none_empty, place_of
 from shoal.store import LocalStore, Store, local
 from shoal.table import KeyBatch, Rows, Table
 
@@ -437,16 +438,18 @@ class Model(KeptPredictor):
         record = self._record
         before = record.classes, record.columns, record.format, record.schema
         self._note_given(given)
+        made = nullcontext() if keeper is None else leaving_none_empty(keeper.directory)
         try:
-            self._fit_data(
-                given.data,
-                self._valid(valid),
-                plan,
-                keeper,
-                watching if watching else None,
-                progress=progress,
-                resume=resume,
-            )
+            with made:
+                self._fit_data(
+                    given.data,
+                    self._valid(valid),
+                    plan,
+                    keeper,
+                    watching if watching else None,
+                    progress=progress,
+                    resume=resume,
+                )
         except BaseException:
             if self.examples == 0:
                 record.classes, record.columns, record.format, record.schema = before

@@ -122,7 +122,9 @@ class Logging(Struct, frozen=True, kw_only=True):
     """Where numbers go while it trains."""
 
     every: Annotated[int, Meta(ge=1, description="Batches between two numbers.")] = 100
-    tensorboard: Annotated[str | None, Meta(description="Directory of TensorBoard's event files.")] = None
+    tensorboard: Annotated[
+        str | None, Meta(description="Directory of TensorBoard's event files, a directory below it for each run.")
+    ] = None
     mlflow: Annotated[str | None, Meta(description="URI of MLflow's tracking server, or a folder for a database.")] = (
         None
     )

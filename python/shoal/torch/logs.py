@@ -11,10 +11,12 @@ Threads: a writer belongs to the thread that fits.
 
 from __future__ import annotations
 
+import glob
 import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,12 +43,43 @@ class Writer(Protocol):
         """Write all that is left."""
 
 
+def _own(directory: Path, name: str, *, resume: bool) -> Path:
+    """Make the directory of a run, or return that of the newest of its name."""
+    numbers = [
+        int(one.name[len(name) + 1 :]) for one in directory.glob(f"{glob.escape(name)}-*") if _numbered(one.name, name)
+    ]
+    newest = max(numbers, default=0)
+    if resume and newest:
+        return directory / f"{name}-{newest}"
+    directory.mkdir(parents=True, exist_ok=True)
+    while True:
+        newest += 1
+        with suppress(FileExistsError):  # of a run that begins at the same time
+            (directory / f"{name}-{newest}").mkdir()
+            return directory / f"{name}-{newest}"
+
+
+def _numbered(found: str, name: str) -> bool:
+    number = found[len(name) + 1 :]
+    return number.isascii() and number.isdigit()
+
+
 class TensorBoard:
-    """Writes event files that TensorBoard shows.
+    """Writes event files that TensorBoard shows, each run into a directory of its own: NAME-1, NAME-2, ...
 
     Parameters
     ----------
     directory : path
+        Of all runs.
+    name : str
+        Of this run, before its number.
+    resume : bool
+        Whether the newest run of this name goes on, if there is one.
+
+    Attributes
+    ----------
+    directory : Path
+        Of this run.
 
     Raises
     ------
@@ -54,12 +87,13 @@ class TensorBoard:
         tensorboard is not installed (extra ``tensorboard``).
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, name: str = "run", *, resume: bool = False) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("event files take tensorboard: pip install 'shoal[tensorboard]'") from error
-        self._writer: Any = SummaryWriter(str(directory))
+        self.directory = _own(Path(directory), name, resume=resume)
+        self._writer: Any = SummaryWriter(str(self.directory))
 
     def settings(self, settings: Mapping[str, Any]) -> None:
         """Write the settings as a table of text."""
