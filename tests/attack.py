@@ -283,7 +283,7 @@ class Attack:
         ]
 
     def say(self, sock: zmq.Socket[bytes], body: object) -> None:
-        frames = [m.encode(m.Heartbeat(b"s", 0))[0], msgspec.msgpack.encode(body)]
+        frames = m.framed(msgspec.msgpack.encode(body))
         if self.rng.random() < 0.2:
             noisy = bytearray(frames[1])
             noisy[self.rng.randrange(len(noisy))] = self.rng.randrange(256)

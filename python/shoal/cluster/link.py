@@ -91,6 +91,7 @@ GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
 _LEAVING = 2.0  # seconds to say goodbye in, where nobody waits
 _RESEND = 1.0  # seconds until a request is sent again
 _WAITING = 64  # messages that wait for a connection
+_SILENCE_MS = 3000
 _PROBE = 5.0  # seconds for an endpoint to answer a connection
 
 Body = TypeVar("Body", bound=ReplyBody)
@@ -539,6 +540,9 @@ class Link:
         # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then what
         # has come just before a connection ends, such as the scheduler's last words, would be lost.
         opened.setsockopt(zmq.SNDHWM, _WAITING)
+        # One whose framing was damaged is silent until this is over; then it is opened anew, before this process counts
+        # as dead.
+        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
         if self._secure is not None:
             self._secure(opened)
 

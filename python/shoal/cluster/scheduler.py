@@ -111,7 +111,7 @@ class Scheduler:
             self._router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers come at once
             self._router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE)
             self._router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
+            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
             self._router.bind(join_address(bound_host, port))
         except zmq.ZMQError as error:
             self.close()

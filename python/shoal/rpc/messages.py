@@ -1,9 +1,9 @@
 """Control messages: what the scheduler and the other processes of a cluster tell each other.
 
-Two frames: a preamble and one message in MessagePack.
+Two frames: a preamble and one message in MessagePack, with its checksum.
 
     preamble   "SHOALCTL" and the version, u16 little-endian
-    message    an array: a tag, then the fields, of one of the classes of `Message`
+    message    CRC-32 of the rest, u32 little-endian; then an array: a tag and the fields of a class of `Message`
 
     peer -> scheduler    Ask(sender, number, body, ..)  answered by Reply(number, body) of the same number
                          Heartbeat(sender, seen)        answered by News: what the peer has not seen
@@ -13,7 +13,8 @@ Two frames: a preamble and one message in MessagePack.
 
 A sender is 16 random bytes that a process chooses for its life, so a connection that was cut and made again is the same
 peer. Anything may be sent again: numbers tell what was seen. Nobody answers what is no message of this version, except
-by a refusal in the form that all versions read: preamble, an empty frame, a text in UTF-8.
+by a refusal in the form that all versions read: preamble, an empty frame, a text in UTF-8. A message that was damaged
+on its way is dropped, as one that was lost.
 
 Every field has its bounds here, and a message that breaks one is refused on arrival, before anybody acts on it: a
 request by Refused("input"), with the name of the field. What depends on the state of the cluster, such as whether a
@@ -29,6 +30,7 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
+import zlib
 from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
@@ -93,6 +95,7 @@ __all__ = [
     "decode",
     "encode",
     "form_bytes",
+    "framed",
     "refusal",
 ]
 
@@ -449,6 +452,7 @@ class News(_Message, frozen=True, tag="news"):
 
 Message: TypeAlias = Ask | Reply | Order | Done | Heartbeat | News
 
+_CHECKSUM = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
@@ -467,7 +471,12 @@ class Refusal(Fault):
 
 def encode(message: Message) -> list[bytes]:
     """Make the frames of a message."""
-    return [_PREAMBLE, _encoder.encode(message)]
+    return framed(_encoder.encode(message))
+
+
+def framed(message: bytes) -> list[bytes]:
+    """Make the frames around an encoded message."""
+    return [_PREAMBLE, _CHECKSUM.pack(zlib.crc32(message)) + message]
 
 
 def form_bytes(form: TableForm) -> int:
@@ -519,10 +528,13 @@ def decode(frames: list[bytes]) -> Message:
         raise Fault(text, refusal(text))
     if len(frames) != 2 or len(frames[1]) > _LONGEST:
         raise Fault(f"a control message of {len(frames)} frames, or longer than {_LONGEST} bytes")
+    message = frames[1][_CHECKSUM.size :]
+    if frames[1][: _CHECKSUM.size] != _CHECKSUM.pack(zlib.crc32(message)):
+        raise Fault("a control message that was damaged on its way")
     try:
-        return _decoder.decode(frames[1])
+        return _decoder.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        fault = _fault(frames[1], error)
+        fault = _fault(message, error)
     raise fault
 
 
