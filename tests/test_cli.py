@@ -189,15 +189,15 @@ def test_threads_and_slots_give_the_same_bytes(logs):
 
 
 def test_skipped_lines_are_counted_and_said(logs, model, capsys):
-    Path("torn.libsvm").write_text("1 3:1\noops\n0 4:1\n")
+    Path("torn.libsvm").write_text("1 3:1\n1 3:oops\n0 4:1\n")
     assert run("evaluate", "--model", model, "--data", "torn.libsvm", "--on-error", "skip") == 0
-    assert "1 malformed lines skipped" in capsys.readouterr().out
+    assert "1 malformed line skipped" in capsys.readouterr().out
     assert run("predict", "--model", model, "--data", "torn.libsvm", "--on-error", "skip", "--output", "-") == 0
     said = capsys.readouterr()
     assert said.out.count("\n") == 2
-    assert "1 malformed lines skipped: they have no line in the output" in said.err
+    assert "1 malformed line skipped, without a line in the output" in said.err
     assert run("train", "lr", "--train", "torn.libsvm", "--format", "libsvm", "--model", "m", "--on-error", "skip") == 0
-    assert "1 malformed lines" in capsys.readouterr().out
+    assert "1 malformed line" in capsys.readouterr().out
 
 
 def test_predictions_replace_a_file_only_when_they_are_complete(logs, model):

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from shoal.cli.answers import Answer, complain, naming
 from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 from shoal.machine import local_path
+from shoal.plural import counted
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -65,12 +66,11 @@ def predict(arguments: argparse.Namespace) -> Answer:
                 p = model.predict_proba(batch).tolist()
                 file.write("".join([f"{x!r}\n" for x in p]))
                 examples += len(p)
-        note = (
-            f", {reader.skipped:,} malformed lines skipped: they have no line in the output" if reader.skipped else ""
-        )
+        skipped = f"{counted(reader.skipped, 'malformed line')} skipped, without a line in the output"
+        note = f", {skipped}" if reader.skipped else ""
         text = "" if arguments.output == "-" else f"{examples:,} probabilities in {arguments.output}{note}"
         if note and arguments.output == "-":
-            complain(f"{reader.skipped:,} malformed lines skipped: they have no line in the output")
+            complain(skipped)
         return Answer(text, {"examples": examples, "skipped": reader.skipped, "output": arguments.output})
 
 
@@ -83,7 +83,7 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
         metrics, _, grouped = measure([model], reader)[0]
         if grouped is not None:
             note = f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} of one class left out)"
-        note += f"\n{reader.skipped:,} malformed lines skipped" if reader.skipped else ""
+        note += f"\n{counted(reader.skipped, 'malformed line')} skipped" if reader.skipped else ""
         facts = {
             "model": arguments.model,
             "data": reader.path,
