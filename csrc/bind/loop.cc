@@ -60,10 +60,10 @@ void add_loop(py::module_& module) {
   py::class_<DataLoop>(module, "DataLoop", py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make_loop), py::arg("service"), py::arg("context"), py::arg("module"),
            py::arg("address"), py::kw_only(), py::arg("max_message") = usual.max_message,
-           py::arg("unsent_bytes") = usual.unsent_bytes,
-           py::arg("replies_per_peer") = usual.replies_per_peer, py::arg("heartbeat_ms") = usual.heartbeat_ms,
-           py::arg("dead_after_ms") = usual.dead_after_ms, py::arg("linger_ms") = usual.linger_ms,
-           py::arg("curve_secret") = "", py::arg("zap_domain") = "", py::keep_alive<1, 2>())
+           py::arg("unsent_bytes") = usual.unsent_bytes, py::arg("replies_per_peer") = usual.replies_per_peer,
+           py::arg("heartbeat_ms") = usual.heartbeat_ms, py::arg("dead_after_ms") = usual.dead_after_ms,
+           py::arg("linger_ms") = usual.linger_ms, py::arg("curve_secret") = "", py::arg("zap_domain") = "",
+           py::keep_alive<1, 2>())
       .def_property_readonly("address", &DataLoop::address)
       .def_property_readonly("running", &DataLoop::running)
       .def("stop", &DataLoop::stop, py::call_guard<py::gil_scoped_release>())

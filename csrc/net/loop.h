@@ -47,12 +47,12 @@ struct LoopOptions {
   std::string address{};  // of any transport of libzmq; tcp's port 0 is any free one
   std::size_t max_message = std::size_t{64} << 20U;  // bytes of a frame; a peer that sends more is cut off
   std::size_t unsent_bytes = std::size_t{1} << 30U;  // of replies
-  int replies_per_peer = 1024;  // that wait unsent
-  int heartbeat_ms = 2000;      // 0: none
-  int dead_after_ms = 10000;    // without a sign of life
-  int linger_ms = 500;          // how long replies may still be sent after stop()
-  std::string curve_secret{};   // 40 characters of Z85; empty: in the clear, nobody is asked who they are
-  std::string zap_domain{};     // with a secret: what those who check the peers' keys know this endpoint by
+  int replies_per_peer = 1024;                       // that wait unsent
+  int heartbeat_ms = 2000;                           // 0: none
+  int dead_after_ms = 10000;                         // without a sign of life
+  int linger_ms = 500;                               // how long replies may still be sent after stop()
+  std::string curve_secret{};  // 40 characters of Z85; empty: in the clear, nobody is asked who they are
+  std::string zap_domain{};    // with a secret: what those who check the peers' keys know this endpoint by
 };
 
 // Counts since the start.
