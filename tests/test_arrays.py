@@ -364,7 +364,9 @@ def test_a_model_that_explodes_is_warned_of_with_the_feature_that_does_it(ads, c
         assert sum(done.metrics.normalized_entropy > 3 for done in model.history.passes) > 1
     (message,) = [record.message for record in caplog.records]
     assert "the predictions of pass 1 are far worse than the base rate alone; values reach" in message
-    assert "(feature 'price'): scale numeric features to about 1" in message
+    assert (
+        "(feature 'price'): scale numeric features to about 1, train with normalized=True (--normalized), or" in message
+    )
     caplog.clear()
     with LogisticRegression() as model:
         model.fit(ads, label="click", progress=False)

@@ -117,6 +117,10 @@ class Store(ABC):
     def num_workers(self) -> int:
         """How many workers the job has."""
 
+    def sends_exactly(self, table: str) -> bool:
+        """Whether a table of this name gets gradients, and gives weights, as they are, unrounded and all."""
+        return True
+
     @property
     def taking_parts(self) -> bool:
         """Whether this worker is in a loop over :meth:`parts`, where no two workers need do as much."""

@@ -49,6 +49,7 @@ def export(arguments: argparse.Namespace) -> Answer:
     from shoal.export.cache import Cache
     from shoal.export.write import Given, Still, check_target, write
     from shoal.models import files
+    from shoal.models.scales import scales_name
     from shoal.storage import place_of
     from shoal.store import local
 
@@ -70,6 +71,8 @@ def export(arguments: argparse.Namespace) -> Answer:
                 raise ValueError(f"{folder} has no table {name!r}: it has {list(store.tables)}")
         if arguments.dtype is not None:
             dtypes = dict.fromkeys(names, arguments.dtype) | dtypes
+        if described is not None and described.normalized:
+            _keep_exact(scales_name(described.table), names, chosen, dtypes)
         tables = [store.tables[name] for name in names]
         given = [Given(table.spec, len(table), table.shard.read_slot) for table in tables]
         told = write(
@@ -99,3 +102,11 @@ def export(arguments: argparse.Namespace) -> Answer:
         "tables": {name: dataclasses.asdict(table) for name, table in told.tables.items()},
     }
     return Answer("\n".join(lines), facts)
+
+
+def _keep_exact(scales: str, names: list[str], chosen: dict[str, str], dtypes: dict[str, str]) -> None:
+    """Have the scales of a normalized model written as they are: they count, beyond what 16 bits hold."""
+    if chosen.get(scales) not in (None, "", "float32"):
+        raise ValueError(f"--table {scales}={chosen[scales]}: the scales of a model are written as float32")
+    if scales in names:
+        dtypes[scales] = "float32"

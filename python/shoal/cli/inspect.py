@@ -71,6 +71,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             "schema": described.schema,
             "examples": described.examples,
             "bias": described.bias,
+            "normalized": described.normalized,
             "calibration": described.calibration,
             "passes": described.history.passes,
             "best_pass": described.history.best_pass,
@@ -80,6 +81,8 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         lines.append(f"    format      {described.format or 'not told'}")
         lines += [f"    {name:<11} {value}" for name, value in columns.told(described.schema)]
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
+        if described.normalized:
+            lines.append("    normalized  yes: values are divided by their scales")
         if described.calibration is not None:
             lines.append(f"    calibrated  {calibration.from_dict(described.calibration)}")
         for fit in described.history.fits[-1:]:

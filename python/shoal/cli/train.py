@@ -63,6 +63,9 @@ examples:
       --model ads
   $ cat ads_0.csv | shoal train lr --train - --format csv --label click --model stream
 
+  with a column in cents, and one of milliseconds, whose sizes the model learns too:
+  $ shoal train lr --train ads_0.csv --format csv --label click --numeric price,age --normalized --model sizes
+
   a tenth of the negatives, each of which weighs ten times as much:
   $ shoal train lr --train day_0.tsv --format criteo --negative-rate 0.1 --model sampled
 
@@ -126,6 +129,7 @@ def add(commands: Any) -> Any:
     )
     learning(lr)
     ftrl(lr)
+    normalizing(lr)
     solving(lr)
     lifecycle(lr)
     lr.add_argument(
@@ -144,6 +148,7 @@ def add(commands: Any) -> Any:
     fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, _tidy(train_fm))
     learning(fm)
     ftrl(fm)
+    normalizing(fm)
     lifecycle(fm)
     factors(fm)
     columns(fm)
@@ -236,6 +241,16 @@ def ftrl(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beta", type=float, default=1.0, help="slows the first steps (default: %(default)s)")
     parser.add_argument("--l1", type=float, default=0.0, help="weights with less evidence are 0 (default: %(default)s)")
     parser.add_argument("--l2", type=float, default=0.0, help="shrinks all weights (default: %(default)s)")
+
+
+def normalizing(parser: argparse.ArgumentParser) -> None:
+    """Add whether values are divided by their scales."""
+    parser.add_argument(
+        "--normalized",
+        action="store_true",
+        help="divide each value by the root mean square of its feature, learned and kept with the model: for numeric "
+        "columns that are not about 1 in size",
+    )
 
 
 def solving(parser: argparse.ArgumentParser) -> None:
@@ -391,7 +406,7 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
     if arguments.cluster is not None:
         raise ValueError("--grid learns in one process: leave out --cluster, or train the best setting there")
     with open_store(arguments) as store:
-        grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed)
+        grid = LogisticRegressionGrid(values, optimizer, store, seed=arguments.seed, normalized=arguments.normalized)
         return _fitted_grid(arguments, grid)
 
 
@@ -791,6 +806,8 @@ def _solver(arguments: argparse.Namespace) -> DBPG | None:
     for name, usual in {"epochs": 1, "shuffle": False, "patience": None}.items():
         if getattr(arguments, name) != usual:
             raise ValueError(f"--solver dbpg stops by itself: pass --passes and --tolerance in place of --{name}")
+    if arguments.normalized:
+        raise ValueError("--normalized is for the online solver: leave it out with --solver dbpg")
     if given.get("slack", 0) < 0:
         given["slack"] = None
     return DBPG(l1=arguments.l1, **given)
@@ -828,7 +845,12 @@ def _filters(wanted: dict[str, str], seed: int) -> Filters:
 
 
 def _table_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"seed": arguments.seed, "admit": arguments.admit, "expire": arguments.expire}
+    return {
+        "seed": arguments.seed,
+        "admit": arguments.admit,
+        "expire": arguments.expire,
+        "normalized": arguments.normalized,
+    }
 
 
 def _consistency(text: str) -> Consistency:

@@ -268,6 +268,11 @@ class ClusterStore(Store):
         self._check_usable()
         return {table: filter.metrics() for table, filter in self._filtered.items()}
 
+    def sends_exactly(self, table: str) -> bool:
+        """Whether a table of this name gets gradients, and gives weights, as they are, unrounded and all."""
+        filters = choose(self._filters, table)
+        return filters is None or filters.exact
+
     def server_metrics(self) -> list[dict[str, Any]]:
         """Ask the servers what they have counted.
 

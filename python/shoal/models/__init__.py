@@ -6,6 +6,7 @@ What is where:
     model.py        Model: a predictor over tables; a kind says how rows become margins, and slopes gradients
     logistic.py     logistic regression
     fm.py           factorisation machine
+    scales.py       what normalized models divide values by
     dbpg.py         delayed block proximal gradient: logistic regression to its optimum
     grid.py         many settings of logistic regression in one pass
     learner.py      what the training loop asks of whatever learns

@@ -82,6 +82,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     more_tables: tuple[str, ...] = ()
     bias: bool
+    normalized: bool = False
     optimizer: str
     params: dict[str, float]
     seed: int
@@ -257,6 +258,7 @@ def for_export(where: Where, described: ModelFile) -> tuple[dict[str, Any], dict
         "table": described.table,
         "more_tables": list(described.more_tables),
         "bias": described.bias,
+        "normalized": described.normalized,
         "format": described.format,
         "schema": described.schema,
         "calibration": described.calibration,

@@ -57,6 +57,9 @@ class FactorizationMachine(Model):
         Which keys get rows, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional
         Which rows go at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default: none.
+    normalized : bool
+        Divide each value by the root mean square of its feature, which the model learns beside its weights and keeps:
+        whether a column is in cents or in dollars makes no difference then (docs/training.md).
 
     Raises
     ------
@@ -96,6 +99,7 @@ class FactorizationMachine(Model):
         seed: int = 0,
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] = (),
+        normalized: bool = False,
     ) -> None:
         if isinstance(init, Zeros):
             raise ValueError("the factors start at 0, where they have no gradient: pass init=shoal.Normal(0.01)")
@@ -109,7 +113,7 @@ class FactorizationMachine(Model):
             seed,
         )
         self._rules = admit, (expire,) if isinstance(expire, Expiry) else tuple(expire)
-        super().__init__(store, bias)
+        super().__init__(store, bias, normalized)
 
     def _make_tables(self) -> Sequence[Table]:
         name, dim, optimizer, factors, init, dtype, seed = self._described
@@ -154,7 +158,7 @@ class FactorizationMachine(Model):
 
     @classmethod
     def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
-        weights, factors = (store.tables[name] for name in (described.table, *described.more_tables))
+        weights, factors = (store.tables[name] for name in (described.table, described.table + _MORE))
         return cls(
             factors.dim,
             weights.optimizer,
@@ -167,4 +171,5 @@ class FactorizationMachine(Model):
             seed=weights.seed,
             admit=weights.spec.admit,
             expire=weights.spec.expire,
+            normalized=described.normalized,
         )

@@ -68,6 +68,8 @@ class LogisticRegressionGrid(OverStore):
         Whether every example has a constant feature.
     seed : int
         Seed of all tables.
+    normalized : bool
+        Of all models, as for `LogisticRegression`.
 
     Raises
     ------
@@ -96,6 +98,7 @@ class LogisticRegressionGrid(OverStore):
         bias: bool = True,
         *,
         seed: int = 0,
+        normalized: bool = False,
     ) -> None:
         base = FTRL() if optimizer is None else optimizer
         _check_grid(grid, base)
@@ -105,7 +108,7 @@ class LogisticRegressionGrid(OverStore):
         super().__init__(local() if store is None else store, is_own=store is None)
         try:
             self._models = [
-                LogisticRegression(one, self._store, bias, table=f"lr-{i}", seed=seed)
+                LogisticRegression(one, self._store, bias, table=f"lr-{i}", seed=seed, normalized=normalized)
                 for i, one in enumerate(optimizers)
             ]
         except BaseException:

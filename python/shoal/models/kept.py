@@ -58,7 +58,12 @@ class KeptPredictor(OverStore, Predictor):
         self._tables: tuple[Table, ...] = ()
 
     def _model_file(
-        self, *, bias: bool, standing: Standing | None, click: dict[str, Any] | None = None
+        self,
+        *,
+        bias: bool,
+        standing: Standing | None,
+        normalized: bool = False,
+        click: dict[str, Any] | None = None,
     ) -> files.ModelFile:
         """Tell what a directory is told of the model; its first table tells the optimizer."""
         first = self._tables[0]
@@ -67,6 +72,7 @@ class KeptPredictor(OverStore, Predictor):
             table=first.name,
             more_tables=tuple(table.name for table in self._tables[1:]),
             bias=bias,
+            normalized=normalized,
             optimizer=type(first.optimizer).__name__,
             params=first.optimizer.params(),
             seed=first.seed,

@@ -68,6 +68,14 @@ class Learner(Predicts, Protocol):
     def examples(self) -> int:
         """Examples learned from so far."""
 
+    @property
+    def is_normalized(self) -> bool:
+        """Whether values are divided by their scales."""
+
+    @property
+    def can_normalize(self) -> bool:
+        """Whether a model of this kind can be made that divides values by their scales."""
+
     def note_format(self, data: object) -> None:
         """Remember the format of what is learned from."""
 

@@ -57,6 +57,9 @@ class LogisticRegression(Model):
         Which keys get a row, such as ``shoal.AfterCount(2)``; default: all.
     expire : Expiry or several of them, optional
         Which rows go at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default: none.
+    normalized : bool
+        Divide each value by the root mean square of its feature, which the model learns beside its weights and keeps:
+        whether a column is in cents or in dollars makes no difference then (docs/training.md).
 
     Raises
     ------
@@ -86,6 +89,7 @@ class LogisticRegression(Model):
         solver: str | DBPG = "online",
         admit: Admission | None = None,
         expire: Expiry | Iterable[Expiry] = (),
+        normalized: bool = False,
     ) -> None:
         if solver not in ("online", "dbpg") and not isinstance(solver, DBPG):
             raise ValueError(f'solver is {solver!r}: pass "online", "dbpg" or shoal.DBPG(...)')
@@ -98,8 +102,10 @@ class LogisticRegression(Model):
         rules = (expire,) if isinstance(expire, Expiry) else tuple(expire)
         if self._solver is not None and (admit is not None or rules):
             raise ValueError(f"solver {solver!r} sees all examples at once: it has no use for admit and expire")
+        if self._solver is not None and normalized:
+            raise ValueError(f"solver {solver!r} takes steps as long as each feature allows: leave out normalized")
         self._described = table, optimizer or FTRL(), seed, admit, rules
-        super().__init__(store, bias)
+        super().__init__(store, bias, normalized)
 
     @property
     def solver(self) -> DBPG | None:
@@ -110,6 +116,11 @@ class LogisticRegression(Model):
     def solved(self) -> Solved | None:
         """How the last `fit` of the solver ended; None of a model that learns online, and before the first."""
         return self._solved
+
+    @property
+    def can_normalize(self) -> bool:
+        """Whether a model of this kind can be made that divides values by their scales."""
+        return self._solver is None
 
     def _make_tables(self) -> Sequence[Table]:
         name, optimizer, seed, admit, expire = self._described
@@ -170,4 +181,5 @@ class LogisticRegression(Model):
         more: dict[str, Any] = {"table": described.table, "seed": described.seed}
         if isinstance(optimizer, Proximal):
             return cls(None, store, described.bias, solver=DBPG(lr=optimizer.lr, l1=optimizer.l1), **more)
-        return cls(optimizer, store, described.bias, admit=spec.admit, expire=spec.expire, **more)
+        more |= {"admit": spec.admit, "expire": spec.expire, "normalized": described.normalized}
+        return cls(optimizer, store, described.bias, **more)

@@ -48,6 +48,7 @@ from shoal.models.kept import KeptPredictor
 from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
+from shoal.models.scales import Scales, Sums, make_table
 from shoal.optim import Optimizer
 from shoal.plural import counted
 from shoal.storage import Place, Where, leaving_none_empty, place_of
@@ -75,19 +76,24 @@ class Model(KeptPredictor):
         Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
+    normalized : bool
+        Whether the model learns from values divided by their scales (scales.py).
     """
 
-    def __init__(self, store: Store | None, bias: bool) -> None:
+    def __init__(self, store: Store | None, bias: bool, normalized: bool = False) -> None:
         if store is not None and not isinstance(store, Store):
             raise TypeError(
                 f"store is a {type(store).__name__}: pass shoal.local(...), or nothing for a store of its own"
             )
         super().__init__(local() if store is None else store, is_own=store is None)
         self._has_bias = bool(bias)
+        self._is_normalized = bool(normalized)
         # Of the thread that sorts ahead: it would wait for the store's own, or find their memory taken.
         self._sorters = _core.Workers(1)
         try:
             self._tables = tuple(self._make_tables())
+            if self._is_normalized:
+                self._tables += (make_table(self._store, self.table.name, self.table.seed),)
         except BaseException:
             self.close()
             raise
@@ -116,7 +122,8 @@ class Model(KeptPredictor):
     # ---- what it is --------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.optimizer!r}, bias={self._has_bias}, examples={self.examples})"
+        normalized = ", normalized=True" if self._is_normalized else ""
+        return f"{type(self).__name__}({self.optimizer!r}, bias={self._has_bias}{normalized}, examples={self.examples})"
 
     def _repr_html_(self) -> str:
         passes = self.history.passes
@@ -148,7 +155,7 @@ class Model(KeptPredictor):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All tables of the model, that of the linear weights first."""
+        """All tables of the model, that of the linear weights first, that of the scales last."""
         return self._tables
 
     @property
@@ -165,6 +172,16 @@ class Model(KeptPredictor):
     def has_bias(self) -> bool:
         """Whether every example has a constant feature."""
         return self._has_bias
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether values are divided by their scales."""
+        return self._is_normalized
+
+    @property
+    def can_normalize(self) -> bool:
+        """Whether a model of this kind can be made that divides values by their scales."""
+        return True
 
     @property
     def bias(self) -> float:
@@ -184,7 +201,8 @@ class Model(KeptPredictor):
 
         Notes
         -----
-        Takes 12 bytes a weight. With l1 > 0 most rows read zero: their state is kept for what may come.
+        Takes 12 bytes a weight. With l1 > 0 most rows read zero: their state is kept for what may come. Those of a
+        normalized model are of x divided by its scale: see `scales`.
         """
         keys = [np.empty(0, np.uint64)]
         weights = [np.empty(0, np.float32)]
@@ -196,6 +214,19 @@ class Model(KeptPredictor):
             keys.append(some_keys[kept])
             weights.append(w[kept])
         return np.concatenate(keys), np.concatenate(weights)
+
+    def scales(self) -> tuple[npt.NDArray[np.uint64], Floats]:
+        """Read what a normalized model divides the values of features by; keys that are not among them by 1.
+
+        Returns
+        -------
+        keys : uint64[k]
+            In hash order.
+        scales : float64[k]
+            Above 0; none of a model that is not normalized.
+        """
+        scales = self._scales
+        return (np.empty(0, np.uint64), np.empty(0)) if scales is None else scales.items()
 
     @overload
     def top(self, n: int = 20) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]: ...
@@ -527,7 +558,11 @@ class Model(KeptPredictor):
         float
             Sum of the losses, by weight.
         """
-        rows = [table.pull_unique(keys) for table in self._tables]
+        scales = self._scales
+        added: Sums | None = None
+        if scales is not None:
+            batch, added = scales.learn(batch, keys)
+        rows = [table.pull_unique(keys) for table in self._learned_tables]
         margins, known = self._forward(batch, keys, rows)
         self._calibration = None
         loss, slopes = _core.logistic_losses(margins, batch.labels, batch.weights, self._store.workers)
@@ -541,13 +576,26 @@ class Model(KeptPredictor):
             sums=(loss, float(np.sum(slopes) + np.sum(positives, dtype=np.float64))),
         )
         gradients = self._backward(batch, keys, rows, slopes, known)
-        for table, gradient in zip(self._tables, gradients, strict=True):
+        for table, gradient in zip(self._learned_tables, gradients, strict=True):
             table.push_unique(keys, gradient, copy=False)  # a failure is told by the tick
+        if scales is not None and added is not None:
+            scales.push(keys, added)
         self._record.examples += len(batch)
         return loss
 
     def _margins(self, batch: Batch, prepared: KeyBatch) -> Floats:
-        return self._forward(batch, prepared, [table.pull_unique(prepared) for table in self._tables])[0]
+        if self._scales is not None:
+            batch = self._scales.normalized(batch, prepared)
+        return self._forward(batch, prepared, [table.pull_unique(prepared) for table in self._learned_tables])[0]
+
+    @property
+    def _scales(self) -> Scales | None:
+        return Scales(self._tables[-1]) if self._is_normalized else None
+
+    @property
+    def _learned_tables(self) -> tuple[Table, ...]:
+        """The tables that gradients are pushed to."""
+        return self._tables[:-1] if self._is_normalized else self._tables
 
     def prepare(self, batch: Batch) -> KeyBatch:
         """Sort the keys of a batch and the bias's."""
@@ -672,7 +720,7 @@ class Model(KeptPredictor):
         ticks, as in ``if store.rank == 0``.
         """
         where = place_of(directory, storage_options)
-        described = self._model_file(bias=self._has_bias, standing=standing)
+        described = self._model_file(bias=self._has_bias, normalized=self._is_normalized, standing=standing)
         files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
         return where.given
 
@@ -724,6 +772,7 @@ class Model(KeptPredictor):
             table=told["table"],
             more_tables=tuple(told["more_tables"]),
             bias=told["bias"],
+            normalized=told.get("normalized", False),  # exports of before do not tell
             optimizer="",
             params={},
             seed=0,

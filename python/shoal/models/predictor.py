@@ -94,6 +94,16 @@ class Predictor(ABC):
         """What `calibrate` fitted; None before, and after the model has learned on."""
         return self._calibration
 
+    @property
+    def is_normalized(self) -> bool:
+        """Whether values are divided by their scales."""
+        return False
+
+    @property
+    def can_normalize(self) -> bool:
+        """Whether a model of this kind can be made that divides values by their scales."""
+        return False
+
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         """Tell nothing: the features of a batch do not say which examples belong together."""
         return None

@@ -437,11 +437,11 @@ class Student:
             return
         self._warned = True
         size, key = self._largest
-        which = (
-            f"values reach {size:.3g} (feature {_feature_name(reader, key)}): scale numeric features to about 1, or"
-            if size > _LARGE_VALUE
-            else "steps are too long:"
-        )
+        which = "steps are too long:"
+        if size > _LARGE_VALUE and not self.model.is_normalized:
+            remedy = " train with normalized=True (--normalized)," if self.model.can_normalize else ""
+            feature = _feature_name(reader, key)
+            which = f"values reach {size:.3g} (feature {feature}): scale numeric features to about 1,{remedy} or"
         log.warning(
             "normalized entropy %.4g: the predictions of pass %d are far worse than the base rate alone; %s take a "
             "smaller learning rate",
