@@ -503,7 +503,8 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
         ++round;
         service.hold();
         service.admit(1, 2 * round, service.hold());
-        service.dismiss(1, 2 * round);
+        const std::uint32_t ended_here = service.fence(1, 2 * round).clock;
+        CHECK(service.dismiss(1, 2 * round, {.clock = ended_here + 1, .tables = {0}}) > ended_here);
         service.resume();
         service.set_map(0, 0, 64);
         service.add_table(round, sgd(2));
