@@ -33,7 +33,10 @@ def catching(monkeypatch, name):
         (["scheduler", "--servers", "0", "--bind", "tcp://127.0.0.1:*"], "got 0 and 1"),
         (["scheduler", "--servers", "1", "--bind", "127.0.0.1"], "write tcp://HOST:PORT"),
         (["scheduler", "--servers", "1", "--slots", "5", "--bind", "tcp://127.0.0.1:*"], "power of two"),
-        (["scheduler", "--servers", "1", "--heartbeat", "0", "--bind", "tcp://127.0.0.1:*"], "above 0, got 0.0"),
+        (
+            ["scheduler", "--servers", "1", "--heartbeat", "0", "--bind", "tcp://127.0.0.1:*"],
+            "'0' is not a number of seconds above 0",
+        ),
         (["server"], "pass --connect tcp://HOST:PORT"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "a thread at least"),
         (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),

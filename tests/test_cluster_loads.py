@@ -406,6 +406,7 @@ def test_a_load_whose_worker_dies_is_given_up_and_others_are_told(chains: Any, h
         assert "load end" not in requests(made)
         clocks(one, 1, 2)  # goes on
         zero._open = False  # nobody says goodbye for it
+        zero._finalizer.detach()
         zero._closing.close()
 
 

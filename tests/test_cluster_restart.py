@@ -25,7 +25,10 @@ def until(what):
 
 
 def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_started_anew(tmp_path, caplog):
-    with processes.running(2, heartbeat=0.2) as cluster, shoal.connect(cluster.address, timeout=PATIENCE) as store:
+    with (
+        processes.running(2, heartbeat=0.2, storage_roots=[tmp_path]) as cluster,
+        shoal.connect(cluster.address, timeout=PATIENCE) as store,
+    ):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
         table.push(KEYS, ONES).wait()
         store.tick()

@@ -396,6 +396,7 @@ def test_a_worker_that_dies_is_not_waited_for(held: Any, tmp_path: Path) -> None
         with pytest.raises(shoal.ShoalError):
             handle.wait()
         one._open = False  # nobody says goodbye for it
+        one._finalizer.detach()
         one._closing.close()
     assert not (tmp_path / "one" / "manifest.json").exists()
     assert checkpoint.verify(tmp_path / "two").tables

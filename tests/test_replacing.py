@@ -167,5 +167,5 @@ def test_on_the_command_line_replacing_has_to_be_asked_for(tmp_path: Path, capsy
     for source, out in ((["export", "m4"], "e"), (["compact", "e"], "f")):
         assert cli.main([*source, out, "--quiet", *(["--overwrite"] if out == "f" else [])]) == (0 if out == "f" else 2)
         assert cli.main([*source, out, "--quiet"]) == 2
-        assert "holds an export already: pass overwrite=True (--overwrite)" in capsys.readouterr().err
+        assert "holds an export already: pass --overwrite, or choose another name" in capsys.readouterr().err
         assert cli.main([*source, out, "--quiet", "--overwrite"]) == 0

@@ -351,7 +351,7 @@ def test_a_server_that_is_lost_while_pulls_are_under_way_is_told_by_the_body():
         module.register_forward_pre_hook(lambda module, keys: lose(keys))
         with pytest.raises(shoal.ServerLost):
             train(module, [shared_and(i) for i in range(9)], done, staleness=1)
-        assert len(done) == 2
+        assert len(done) in {2, 3}  # the pull that was begun ahead may have been answered
         assert not module._tickets
         raise shoal.ServerLost("the end")  # so that the store is closed without waiting
 

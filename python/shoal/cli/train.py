@@ -64,7 +64,7 @@ examples:
   $ cat ads_0.csv | shoal train lr --train - --format csv --label click --model stream
 
   with a column in cents, and one of milliseconds, whose sizes the model learns too:
-  $ shoal train lr --train ads_0.csv --format csv --label click --numeric price,age --normalized --model sizes
+  $ shoal train lr --train ads_0.csv --format csv --label click --numeric price --normalized --model sizes
 
   a tenth of the negatives, each of which weighs ten times as much:
   $ shoal train lr --train day_0.tsv --format criteo --negative-rate 0.1 --model sampled

@@ -103,15 +103,6 @@ def csv_format(
     if not keep_default_na:
         schema["keep_default_na"] = False
 
-    def of_labels() -> Format:
-        return csv_format(
-            Columns(label=None, categorical=[str(columns.label)]),
-            sep=sep,
-            names=names,
-            na_values=na_values,
-            keep_default_na=keep_default_na,
-        )
-
     return Format(
         "csv",
         None if names is None else header.of(names),
@@ -122,5 +113,14 @@ def csv_format(
         spell=header.spell,
         schema=schema,
         labelled=columns.label is not None,
-        of_labels=None if columns.label is None else of_labels,
+        of_labels=None
+        if columns.label is None
+        else functools.partial(
+            csv_format,
+            Columns(label=None, categorical=[str(columns.label)]),
+            sep=sep,
+            names=names,
+            na_values=na_values,
+            keep_default_na=keep_default_na,
+        ),
     )
