@@ -334,3 +334,14 @@ def test_what_a_table_took_of_the_budget_is_free_as_soon_as_it_is_dropped_or_rep
             done(deliver(service, a.numbers(Op.LOAD_BEGIN, [0] * SLOTS, sequence=first)))
             done(deliver(service, a.numbers(Op.LOAD_END, [7], sequence=first + 1)))
         assert grow(service, a, first=first + 2).sequence - (first + 2) == fits
+
+
+@pytest.mark.parametrize(("memory", "taken"), [(None, 6), (1 << 20, 5)])
+def test_pushes_that_wait_for_their_clock_are_bounded_by_the_budget(memory: int | None, taken: int) -> None:
+    service = served("bsp", workers=2, memory=memory)
+    hashes = np.arange(1_000_000, dtype=np.uint64) << np.uint64(44)
+    ones = np.ones(len(hashes), np.float32)
+    got = [one(deliver(service, Worker().push(hashes, ones, sequence=k))) for k in range(1, 7)]
+    assert [reply.status for reply in got] == [Status.OK] * taken + [Status.BAD_REQUEST] * (6 - taken)
+    if memory is not None:
+        assert "the limit is 67108864" in got[-1].text  # 64 MiB, since a quarter of the budget is less
