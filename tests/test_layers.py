@@ -16,8 +16,8 @@ def tree(tmp_path):
         "csrc/base/mix.h": '#include <cstdint>\n#include "base/check.h"\n',
         "csrc/base/memory.cc": "void* p = mmap(nullptr, n);\n",
         "csrc/base/threads.cc": "std::thread t;\n",
-        "csrc/store/shard.h": '#include "table/slot_table.h"\n#include "optim/rule.h"\n',
-        "csrc/bind/module.cc": '#include <pybind11/pybind11.h>\n#include "store/shard.h"\n',
+        "csrc/shard/shard.h": '#include "table/slot_table.h"\n#include "optim/rule.h"\n',
+        "csrc/bind/module.cc": '#include <pybind11/pybind11.h>\n#include "shard/shard.h"\n',
         "python/shoal/__init__.py": "from shoal.store import local\n",
         "python/shoal/_reader.pyx": 'cdef extern from "base/mix.h" nogil:\n    pass\n',
         "python/shoal/store.py": "from shoal import _core\nfrom .table import Table\nimport numpy\n",
@@ -57,7 +57,7 @@ def plant(root, name, text):
         ("csrc/store/a.cc", "/* two\nlines */ std::jthread t;\n", "csrc/store/a.cc:2: a thread start belongs"),
         ("csrc/store/a.cc", "pthread_create(&t);\n", "a thread start belongs"),
         ("csrc/store/a.cc", 'const char* home = std::getenv("HOME");\n', "reading the environment"),
-        ("python/shoal/_reader.pyx", 'cdef extern from "store/shard.h":\n    pass\n', "the reader may not include"),
+        ("python/shoal/_reader.pyx", 'cdef extern from "shard/shard.h":\n    pass\n', "the reader may not include"),
         ("python/shoal/lines.h", '#include "table/slot_table.h"\n', "the reader may not include"),
         ("python/shoal/errors.py", "from shoal.store import local\n", "errors may not import store"),
         ("python/shoal/table.py", "from . import store\n", "table may not import store"),
@@ -90,7 +90,7 @@ def test_a_planted_violation_is_found(tree, name, text, complaint):
     [
         (
             "csrc/base/a.cc",
-            '// #include "store/shard.h" and mmap(\n/* std::thread */ const char* s = "//"; int std_thread;\n',
+            '// #include "shard/shard.h" and mmap(\n/* std::thread */ const char* s = "//"; int std_thread;\n',
         ),
         ("csrc/store/a.cc", "std::this_thread::yield();\nauto n = std::thread::hardware_concurrency();\n"),
         ("python/shoal/optim.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"),

@@ -15,14 +15,17 @@ from pathlib import Path
 
 CSRC = {
     "base": "",
-    "route": "base",
     "kernel": "base",
     "optim": "base",
+    "batch": "base",
     "table": "base",
-    "store": "base route optim table",
-    "net": "base route optim table store",
-    "frozen": "base optim",
-    "bind": "base route kernel optim table store net frozen",
+    "policy": "base table",
+    "shard": "base optim batch table policy",
+    "export": "base optim",
+    "wire": "base optim",
+    "transport": "base wire",
+    "server": "base optim batch policy shard wire transport",
+    "bind": "base kernel optim batch table policy shard export wire transport server",
 }
 
 PYTHON = {

@@ -31,7 +31,7 @@
 #include "base/mix.h"
 #include "base/simd.h"
 #include "base/threads.h"
-#include "route/key_batch.h"
+#include "batch/key_batch.h"
 
 namespace shoal {
 

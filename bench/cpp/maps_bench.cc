@@ -32,11 +32,11 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "batch/key_batch.h"
+#include "batch/summed_batch.h"
 #include "maps.h"
 #include "measure.h"
-#include "route/key_batch.h"
-#include "route/summed_batch.h"
-#include "store/shard.h"
+#include "shard/shard.h"
 
 namespace shoal {
 namespace {

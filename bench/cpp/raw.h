@@ -9,9 +9,9 @@
 #include <cstring>
 #include <vector>
 
-#include "base/fetch.h"
 #include "base/memory.h"
 #include "base/mix.h"
+#include "base/prefetch.h"
 #include "base/threads.h"
 #include "measure.h"
 

@@ -19,10 +19,10 @@
 
 #include "base/memory.h"
 #include "base/threads.h"
+#include "batch/key_batch.h"
 #include "measure.h"
 #include "raw.h"
-#include "route/key_batch.h"
-#include "store/shard.h"
+#include "shard/shard.h"
 
 namespace shoal {
 namespace {

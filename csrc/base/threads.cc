@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/team.h"
+#include "base/borrowed_pool.h"
 
 namespace shoal {
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "net/parts.h"
+#include "transport/multipart_message.h"
 
 namespace shoal::bind {
 

@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <span>
 
+#include "base/borrowed_pool.h"
 #include "base/crc32c.h"
 #include "base/heap.h"
 #include "base/mix.h"
-#include "base/team.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 

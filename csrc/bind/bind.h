@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "batch/key_batch.h"
 #include "kernel/logistic.h"
-#include "route/key_batch.h"
-#include "store/shard.h"
-#include "store/snapshot.h"
+#include "shard/shard.h"
+#include "shard/snapshot.h"
 
 namespace shoal::bind {
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-#include "net/wire.h"
+#include "wire/wire.h"
 
 namespace shoal::bind {
 

@@ -1,4 +1,4 @@
-#include "net/service.h"
+#include "server/service.h"
 
 #include <pybind11/stl.h>
 
@@ -151,7 +151,7 @@ py::dict metrics(const Service& service) {
   return all;
 }
 
-// A copy of a table's rows, whose threads are the service's (why not keep_alive: bind/store.cc).
+// A copy of a table's rows, whose threads are the service's (why not keep_alive: bind/shard.cc).
 py::object shard(const py::object& self, std::uint32_t id) {
   const auto& service = self.cast<const Service&>();
   std::unique_ptr<Shard> copy;

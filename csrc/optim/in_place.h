@@ -24,9 +24,9 @@
 #include <cstring>
 #include <span>
 
-#include "base/fetch.h"
 #include "base/known_dim.h"
 #include "base/noise.h"
+#include "base/prefetch.h"
 #include "base/simd.h"
 
 namespace shoal {

@@ -9,9 +9,9 @@
 #include <numeric>
 #include <utility>
 
-#include "base/fetch.h"
+#include "base/prefetch.h"
 #include "base/secret.h"
-#include "table/search.h"
+#include "table/probe.h"
 
 namespace shoal {
 

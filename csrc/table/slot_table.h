@@ -37,7 +37,7 @@
 // secret of the process (probe_key), and probe sequences are short again. Nothing that is read or saved depends on where
 // a row stands, so results stay the same; only what walks a slot in hash order has to sort first.
 //
-// Threads: none of its own; the owner locks (store/shard.h).
+// Threads: none of its own; the owner locks (shard/shard.h).
 
 #pragma once
 
@@ -50,7 +50,7 @@
 
 #include "base/memory.h"
 #include "base/mix.h"
-#include "table/changed.h"
+#include "table/dirty_ranges.h"
 #include "table/layout.h"
 #include "table/slab.h"
 
@@ -86,7 +86,7 @@ class SlotTable {
   // Changes whenever a row may have moved: by insert, reserve, erase and give_back.
   std::uint64_t version() const noexcept { return version_; }
 
-  // For table/search.h: the lines; the bucket that a hash's second is, counted on round the end; a payload's row. An empty
+  // For table/probe.h: the lines; the bucket that a hash's second is, counted on round the end; a payload's row. An empty
   // table has one bucket, which nobody writes.
   struct Buckets {
     std::byte* lines;

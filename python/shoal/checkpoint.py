@@ -226,7 +226,7 @@ class Taken(NamedTuple):
 
     spec: TableSpec
     snapshot: Snapshot
-    kind: str  # "plain", "base", "delta": see csrc/store/snapshot.h
+    kind: str  # "plain", "base", "delta": see csrc/shard/snapshot.h
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     ask --> each slot answers, in hash order, in float64 --> the answers are put together here, in slot order
 
 So the bits do not depend on threads, nor on how many servers share the slots, and no row travels. What the engine
-computes for a slot is told in ``csrc/store/functions.h``; this is the other half.
+computes for a slot is told in ``csrc/shard/reductions.h``; this is the other half.
 
 Threads: no state.
 """

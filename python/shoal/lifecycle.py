@@ -403,7 +403,7 @@ def _told(dropped: Dropped) -> str:
     return f"{dropped.rows:,} rows, {dropped.bytes:,} bytes{share}"
 
 
-# The words of an answer of the engine (csrc/store/shard.h, Shard::sweep).
+# The words of an answer of the engine (csrc/shard/shard.h, Shard::sweep).
 _AGES = 33
 _HEAD = 5 + _AGES
 _CLASSES = 64

@@ -1,6 +1,6 @@
 // Who waits for a row: candidates and Bloom filters, alone and with what they save.
 
-#include "table/admission.h"
+#include "policy/admission.h"
 
 #include <algorithm>
 #include <cstdint>

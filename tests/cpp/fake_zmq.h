@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "check.h"
-#include "net/zmq.h"
+#include "transport/zmq.h"
 
 namespace shoal {
 

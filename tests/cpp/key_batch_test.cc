@@ -1,6 +1,6 @@
 // KeyBatch and SummedBatch against std::map, which sorts, dedupes and keeps places in the obvious way.
 
-#include "route/key_batch.h"
+#include "batch/key_batch.h"
 
 #include <algorithm>
 #include <bit>
@@ -12,8 +12,8 @@
 
 #include "base/mix.h"
 #include "base/threads.h"
+#include "batch/summed_batch.h"
 #include "check.h"
-#include "route/summed_batch.h"
 
 using namespace shoal;
 

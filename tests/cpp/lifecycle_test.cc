@@ -1,7 +1,7 @@
 // A Shard with rules and a memory budget, with several callers at once: for the thread sanitizer above all. What the rules
 // mean is tested from Python, against dicts.
 
-#include "table/lifecycle.h"
+#include "policy/lifecycle.h"
 
 #include <atomic>
 #include <cstdint>
@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "batch/key_batch.h"
 #include "check.h"
-#include "route/key_batch.h"
-#include "store/shard.h"
-#include "table/budget.h"
+#include "policy/budget.h"
+#include "shard/shard.h"
 
 namespace shoal {
 namespace {

@@ -1,6 +1,6 @@
 // merge against a map that adds the lists up one after the other.
 
-#include "route/merge.h"
+#include "batch/merge.h"
 
 #include <algorithm>
 #include <bit>

@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "net/counts.h"
-#include "net/lists.h"
-#include "net/service.h"
-#include "net/values.h"
+#include "server/key_list_cache.h"
+#include "server/service.h"
+#include "wire/counts.h"
+#include "wire/values.h"
 
 namespace shoal::service_input {
 

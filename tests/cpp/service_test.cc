@@ -1,7 +1,7 @@
 // Service against a map of weights: whatever is cut, repeated, refused, out of memory or asked at the same time.
 // tests/test_service.py has its rules one by one.
 
-#include "net/service.h"
+#include "server/service.h"
 
 #include <sys/resource.h>
 

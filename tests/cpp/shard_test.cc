@@ -19,9 +19,9 @@
 #include <tuple>
 #include <vector>
 
+#include "batch/key_batch.h"
 #include "check.h"
-#include "route/key_batch.h"
-#include "store/shard.h"
+#include "shard/shard.h"
 
 namespace shoal {
 namespace {

@@ -10,12 +10,12 @@
 #include <thread>
 #include <vector>
 
+#include "batch/key_batch.h"
 #include "check.h"
-#include "route/key_batch.h"
-#include "store/functions.h"
-#include "store/shard.h"
-#include "store/snapshot.h"
-#include "table/changed.h"
+#include "shard/reductions.h"
+#include "shard/shard.h"
+#include "shard/snapshot.h"
+#include "table/dirty_ranges.h"
 
 namespace shoal {
 namespace {

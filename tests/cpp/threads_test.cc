@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "base/team.h"
+#include "base/borrowed_pool.h"
 #include "check.h"
 
 using namespace shoal;

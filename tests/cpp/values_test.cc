@@ -1,6 +1,6 @@
 // Narrowing without bias, packing without loss.
 
-#include "net/values.h"
+#include "wire/values.h"
 
 #include <algorithm>
 #include <bit>

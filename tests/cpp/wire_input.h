@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
-#include "net/wire.h"
+#include "wire/wire.h"
 
 namespace shoal::wire {
 

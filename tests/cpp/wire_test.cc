@@ -1,6 +1,6 @@
 // The wire format: every op there and back, every way to be wrong.
 
-#include "net/wire.h"
+#include "wire/wire.h"
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 #include "base/crc32c.h"
 #include "check.h"
-#include "net/values.h"
+#include "wire/values.h"
 
 namespace shoal::wire {
 namespace {

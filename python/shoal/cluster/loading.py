@@ -2,7 +2,7 @@
 
     worker 0                                     each endpoint
     LOAD_BEGIN, of each table      ---------->   makes empty rows beside those that are there
-    SAVE_BEGIN, of those rows      ---------->   csrc/net/save.h holds them for a thread
+    SAVE_BEGIN, of those rows      ---------->   csrc/server/checkpoint_session.h holds them for a thread
     the place, and a digest        ---------->   finds that checkpoint there, and its own slots' files: "ready"
     "go", once all are ready       ---------->   fills them with its slots, and how many rows it found: "done"
     SAVE_END, with the digest      ---------->   lets go of them

@@ -1,7 +1,7 @@
 """A save on a cluster: servers write their slots side by side, the worker that saves puts the manifest behind.
 
     worker                                       each endpoint
-    SAVE_BEGIN, at its clock    ------------->   the moment: csrc/net/save.h holds the tables; pushes go on
+    SAVE_BEGIN, at its clock    ------------->   the moment: csrc/server/checkpoint_session.h holds the tables; pushes go on
     a file with random bytes, and its name   ->  reads it there, and tries whether it may write: "ready"
     "go", once all are ready       ---------->   its slot files, and where in them each slot is: "done"
     the manifest, once all are done

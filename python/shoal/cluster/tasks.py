@@ -1,7 +1,7 @@
 """What workers have servers do with the files of a checkpoint: side by side, each with its own slots.
 
     worker                                       each endpoint
-    SAVE_BEGIN                     ----------->  holds the tables: csrc/net/save.h; a thread waits for words
+    SAVE_BEGIN                     ----------->  holds the tables: csrc/server/checkpoint_session.h; a thread waits for words
     a task                         ----------->  looks whether it sees the place: "ready"
     "go", once all are ready       ----------->  does it, and tells how far it is: "done"
     SAVE_END                       ----------->  lets go of the tables

@@ -3,7 +3,7 @@
 Python makes the context, chooses the address and holds the keys; from there on a C++ thread on the same libzmq takes
 the requests, and no Python thread can hold it up.
 
-Threads: see csrc/net/loop.h.
+Threads: see csrc/server/data_loop.h.
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+// SummedBatch: the unique keys of one batch in hash order, each with the sum of its rows: all that a push needs.
+//
+// Idea. A KeyBatch knows the way from every key to its unique hash and back, for pulls and for whoever adds up gradients
+// later. A push that has the gradients at hand needs neither: they are added up while the sorted keys pass by, which
+// takes 0.7 to 0.9 of the time of a KeyBatch and its sum().
+//
+//   keys 7 3 7, rows 1 5 2, with mix(3) < mix(7): hashes {mix(3), mix(7)}, sums {5, 3}
+//
+// Invariants
+//   I1  hashes(), begins() are those of a KeyBatch of the same keys.
+//   I2  counts() are those of its counts(), where they were asked for; else there are none.
+//   I3  sums() are, bit for bit, those of its sum(): in order of occurrence, in float64, rounded once.
+//
+// Threads: as KeyBatch.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/buffer.h"
+#include "base/mix.h"
+#include "base/threads.h"
+#include "batch/hash_order.h"
+
+namespace shoal {
+
+class SummedBatch {
+ public:
+  // `rows` is keys x dim. `counting`: with counts().
+  SummedBatch(std::span<const std::uint64_t> keys, std::span<const float> rows, std::size_t dim, Slots slots,
+              Pool& pool, KeyBatchScratch& scratch, bool counting = false);
+
+  std::size_t size() const noexcept { return size_; }  // unique keys
+  std::size_t dim() const noexcept { return dim_; }
+  Slots slots() const noexcept { return slots_; }
+
+  std::span<const std::uint64_t> hashes() const noexcept { return {hashes_, size_}; }
+  std::span<const std::uint64_t> begins() const noexcept { return {begins_, slots_.count() + 1}; }
+  std::span<const float> sums() const noexcept { return {sums_.data(), size_ * dim_}; }
+  // How often each hash occurs.
+  std::span<const std::uint32_t> counts() const noexcept {
+    return {counts_.data(), counts_.size() == 0 ? 0 : size_};
+  }
+
+ private:
+  Slots slots_;
+  std::size_t dim_;
+  std::size_t size_ = 0;
+  Buffer<std::uint64_t> memory_;  // of hashes and begins
+  std::uint64_t* hashes_ = nullptr;
+  std::uint64_t* begins_ = nullptr;
+  Buffer<float> sums_;
+  Buffer<std::uint32_t> counts_;
+};
+
+}  // namespace shoal

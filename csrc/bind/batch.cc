@@ -1,0 +1,142 @@
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "batch/key_batch.h"
+#include "batch/merge.h"
+#include "batch/summed_batch.h"
+#include "bind/array.h"
+#include "bind/bind.h"
+
+namespace shoal::bind {
+
+namespace {
+
+std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots, Workers& workers,
+                                     std::optional<std::uint64_t> last) {
+  const auto given = in(keys);
+  const py::gil_scoped_release nogil;
+  return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+    return std::make_unique<KeyBatch>(given, Slots(slots), workers.pool, scratch, last);
+  });
+}
+
+std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const Array<float>& rows,
+                                         std::size_t dim, std::size_t slots, Workers& workers,
+                                         bool counting) {
+  const auto given = in(keys);
+  const auto from = in(rows);
+  const py::gil_scoped_release nogil;
+  return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+    return std::make_unique<SummedBatch>(given, from, dim, Slots(slots), workers.pool, scratch, counting);
+  });
+}
+
+void sum(const KeyBatch& batch, const Array<float>& grads, std::size_t dim, Array<float>& sums,
+         Workers& workers) {
+  const auto from = in(grads);
+  const auto to = out(sums);
+  const py::gil_scoped_release nogil;
+  batch.sum(from, dim, to, workers.pool);
+}
+
+// The rows of unique keys, given to every key of the batch as it came.
+void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Array<float>& given,
+            Workers& workers) {
+  const auto from = in(rows);
+  const auto to = out(given);
+  SHOAL_CHECK(from.size() == batch.size() * dim && to.size() == batch.given() * dim,
+              "expand takes one row a unique key and gives one row a key");
+  const py::gil_scoped_release nogil;
+  batch.expand(from, dim, to, workers.pool);
+}
+
+bool is_of(const KeyBatch& batch, const Array<std::uint64_t>& keys, Workers& workers) {
+  const auto given = in(keys);
+  const py::gil_scoped_release nogil;
+  return batch.is_of(given, workers.pool);
+}
+
+Array<std::uint32_t> counts(const KeyBatch& batch) {
+  Array<std::uint32_t> result = fresh<std::uint32_t>(batch.size());
+  batch.counts(out(result));
+  return result;
+}
+
+py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<float>>>& lists,
+                      std::size_t dim, Workers& workers) {
+  std::vector<SortedList> sorted;
+  for (const auto& [hashes, grads] : lists) {
+    sorted.push_back({in(hashes), in(grads), {}});
+  }
+  std::size_t total = 0;
+  for (const SortedList& list : sorted) {
+    total += list.hashes.size();
+  }
+  std::vector<std::uint64_t> all_hashes(total);
+  std::vector<float> all_grads(total * dim);
+  std::size_t size = 0;
+  {
+    const py::gil_scoped_release nogil;
+    MergeScratch scratch;
+    size = merge(sorted, dim, workers.pool, scratch, {all_hashes, all_grads, {}});
+  }
+  Array<std::uint64_t> hashes = fresh<std::uint64_t>(size);
+  Array<float> grads = fresh<float>(size, dim);
+  std::copy_n(all_hashes.data(), size, hashes.mutable_data());
+  std::copy_n(all_grads.data(), size * dim, grads.mutable_data());
+  return py::make_tuple(hashes, grads);
+}
+
+}  // namespace
+
+void add_route(py::module_& module) {
+  py::class_<KeyBatch>(module, "KeyBatch")
+      .def(py::init(&make_batch), py::arg("keys").noconvert(), py::arg("slots"), py::arg("workers"),
+           py::arg("last") = py::none())
+      .def("__len__", &KeyBatch::size)
+      .def_property_readonly("given", &KeyBatch::given)
+      .def_property_readonly("slots", [](const KeyBatch& batch) { return batch.slots().count(); })
+      .def_property_readonly(
+          "hashes", [](const py::object& self) { return view(self.cast<const KeyBatch&>().hashes(), self); })
+      .def_property_readonly(
+          "inverse",
+          [](const py::object& self) { return view(self.cast<const KeyBatch&>().inverse(), self); })
+      .def_property_readonly(
+          "begins", [](const py::object& self) { return view(self.cast<const KeyBatch&>().begins(), self); })
+      .def("counts", &counts)
+      .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
+           py::arg("workers"))
+      .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
+           py::arg("workers"))
+      .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("workers"))
+      .def("verify", &KeyBatch::verify);
+  py::class_<SummedBatch>(module, "SummedBatch")
+      .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),
+           py::arg("slots"), py::arg("workers"), py::arg("counting") = false)
+      .def("__len__", &SummedBatch::size)
+      .def("counts",
+           [](const py::object& self) {
+             const auto& batch = self.cast<const SummedBatch&>();
+             SHOAL_CHECK(batch.counts().size() == batch.size(), "this batch was made without counting");
+             return view(batch.counts(), self);
+           })
+      .def_property_readonly(
+          "hashes",
+          [](const py::object& self) { return view(self.cast<const SummedBatch&>().hashes(), self); })
+      .def_property_readonly(
+          "begins",
+          [](const py::object& self) { return view(self.cast<const SummedBatch&>().begins(), self); })
+      .def_property_readonly("sums", [](const py::object& self) {
+        const auto& batch = self.cast<const SummedBatch&>();
+        return view(batch.sums(), self).reshape({batch.size(), batch.dim()});
+      });
+  module.def("merge", &merge_lists, py::arg("lists"), py::arg("dim"), py::arg("workers"));
+}
+
+}  // namespace shoal::bind

@@ -1,0 +1,73 @@
+#include <memory>
+#include <string>
+
+#include "bind/bind.h"
+#include "server/data_loop.h"
+#include "transport/zmq.h"
+
+namespace shoal::bind {
+
+namespace py = pybind11;
+
+namespace {
+
+std::unique_ptr<DataLoop> make_loop(Service& service, std::uintptr_t context, const std::string& module,
+                                    std::string address, std::size_t max_message, std::size_t unsent_bytes,
+                                    int replies_per_peer, int heartbeat_ms, int dead_after_ms, int linger_ms,
+                                    std::string curve_secret, std::string zap_domain) {
+  LoopOptions options{.address = std::move(address),
+                      .max_message = max_message,
+                      .unsent_bytes = unsent_bytes,
+                      .replies_per_peer = replies_per_peer,
+                      .heartbeat_ms = heartbeat_ms,
+                      .dead_after_ms = dead_after_ms,
+                      .linger_ms = linger_ms,
+                      .curve_secret = std::move(curve_secret),
+                      .zap_domain = std::move(zap_domain)};
+  const py::gil_scoped_release nogil;
+  return std::make_unique<DataLoop>(Zmq::of(module), reinterpret_cast<void*>(context), service,
+                                    std::move(options));
+}
+
+py::dict metrics(const DataLoop& loop) {
+  const LoopMetrics metrics = loop.metrics();
+  py::dict all;
+  all["requests"] = metrics.requests;
+  all["request_bytes"] = metrics.request_bytes;
+  all["replies"] = metrics.replies;
+  all["reply_bytes"] = metrics.reply_bytes;
+  all["dropped_gone"] = metrics.dropped_gone;
+  all["dropped_full"] = metrics.dropped_full;
+  all["overloaded"] = metrics.overloaded;
+  all["failed"] = metrics.failed;
+  all["wakes"] = metrics.wakes;
+  all["unsent_bytes"] = metrics.unsent_bytes;
+  return all;
+}
+
+}  // namespace
+
+void add_loop(py::module_& module) {
+  py::register_exception<TransportError>(module, "TransportError", module.attr("ShoalError").ptr());
+  module.def("zmq_constants", [] {
+    py::dict all;
+    for (const auto& [name, value] : zmq::names()) {
+      all[py::str(name.data(), name.size())] = value;
+    }
+    return all;
+  });
+  const LoopOptions usual;
+  py::class_<DataLoop>(module, "DataLoop", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init(&make_loop), py::arg("service"), py::arg("context"), py::arg("module"),
+           py::arg("address"), py::kw_only(), py::arg("max_message") = usual.max_message,
+           py::arg("unsent_bytes") = usual.unsent_bytes, py::arg("replies_per_peer") = usual.replies_per_peer,
+           py::arg("heartbeat_ms") = usual.heartbeat_ms, py::arg("dead_after_ms") = usual.dead_after_ms,
+           py::arg("linger_ms") = usual.linger_ms, py::arg("curve_secret") = "", py::arg("zap_domain") = "",
+           py::keep_alive<1, 2>())
+      .def_property_readonly("address", &DataLoop::address)
+      .def_property_readonly("running", &DataLoop::running)
+      .def("stop", &DataLoop::stop, py::call_guard<py::gil_scoped_release>())
+      .def("metrics", &metrics);
+}
+
+}  // namespace shoal::bind

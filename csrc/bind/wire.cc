@@ -1,0 +1,378 @@
+#include <pybind11/native_enum.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bind/array.h"
+#include "bind/arrived.h"
+#include "bind/bind.h"
+#include "bind/borrowed.h"
+#include "server/key_list_cache.h"
+#include "wire/counts.h"
+#include "wire/significance.h"
+#include "wire/values.h"
+#include "wire/wire.h"
+
+namespace shoal::bind {
+
+namespace {
+
+py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8_t status, bool reply,
+                        std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
+                        std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
+                        std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
+                        std::uint8_t part, bool packed, bool keep, bool digest, bool counted) {
+  std::vector<Borrowed> borrowed;
+  std::vector<wire::Frame> frames;
+  for (const py::handle buffer : payload) {
+    frames.push_back(borrowed.emplace_back(buffer).bytes());
+  }
+  wire::Header header{.op = wire::Op{op},
+                      .status = wire::Status{status},
+                      .dtype = wire::Dtype{dtype},
+                      .flags = static_cast<std::uint16_t>(
+                          (reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) |
+                          (keep ? wire::kKeep : 0U) | (digest ? wire::kDigest : 0U) |
+                          (counted ? wire::kCounted : 0U) | (unsigned{part} << wire::kPartShift)),
+                      .dim = dim,
+                      .table = table,
+                      .worker = worker,
+                      .incarnation = incarnation,
+                      .sequence = sequence,
+                      .epoch = epoch,
+                      .clock = clock,
+                      .count = count,
+                      .aux = aux,
+                      .job = job};
+  std::array<std::byte, sizeof(wire::Header)> out;
+  if (total(frames) >= kLarge) {
+    const py::gil_scoped_release nogil;
+    wire::encode(header, frames, out);
+  } else {
+    wire::encode(header, frames, out);
+  }
+  return {reinterpret_cast<const char*>(out.data()), out.size()};
+}
+
+// Frames as Python gives them, with what keeps their memory: a message as it arrived, or a sequence of buffers.
+struct Given {
+  explicit Given(const py::object& given) {
+    if (py::isinstance<Arrived>(given)) {
+      arrived = given;
+      Parts& parts = given.cast<Arrived&>().parts;
+      for (std::size_t i = 0; i < parts.count(); ++i) {
+        frames.push_back(parts.frame(i));
+      }
+      return;
+    }
+    for (const py::handle frame : given) {
+      frames.push_back(borrowed.emplace_back(frame).bytes());
+    }
+  }
+
+  std::vector<wire::Frame> frames;
+  std::vector<Borrowed> borrowed;
+  py::object arrived;
+};
+
+// A message with the memory that it views.
+struct Message {
+  explicit Message(const py::object& given) : from(given) {}
+
+  Given from;
+  std::optional<Borrowed> into;
+  wire::Decoded decoded;
+};
+
+std::unique_ptr<Message> decode(const py::object& given, bool replies, std::uint64_t payload_bytes,
+                                const py::object& into) {
+  auto message = std::make_unique<Message>(given);
+  const auto& frames = message->from.frames;
+  std::span<std::byte> room;
+  if (!into.is_none()) {
+    room = message->into.emplace(into, PyBUF_WRITABLE).room();
+  }
+  const wire::Limits limits{.payload_bytes = payload_bytes, .replies = replies};
+  wire::Fault fault;
+  if (total(frames) >= kLarge) {
+    const py::gil_scoped_release nogil;
+    fault = wire::decode(frames, limits, message->decoded, room);
+  } else {
+    fault = wire::decode(frames, limits, message->decoded, room);
+  }
+  SHOAL_CHECK(!fault, std::string(fault.message()));
+  return message;
+}
+
+// (sequence, part), or nothing where the header cannot be believed.
+py::object peek(const py::object& given) {
+  const Given message(given);
+  const auto header = wire::peek(message.frames);
+  return header ? py::make_tuple(header->sequence, header->part()) : py::object(py::none());
+}
+
+// Whether the values lie where decode() was told to put them.
+bool is_in_place(const Message& message) {
+  const auto values = message.decoded.values;
+  return message.into && !values.empty() && values.data() == message.into->room().data();
+}
+
+py::object values(const py::object& self) {
+  const wire::Decoded& decoded = self.cast<const Message&>().decoded;
+  const auto as = [&]<class T>(T /*type*/) -> py::object {
+    return view(
+        std::span(reinterpret_cast<const T*>(decoded.values.data()), decoded.values.size() / sizeof(T)),
+        self);
+  };
+  switch (decoded.header.dtype) {
+    case wire::Dtype::kFloat32:
+    case wire::Dtype::kFloat16:
+    case wire::Dtype::kBfloat16:
+      return as(float{});
+    case wire::Dtype::kUint64:
+      return as(std::uint64_t{});
+    case wire::Dtype::kFloat64:
+      return as(double{});
+    case wire::Dtype::kNone:
+    case wire::Dtype::kUint8:
+      break;
+  }
+  return as(std::uint8_t{});
+}
+
+template <auto Field>
+auto header_field() {
+  return [](const Message& message) { return message.decoded.header.*Field; };
+}
+
+template <auto Field>
+auto number_of() {
+  return [](const Message& message) { return static_cast<int>(message.decoded.header.*Field); };
+}
+
+template <std::uint16_t Flag>
+auto has_flag() {
+  return [](const Message& message) { return (message.decoded.header.flags & Flag) != 0; };
+}
+
+template <auto Field>
+auto span_field() {
+  return [](const py::object& self) { return view(self.cast<const Message&>().decoded.*Field, self); };
+}
+
+// --- filters ----------------------------------------------------------------------------------------------------
+
+// work() without Python's lock, where that pays.
+template <class Work>
+auto unlocked(std::size_t bytes, const Work& work) {
+  if (bytes < kLarge) {
+    return work();
+  }
+  const py::gil_scoped_release nogil;
+  return work();
+}
+
+py::bytes digest_of(const Array<std::uint64_t>& hashes, std::uint32_t seed) {
+  const auto from = in(hashes);
+  const Digest found = unlocked(from.size_bytes(), [&] { return digest(from, seed); });
+  const std::array<std::uint64_t, 2> halves = {found.first, found.second};
+  return {reinterpret_cast<const char*>(halves.data()), sizeof halves};
+}
+
+std::size_t dim_of(const Array<float>& rows) {
+  SHOAL_CHECK(rows.ndim() == 2, "rows are float32[n, dim]");
+  return static_cast<std::size_t>(rows.shape(1));
+}
+
+// (uint16[n, dim], sum of squared errors, the largest error)
+py::tuple narrow_rows(const Array<float>& rows, const Array<std::uint64_t>& hashes, std::uint8_t dtype,
+                      std::uint64_t seed, std::uint64_t message) {
+  const wire::Dtype to{dtype};
+  SHOAL_CHECK(to == wire::Dtype::kFloat16 || to == wire::Dtype::kBfloat16, "narrow to float16 or bfloat16");
+  const std::size_t dim = dim_of(rows);
+  const auto from = in(rows);
+  const auto names = in(hashes);
+  Array<std::uint16_t> result = fresh<std::uint16_t>(static_cast<std::size_t>(rows.shape(0)), dim);
+  const auto halves = out(result);
+  Loss loss;
+  unlocked(from.size_bytes(), [&] {
+    narrow(from, names, dim, to == wire::Dtype::kFloat16 ? Dtype::kFloat16 : Dtype::kBfloat16, seed, message,
+           halves, loss);
+  });
+  return py::make_tuple(result, loss.squared, loss.largest);
+}
+
+// (map, kept), or nothing where that is not less.
+template <class Word>
+py::object pack_values(const Array<Word>& values) {
+  const auto from = in(values);
+  const std::size_t kept = unlocked(from.size_bytes(), [&] { return count_nonzero(from); });
+  const std::size_t bytes = map_bytes(from.size());
+  if (bytes + kept * sizeof(Word) >= from.size_bytes()) {
+    return py::none();
+  }
+  Array<std::uint8_t> map = fresh<std::uint8_t>(bytes);
+  Array<Word> some = fresh<Word>(kept);
+  const auto map_out = std::as_writable_bytes(out(map));
+  const auto some_out = out(some);
+  unlocked(from.size_bytes(), [&] { pack(from, map_out, some_out); });
+  return py::make_tuple(map, some);
+}
+
+// Nothing where all are 1.
+py::object pack_counts_of(const Array<std::uint32_t>& counts) {
+  const auto from = in(counts);
+  const auto zero = std::find(from.begin(), from.end(), 0U);
+  SHOAL_CHECK(zero == from.end(),
+              "counts are at least 1: number " + std::to_string(zero - from.begin()) + " is 0");
+  const std::size_t bytes = packed_counts_bytes(from);
+  if (bytes == 0) {
+    return py::none();
+  }
+  Array<std::uint8_t> packed = fresh<std::uint8_t>(bytes);
+  const auto to = std::as_writable_bytes(out(packed));
+  unlocked(from.size_bytes(), [&] { pack_counts(from, to); });
+  return packed;
+}
+
+// (rows as they are sent, how many became zeros, how many were raised, sum of squared errors)
+py::tuple significant(const Array<float>& rows, const Array<std::uint64_t>& hashes, double threshold,
+                      std::uint64_t seed, std::uint64_t call) {
+  const std::size_t dim = dim_of(rows);
+  const auto from = in(rows);
+  const auto names = in(hashes);
+  Array<float> result = fresh<float>(static_cast<std::size_t>(rows.shape(0)), dim);
+  const auto to = out(result);
+  Significance counts;
+  unlocked(from.size_bytes(),
+           [&] { filter_significant(from, names, dim, threshold, seed, call, to, counts); });
+  return py::make_tuple(result, counts.dropped, counts.raised, counts.squared);
+}
+
+void add_filters(py::module_& module) {
+  module.def("digest", &digest_of, py::arg("hashes").noconvert(), py::arg("seed"));
+  module.def("narrow", &narrow_rows, py::arg("rows").noconvert(), py::arg("hashes").noconvert(),
+             py::arg("dtype"), py::arg("seed"), py::arg("message"));
+  module.def("pack", &pack_values<float>, py::arg("values").noconvert());
+  module.def("pack", &pack_values<std::uint16_t>, py::arg("values").noconvert());
+  module.def("pack_counts", &pack_counts_of, py::arg("counts").noconvert());
+  module.def("filter_significant", &significant, py::arg("rows").noconvert(), py::arg("hashes").noconvert(),
+             py::arg("threshold"), py::arg("seed"), py::arg("call"));
+}
+
+void add_wire(py::module_& module) {
+  py::native_enum<wire::Op>(module, "Op", "enum.IntEnum")
+      .value("PULL", wire::Op::kPull)
+      .value("PUSH", wire::Op::kPush)
+      .value("TICK", wire::Op::kTick)
+      .value("ASSIGN", wire::Op::kAssign)
+      .value("ERASE", wire::Op::kErase)
+      .value("CONTAINS", wire::Op::kContains)
+      .value("STATE", wire::Op::kState)
+      .value("SLOT", wire::Op::kSlot)
+      .value("SECTION", wire::Op::kSection)
+      .value("LOAD_BEGIN", wire::Op::kLoadBegin)
+      .value("LOAD_ROWS", wire::Op::kLoadRows)
+      .value("LOAD_END", wire::Op::kLoadEnd)
+      .value("STATS", wire::Op::kStats)
+      .value("REDUCE", wire::Op::kReduce)
+      .value("LOAD_FILTER", wire::Op::kLoadFilter)
+      .value("SWEEP", wire::Op::kSweep)
+      .value("SAVE_BEGIN", wire::Op::kSaveBegin)
+      .value("SAVE_TELL", wire::Op::kSaveTell)
+      .value("SAVE_END", wire::Op::kSaveEnd)
+      .finalize();
+  py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
+      .value("OK", wire::Status::kOk)
+      .value("PARKED", wire::Status::kParked)
+      .value("BAD_REQUEST", wire::Status::kBadRequest)
+      .value("WRONG_EPOCH", wire::Status::kWrongEpoch)
+      .value("STALE", wire::Status::kStale)
+      .value("NOT_ADMITTED", wire::Status::kNotAdmitted)
+      .value("NO_TABLE", wire::Status::kNoTable)
+      .value("EARLY", wire::Status::kEarly)
+      .value("OVERLOADED", wire::Status::kOverloaded)
+      .value("INTERNAL", wire::Status::kInternal)
+      .value("VERSION", wire::Status::kWrongVersion)
+      .value("WRONG_JOB", wire::Status::kWrongJob)
+      .value("NO_LIST", wire::Status::kNoList)
+      .value("NO_ROOM", wire::Status::kNoRoom)
+      .finalize();
+  py::native_enum<wire::Dtype>(module, "WireDtype", "enum.IntEnum")
+      .value("NONE", wire::Dtype::kNone)
+      .value("FLOAT32", wire::Dtype::kFloat32)
+      .value("FLOAT16", wire::Dtype::kFloat16)
+      .value("BFLOAT16", wire::Dtype::kBfloat16)
+      .value("UINT8", wire::Dtype::kUint8)
+      .value("UINT64", wire::Dtype::kUint64)
+      .value("FLOAT64", wire::Dtype::kFloat64)
+      .finalize();
+  using wire::Header;
+  py::class_<Message>(module, "Message")
+      .def_property_readonly("op", number_of<&Header::op>())
+      .def_property_readonly("status", number_of<&Header::status>())
+      .def_property_readonly("reply",
+                             [](const Message& message) { return message.decoded.header.is_reply(); })
+      .def_property_readonly("part", [](const Message& message) { return message.decoded.header.part(); })
+      .def_property_readonly("packed", has_flag<wire::kPacked>())
+      .def_property_readonly("keep", has_flag<wire::kKeep>())
+      .def_property_readonly("dtype", number_of<&Header::dtype>())
+      .def_property_readonly("dim", header_field<&Header::dim>())
+      .def_property_readonly("table", header_field<&Header::table>())
+      .def_property_readonly("worker", header_field<&Header::worker>())
+      .def_property_readonly("incarnation", header_field<&Header::incarnation>())
+      .def_property_readonly("sequence", header_field<&Header::sequence>())
+      .def_property_readonly("epoch", header_field<&Header::epoch>())
+      .def_property_readonly("clock", header_field<&Header::clock>())
+      .def_property_readonly("count", header_field<&Header::count>())
+      .def_property_readonly("aux", header_field<&Header::aux>())
+      .def_property_readonly("job", header_field<&Header::job>())
+      .def_property_readonly("payload_bytes", header_field<&Header::payload_bytes>())
+      .def_property_readonly("hashes", span_field<&wire::Decoded::hashes>())
+      .def_property_readonly("digest",
+                             [](const Message& message) {
+                               const wire::Frame digest = message.decoded.digest;
+                               return py::bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
+                             })
+      .def_property_readonly("values", &values)
+      .def_property_readonly("counts", span_field<&wire::Decoded::counts>())
+      .def_property_readonly("in_place", &is_in_place)
+      .def_property_readonly("numbers", span_field<&wire::Decoded::numbers>())
+      .def_property_readonly("tables", span_field<&wire::Decoded::tables>())
+      .def_property_readonly("slots", span_field<&wire::Decoded::slots>())
+      .def_property_readonly("text", [](const Message& message) {
+        const std::string_view text = message.decoded.text;
+        return py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
+      });
+  module.def("encode_header", &encode_header, py::kw_only(), py::arg("op"), py::arg("payload") = py::tuple(),
+             py::arg("status") = 0, py::arg("reply") = false, py::arg("dtype") = 0, py::arg("dim") = 0,
+             py::arg("table") = 0, py::arg("worker") = wire::kNobody, py::arg("incarnation") = 0,
+             py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
+             py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
+             py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false);
+  module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
+             py::arg("payload_bytes") = std::uint64_t{1} << 30U, py::arg("into") = py::none());
+  module.def("peek", &peek, py::arg("frames"));
+}
+
+}  // namespace
+
+void add_net(py::module_& module) {
+  add_wire(module);
+  add_filters(module);
+  add_service(module);
+  add_loop(module);
+  add_courier(module);
+}
+
+}  // namespace shoal::bind

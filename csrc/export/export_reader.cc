@@ -1,0 +1,437 @@
+#include "export/export_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+#include "base/half.h"
+#include "base/mix_block.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::size_t kLeastPart = 4096;  // keys that are worth a thread
+
+constexpr std::array<std::byte, kCacheLine> make_empty_line() {
+  std::array<std::byte, kCacheLine> line{};
+  line[LineForm::kReach] = std::byte{LineForm::kEmpty};
+  return line;
+}
+alignas(kCacheLine) constexpr std::array<std::byte, kCacheLine> kEmptyLine = make_empty_line();
+
+}  // namespace
+
+Frozen::Frozen(const RowForm& form, const Init& init, Slots slots)
+    : form_(form), init_(init), slots_(slots), look_(form, slots) {}
+
+Section Frozen::empty_section() noexcept {
+  return {.lines = kEmptyLine.data(),
+          .homes = 1,
+          .count = 1,
+          .rows_count = 0,
+          .reach = 0,
+          .width = LineForm::kWidest};
+}
+
+void Frozen::add_layer() {
+  layers_.push_back(
+      {.homesteads = std::vector<Homestead>(slots_.count(), {kEmptyLine.data(), 1, LineForm::kWidest}),
+       .shelves = std::vector<Shelf>(slots_.count(), {kEmptyLine.data(), 0}),
+       .sections = std::vector<Section>(slots_.count(), empty_section())});
+}
+
+void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes) {
+  const std::string where = "slot " + std::to_string(index_of(slot)) + ": ";
+  SHOAL_CHECK(!layers_.empty() && index_of(slot) < slots_.count(), where + "there is none such");
+  SHOAL_CHECK(shape.width >= LineForm::kNarrowest && shape.width <= LineForm::kWidest,
+              where + "hashes of " + std::to_string(shape.width) + " bytes instead of 5 to 8");
+  SHOAL_CHECK(shape.homes >= 1 && shape.homes <= shape.lines && shape.lines <= bytes.size() / kCacheLine &&
+                  shape.rows <= bytes.size() && shape.reach < shape.lines &&
+                  std::max(shape.lines, shape.rows) <= UINT32_MAX && bytes.size() == shape.bytes(form_),
+              where + std::to_string(bytes.size()) + " bytes are not " + std::to_string(shape.lines) +
+                  " lines and " + std::to_string(shape.rows) + " rows");
+  SHOAL_CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % kCacheLine == 0,
+              where + "it does not start at a cache line");
+  SHOAL_CHECK((Homes{slots_, shape.homes}.told_apart(shape.width, shape.reach)),
+              where + std::to_string(shape.width) + " bytes do not tell the hashes of a line apart");
+  const auto small = [](std::uint64_t number) { return static_cast<std::uint32_t>(number); };
+  Layer& layer = layers_.back();
+  layer.width = layer.empty || layer.width == shape.width ? shape.width : 0;
+  layer.empty = false;
+  layer.homesteads[index_of(slot)] = {bytes.data(), small(shape.homes), small(shape.width)};
+  layer.sections[index_of(slot)] = {.lines = bytes.data(),
+                                    .homes = small(shape.homes),
+                                    .count = small(shape.lines),
+                                    .rows_count = small(shape.rows),
+                                    .reach = small(shape.reach),
+                                    .width = small(shape.width)};
+  layer.shelves[index_of(slot)] = {layer.sections[index_of(slot)].rows(), shape.rows};
+}
+
+// --- lookups --------------------------------------------------------------------------------------------------------
+
+// Asks the layers below the newest one for what that does not have: the hashes at the places `open`.
+void Frozen::below(Run& run, std::span<const std::uint16_t> open, Run& scratch) const noexcept {
+  std::array<std::uint16_t, Run::kMost> places;
+  std::copy(open.begin(), open.end(), places.begin());
+  std::size_t count = open.size();
+  for (auto layer = layers_.rbegin() + 1; layer != layers_.rend() && count != 0; ++layer) {
+    scratch.size = count;
+    for (std::size_t k = 0; k < count; ++k) {
+      scratch.hashes[k] = run.hashes[places[k]];
+    }
+    look_.aim(layer->ground(), scratch);
+    scratch.fetch();
+    scratch.go_on_with({});
+    look_.look(layer->width, scratch);
+    look_.settle(layer->width, scratch);
+    std::size_t left = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      run.rows[places[k]] = scratch.rows[k];
+      places[left] = places[k];
+      left += scratch.rows[k] == nullptr ? 1U : 0U;
+    }
+    count = left;
+  }
+}
+
+// way.look(newest, run, first), way.settle(newest, run, first) and way.use(run, first) for runs of keys, whose first is the
+// first-th: each a run later than the one before it, so that what it reads has come meanwhile.
+template <class Way>
+void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const Way& way) const {
+  const Pieces pieces{keys.size(), parts_for(keys.size(), kLeastPart, pool.threads())};
+  const Layer* const newest = layers_.empty() ? nullptr : &layers_.back();
+  const auto part = [&](std::size_t p) {
+    const std::size_t begin = pieces.begin(p);
+    const std::size_t end = pieces.begin(p + 1);
+    const std::size_t runs = (end - begin + Run::kMost - 1) / Run::kMost;
+    std::array<Run, 4> ring;
+    const auto run_of = [&](std::size_t r) -> Run& { return ring[r % ring.size()]; };
+    const auto first_of = [&](std::size_t r) { return begin + r * Run::kMost; };
+    const auto aim = [&](std::size_t r) {
+      Run& run = run_of(r);
+      const std::size_t first = first_of(r);
+      run.size = r < runs ? std::min(Run::kMost, end - first) : 0;
+      const auto some = keys.subspan(std::min(first, end), run.size);
+      if (by == By::kKey) {
+        mix_block(some.data(), some.size(), run.hashes.data());
+      } else {
+        std::copy(some.begin(), some.end(), run.hashes.begin());
+      }
+      if (newest != nullptr) {
+        look_.aim(newest->ground(), run);
+      }
+    };
+    aim(0);
+    if (newest != nullptr) {
+      run_of(0).fetch();
+    }
+    for (std::size_t r = 0; r < runs + 2; ++r) {
+      aim(r + 1);
+      if (r < runs) {
+        if (newest != nullptr) {
+          run_of(r).go_on_with(run_of(r + 1).homes());
+        }
+        way.look(newest, run_of(r), first_of(r));
+      }
+      if (r >= 1 && r <= runs) {
+        way.settle(newest, run_of(r - 1), first_of(r - 1));
+      }
+      if (r >= 2) {
+        way.use(run_of(r - 2), first_of(r - 2));
+      }
+    }
+  };
+  if (pieces.parts == 1) {
+    part(0);
+  } else {
+    pool.run(pieces.parts, part);
+  }
+}
+
+// use(run, first) once run.rows are found.
+template <class Use>
+void Frozen::walk_rows(std::span<const std::uint64_t> keys, By by, Pool& pool, const Use& use) const {
+  struct Way {
+    const Frozen& of;
+    const Use& use_rows;
+
+    void look(const Layer* newest, Run& run, std::size_t) const noexcept {
+      if (newest != nullptr) {
+        of.look_.look(newest->width, run);
+      } else {
+        run.rows.fill(nullptr);
+      }
+    }
+    void settle(const Layer* newest, Run& run, std::size_t) const noexcept {
+      if (newest == nullptr) {
+        return;
+      }
+      of.look_.settle(newest->width, run);
+      if (of.layers_.size() == 1) {
+        return;
+      }
+      std::array<std::uint16_t, Run::kMost + 1> open;
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < run.size; ++i) {
+        open[count] = static_cast<std::uint16_t>(i);
+        count += run.rows[i] == nullptr ? 1U : 0U;
+      }
+      Run scratch;
+      of.below(run, {open.data(), count}, scratch);
+    }
+    void use(const Run& run, std::size_t first) const { use_rows(run, first); }
+  };
+  walk(keys, by, pool, Way{*this, use});
+}
+
+// Rows of one weight: most are read where they are found, beside their hashes.
+void Frozen::pull_ones(std::span<const std::uint64_t> keys, By by, std::span<float> weights,
+                       Pool& pool) const {
+  struct Way {
+    const Frozen& of;
+    float* weights;
+    float initial;
+
+    void look(const Layer* newest, Run& run, std::size_t first) const noexcept {
+      if (newest != nullptr) {
+        of.look_.ones(newest->width, run, weights + first);
+        return;
+      }
+      run.rows.fill(nullptr);
+      run.missing_count = run.size;
+      for (std::size_t i = 0; i < run.size; ++i) {
+        run.missing[i] = static_cast<std::uint16_t>(i);
+        weights[first + i] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    // Those that the newest layer's homes do not have.
+    void settle(const Layer* newest, Run& run, std::size_t first) const noexcept {
+      if (newest != nullptr) {
+        of.look_.settle_ones(newest->width, run, weights + first);
+      }
+      if (of.layers_.size() > 1) {
+        below(run, first);
+      }
+      std::size_t count = 0;
+      for (std::size_t k = 0; k < run.missing_count; ++k) {
+        const std::uint16_t i = run.missing[k];  // which is written at `count`, at most k
+        const float weight = weights[first + i];
+        const bool none = std::isnan(weight);
+        weights[first + i] = none ? initial : weight;
+        run.missing[count] = i;
+        count += none ? 1U : 0U;
+      }
+      for (std::size_t k = 0; k < count && !of.init_.same_for_all(); ++k) {
+        const std::uint16_t i = run.missing[k];
+        of.init_.fill(run.hashes[i], 1, &weights[first + i]);
+      }
+    }
+    void below(Run& run, std::size_t first) const noexcept {
+      std::array<std::uint16_t, Run::kMost + 1> open;
+      std::size_t count = 0;
+      for (const std::uint16_t i : std::span(run.missing).first(run.missing_count)) {
+        open[count] = i;
+        count += Look::absent(weights[first + i]) ? 1U : 0U;
+      }
+      Run scratch;
+      of.below(run, {open.data(), count}, scratch);
+      for (const std::uint16_t i : std::span(open).first(count)) {
+        if (!of.gone(run.rows[i])) {
+          of.form_.decode(run.rows[i], &weights[first + i], of.scale_of(run.rows[i]));
+        }
+      }
+    }
+    void use(const Run&, std::size_t) const noexcept {}
+  };
+  float initial;
+  init_.fill(0, 1, &initial);
+  walk(keys, by, pool, Way{*this, weights.data(), initial});
+}
+
+float Frozen::scale_of(const std::byte* row) const noexcept {
+  if (!form_.shares_scale()) {
+    return 0.0F;
+  }
+  const std::byte* const line = row - reinterpret_cast<std::uintptr_t>(row) % kCacheLine;
+  std::uint16_t bits;
+  std::memcpy(&bits, line + LineForm::kScale, sizeof bits);
+  return from_bfloat16(bits);
+}
+
+void Frozen::pull(std::span<const std::uint64_t> keys, By by, std::span<float> weights, Pool& pool) const {
+  const std::size_t dim = form_.dim();
+  SHOAL_CHECK(weights.size() == keys.size() * dim, "weights must be len(keys) x dim");
+  if (dim == 1) {
+    return pull_ones(keys, by, weights, pool);
+  }
+  walk_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
+    float* const to = weights.data() + first * dim;
+    std::array<std::uint16_t, Run::kMost> none;
+    const std::size_t count = form_.decode_rows({run.rows.data(), run.size}, to, none.data());
+    for (std::size_t k = 0; k < count; ++k) {
+      init_.fill(run.hashes[none[k]], dim, to + none[k] * dim);
+    }
+  });
+}
+
+void Frozen::contains(std::span<const std::uint64_t> keys, By by, std::span<std::uint8_t> there,
+                      Pool& pool) const {
+  SHOAL_CHECK(there.size() == keys.size(), "there must be one answer for each key");
+  walk_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
+    for (std::size_t i = 0; i < run.size; ++i) {
+      there[first + i] = gone(run.rows[i]) ? 0 : 1;
+    }
+  });
+}
+
+// --- by slot --------------------------------------------------------------------------------------------------------
+
+// The rows of one layer in ascending order of hash.
+void Frozen::entries_of(const Section& section, Slot slot, std::span<const Stretch> within,
+                        std::vector<Entry>& all) const {
+  all.clear();
+  const Homes homes{slots_, section.homes};
+  const LineForm& form = look_.form_of(section);
+  auto stretch = within.begin();
+  std::uint64_t last = slots_.first_hash(slot);  // the hash before
+  bool any = false;
+  for (std::uint64_t b = 0; b < section.count && stretch != within.end(); ++b) {
+    // Hashes of a stretch stand in the lines from the home of its first to `reach` behind that of its last, in order.
+    for (; stretch != within.end() && b > scale(stretch->last, section.homes) + section.reach; ++stretch) {
+    }
+    if (stretch == within.end()) {
+      break;
+    }
+    b = std::max(b, scale(stretch->first, section.homes));
+    const std::byte* const line = section.lines + b * kCacheLine;
+    if (line[LineForm::kReach] == std::byte{LineForm::kEmpty}) {
+      continue;
+    }
+    const std::uint64_t least = homes.least(slot, b, section.reach);
+    std::uint64_t before = 0;
+    for (std::size_t lane = 0; lane < form.lanes; ++lane) {
+      const std::uint64_t stored = form.stored(line, lane);
+      if (lane != 0 && stored == before) {
+        break;  // lanes that are not needed
+      }
+      before = stored;
+      const std::uint64_t hash = Homes::hash(least, section.width, stored);
+      const std::byte* const row = look_.row_of(section, line, static_cast<unsigned>(lane));
+      SHOAL_CHECK(row != nullptr && (!any || last < hash) && slots_.of(hash) == slot,
+                  "line " + std::to_string(b) + " of slot " + std::to_string(index_of(slot)) +
+                      " has no ascending hashes with rows");
+      last = hash;
+      any = true;
+      const std::uint64_t place = hash << slots_.bits();
+      auto in = stretch;
+      for (; in != within.end() && in->last < place; ++in) {
+      }
+      if (in != within.end() && in->first <= place) {
+        all.push_back({hash, row});
+      }
+    }
+  }
+}
+
+// The rows of a slot in ascending order of hash, of each hash the newest; rows that say `removed` too.
+void Frozen::entries(Slot slot, std::span<const Stretch> within, std::vector<Entry>& all) const {
+  all.clear();
+  std::vector<Entry> fresh;
+  std::vector<Entry> merged;
+  for (const Layer& layer : layers_) {
+    entries_of(layer.sections[index_of(slot)], slot, within, fresh);
+    if (all.empty()) {
+      all.swap(fresh);
+      continue;
+    }
+    merged.clear();
+    auto old = all.begin();
+    for (const Entry& entry : fresh) {
+      for (; old != all.end() && old->hash < entry.hash; ++old) {
+        merged.push_back(*old);
+      }
+      old += old != all.end() && old->hash == entry.hash ? 1 : 0;
+      merged.push_back(entry);
+    }
+    merged.insert(merged.end(), old, all.end());
+    all.swap(merged);
+  }
+}
+
+void Frozen::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
+  std::vector<Entry> all;
+  entries(slot, kAll, all);
+  std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
+  hashes.resize(all.size());
+  weights.resize(all.size() * form_.dim());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    hashes[i] = all[i].hash;
+    form_.decode(all[i].row, weights.data() + i * form_.dim(), scale_of(all[i].row));
+  }
+}
+
+void Frozen::difference(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights,
+                        std::vector<std::uint64_t>& changed, std::vector<float>& rows,
+                        std::span<const Stretch> within) const {
+  const std::size_t dim = form_.dim();
+  SHOAL_CHECK(weights.size() == hashes.size() * dim, "weights must be len(hashes) x dim");
+  std::vector<Entry> all;
+  entries(slot, within, all);
+  std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
+  std::vector<float> scratch(2 * dim);
+  std::vector<float> read(dim);
+  std::vector<std::byte> encoded(form_.bytes());
+  changed.clear();
+  rows.clear();
+  const auto put = [&](std::uint64_t hash, const float* row) {
+    changed.push_back(hash);
+    rows.insert(rows.end(), row, row + dim);
+  };
+  const auto remove = [&](std::uint64_t hash) {
+    changed.push_back(hash);
+    rows.insert(rows.end(), dim, std::numeric_limits<float>::quiet_NaN());
+  };
+  const auto same = [&](const Entry& old, const float* row) {
+    if (form_.code() == RowForm::Code::kInt8) {
+      const float scale = scale_of(old.row);
+      // A bit more than half a step: the weights that an export rounds stand at its end at worst.
+      const float bound = form_.half_step(old.row, scale) * (1.0F + 0x1p-20F);
+      form_.decode(old.row, read.data(), scale);
+      for (std::size_t e = 0; e < dim; ++e) {
+        if (std::abs(read[e] - row[e]) > bound) {
+          return false;
+        }
+      }
+      return true;
+    }
+    form_.encode(row, encoded.data());
+    return std::memcmp(encoded.data(), old.row, form_.bytes()) == 0;
+  };
+  auto old = all.begin();
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    for (; old != all.end() && old->hash < hashes[i]; ++old) {
+      remove(old->hash);
+    }
+    const float* const row = weights.data() + i * dim;
+    const bool had = old != all.end() && old->hash == hashes[i];
+    if (reads_initial(form_, init_, hashes[i], row, scratch)) {
+      if (had) {
+        remove(hashes[i]);
+      }
+    } else if (!had || !same(*old, row)) {
+      put(hashes[i], row);
+    }
+    old += had ? 1 : 0;
+  }
+  for (; old != all.end(); ++old) {
+    remove(old->hash);
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,310 @@
+#include "export/row_format.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/avx2.h"
+#include "base/check.h"
+#include "base/half.h"
+#include "base/known_dim.h"
+#include "base/simd.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::size_t kScaleBytes = 2;
+
+RowForm::Code code_of(std::string_view dtype) {
+  SHOAL_CHECK(dtype == "float32" || dtype == "float16" || dtype == "bfloat16" || dtype == "int8",
+              "no dtype " + std::string(dtype) + " of an export: float32, float16, bfloat16 or int8");
+  return dtype == "float32"
+             ? RowForm::Code::kFloat32
+             : (dtype == "float16" ? RowForm::Code::kFloat16
+                                   : (dtype == "bfloat16" ? RowForm::Code::kBfloat16 : RowForm::Code::kInt8));
+}
+
+std::size_t row_bytes(RowForm::Code code, std::size_t dim) noexcept {
+  switch (code) {
+    case RowForm::Code::kFloat32:
+      return 4 * dim;
+    case RowForm::Code::kFloat16:
+    case RowForm::Code::kBfloat16:
+      return 2 * dim;
+    case RowForm::Code::kInt8:
+      break;
+  }
+  return dim == 1 ? 1 : kScaleBytes + dim;
+}
+
+// Round to nearest, ties to even: the noise that makes stochastic rounding (base/half.h) do so.
+std::uint16_t nearest_bfloat16(float x) noexcept {
+  return to_bfloat16(x, 0x7fffU + ((std::bit_cast<std::uint32_t>(x) >> 16U) & 1U));
+}
+
+std::uint16_t nearest_float16(float x) noexcept {
+  const std::uint32_t size = std::bit_cast<std::uint32_t>(x) & 0x7fffffffU;
+  if (size < 0x38800000U) {  // below 2^-14, in steps of 2^-24: a tie goes up where the number below is odd
+    const auto below = static_cast<std::uint32_t>(std::bit_cast<float>(size) * 0x1p24F);
+    return to_float16(x, (below & 1U) != 0 ? 0x7fffff00U : 0x80000000U);
+  }
+  return to_float16(x, 0xfffU + ((size >> 13U) & 1U));
+}
+
+template <class T>
+T load(const std::byte* from) noexcept {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// How numbers of a row become weights: one at a time, or eight by AVX2, which gives the same bits; and which first number
+// says that there is no row.
+struct Float32 {
+  using Stored = float;
+  static constexpr std::size_t kFirst = 0;  // bytes before the first
+  static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
+    return (load<std::uint32_t>(row) & 0x7fffffffU) > 0x7f800000U;
+  }
+  SHOAL_INLINE explicit Float32(const std::byte*) noexcept {}
+  SHOAL_INLINE float one(float x) const noexcept { return x; }
+#if defined(__x86_64__)
+  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+  }
+#endif
+};
+
+struct Float16 {
+  using Stored = std::uint16_t;
+  static constexpr std::size_t kFirst = 0;
+  static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
+    return (load<std::uint16_t>(row) & 0x7fffU) > 0x7c00U;
+  }
+  SHOAL_INLINE explicit Float16(const std::byte*) noexcept {}
+  SHOAL_INLINE float one(std::uint16_t x) const noexcept { return from_float16(x); }
+#if defined(__x86_64__)
+  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {  // as base/half.h has it
+    const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m256i size = _mm256_and_si256(x, _mm256_set1_epi32(0x7fff));
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x8000)), 16);
+    const __m256i beyond =
+        _mm256_and_si256(_mm256_cmpgt_epi32(size, _mm256_set1_epi32(0x7bff)), _mm256_set1_epi32(0x7f800000));
+    const __m256 mended =
+        _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(size, 13)), _mm256_set1_ps(0x1p112F));
+    return _mm256_or_ps(mended, _mm256_castsi256_ps(_mm256_or_si256(sign, beyond)));
+  }
+#endif
+};
+
+struct Bfloat16 {
+  using Stored = std::uint16_t;
+  static constexpr std::size_t kFirst = 0;
+  static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
+    return (load<std::uint16_t>(row) & 0x7fffU) > 0x7f80U;
+  }
+  SHOAL_INLINE explicit Bfloat16(const std::byte*) noexcept {}
+  SHOAL_INLINE float one(std::uint16_t x) const noexcept { return from_bfloat16(x); }
+#if defined(__x86_64__)
+  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {
+    const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+  }
+#endif
+};
+
+struct Int8 {
+  using Stored = std::int8_t;
+  static constexpr std::size_t kFirst = kScaleBytes;
+  static SHOAL_INLINE bool removed(const std::byte* row) noexcept { return row[kFirst] == std::byte{0x80}; }
+  SHOAL_INLINE explicit Int8(const std::byte* row) noexcept
+      : scale(from_bfloat16(load<std::uint16_t>(row))) {}
+  SHOAL_INLINE float one(std::int8_t x) const noexcept { return scale * static_cast<float>(x); }
+#if defined(__x86_64__)
+  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {
+    const __m256i x = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(x));
+  }
+#endif
+  float scale;
+};
+
+using Pointers = std::span<const std::byte* const>;
+
+// widen(row, to) for each row that is one; the others' places.
+template <class Kind, class Use>
+SHOAL_INLINE std::size_t each_row(Pointers rows, std::size_t dim, float* weights, std::uint16_t* gone,
+                                  const Use& widen) noexcept {
+  std::size_t count = 0;
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    gone[count] = static_cast<std::uint16_t>(k);
+    if (rows[k] == nullptr) [[unlikely]] {
+      ++count;
+      continue;
+    }
+    count += Kind::removed(rows[k]) ? 1U : 0U;
+    widen(rows[k], weights + k * dim);
+  }
+  return count;
+}
+
+template <class Widen>
+std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::uint16_t* gone) noexcept {
+  using Stored = typename Widen::Stored;
+  return each_row<Widen>(rows, dim, weights, gone, [dim](const std::byte* row, float* to) SHOAL_ALWAYS {
+    const Widen widen(row);
+    for (std::size_t e = 0; e < dim; ++e) {
+      to[e] = widen.one(load<Stored>(row + Widen::kFirst + e * sizeof(Stored)));
+    }
+  });
+}
+
+#if defined(__x86_64__)
+// kDim is dim, or 0 where it is none of the usual ones.
+template <class Widen, std::size_t kDim>
+SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weights,
+                                     std::uint16_t* gone) noexcept {
+  using Stored = typename Widen::Stored;
+  const std::size_t width = kDim == 0 ? dim : kDim;
+  return each_row<Widen>(rows, width, weights, gone, [width](const std::byte* row, float* to) SHOAL_AVX2 {
+    const Widen widen(row);
+    const std::byte* const from = row + Widen::kFirst;
+    std::size_t e = 0;
+    for (; e + 8 <= width; e += 8) {
+      _mm256_storeu_ps(to + e, widen.eight(from + e * sizeof(Stored)));
+    }
+    for (; e < width; ++e) {
+      to[e] = widen.one(load<Stored>(from + e * sizeof(Stored)));
+    }
+  });
+}
+#endif
+
+template <class Widen>
+RowForm::Decode choose([[maybe_unused]] std::size_t dim, [[maybe_unused]] bool by_avx2) noexcept {
+#if defined(__x86_64__)
+  if (by_avx2) {
+    return with_dim<8, 16, 32, 64>(
+        dim, [](auto known) -> RowForm::Decode { return &widen_by_avx2<Widen, known>; });
+  }
+#endif
+  return &widen_portably<Widen>;
+}
+
+RowForm::Decode decode_of(RowForm::Code code, std::size_t dim, bool by_avx2) noexcept {
+  switch (code) {
+    case RowForm::Code::kFloat32:
+      break;
+    case RowForm::Code::kFloat16:
+      return choose<Float16>(dim, by_avx2);
+    case RowForm::Code::kBfloat16:
+      return choose<Bfloat16>(dim, by_avx2);
+    case RowForm::Code::kInt8:
+      return choose<Int8>(dim, by_avx2);
+  }
+  return choose<Float32>(dim, by_avx2);
+}
+
+std::byte integer_of(float x, float scale) noexcept {
+  if (scale == 0.0F) {
+    return std::byte{0};
+  }
+  const float q = std::nearbyint(x / scale);
+  return static_cast<std::byte>(static_cast<std::int8_t>(q < -127.0F ? -127.0F : (q > 127.0F ? 127.0F : q)));
+}
+
+}  // namespace
+
+RowForm::RowForm(std::string_view dtype, std::size_t dim, bool by_avx2)
+    : code_(code_of(dtype)),
+      by_avx2_(by_avx2),
+      dim_(dim),
+      bytes_(row_bytes(code_, dim)),
+      decode_(decode_of(code_, dim, by_avx2)) {
+  SHOAL_CHECK(dim >= 1 && dim <= 4096, "dim must be from 1 to 4096, got " + std::to_string(dim));
+}
+
+float RowForm::scale_for(float largest) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(largest / 127.0F);
+  return std::bit_cast<float>((bits + 0xffffU) & 0xffff0000U);
+}
+
+void RowForm::encode(const float* weights, std::byte* row, float shared_scale) const noexcept {
+  switch (code_) {
+    case Code::kFloat32:
+      std::memcpy(row, weights, bytes_);
+      return;
+    case Code::kFloat16:
+    case Code::kBfloat16:
+      for (std::size_t e = 0; e < dim_; ++e) {
+        const std::uint16_t bits =
+            code_ == Code::kFloat16 ? nearest_float16(weights[e]) : nearest_bfloat16(weights[e]);
+        std::memcpy(row + 2 * e, &bits, sizeof bits);
+      }
+      return;
+    case Code::kInt8:
+      break;
+  }
+  if (dim_ == 1) {
+    row[0] = integer_of(weights[0], shared_scale);
+    return;
+  }
+  float largest = 0.0F;
+  for (std::size_t e = 0; e < dim_; ++e) {
+    largest = std::max(largest, std::abs(weights[e]));
+  }
+  const float scale = scale_for(largest);
+  const auto bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(scale) >> 16U);
+  std::memcpy(row, &bits, sizeof bits);
+  for (std::size_t e = 0; e < dim_; ++e) {
+    row[kScaleBytes + e] = integer_of(weights[e], scale);
+  }
+}
+
+void RowForm::encode_removed(std::byte* row) const noexcept {
+  std::memset(row, 0, bytes_);
+  if (code_ == Code::kInt8) {
+    row[dim_ == 1 ? 0 : kScaleBytes] = std::byte{0x80};
+  } else if (code_ == Code::kFloat32) {
+    const std::uint32_t nan = 0x7fc00000U;
+    std::memcpy(row, &nan, sizeof nan);
+  } else {
+    const std::uint16_t nan = code_ == Code::kFloat16 ? 0x7e00U : 0x7fc0U;
+    std::memcpy(row, &nan, sizeof nan);
+  }
+}
+
+void RowForm::decode(const std::byte* row, float* weights, float shared_scale) const noexcept {
+  if (shares_scale()) {
+    weights[0] = shared_scale * static_cast<float>(load<std::int8_t>(row));
+  } else {
+    std::uint16_t gone;
+    decode_rows({&row, 1}, weights, &gone);
+  }
+}
+
+bool RowForm::removed(const std::byte* row) const noexcept {
+  switch (code_) {
+    case Code::kFloat32:
+      return Float32::removed(row);
+    case Code::kFloat16:
+      return Float16::removed(row);
+    case Code::kBfloat16:
+      return Bfloat16::removed(row);
+    case Code::kInt8:
+      break;
+  }
+  return dim_ == 1 ? row[0] == std::byte{0x80} : Int8::removed(row);
+}
+
+float RowForm::half_step(const std::byte* row, float shared_scale) const noexcept {
+  if (code_ != Code::kInt8) {
+    return 0.0F;
+  }
+  return 0.5F * (dim_ == 1 ? shared_scale : from_bfloat16(load<std::uint16_t>(row)));
+}
+
+}  // namespace shoal

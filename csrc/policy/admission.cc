@@ -1,0 +1,225 @@
+#include "policy/admission.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+#include "base/noise.h"
+
+namespace shoal {
+
+using Kind = Admission::Kind;
+
+Doors::Doors(const Admission& rule, Slots slots)
+    : rule_(rule),
+      slots_(slots),
+      candidates_(Candidates::kRowBytes, slots),
+      no_chunks_(Candidates::kRowBytes) {
+  SHOAL_CHECK(rule.kind != Kind::kCount || rule.capacity == 0 || rule.capacity >= slots.count(),
+              "AfterCount needs a capacity of at least one key a slot, " + std::to_string(slots.count()) +
+                  ", got " + std::to_string(rule.capacity) +
+                  ": raise it, or make the store with fewer slots");
+  if (rule.kind == Kind::kBloom) {
+    bloom_.emplace(rule);
+  }
+}
+
+std::size_t Doors::most_candidates(Slot slot) const noexcept {
+  return rule_.capacity == 0 ? std::numeric_limits<std::size_t>::max()
+                             : share_of(rule_.capacity, slots_, slot);
+}
+
+Doorkeeper::Doorkeeper(const Doors& doors, Slot slot) : doors_(&doors), slot_(slot) {
+  if (doors.bloom() != nullptr) {
+    bloom_.emplace(*doors.bloom(), doors.slots(), slot, doors.rule().n, doors.rule().within);
+  }
+}
+
+std::size_t Doorkeeper::bytes() const noexcept {
+  return (candidates_ ? sizeof(Candidates) + candidates_->bytes() : 0) + (bloom_ ? bloom_->bytes() : 0);
+}
+
+std::size_t Doorkeeper::least_bytes() const noexcept {
+  return bloom_ ? doors_->bloom()->slot_bytes(doors_->slots()) : bytes();
+}
+
+void Doorkeeper::make_room(std::size_t more, std::size_t bytes) {
+  const Admission& rule = doors_->rule();
+  if (rule.kind == Kind::kCount && rule.n > 1) {
+    if (!candidates_ && bytes > sizeof(Candidates)) {
+      candidates_ = std::make_unique<Candidates>(doors_->candidates(), slot_, doors_->no_chunks(), rule.n,
+                                                 rule.within, doors_->most_candidates(slot_));
+      watch();
+    }
+    if (candidates_) {
+      candidates_->make_room(more, bytes - std::min(bytes, sizeof(Candidates)));
+    }
+  } else if (bloom_) {
+    bloom_->make_room();
+  }
+}
+
+void Doorkeeper::fetch(std::uint64_t hash) const noexcept {
+  if (candidates_) {
+    candidates_->fetch(hash);
+  } else if (bloom_) {
+    bloom_->fetch(hash);
+  }
+}
+
+bool Doorkeeper::ask(std::uint64_t hash, std::uint32_t count, const Moment& now) noexcept {
+  const Admission& rule = doors_->rule();
+  switch (rule.kind) {
+    case Kind::kCount:
+      return candidates_ ? candidates_->ask(hash, count, now.clock) : count >= rule.n;
+    case Kind::kBloom:
+      return bloom_->ask(hash, count, now.clock);
+    case Kind::kProbability: {
+      // 53 bits, which both sides of the comparison have exactly.
+      const std::uint64_t shared = step_noise(rule.seed, now.step) ^ hash;
+      for (std::uint32_t j = 0; j < count; ++j) {
+        if (static_cast<double>(mix(shared + j) >> 11U) * 0x1p-53 < rule.probability) {
+          return true;
+        }
+      }
+      return false;
+    }
+    case Kind::kAll:
+      break;
+  }
+  return true;
+}
+
+void Doorkeeper::forget(std::uint64_t hash) noexcept {
+  if (candidates_) {
+    candidates_->forget(hash);
+  }
+}
+
+std::size_t Doorkeeper::sweep(std::uint32_t clock) {
+  if (bloom_) {
+    bloom_->sweep(clock);
+  }
+  return candidates_ ? candidates_->sweep(clock) : 0;
+}
+
+void Doorkeeper::clear() noexcept {
+  candidates_.reset();
+  if (bloom_) {
+    bloom_.emplace(*doors_->bloom(), doors_->slots(), slot_, doors_->rule().n, doors_->rule().within);
+  }
+}
+
+void Doorkeeper::save(std::vector<std::byte>& bytes) const {
+  bytes.clear();
+  if (candidates_) {
+    candidates_->save(bytes);
+  } else if (bloom_) {
+    bloom_->save(bytes);
+  }
+}
+
+void Doorkeeper::restore(Slots cut, Slot slot, std::span<const std::byte> bytes) {
+  if (bytes.empty()) {
+    return;
+  }
+  const auto wrong = [&] {
+    return "the waiting keys of a slot are not " + std::to_string(bytes.size()) +
+           " bytes long in a table with this admission rule";
+  };
+  if (bloom_) {
+    SHOAL_CHECK(bytes.size() == Bloom::kHead + doors_->bloom()->slot_bytes(cut), wrong());
+    bloom_->make_room();
+    bloom_->restore(cut, slot, bytes);
+    return;
+  }
+  SHOAL_CHECK(doors_->rule().kind == Kind::kCount && Candidates::fits(bytes), wrong());
+  const std::size_t n = bytes.size() / Candidates::kSavedBytes;
+  std::vector<std::uint64_t> hashes(n);
+  std::vector<std::uint32_t> numbers(2 * n);  // counts, clocks
+  std::memcpy(hashes.data(), bytes.data(), n * sizeof(std::uint64_t));
+  std::memcpy(numbers.data(), bytes.data() + n * sizeof(std::uint64_t), 2 * n * sizeof(std::uint32_t));
+  SHOAL_CHECK(std::adjacent_find(hashes.begin(), hashes.end(), std::greater_equal<>()) == hashes.end(),
+              "the hashes of waiting keys must ascend");
+  const auto mine = [&](std::uint64_t hash) { return doors_->slots().of(hash) == slot_; };
+  make_room(static_cast<std::size_t>(std::ranges::count_if(hashes, mine)));
+  for (std::size_t i = 0; i < n; ++i) {
+    if (mine(hashes[i]) && candidates_) {
+      candidates_->restore(hashes[i], numbers[i], numbers[n + i]);
+    }
+  }
+}
+
+// --- for a save -------------------------------------------------------------------------------------------------
+
+void Doorkeeper::mark(const Layout& numbers) {
+  changes_ = std::make_unique<DoorCopy::Changes>(numbers, slot_);
+  watch();
+}
+
+void Doorkeeper::watch() noexcept {
+  bool* const lost = changes_ ? &changes_->lost : nullptr;
+  if (candidates_) {
+    candidates_->watch(changes_ ? &changes_->candidates : nullptr, lost);
+  }
+  if (bloom_) {
+    bloom_->watch(changes_ ? &changes_->bloom : nullptr, lost);
+  }
+}
+
+void Doorkeeper::keep(std::span<const std::uint64_t> hashes) {
+  if (candidates_) {
+    candidates_->keep(hashes);
+  } else if (bloom_) {
+    bloom_->keep(hashes);
+  } else if (doors_->rule().kind == Kind::kCount) {  // nobody waits yet
+    const auto missing = changes_->candidates.missing(hashes);
+    changes_->candidates.keep(missing, std::vector<const std::byte*>(missing.size()));
+  }
+}
+
+std::size_t Doorkeeper::kept_bytes() const noexcept {
+  return changes_
+             ? changes_->candidates.bytes() + changes_->bloom.changed.bytes() + changes_->bloom.lines.bytes()
+             : 0;
+}
+
+void Doorkeeper::copy_to(DoorCopy& copy) {
+  copy.has_waiting_ = candidates_ != nullptr;
+  if (candidates_) {
+    copy.waiting_.become_image_of(candidates_->table());
+  }
+  copy.bloom_ = bloom_ && changes_->bloom.had_lines ? &*bloom_ : nullptr;
+  if (copy.bloom_ != nullptr) {
+    if (changes_->bloom.anew) {
+      copy.lines_ = std::move(changes_->bloom.lines);
+    } else {
+      if (copy.lines_.bytes() < bloom_->lines().bytes()) {
+        copy.lines_ = Region(bloom_->lines().bytes());
+      }
+      std::memcpy(copy.lines_.data(), bloom_->lines().data(), bloom_->lines().bytes());
+    }
+  }
+  copy.changes_ = std::move(changes_);
+  watch();
+}
+
+void Doorkeeper::release() noexcept {
+  changes_.reset();
+  watch();
+}
+
+void DoorCopy::save(std::vector<std::byte>& bytes) {
+  bytes.clear();
+  if (has_waiting_) {
+    Candidates::save(waiting_, changes_->candidates, bytes);
+  } else if (bloom_ != nullptr) {
+    bloom_->save(changes_->bloom, {lines_.data(), lines_.bytes()}, bytes);
+  }
+  changes_.reset();
+}
+
+}  // namespace shoal

@@ -1,0 +1,201 @@
+#include "policy/bloom.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "base/prefetch.h"
+
+namespace shoal {
+
+namespace {
+
+constexpr std::uint32_t kNarrowMost = 15;
+constexpr std::uint32_t kWideMost = 255;
+
+// The chance that a new key finds all its counters raised, in lines of `counters` that hold `keys` keys on average:
+// keys fall into lines as a Poisson process does. Basic operations only, so that every machine makes the same filter.
+double chance(std::size_t counters, double keys, std::size_t hashes) noexcept {
+  constexpr std::uint32_t kSteps = std::uint32_t{1} << 20U;
+  double weight = power(1 - keys / kSteps, kSteps);  // e^-keys
+  double total = 0;
+  const double kept = power(1 - 1 / static_cast<double>(counters), static_cast<std::uint32_t>(hashes));
+  double empty = 1;  // of a counter, in a line of j keys
+  for (int j = 0; j < 4096 && (j < 2 * keys || weight > 1e-12); ++j) {
+    total += weight * power(1 - empty, static_cast<std::uint32_t>(hashes));
+    weight *= keys / (j + 1);
+    empty *= kept;
+  }
+  return total;
+}
+
+}  // namespace
+
+BloomShape::BloomShape(const Admission& rule) : lines_per_unit_(1), hashes_(1), wide_(rule.n > kNarrowMost) {
+  const std::size_t counters = kCacheLine * (wide_ ? 1 : 2);
+  // Counters for a key, in eighths.
+  std::size_t eighths = 8;
+  for (bool found = false; !found; ++eighths) {
+    for (std::size_t k = 1; k <= kMostHashes && !found; ++k) {
+      const double keys = static_cast<double>(counters) * 8 / static_cast<double>(eighths);
+      if (chance(counters, keys, k) <= rule.error) {
+        hashes_ = k;
+        found = true;
+      }
+    }
+  }
+  --eighths;
+  const double lines =
+      static_cast<double>(rule.capacity) * static_cast<double>(eighths) / (8 * static_cast<double>(counters));
+  lines_per_unit_ = static_cast<std::size_t>(std::max(1.0, std::ceil(lines / static_cast<double>(kUnits))));
+}
+
+std::byte* Bloom::line(std::uint64_t hash) const noexcept {
+  return const_cast<std::byte*>(lines_.data()) + (shape_->line_of(hash) - first_line_) * kCacheLine;
+}
+
+void Bloom::fetch(std::uint64_t hash) const noexcept {
+  if (lines_.bytes() != 0) {
+    shoal::fetch(line(hash));
+  }
+}
+
+void Bloom::turn_to(std::uint32_t window) noexcept {
+  if (age_at(window, window_) != 0) {
+    window_ = window;
+    if (before_ != nullptr && !before_->anew) {
+      try {
+        Region fresh(lines_.bytes());
+        before_->lines = std::exchange(lines_, std::move(fresh));
+        before_->anew = true;
+        return;
+      } catch (const std::bad_alloc&) {
+        *lost_ = true;
+      }
+    }
+    lines_.forget(0);
+  }
+}
+
+bool Bloom::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept {
+  if (count >= n_) {
+    return true;
+  }
+  if (within_ != 0) {
+    turn_to(now / within_);
+  }
+  std::byte* const at = line(hash);
+  // The high bits of a product depend on all of the hash, those that chose the line included, and more on the others.
+  std::uint64_t bits = (hash * 0x9e3779b97f4a7c15U) >> 8U;
+  std::array<std::uint8_t, BloomShape::kMostHashes> places;
+  std::uint32_t least = kWideMost;
+  for (std::size_t k = 0; k < shape_->hashes(); ++k, bits >>= 7U) {
+    places[k] = static_cast<std::uint8_t>(bits & (shape_->wide() ? 63U : 127U));
+    const auto byte = std::to_integer<std::uint32_t>(at[shape_->wide() ? places[k] : places[k] / 2]);
+    least = std::min(least, shape_->wide() ? byte : (places[k] % 2 == 0 ? byte & 15U : byte >> 4U));
+  }
+  const std::uint32_t sighted = least + count;
+  if (sighted >= n_) {
+    return true;
+  }
+  for (std::size_t k = 0; k < shape_->hashes(); ++k) {
+    if (shape_->wide()) {
+      std::byte& counter = at[places[k]];
+      counter = std::max(counter, static_cast<std::byte>(sighted));
+    } else {
+      std::byte& pair = at[places[k] / 2];
+      const unsigned shift = places[k] % 2 == 0 ? 0 : 4;
+      const auto before = std::to_integer<std::uint32_t>(pair);
+      const std::uint32_t raised = std::max((before >> shift) & 15U, sighted);
+      pair = static_cast<std::byte>((before & ~(15U << shift)) | (raised << shift));
+    }
+  }
+  return false;
+}
+
+void Bloom::sweep(std::uint32_t now) noexcept {
+  if (within_ != 0) {
+    turn_to(now / within_);
+  }
+}
+
+void Bloom::save(std::vector<std::byte>& bytes) const {
+  if (lines_.bytes() == 0) {
+    return;
+  }
+  bytes.resize(kHead + bytes_);
+  std::memcpy(bytes.data(), &window_, sizeof window_);
+  std::memcpy(bytes.data() + kHead, lines_.data(), bytes_);
+}
+
+void Bloom::watch(Before* before, bool* lost) noexcept {
+  before_ = before;
+  lost_ = lost;
+  if (before != nullptr) {
+    before->window = window_;
+    before->had_lines = lines_.bytes() != 0;
+  }
+}
+
+unsigned Bloom::name_shift() const noexcept {
+  return 64U - slot_bits_ - static_cast<unsigned>(std::bit_width(bytes_ / kCacheLine));
+}
+
+std::uint64_t Bloom::name_of(std::size_t line) const noexcept { return first_name_ + (line << name_shift()); }
+
+std::size_t Bloom::line_named(std::uint64_t name) const noexcept {
+  return (name - first_name_) >> name_shift();
+}
+
+void Bloom::keep(std::span<const std::uint64_t> hashes) {
+  if (!before_->had_lines || before_->anew) {
+    return;
+  }
+  std::vector<std::uint64_t> names;
+  for (const std::uint64_t hash : hashes) {
+    const std::uint64_t name = name_of(shape_->line_of(hash) - first_line_);
+    if (names.empty() || names.back() != name) {
+      names.push_back(name);
+    }
+  }
+  const auto missing = before_->changed.missing(names);
+  std::vector<const std::byte*> there(missing.size());
+  std::ranges::transform(missing, there.begin(),
+                         [&](std::uint64_t name) { return lines_.data() + line_named(name) * kCacheLine; });
+  before_->changed.keep(missing, there);
+}
+
+void Bloom::save(const Before& before, std::span<std::byte> lines, std::vector<std::byte>& bytes) const {
+  if (!before.had_lines) {
+    return;
+  }
+  for (const Undo::Piece& piece : before.changed.entries()) {
+    std::memcpy(lines.data() + line_named(piece.hash) * kCacheLine, piece.bytes, kCacheLine);
+  }
+  bytes.resize(kHead + bytes_);
+  std::memcpy(bytes.data(), &before.window, sizeof before.window);
+  std::memcpy(bytes.data() + kHead, lines.data(), bytes_);
+}
+
+void Bloom::restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noexcept {
+  std::uint32_t window;
+  std::memcpy(&window, bytes.data(), sizeof window);
+  turn_to(window);
+  if (window != window_) {
+    return;  // of an older window than another piece: it would have been cleared
+  }
+  const std::size_t given_first = index_of(slot) * (shape_->slot_bytes(cut) / kCacheLine);
+  const std::size_t given_end = given_first + (bytes.size() - kHead) / kCacheLine;
+  const std::size_t begin = std::max(first_line_, given_first);
+  const std::size_t end = std::min(first_line_ + bytes_ / kCacheLine, given_end);
+  if (begin < end) {
+    std::memcpy(lines_.data() + (begin - first_line_) * kCacheLine,
+                bytes.data() + kHead + (begin - given_first) * kCacheLine, (end - begin) * kCacheLine);
+  }
+}
+
+}  // namespace shoal

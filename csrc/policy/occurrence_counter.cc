@@ -1,0 +1,156 @@
+#include "policy/occurrence_counter.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "policy/victims.h"
+
+namespace shoal {
+
+namespace {
+
+struct Row {
+  std::uint32_t count;
+  std::uint32_t clock;
+};
+static_assert(sizeof(Row) == Candidates::kRowBytes);
+
+Row load(const std::byte* row) noexcept {
+  Row found;
+  std::memcpy(&found, row, sizeof found);
+  return found;
+}
+
+void put(std::byte* row, const Row& value) noexcept { std::memcpy(row, &value, sizeof value); }
+
+template <class T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto* const from = reinterpret_cast<const std::byte*>(&value);
+  bytes.insert(bytes.end(), from, from + sizeof value);
+}
+
+// Of those that wait, in hash order: hashes, then counts, then clocks.
+void append_all(std::vector<std::byte>& bytes, std::span<const SlotTable::Entry> entries) {
+  bytes.reserve(bytes.size() + entries.size() * Candidates::kSavedBytes);
+  for (const auto& entry : entries) {
+    append(bytes, entry.hash);
+  }
+  for (const auto& entry : entries) {
+    append(bytes, load(entry.row).count);
+  }
+  for (const auto& entry : entries) {
+    append(bytes, load(entry.row).clock);
+  }
+}
+
+}  // namespace
+
+bool Candidates::is_stale(const std::byte* row, std::uint32_t now) const noexcept {
+  return within_ != 0 && age_at(now, load(row).clock) > within_;
+}
+
+void Candidates::make_room(std::size_t more, std::size_t bytes) {
+  const std::size_t wanted = std::min(more, most_ - std::min(most_, table_.size()));
+  place_ = most_;
+  if (table_.bytes_with(wanted, false) <= bytes) {
+    table_.make_room(wanted);
+  } else if (table_.bytes_with(wanted, true) <= bytes) {
+    table_.reserve(table_.size() + wanted);
+  } else {
+    place_ = std::min(most_, table_.limit());
+  }
+  if (table_.size() + more > place_) {
+    Victims::begin(table_.limit());
+  }
+}
+
+bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept {
+  std::byte* row = table_.find_one(hash);
+  if (row != nullptr) {
+    Row waits = load(row);
+    waits.count = is_stale(row, now) ? 0 : waits.count;
+    if (count >= n_ - std::min(n_, waits.count)) {
+      table_.erase(hash);
+      return true;
+    }
+    waits.count += count;
+    waits.clock += age_at(now, waits.clock);
+    put(row, waits);
+    return false;
+  }
+  if (count >= n_) {
+    return true;
+  }
+  if (table_.size() >= place_) {
+    forget_oldest();
+  }
+  if (table_.has_room(1)) {
+    put(table_.insert(hash), {count, now});
+  }
+  return false;
+}
+
+void Candidates::forget_oldest() noexcept {
+  if (table_.size() == 0) {
+    return;
+  }
+  // Clocks are compared as ages at one moment, here that of the newest.
+  std::uint32_t now = 0;
+  bool first = true;
+  table_.each_row([&](std::uint64_t, const std::byte* row) {
+    const std::uint32_t clock = load(row).clock;
+    now = first ? clock : now + age_at(clock, now);
+    first = false;
+  });
+  Victims::begin(table_.size());
+  table_.each_row([&](std::uint64_t hash, const std::byte* row) {
+    Victims::add(~std::uint64_t{age_at(now, load(row).clock)}, hash);
+  });
+  const auto victims = Victims::take(std::max<std::size_t>(1, table_.size() / 8));
+  for (const auto& victim : victims) {
+    keep_victims({&victim.hash, 1});
+    table_.erase(victim.hash);
+  }
+}
+
+std::size_t Candidates::sweep(std::uint32_t now) {
+  std::vector<std::uint64_t> stale;
+  table_.each_row([&](std::uint64_t hash, const std::byte* row) {
+    if (is_stale(row, now)) {
+      stale.push_back(hash);
+    }
+  });
+  keep_victims(stale);
+  for (const std::uint64_t hash : stale) {
+    table_.erase(hash);
+  }
+  table_.give_back();
+  return stale.size();
+}
+
+void Candidates::save(std::vector<std::byte>& bytes) const { append_all(bytes, table_.entries()); }
+
+void Candidates::save(const SlotTable& copy, const Undo& undo, std::vector<std::byte>& bytes) {
+  append_all(bytes, undo.laid_over(copy.entries()));
+}
+
+void Candidates::keep(std::span<const std::uint64_t> hashes) { undo_->keep_from(table_, hashes); }
+
+void Candidates::keep_victims(std::span<const std::uint64_t> hashes) noexcept {
+  if (undo_ != nullptr) {
+    try {
+      keep(hashes);
+    } catch (const std::bad_alloc&) {
+      *lost_ = true;
+    }
+  }
+}
+
+void Candidates::restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept {
+  if (table_.has_room(1) && table_.find_one(hash) == nullptr) {
+    put(table_.insert(hash), {count, clock});
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,106 @@
+#include "server/clocks.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+
+namespace shoal {
+
+void Clocks::clear() { *this = Clocks(); }
+
+Clocks::Standing Clocks::standing(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
+  if (rank >= workers_.size() || incarnation > workers_[rank].incarnation) {
+    return Standing::kUnknown;
+  }
+  const Worker& worker = workers_[rank];
+  const bool serves = incarnation == worker.incarnation && worker.admitted && !worker.fenced;
+  return serves ? Standing::kAdmitted : Standing::kStale;
+}
+
+void Clocks::check(std::uint32_t rank, std::uint32_t incarnation) {
+  SHOAL_CHECK(rank < kMostWorkers,
+              "there is no rank " + std::to_string(rank) + ": a job has at most 65536 workers");
+  SHOAL_CHECK(incarnation != 0, "rank " + std::to_string(rank) + " has incarnation 0: the first is 1");
+}
+
+bool Clocks::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock) {
+  check(rank, incarnation);
+  if (rank >= workers_.size()) {
+    workers_.resize(rank + std::size_t{1});
+  }
+  hold_.reset();
+  Worker& worker = workers_[rank];
+  const bool fresh = incarnation > worker.incarnation;
+  if (fresh) {
+    admitted_ += worker.admitted ? 0 : 1;
+    worker = {.incarnation = incarnation, .clock = clock, .admitted = true};
+  }
+  update();
+  return fresh;
+}
+
+bool Clocks::fence(std::uint32_t rank, std::uint32_t incarnation) {
+  check(rank, incarnation);
+  const bool inside =
+      rank < workers_.size() && workers_[rank].admitted && workers_[rank].incarnation == incarnation;
+  if (inside) {
+    workers_[rank].fenced = true;
+  }
+  return inside;
+}
+
+bool Clocks::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
+  check(rank, incarnation);
+  if (rank >= workers_.size()) {
+    workers_.resize(rank + std::size_t{1});
+  }
+  Worker& worker = workers_[rank];
+  if (incarnation < worker.incarnation) {
+    return false;
+  }
+  const bool leaves = worker.admitted;
+  worker.incarnation = incarnation;
+  worker.admitted = false;
+  worker.fenced = false;
+  admitted_ -= leaves ? 1 : 0;
+  update();
+  return leaves;
+}
+
+void Clocks::tick(std::uint32_t rank) noexcept {
+  const bool was_slowest = workers_[rank].clock == slowest_;
+  ++workers_[rank].clock;
+  if (was_slowest) {
+    update();
+  } else {
+    greatest_ = std::max(greatest_, workers_[rank].clock);
+  }
+}
+
+std::uint32_t Clocks::hold() noexcept {
+  if (!hold_) {
+    hold_ = greatest_;
+    update();
+  }
+  return *hold_;
+}
+
+void Clocks::resume() noexcept {
+  hold_.reset();
+  update();
+}
+
+void Clocks::update() noexcept {
+  std::uint32_t least = ~std::uint32_t{0};
+  for (const Worker& worker : workers_) {
+    if (worker.admitted) {
+      least = std::min(least, worker.clock);
+      greatest_ = std::max(greatest_, worker.clock);
+    }
+  }
+  slowest_ = admitted_ == 0 ? greatest_ : least;
+  floor_ = hold_ ? std::min(slowest_, *hold_) : slowest_;
+}
+
+}  // namespace shoal

@@ -1,0 +1,119 @@
+// DataLoop: a server's endpoint: one thread, one ROUTER socket, one Service.
+//
+// Idea. Python makes the context and chooses the address; from there on no Python runs between a request and its reply.
+// The thread takes whole messages from the socket, lets the service answer from the bytes as they lie there, and gives the
+// replies' memory to the transport, which brings it back to the outbox's blocks once it is sent.
+//
+//   peer -> ROUTER -> frames -> Service::handle -> Outbox -> ROUTER -> peers
+//   a control call, in another thread -> Service -> wake() -> Service::released -> Outbox -> ROUTER -> peers
+//
+// Invariants
+//   I1  Whatever arrives is read to its last frame and answered or counted; no frames end the thread or the process.
+//   I2  The thread never waits for a peer. A reply to one that has gone, or that does not read what was sent to it, is dropped
+//       and counted: the peer asks again.
+//   I3  Replies that are not sent yet hold at most `unsent_bytes`, or one reply; one that would exceed that becomes OVERLOADED.
+//   I4  The socket is made, used and closed by the thread. After stop() it is closed: the context may be ended.
+//
+// Ends by stop(), or when the context is terminated. A peer counts as gone when its heartbeats stay away.
+//
+// Threads: wake(), metrics() and address() by any; stop() by one at a time. Fork: a child has no thread and no endpoint; its
+// copy does nothing and its end waits for nobody.
+// Not bounded here: messages that libzmq has read and the thread has not yet taken, and the frames of one message that it
+// gathers before it hands them over, each at most `max_message`. Only peers that may speak at all (docs/security.md) can
+// send them.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "server/reply_queue.h"
+#include "server/service.h"
+#include "transport/multipart_message.h"
+#include "transport/zmq.h"
+#include "wire/wire.h"
+
+namespace shoal {
+
+struct LoopOptions {
+  std::string address{};  // of any transport of libzmq; tcp's port 0 is any free one
+  std::size_t max_message = std::size_t{64} << 20U;  // bytes of a frame; a peer that sends more is cut off
+  std::size_t unsent_bytes = std::size_t{1} << 30U;  // of replies
+  int replies_per_peer = 1024;                       // that wait unsent
+  int heartbeat_ms = 2000;                           // 0: none
+  int dead_after_ms = 10000;                         // without a sign of life
+  int linger_ms = 500;                               // how long replies may still be sent after stop()
+  std::string curve_secret{};  // 40 characters of Z85; empty: in the clear, nobody is asked who they are
+  std::string zap_domain{};    // with a secret: what those who check the peers' keys know this endpoint by
+};
+
+// Counts since the start.
+struct LoopMetrics {
+  std::uint64_t requests = 0;
+  std::uint64_t request_bytes = 0;  // of all frames
+  std::uint64_t replies = 0;
+  std::uint64_t reply_bytes = 0;
+  std::uint64_t dropped_gone = 0;  // replies to peers that are not there any more
+  std::uint64_t dropped_full = 0;  // replies to peers that do not read theirs
+  std::uint64_t overloaded = 0;    // replies replaced for I3
+  std::uint64_t failed = 0;        // requests without a reply for lack of memory
+  std::uint64_t wakes = 0;
+  std::uint64_t unsent_bytes = 0;  // now
+};
+
+class DataLoop {
+ public:
+  // Binds, and serves from then on. Throws TransportError if the address cannot be bound or an option is not taken.
+  // `context` is libzmq's. The service must outlive the loop.
+  DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions options);
+  ~DataLoop();
+  DataLoop(const DataLoop&) = delete;
+  DataLoop& operator=(const DataLoop&) = delete;
+
+  // What was bound, with the port.
+  const std::string& address() const noexcept { return address_; }
+  // False once the thread has ended.
+  bool running() const noexcept { return running_.load(std::memory_order_acquire); }
+  // The service has replies that a control call released. Never waits.
+  void wake() noexcept;
+  // Returns when the socket is closed. Any number of times.
+  void stop() noexcept;
+  LoopMetrics metrics() const noexcept;
+
+ private:
+  class Socket;
+  class Doorbell;
+  struct Counts;
+  struct Memory;
+
+  void serve(const std::function<void(std::string)>& opened) noexcept;
+  void answer(Socket& socket, Parts& parts) noexcept;
+  // Whatever goes wrong in `work`, the replies that are there leave.
+  template <class Work>
+  void reply_to(Socket& socket, const Work& work) noexcept;
+  bool prepare(Reply& reply, std::span<zmq::Message> messages) noexcept;
+  void send(Socket& socket, Reply& reply) noexcept;
+
+  const Zmq zmq_;
+  void* const context_;
+  Service& service_;
+  const LoopOptions options_;
+  std::string address_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Doorbell> doorbell_;
+  std::unique_ptr<Counts> counts_;
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> woken_{false};
+  std::atomic<bool> running_{false};
+  std::unique_ptr<Thread> thread_;  // last: it uses all others
+};
+
+}  // namespace shoal

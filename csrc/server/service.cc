@@ -1,0 +1,342 @@
+#include "server/service.h"
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/service_table.h"
+
+namespace shoal {
+
+using wire::Header;
+using wire::Op;
+using wire::Status;
+
+bool Service::is_read(const Header& header) noexcept {
+  const Op op = header.op;
+  return op == Op::kPull || op == Op::kContains || op == Op::kState || op == Op::kSlot ||
+         op == Op::kSection || op == Op::kStats || (op == Op::kReduce && !changes(Function{header.aux})) ||
+         (op == Op::kSweep && header.aux != 0);
+}
+
+Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceLimits& limits)
+    : slots_(slots),
+      limits_(limits),
+      first_slot_(first),
+      end_slot_(end),
+      lists_(limits.list_bytes),
+      begins_(slots.count() + 1) {
+  SHOAL_CHECK(first <= end && end <= slots.count(), "there are no slots [" + std::to_string(first) + ", " +
+                                                        std::to_string(end) + ") of " +
+                                                        std::to_string(slots.count()));
+  // A turn is merged at once, and a merge takes 2^32 - 1 hashes.
+  SHOAL_CHECK(limits.pending_bytes <= std::size_t{32} << 30U,
+              "at most 32 GiB of pushes can wait for their clock, got a limit of " +
+                  std::to_string(limits.pending_bytes) + " bytes");
+  refused_.reserve(slots.count());
+}
+
+Service::~Service() { close_saves(); }
+
+Service::Table* Service::find(std::uint32_t id) noexcept {
+  const auto table = tables_.find(id);
+  return table == tables_.end() ? nullptr : table->second.get();
+}
+
+// --- in ---------------------------------------------------------------------------------------------------------
+
+void Service::handle(std::string_view peer, std::span<const wire::Frame> frames, Outbox& out) noexcept {
+  const std::lock_guard lock(mutex_);
+  const wire::Fault fault =
+      wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_);
+  const Call call{peer, decoded_.header, decoded_.hashes, decoded_.floats(), decoded_.counts, decoded_.values,
+                  out};
+  ++metrics_.messages;
+  for (const wire::Frame frame : frames) {
+    metrics_.bytes_in += frame.size();
+  }
+  try {
+    // Place for the reply first: what is done must not end in an error because it cannot be said.
+    auto& replies = out.replies();
+    if (replies.size() == replies.capacity()) {
+      replies.reserve(std::max<std::size_t>(16, 2 * replies.size()));
+    }
+    if (fault) {
+      send_text(call, fault.status, fault.message());
+    } else {
+      ++metrics_.requests[static_cast<std::size_t>(call.header.op)];
+      serve(call);
+    }
+  } catch (const std::exception& error) {
+    fail(call, error);
+  }
+  advance(out);
+}
+
+void Service::released(Outbox& out) noexcept {
+  const std::lock_guard lock(mutex_);
+  auto& waiting = released_.replies();
+  std::size_t taken = 0;
+  try {
+    for (; taken < waiting.size(); ++taken) {
+      out.add(std::move(waiting[taken]));
+    }
+  } catch (const std::bad_alloc&) {
+    // The others go next time.
+  }
+  waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(taken));
+}
+
+bool Service::check_worker(const Call& call) {
+  if (job_ == 0) {
+    send(call, Status::kNotAdmitted);
+    return false;
+  }
+  if (call.header.job != job_) {
+    send(call, Status::kWrongJob);
+    return false;
+  }
+  switch (clocks_.standing(call.header.worker, call.header.incarnation)) {
+    case Clocks::Standing::kAdmitted:
+      return true;
+    case Clocks::Standing::kStale:
+      send(call, Status::kStale);
+      return false;
+    case Clocks::Standing::kUnknown:
+      send(call, Status::kNotAdmitted);
+      return false;
+  }
+  return false;
+}
+
+bool Service::check_epoch(const Call& call) {
+  const bool newest = call.header.epoch >= epoch_;
+  if (!newest) {
+    send(call, {.status = Status::kWrongEpoch}, 1);
+  }
+  return newest;
+}
+
+void Service::serve(const Call& call) {
+  const Header& header = call.header;
+  if (header.worker == wire::kNobody) {
+    if (!is_read(header)) {
+      return send_text(call, Status::kBadRequest,
+                       "a " + std::string(wire::name(header.op)) + " needs a worker: join the job first");
+    }
+  } else if (!check_worker(call)) {
+    return;
+  }
+  if (header.op == Op::kTick) {
+    return tick(call, decoded_.numbers, decoded_.tables);
+  }
+  if (header.op == Op::kSaveBegin || header.op == Op::kSaveTell || header.op == Op::kSaveEnd) {
+    return serve_save(call);
+  }
+  Table* const table = find(header.table);
+  if (table == nullptr) {
+    return send(call, Status::kNoTable);
+  }
+  const bool of_the_map = header.op == Op::kReduce || header.op == Op::kSweep;
+  if (of_the_map && header.epoch < epoch_) {  // whose slots are answered for is the map's to say
+    refused_.clear();
+    return send(call, {.status = Status::kWrongEpoch}, 1);
+  }
+  Call known = call;
+  if ((header.flags & (wire::kKeep | wire::kDigest)) != 0 && !recall(known)) {
+    return;
+  }
+  if (is_read(header)) {
+    return read(known, *table);
+  }
+  serve_write(known, *table);
+}
+
+bool Service::recall(Call& call) {
+  const Header& header = call.header;
+  if ((header.flags & wire::kDigest) == 0) {
+    if (header.worker != wire::kNobody) {
+      lists_.keep(digest(call.hashes, job_), call.hashes);
+    }
+    return true;
+  }
+  const auto list = lists_.find(Digest::read(decoded_.digest), header.count);
+  ++(list ? metrics_.lists_found : metrics_.lists_missed);
+  if (!list) {
+    send(call, Status::kNoList);
+    return false;
+  }
+  call.hashes = *list;  // stays where it is: one message is served at a time
+  return true;
+}
+
+void Service::serve_write(const Call& call, Table& table) {
+  switch (call.header.op) {
+    case Op::kPush:
+      return push(call, table);
+    case Op::kAssign:
+      return assign(call, table);
+    case Op::kErase:
+      return erase(call, table);
+    case Op::kLoadBegin:
+      return load_begin(call, table, decoded_.numbers);
+    case Op::kLoadRows:
+      return load_rows(call, table);
+    case Op::kLoadEnd:
+      return load_end(call, table, decoded_.numbers);
+    case Op::kLoadFilter:
+      return load_filter(call, table);
+    case Op::kReduce:
+      return change(call, table);
+    case Op::kSweep:
+      return sweep(call, table);
+    default:
+      SHOAL_DCHECK(false);
+  }
+}
+
+// --- slots ------------------------------------------------------------------------------------------------------
+
+std::span<const std::uint64_t> Service::own(std::span<const std::uint64_t> hashes, std::size_t& first) {
+  const auto place_of = [&](std::size_t slot, std::size_t from) {
+    return slot == slots_.count()
+               ? hashes.size()
+               : static_cast<std::size_t>(
+                     std::lower_bound(hashes.begin() + static_cast<std::ptrdiff_t>(from), hashes.end(),
+                                      slots_.first_hash(Slot{static_cast<std::uint32_t>(slot)})) -
+                     hashes.begin());
+  };
+  refused_.clear();
+  const auto refuse = [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end;) {
+      const std::size_t slot = index_of(slots_.of(hashes[i]));
+      refused_.push_back(static_cast<std::uint16_t>(slot));  // there is place for all
+      i = place_of(slot + 1, i);
+    }
+  };
+  first = place_of(first_slot_, 0);
+  const std::size_t end = place_of(end_slot_, first);
+  refuse(0, first);
+  refuse(end, hashes.size());
+  return hashes.subspan(first, end - first);
+}
+
+SlotSlices Service::cut(std::span<const std::uint64_t> hashes) {
+  const std::size_t n = hashes.size();
+  const std::size_t first = n == 0 ? slots_.count() : index_of(slots_.of(hashes.front()));
+  const std::size_t last = n == 0 ? 0 : index_of(slots_.of(hashes.back()));
+  std::fill_n(begins_.begin(), first + 1, 0);
+  // Hashes are spread evenly: the end of a slot is looked for about where it should be.
+  const std::size_t stride = n == 0 ? 1 : std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
+  std::size_t at = 0;
+  for (std::size_t s = first; s < last; ++s) {
+    const std::uint64_t bound = slots_.first_hash(Slot{static_cast<std::uint32_t>(s + 1)});
+    while (at + stride < n && hashes[at + stride] < bound) {
+      at += stride + 1;
+    }
+    const auto begin = hashes.begin() + static_cast<std::ptrdiff_t>(at);
+    const auto end = hashes.begin() + static_cast<std::ptrdiff_t>(std::min(at + stride, n));
+    at = static_cast<std::size_t>(std::lower_bound(begin, end, bound) - hashes.begin());
+    begins_[s + 1] = at;
+  }
+  if (n != 0) {
+    std::fill(begins_.begin() + static_cast<std::ptrdiff_t>(last) + 1, begins_.end(), n);
+  }
+  return {hashes, begins_};
+}
+
+// --- out --------------------------------------------------------------------------------------------------------
+
+void Service::send(const Call& call, Header header, std::size_t frames, Lease first, Lease second) {
+  Reply reply;
+  reply.peer = call.peer;
+  header.magic = wire::kMagic;
+  header.version = wire::kVersion;
+  // The caller's own bits go back to it.
+  header.flags = static_cast<std::uint16_t>((call.header.flags & 0xff00U) | header.flags | wire::kReply);
+  header.op = call.header.op <= wire::kLastOp ? call.header.op : wire::Op::kNone;
+  header.table = call.header.table;
+  header.worker = call.header.worker;
+  header.incarnation = call.header.incarnation;
+  header.sequence = call.header.sequence;
+  header.clock = call.header.clock;
+  header.job = call.header.job;
+  header.epoch = epoch_;
+  const std::array<wire::Frame, 2> payload{first.bytes(), second.bytes()};
+  wire::encode(header, std::span(payload).first(frames), reply.header);
+  reply.payload[0] = std::move(first);
+  reply.payload[1] = std::move(second);
+  reply.frames = frames;
+  call.out.add(std::move(reply));
+  ++metrics_.replies;
+  ++metrics_.statuses[static_cast<std::size_t>(header.status)];
+  metrics_.bytes_out += sizeof(Header) + header.payload_bytes;
+}
+
+void Service::send(const Call& call, Status status) { send(call, Header{.status = status}); }
+
+void Service::send_text(const Call& call, Status status, std::string_view text) {
+  const bool has_text =
+      status == Status::kBadRequest || status == Status::kInternal || status == Status::kNoRoom;
+  if (!has_text) {
+    return send(call, status);
+  }
+  Lease block = call.out.block(text.size());
+  std::ranges::copy(std::as_bytes(std::span(text)), block.bytes().begin());
+  send(call, {.status = status, .count = static_cast<std::uint32_t>(text.size())}, 1, std::move(block));
+}
+
+Lease Service::refusal(Outbox& out) const {
+  Lease block = out.block(refused_.size() * sizeof(std::uint16_t));
+  std::copy(refused_.begin(), refused_.end(), block.as<std::uint16_t>().begin());
+  return block;
+}
+
+void Service::send_done(const Call& call, Lease refusal, std::uint32_t aux) {
+  const auto count = static_cast<std::uint32_t>(refusal.size() / sizeof(std::uint16_t));
+  if (count == 0) {
+    return send(call, {.status = Status::kOk, .aux = aux});
+  }
+  send(call, {.status = Status::kWrongEpoch, .count = count, .aux = aux}, 1, std::move(refusal));
+}
+
+void Service::fail(const Call& call, const std::exception& error) noexcept {
+  const bool theirs = dynamic_cast<const std::invalid_argument*>(&error) != nullptr;
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  const bool budget = dynamic_cast<const MemoryBudgetExceeded*>(&error) != nullptr;
+  const Status status = theirs ? Status::kBadRequest : budget ? Status::kNoRoom : Status::kInternal;
+  try {
+    try {
+      send_text(call, status, memory ? "the server has no memory left for this request" : error.what());
+    } catch (const std::bad_alloc&) {
+      send(call, {.status = status}, 1);  // without words
+    }
+  } catch (const std::exception&) {
+    // Not even that: the peer hears nothing, and asks again.
+  }
+}
+
+ServiceMetrics Service::metrics() const {
+  const std::lock_guard lock(mutex_);
+  ServiceMetrics now = metrics_;
+  now.parked = parked_.size();
+  now.parked_bytes = parked_.bytes();
+  now.pending_bytes = pending_.bytes();
+  now.lists = lists_.size();
+  now.list_bytes = lists_.bytes();
+  now.applied = applied_;
+  now.floor = clocks_.floor();
+  const auto& workers = clocks_.workers();
+  for (std::size_t rank = 0; rank < workers.size(); ++rank) {
+    if (workers[rank].admitted) {
+      now.clocks.emplace_back(static_cast<std::uint32_t>(rank), workers[rank].clock);
+    }
+  }
+  return now;
+}
+
+}  // namespace shoal

@@ -1,0 +1,156 @@
+// Clocks that are complete, and the reads that may go.
+
+#include <algorithm>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "batch/merge.h"
+#include "server/service.h"
+#include "server/service_table.h"
+
+namespace shoal {
+
+bool Service::may_go(std::uint32_t clock) const noexcept {
+  switch (mode_) {
+    case Mode::kBsp:
+      return clock <= applied_;
+    case Mode::kSsp:
+      return clock <= std::uint64_t{clocks_.floor()} + staleness_;
+    case Mode::kAsp:
+      break;
+  }
+  return true;
+}
+
+void Service::advance(Outbox& out) noexcept {
+  for (;;) {
+    // Before the next turn: a read at this clock sees nothing of it.
+    while (!parked_.empty() && may_go(parked_.next_clock())) {
+      release(parked_.pop(), out);
+    }
+    if (mode_ != Mode::kBsp || applied_ >= clocks_.floor()) {
+      return;
+    }
+    try {
+      apply_turn();
+    } catch (const std::exception&) {
+      ++metrics_.failed_turns;  // whoever waits goes on waiting, and the next message tries again
+      return;
+    }
+  }
+}
+
+void Service::release(Parked::Read&& read, Outbox& out) noexcept {
+  const Parked::Read mine = std::move(read);
+  const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, {}, mine.parameters.bytes(),
+                  out};
+  try {
+    if (call.header.op == wire::Op::kSaveBegin) {
+      return save_begin(call);
+    }
+    Table* const table = find(call.header.table);
+    find_refused(call.header, call.hashes);
+    if (table == nullptr) {
+      send(call, wire::Status::kNoTable);
+    } else if (!refused_.empty()) {
+      send_done(call, refusal(out));
+    } else if ((call.header.op != wire::Op::kReduce && call.header.op != wire::Op::kSweep) ||
+               check_epoch(call)) {
+      if (is_read(call.header)) {
+        answer(call, *table);
+      } else {
+        sweep(call, *table);
+      }
+    }
+  } catch (const std::exception& error) {
+    fail(call, error);
+  }
+}
+
+void Service::apply_turn() {
+  if (pending_.empty() || pending_.next() >= clocks_.floor()) {
+    applied_ = clocks_.floor();
+    return;
+  }
+  SHOAL_DCHECK(pending_.next() >= applied_);
+  if (pending_.next() > applied_) {
+    applied_ = pending_.next();
+    return;
+  }
+  // Before the step: what a sweep finds is what its answer told.
+  for (Pending::Sweep& sweep : pending_.first().sweeps) {
+    Table* const table = sweep.done ? nullptr : find(sweep.table);
+    if (table != nullptr) {
+      table->shard->sweep(first_slot_, end_slot_, applied_, sweep.rules, false);
+      table->full.clear();
+    }
+    sweep.done = true;
+  }
+  while (const auto id = pending_.next_table()) {
+    if (Table* const table = find(*id)) {
+      apply(*id, *table, pending_.first());
+    }
+    pending_.done(*id);
+  }
+  pending_.pop();
+  ++applied_;
+}
+
+void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
+  Shard& shard = *table.shard;
+  const std::size_t dim = shard.rows().dim();
+  const std::size_t divisor = mean_ ? std::max<std::size_t>(turn.ticked, 1) : 1;
+  std::vector<SortedList> lists;
+  std::size_t total = 0;
+  std::size_t longest = 0;
+  for (const Pending::Kept& push : pending_.lists(id)) {
+    if (push.count != 0) {
+      lists.push_back({push.hashes(), push.grads(), push.counts()});
+      total += push.count;
+      longest = std::max(longest, push.count);
+    }
+  }
+  SortedList all;
+  Lease hashes;
+  Lease grads;
+  Lease counts;
+  if (lists.size() == 1 && divisor == 1) {
+    all = lists[0];
+  } else if (!lists.empty()) {
+    const bool counted = shard.spec().lifecycle.needs_counts();
+    if (counted) {
+      // What came without counts occurred once: where others occurred more often, that must be said.
+      const auto ones = ones_.claim(longest);
+      std::ranges::fill(ones, 1U);
+      for (SortedList& list : lists) {
+        list.counts = list.counts.empty() ? ones.first(list.hashes.size()) : list.counts;
+      }
+    }
+    hashes = blocks_.take(total * sizeof(std::uint64_t));
+    grads = blocks_.take(total * dim * sizeof(float));
+    counts = blocks_.take(counted ? total * sizeof(std::uint32_t) : 0);
+    const MergeRoom room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
+    const std::size_t size = merge(lists, dim, pool_, merge_scratch_, room, divisor);
+    all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};
+  }
+  const std::uint64_t step = shard.step();
+  std::size_t stepped = 0;
+  try {
+    const Sightings sightings{.counts = all.counts.subspan(all.counts.empty() ? 0 : turn.stepped),
+                              .clock = applied_};
+    shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), sightings,
+               &stepped);
+  } catch (const MemoryBudgetExceeded& error) {
+    // Nobody waits for this step whom it could be told: whoever comes to the table next is.
+    table.full = error.what();
+  } catch (const std::bad_alloc&) {
+    turn.stepped += stepped;  // the rest follows, as the same step
+    shard.set_step(step);
+    throw;
+  }
+  ++table.pushes;
+}
+
+}  // namespace shoal

@@ -1,0 +1,426 @@
+// The expiry rules of a Shard: what sweeps drop, and which rows go where there are too many; and its memory budget.
+//
+// Under a budget, what a call may need is found out and made room for before it changes anything:
+//   1  every slot of the batch: how many of its keys have no row, and whether the slot may take memory for them, or has as
+//      many rows that the batch does not ask for, and a rule by which they go. If not: MemoryBudgetExceeded
+//   2  every slot: rows are evicted, or memory is taken and noted
+//   3  the call finds room wherever it looks for it
+// Keys that admission will refuse are reckoned as rows: some rows are evicted a little early.
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "policy/victims.h"
+#include "shard/shard.h"
+
+namespace shoal {
+
+namespace {
+
+using Kind = Expiry::Kind;
+
+constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
+
+constexpr double kImpression = 0x1p20;  // units in one
+
+std::uint64_t units(double impressions) noexcept {
+  return static_cast<std::uint64_t>(std::min(impressions * kImpression, 0x1p62));
+}
+
+// Of ages and counts; see Shard::sweep.
+std::size_t class_of(std::uint32_t number) noexcept {
+  return static_cast<std::size_t>(std::bit_width(number));
+}
+
+std::size_t class_of(double number) noexcept {
+  return number > 0 ? static_cast<std::size_t>(std::clamp(32 + std::ilogb(number), 0, 63)) : 0;
+}
+
+// A row as the rules see it.
+struct Seen {
+  std::uint64_t hash;
+  const std::byte* row;
+  double norm;
+};
+
+}  // namespace
+
+// Looks at rows by one list of rules at one moment.
+class Shard::Judge {
+ public:
+  Judge(const Shard& shard, std::span<const Expiry> rules, std::uint32_t now)
+      : shard_(shard), marks_(shard.rows_.marks()), rules_(rules), now_(now) {
+    for (const Expiry& rule : rules) {
+      const std::string why = shard.spec_.lifecycle.unanswerable(rule);
+      SHOAL_CHECK(why.empty(), "the table cannot be swept by this rule: " + why +
+                                   "; name the rule where the table is made");
+      needs_norms_ |= rule.kind == Kind::kMinNorm;
+    }
+  }
+
+  // see(row) for all rows of a slot that somebody has locked.
+  template <class See>
+  void each_row(SlotTable& table, const See& see) const {
+    if (!needs_norms_) {
+      table.each_row([&](std::uint64_t hash, const std::byte* row) { see(Seen{hash, row, 0}); });
+      return;
+    }
+    constexpr std::size_t kTogether = 1024;
+    const std::size_t dim = shard_.rows_.dim();
+    const std::size_t width =
+        shard_.spec_.optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
+    std::vector<std::uint64_t> hashes;
+    std::vector<std::byte*> rows;
+    std::vector<float> weights(kTogether * dim);
+    const auto flush = [&] {
+      shard_.weights_of(rows, weights.data());
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        double squares = 0;
+        for (std::size_t e = r * dim; e < r * dim + width; ++e) {
+          squares += static_cast<double>(weights[e]) * static_cast<double>(weights[e]);
+        }
+        see(Seen{hashes[r], rows[r], std::sqrt(squares)});
+      }
+      hashes.clear();
+      rows.clear();
+    };
+    table.each_row([&](std::uint64_t hash, std::byte* row) {
+      hashes.push_back(hash);
+      rows.push_back(row);
+      if (rows.size() == kTogether) {
+        flush();
+      }
+    });
+    flush();
+  }
+
+  std::span<const Expiry> rules() const noexcept { return rules_; }
+
+  double impressions(const Seen& seen) const noexcept {
+    if (marks_.has(Marks::Column::kScore)) {
+      return marks_.score(seen.row, now_);
+    }
+    return marks_.has(Marks::Column::kCount) ? marks_.count(seen.row) : 0;
+  }
+
+  std::size_t class_in(const Expiry& rule, const Seen& seen) const noexcept {
+    switch (rule.kind) {
+      case Kind::kDecayedScore:
+        return class_of(marks_.score(seen.row, now_));
+      case Kind::kMinNorm:
+        return class_of(seen.norm);
+      case Kind::kMaxRows:
+        if (rule.frequent) {
+          return class_of(marks_.count(seen.row));
+        }
+        [[fallthrough]];
+      case Kind::kTimeToLive:
+        break;
+    }
+    return class_of(age_at(now_, marks_.clock(seen.row)));
+  }
+
+  // Whether a rule that looks at single rows drops this one.
+  bool drops(const Expiry& rule, const Seen& seen) const noexcept {
+    switch (rule.kind) {
+      case Kind::kTimeToLive:
+        return age_at(now_, marks_.clock(seen.row)) > rule.clocks;
+      case Kind::kDecayedScore:
+        return marks_.score(seen.row, now_) < rule.floor;
+      case Kind::kMinNorm:
+        return seen.norm < rule.floor;
+      case Kind::kMaxRows:
+        break;
+    }
+    return false;
+  }
+
+  // Rows of lower rank go first.
+  std::uint64_t rank(const Expiry& rule, const Seen& seen) const noexcept {
+    switch (rule.kind) {
+      case Kind::kDecayedScore:
+        return rank_of(marks_.score(seen.row, now_));
+      case Kind::kMinNorm:
+        return rank_of(seen.norm);
+      case Kind::kMaxRows:
+        if (rule.frequent) {
+          return marks_.count(seen.row);
+        }
+        [[fallthrough]];
+      case Kind::kTimeToLive:
+        break;
+    }
+    return ~std::uint64_t{age_at(now_, marks_.clock(seen.row))};
+  }
+
+ private:
+  const Shard& shard_;
+  const Marks& marks_;
+  std::span<const Expiry> rules_;
+  std::uint32_t now_;
+  bool needs_norms_ = false;
+};
+
+std::size_t Shard::evict(Guarded& slot, const Judge& judge, std::size_t count,
+                         std::span<const std::uint64_t> spared) {
+  Victims::begin(slot.table.size());
+  judge.each_row(slot.table, [&](const Seen& seen) {
+    if (!std::ranges::binary_search(spared, seen.hash)) {
+      Victims::add(judge.rank(judge.rules()[0], seen), seen.hash);
+    }
+  });
+  const auto victims = Victims::take(count);
+  if (slot.watched) {
+    std::vector<std::uint64_t> hashes(victims.size());
+    std::ranges::transform(victims, hashes.begin(), &Victims::Victim::hash);
+    before_change(slot, hashes);
+  }
+  for (const auto& victim : victims) {
+    slot.table.erase(victim.hash);
+  }
+  return victims.size();
+}
+
+std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
+                                        std::span<const Expiry> rules, bool dry_run) {
+  check_process();
+  SHOAL_CHECK(first <= end && end <= slots_.count(), "there are no such slots");
+  const std::uint32_t now = table_clock(store_clock);
+  const std::vector<Expiry> own = spec_.lifecycle.expire();
+  rules = rules.empty() ? std::span<const Expiry>(own) : rules;
+  const Judge judge(*this, rules, now);
+  const std::size_t classes = kSweepHead + 2 * rules.size();
+  const std::size_t words = classes + (dry_run ? 2 * kClasses * rules.size() : 0);
+  const bool holds = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind) != rules.end();
+  const auto entered = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
+  const auto turn = dry_run ? std::unique_lock<std::mutex>() : take_turn();
+
+  const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<Seen>& kept,
+                              std::vector<std::uint64_t>& dropped) {
+    Guarded& slot = *tables_[s];
+    if (!dry_run) {
+      wait_for_save(dropped.size());  // of the slot before
+    }
+    const std::unique_lock lock(slot.lock);
+    const auto bytes = [&] { return bytes_of(slot); };
+    const auto drop = [&](std::size_t k, const Seen& seen) {
+      ++total[kSweepHead + 2 * k];
+      total[kSweepHead + 2 * k + 1] += units(judge.impressions(seen));
+      dropped.push_back(seen.hash);
+    };
+    total[0] += slot.table.size();
+    total[1] += bytes();
+    kept.clear();
+    dropped.clear();
+    judge.each_row(slot.table, [&](const Seen& seen) {
+      const std::uint64_t impressions = units(judge.impressions(seen));
+      total[3] += impressions;
+      if (dry_run) {
+        for (std::size_t k = 0; k < rules.size(); ++k) {
+          const std::size_t at = classes + 2 * (k * kClasses + judge.class_in(rules[k], seen));
+          ++total[at];
+          total[at + 1] += impressions;
+        }
+      }
+      for (std::size_t k = 0; k < rules.size(); ++k) {
+        if (judge.drops(rules[k], seen)) {
+          return drop(k, seen);
+        }
+      }
+      if (holds) {
+        kept.push_back(seen);
+      }
+    });
+    for (std::size_t k = 0; k < rules.size(); ++k) {
+      const Slot number{static_cast<std::uint32_t>(s)};
+      if (rules[k].kind != Kind::kMaxRows || kept.size() <= share_of(rules[k].rows, slots_, number)) {
+        continue;
+      }
+      const auto excess = static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, slots_, number));
+      std::nth_element(kept.begin(), kept.begin() + excess, kept.end(), [&](const Seen& a, const Seen& b) {
+        return std::pair(judge.rank(rules[k], a), a.hash) < std::pair(judge.rank(rules[k], b), b.hash);
+      });
+      std::for_each(kept.begin(), kept.begin() + excess, [&](const Seen& seen) { drop(k, seen); });
+      kept.erase(kept.begin(), kept.begin() + excess);
+    }
+    if (!dry_run) {
+      before_change(slot, dropped);
+      for (const std::uint64_t hash : dropped) {
+        slot.table.erase(hash);
+      }
+      slot.table.give_back(true);
+      total[4] += slot.door != nullptr ? slot.door->sweep(now) : 0;
+      note(s);
+    }
+    total[2] += bytes();
+  };
+
+  const Pieces pieces{end - first, parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
+  std::vector<std::vector<std::uint64_t>> totals(pieces.parts, std::vector<std::uint64_t>(words));
+  pool_.run(pieces.parts, [&](std::size_t part) {
+    std::vector<Seen> kept;
+    std::vector<std::uint64_t> dropped;
+    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+      sweep_slot(first + s, totals[part], kept, dropped);
+    }
+  });
+  std::vector<std::uint64_t> total(words);
+  for (const auto& part : totals) {
+    std::transform(part.begin(), part.end(), total.begin(), total.begin(), std::plus<>());
+  }
+  for (std::size_t age = 0; age < kAges; ++age) {
+    total[5 + age] = dry_run ? returns_[age].load() : returns_[age].exchange(0);
+  }
+  if (!dry_run) {
+    for (std::size_t k = 0; k < rules.size(); ++k) {
+      expired_[static_cast<std::size_t>(rules[k].kind)].fetch_add(total[kSweepHead + 2 * k]);
+    }
+  }
+  return total;
+}
+
+void Shard::hold_to_most(const SlotSlices& batch, std::uint32_t now) {
+  const auto& rules = spec_.lifecycle.expire();
+  const auto rule = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind);
+  if (rule == rules.end()) {
+    return;
+  }
+  const Judge judge(*this, {&*rule, 1}, now);
+  std::atomic<std::uint64_t> evicted{0};
+  const Pieces pieces{slots_.count(), batch.hashes.size() < kLeastKeys ? 1 : pool_.threads()};
+  pool_.run(pieces.parts, [&](std::size_t part) {
+    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+      if (batch.begins[s] == batch.begins[s + 1]) {
+        continue;
+      }
+      const std::unique_lock lock(tables_[s]->lock);
+      SlotTable& table = tables_[s]->table;
+      const std::size_t share = share_of(rule->rows, slots_, Slot{static_cast<std::uint32_t>(s)});
+      if (table.size() > share) {
+        try {
+          evicted.fetch_add(evict(*tables_[s], judge, table.size() - (share - share / 8), {}));
+        } catch (const std::bad_alloc&) {
+          // No room to choose in. The push is done: rows go when the next one comes.
+        }
+      }
+    }
+  });
+  expired_[static_cast<std::size_t>(Kind::kMaxRows)].fetch_add(evicted.load());
+}
+
+// --- the memory budget ------------------------------------------------------------------------------------------
+
+std::unique_lock<std::mutex> Shard::take_turn() const {
+  return budget_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(budget_->turn());
+}
+
+std::size_t Shard::bytes_of(const Guarded& slot) const noexcept {
+  return sizeof(Guarded) + slot.table.bytes() +
+         (slot.door == nullptr ? 0 : sizeof(Doorkeeper) + slot.door->bytes());
+}
+
+std::size_t Shard::allowed(std::size_t slot) const noexcept { return noted_[slot] + budget_->spare(slot); }
+
+void Shard::note(std::size_t slot) noexcept {
+  if (budget_ != nullptr) {
+    const std::size_t now = bytes_of(*tables_[slot]);
+    budget_->note(slot, noted_[slot], now);
+    noted_[slot] = now;
+  }
+}
+
+void Shard::throw_full(std::size_t slot, std::size_t rows) const {
+  throw MemoryBudgetExceeded(
+      "the memory budget has no room for " + std::to_string(rows) + " more rows in slot " +
+      std::to_string(slot) + ": all tables take " + std::to_string(budget_->used(slot)) + " of the " +
+      std::to_string(budget_->share()) + " bytes that each of " + std::to_string(budget_->slots()) +
+      " slots has; give the store more memory, or the table an expiry rule, or sweep");
+}
+
+void Shard::fit(const SlotSlices& batch, const Making& how) {
+  if (budget_ == nullptr) {
+    return;
+  }
+  enum class Way : std::uint8_t { kStay, kRung, kExactly, kEvict };
+  struct Plan {
+    Way way = Way::kStay;
+    std::size_t missing = 0;
+    std::size_t evict = 0;
+  };
+  std::vector<Plan> plans(slots_.count());
+  const auto& rules = spec_.lifecycle.expire();
+  const Judge judge(*this, std::span(rules).first(rules.empty() ? 0 : 1), how.now.clock);
+  const Pieces pieces{slots_.count(), batch.hashes.size() < kLeastKeys ? 1 : pool_.threads()};
+  const auto each_slot = [&](const auto& use) {
+    pool_.run(pieces.parts, [&](std::size_t part) {
+      std::vector<std::byte*> rows;
+      for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+        if (batch.begins[s] != batch.begins[s + 1]) {
+          use(s, *tables_[s], batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]),
+              rows);
+        }
+      }
+    });
+  };
+  each_slot([&](std::size_t s, Guarded& slot, std::span<const std::uint64_t> hashes,
+                std::vector<std::byte*>& rows) {
+    const std::shared_lock lock(slot.lock);
+    rows.resize(hashes.size());
+    slot.table.find(hashes, rows);
+    Plan& plan = plans[s];
+    plan.missing = static_cast<std::size_t>(std::ranges::count(rows, nullptr));
+    if (plan.missing == 0) {
+      return;
+    }
+    const std::size_t door = how.asks ? slot.door->least_bytes() - slot.door->bytes() : 0;
+    const std::size_t others = bytes_of(slot) - slot.table.bytes() + door;
+    const std::size_t other_rows = slot.table.size() - (hashes.size() - plan.missing);
+    if (others + slot.table.bytes_with(plan.missing, false) <= allowed(s)) {
+      plan.way = Way::kRung;
+    } else if (others + slot.table.bytes_with(plan.missing, true) <= allowed(s)) {
+      plan.way = Way::kExactly;
+    } else if (!rules.empty() && other_rows >= plan.missing && others + slot.table.bytes() <= allowed(s)) {
+      plan.way = Way::kEvict;
+      plan.evict = std::min(other_rows, std::max(plan.missing, slot.table.size() / 8));
+    } else {
+      throw_full(s, plan.missing);
+    }
+  });
+  std::atomic<std::uint64_t> evicted{0};
+  each_slot(
+      [&](std::size_t s, Guarded& slot, std::span<const std::uint64_t> hashes, std::vector<std::byte*>&) {
+        const Plan& plan = plans[s];
+        if (plan.way == Way::kStay) {
+          return;
+        }
+        const std::unique_lock lock(slot.lock);
+        // However it ends, what the slot takes then is noted.
+        struct Noted {
+          Shard& shard;
+          std::size_t slot;
+          ~Noted() { shard.note(slot); }
+        } const noted{*this, s};
+        if (plan.way == Way::kEvict) {
+          evicted.fetch_add(evict(slot, judge, plan.evict, hashes), std::memory_order_relaxed);
+        } else if (plan.way == Way::kRung) {
+          slot.table.make_room(plan.missing);
+        } else {
+          slot.table.reserve(slot.table.size() + plan.missing);
+        }
+        if (how.asks) {
+          // Keys that wait may have a quarter of what the slot has, and what is left.
+          const std::size_t rest = allowed(s) - (bytes_of(slot) - slot.door->bytes());
+          slot.door->make_room(plan.missing, std::min(rest, budget_->share() / 4));
+        }
+      });
+  if (evicted.load() != 0) {
+    expired_[static_cast<std::size_t>(rules[0].kind)].fetch_add(evicted.load());
+  }
+}
+
+}  // namespace shoal

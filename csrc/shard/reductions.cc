@@ -1,0 +1,213 @@
+#include "shard/reductions.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+
+namespace shoal {
+
+namespace {
+
+// A function with its parameters, checked.
+struct Call {
+  Function function;
+  double parameter = 0;
+};
+
+Call checked(const Shard& shard, Function function, std::span<const double> parameters) {
+  const std::size_t takes = function == Function::kSum || function == Function::kDigest ? 0 : 1;
+  SHOAL_CHECK(function >= Function::kSum && function <= Function::kDigest,
+              "there is no function " + std::to_string(static_cast<std::uint32_t>(function)) + " of a table");
+  SHOAL_CHECK(parameters.size() == takes, "function " + std::to_string(static_cast<std::uint32_t>(function)) +
+                                              " takes " + std::to_string(takes) + " parameters, got " +
+                                              std::to_string(parameters.size()));
+  if (takes == 0) {
+    return {.function = function};
+  }
+  const double p = parameters[0];
+  const std::string got = ", got " + std::to_string(p);
+  switch (function) {
+    case Function::kNorm:
+      SHOAL_CHECK(p == 1 || p == 2 || p == std::numeric_limits<double>::infinity(),
+                  "the order of a norm is 1, 2 or infinity" + got);
+      break;
+    case Function::kCount:
+      SHOAL_CHECK(p >= 0, "rows are counted above a norm of 0 or more" + got);
+      break;
+    case Function::kTopK:
+      SHOAL_CHECK(p >= 1 && p <= static_cast<double>(kMostTopK) && p == std::floor(p),
+                  "k must be a whole number from 1 to " + std::to_string(kMostTopK) + got);
+      break;
+    case Function::kDecay:
+      SHOAL_CHECK(p > 0 && p <= 1, "a decay's factor must be above 0 and at most 1" + got);
+      break;
+    default:
+      SHOAL_CHECK(p >= 0 && std::isfinite(p), "a shrink's l1 must be finite and not negative" + got);
+  }
+  SHOAL_CHECK(!changes(function) || !shard.spec().optimizer.pairs(),
+              "rows of this table are a weight and its gradient: only a step may change them");
+  return {.function = function, .parameter = p};
+}
+
+double norm_of(std::span<const float> row) noexcept {
+  double squares = 0;
+  for (const float w : row) {
+    squares += static_cast<double>(w) * static_cast<double>(w);
+  }
+  return std::sqrt(squares);
+}
+
+constexpr std::size_t kLeastCandidates = 4096;  // more than this are worth being cut down to k
+
+struct Candidate {
+  double norm;
+  std::uint64_t hash;
+};
+
+// A total order: every key is there once.
+bool before(const Candidate& a, const Candidate& b) noexcept {
+  return a.norm != b.norm ? a.norm > b.norm : unmix(a.hash) < unmix(b.hash);
+}
+
+void keep_best(std::vector<Candidate>& all, std::size_t k) {
+  if (all.size() > k) {
+    std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(k), all.end(), before);
+    all.resize(k);
+  }
+}
+
+// A row's answer to a question is added to its slot's: a number for each weight for sum, one for the others.
+void answer(const Call& call, std::span<const float> row, double* to) noexcept {
+  if (call.function == Function::kSum) {
+    for (std::size_t e = 0; e < row.size(); ++e) {
+      to[e] += static_cast<double>(row[e]);
+    }
+  } else if (call.function == Function::kCount) {
+    *to += norm_of(row) > call.parameter ? 1 : 0;
+  } else {
+    for (const float weight : row) {
+      const double size = std::abs(static_cast<double>(weight));
+      *to =
+          call.parameter == 1 ? *to + size : (call.parameter == 2 ? *to + size * size : std::max(*to, size));
+    }
+  }
+}
+
+// ask(part, slot, hash, weights) for every row, by `parts` threads; each takes neighbouring slots in ascending order, and
+// a slot's rows in hash order.
+template <class Ask>
+void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts, const Ask& ask) {
+  const Pieces pieces{end - first, parts};
+  const std::size_t dim = shard.rows().dim();
+  const std::size_t width =
+      shard.spec().optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
+  shard.pool().run(parts, [&](std::size_t part) {
+    std::vector<std::uint64_t> hashes;
+    std::vector<float> weights;
+    for (std::size_t s = first + pieces.begin(part); s < first + pieces.begin(part + 1); ++s) {
+      shard.read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
+      for (std::size_t r = 0; r < hashes.size(); ++r) {
+        ask(part, s, hashes[r], std::span<const float>(weights).subspan(r * dim, width));
+      }
+    }
+  });
+}
+
+std::vector<double> top(const Shard& shard, std::size_t k, std::size_t first, std::size_t end,
+                        std::size_t parts) {
+  std::vector<std::vector<Candidate>> best(parts);
+  each_row(shard, first, end, parts,
+           [&](std::size_t part, std::size_t /*slot*/, std::uint64_t hash, std::span<const float> weights) {
+             best[part].push_back({norm_of(weights), hash});
+             if (best[part].size() >= 2 * k + kLeastCandidates) {
+               keep_best(best[part], k);
+             }
+           });
+  std::vector<Candidate> all;
+  for (auto& some : best) {
+    keep_best(some, k);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  keep_best(all, k);
+  std::sort(all.begin(), all.end(), before);
+  std::vector<double> answers;
+  for (const Candidate& one : all) {
+    answers.push_back(one.norm);
+    answers.push_back(std::bit_cast<double>(one.hash));
+  }
+  return answers;
+}
+
+std::vector<double> digests(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts) {
+  constexpr std::size_t kWords = 4;
+  constexpr std::uint64_t kLow = 0xffffffffU;
+  std::vector<double> answers((end - first) * kWords);
+  const Pieces pieces{end - first, parts};
+  shard.pool().run(parts, [&](std::size_t part) {
+    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+      const auto sums = shard.digest(Slot{static_cast<std::uint32_t>(first + s)});
+      for (std::size_t word = 0; word < kWords; ++word) {
+        answers[s * kWords + word] = static_cast<double>((sums[word / 2] >> (word % 2 * 32U)) & kLow);
+      }
+    }
+  });
+  return answers;
+}
+
+void decay(std::span<float> weights, double factor) noexcept {
+  for (float& w : weights) {
+    w = static_cast<float>(factor * static_cast<double>(w));
+  }
+}
+
+void shrink_all(std::span<float> weights, double l1) noexcept {
+  for (float& w : weights) {
+    const double left = std::abs(static_cast<double>(w)) - l1;
+    w = left > 0 ? std::copysign(static_cast<float>(left), w) : 0.0F;
+  }
+}
+
+}  // namespace
+
+bool changes(Function function) noexcept {
+  return function == Function::kDecay || function == Function::kShrink;
+}
+
+std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
+                           std::size_t first, std::size_t end) {
+  const Call call = checked(shard, function, parameters);
+  SHOAL_CHECK(first <= end && end <= shard.slots().count(), "there are no such slots");
+  if (changes(function)) {
+    std::vector<double> answers(end - first);  // before anything changes: memory may be out
+    const auto moved = shard.reweigh(first, end, [&call](std::span<float> weights) {
+      call.function == Function::kDecay ? decay(weights, call.parameter)
+                                        : shrink_all(weights, call.parameter);
+    });
+    std::copy(moved.begin(), moved.end(), answers.begin());
+    return answers;
+  }
+  const std::size_t parts =
+      parts_for(end - first, 1, shard.pool().threads() == 1 ? 1 : 4 * shard.pool().threads());
+  if (function == Function::kTopK) {
+    return top(shard, static_cast<std::size_t>(call.parameter), first, end, parts);
+  }
+  if (function == Function::kDigest) {
+    return digests(shard, first, end, parts);
+  }
+  const std::size_t width =
+      function == Function::kSum && !shard.spec().optimizer.pairs() ? shard.rows().dim() : 1;
+  std::vector<double> answers((end - first) * width);
+  each_row(
+      shard, first, end, parts,
+      [&](std::size_t /*part*/, std::size_t slot, std::uint64_t /*hash*/, std::span<const float> weights) {
+        answer(call, weights, answers.data() + (slot - first) * width);
+      });
+  return answers;
+}
+
+}  // namespace shoal

@@ -1,0 +1,67 @@
+// Rows: between a row as a table keeps it (table/layout.h) and the columns of a Block (optim/block.h).
+//
+//   row   [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 | row state: float32
+//         | marks: 4 bytes each (policy/lifecycle.h) ]
+//
+// Column 0 has 16-bit numbers only where it is w: FTRL's z is an accumulator and stays float32.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/half.h"
+#include "base/prefetch.h"
+#include "optim/block.h"
+#include "optim/optimizer.h"
+#include "policy/lifecycle.h"
+
+namespace shoal {
+
+class Rows {
+ public:
+  static constexpr std::size_t kWidest = 4096;
+  static constexpr std::size_t kMostNumbers = kMostColumns + 1;  // of a row at dim 1
+
+  Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const Marks& marks = {});
+
+  std::size_t dim() const noexcept { return dim_; }
+  Dtype dtype() const noexcept { return dtype_; }
+  std::size_t columns() const noexcept { return columns_; }
+  bool has_row_state() const noexcept { return has_row_state_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+  const Marks& marks() const noexcept { return marks_; }
+
+  // All that a row holds, as a section of a checkpoint does: the columns, then the row state, then the marks.
+  std::size_t stored() const noexcept { return columns_ + (has_row_state_ ? 1U : 0U) + marks_.columns(); }
+  // Where number k of these starts in a row (the row state is number columns()), and its bytes without padding.
+  std::size_t offset(std::size_t k) const noexcept;
+  std::size_t width(std::size_t k) const noexcept;
+
+  // block.rows rows into the block's columns and back. `take` says which rows are written. Weights of 16 bits are
+  // rounded with the block's noise. Lines of `ahead` are asked for on the way.
+  void gather(std::span<std::byte* const> rows, const Block& block, Fetches& ahead) const noexcept;
+  void scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
+               Fetches& ahead) const noexcept;
+
+  // Only column 0, as float32, of rows that hold weights.
+  void read_weights(std::span<std::byte* const> rows, float* weights, Fetches& ahead) const noexcept;
+
+ private:
+  void widen(const std::byte* from, float* to) const noexcept;
+  // Where a row's numbers go at dim 1: columns, then the row state.
+  std::array<float*, kMostNumbers> numbers(const Block& block) const noexcept;
+
+  std::size_t dim_;
+  Dtype dtype_;
+  std::size_t columns_;
+  bool has_row_state_;
+  std::size_t first_bytes_;  // column 0 with its padding
+  std::size_t bytes_;
+  Marks marks_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,80 @@
+#include "table/pre_image_log.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shoal {
+
+std::vector<std::uint64_t> Undo::missing(std::span<const std::uint64_t> hashes) {
+  std::vector<std::byte*> kept(hashes.size());
+  numbers_.find(hashes, kept);
+  std::vector<std::uint64_t> missing;
+  missing.reserve(hashes.size());
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    if (kept[i] == nullptr) {
+      missing.push_back(hashes[i]);
+    }
+  }
+  return missing;
+}
+
+void Undo::keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces) {
+  const auto there = static_cast<std::size_t>(
+      std::ranges::count_if(pieces, [](const std::byte* piece) { return piece != nullptr; }));
+  const std::size_t needed = (end_ + there) * piece_bytes_;
+  if (needed > pieces_.bytes()) {
+    pieces_.resize(std::max(Region::rounded(needed), pieces_.bytes() + pieces_.bytes() / 2));
+  }
+  numbers_.make_room(hashes.size());
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    std::byte* const number = numbers_.insert(hashes[i]);
+    const std::uint32_t at = pieces[i] == nullptr ? kNone : end_++;
+    std::memcpy(number, &at, sizeof at);
+    if (at != kNone) {
+      std::memcpy(pieces_.data() + at * piece_bytes_, pieces[i], piece_bytes_);
+    }
+  }
+}
+
+void Undo::keep_from(SlotTable& table, std::span<const std::uint64_t> hashes) {
+  const auto fresh = missing(hashes);
+  std::vector<std::byte*> rows(fresh.size());
+  table.find(fresh, rows);
+  keep(fresh, {rows.data(), rows.size()});
+}
+
+std::vector<Undo::Piece> Undo::entries() const {
+  std::vector<Piece> all;
+  all.reserve(numbers_.size());
+  for (const SlotTable::Entry& entry : numbers_.entries()) {
+    std::uint32_t at;
+    std::memcpy(&at, entry.row, sizeof at);
+    all.push_back({entry.hash, at == kNone ? nullptr : pieces_.data() + at * piece_bytes_});
+  }
+  return all;
+}
+
+std::vector<SlotTable::Entry> Undo::laid_over(std::vector<SlotTable::Entry> now) const {
+  const auto kept = entries();
+  if (kept.empty()) {
+    return now;
+  }
+  std::vector<SlotTable::Entry> then;
+  then.reserve(now.size() + kept.size());
+  auto next = now.begin();
+  for (const Piece& piece : kept) {
+    for (; next != now.end() && next->hash < piece.hash; ++next) {
+      then.push_back(*next);
+    }
+    if (next != now.end() && next->hash == piece.hash) {
+      ++next;
+    }
+    if (piece.bytes != nullptr) {
+      then.push_back({piece.hash, piece.bytes});
+    }
+  }
+  then.insert(then.end(), next, now.end());
+  return then;
+}
+
+}  // namespace shoal

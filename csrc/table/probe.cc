@@ -1,0 +1,223 @@
+#include "table/probe.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "table/match.h"
+
+namespace shoal {
+
+// The loops over a run's hashes, once per width of a cell and way of matching.
+struct SearchSteps {
+  // One hash in one line. `next` gives the line behind it on the hash's way.
+  template <std::size_t kCells, std::size_t kPayload, class Match, class Next>
+  static SHOAL_INLINE void read(std::uint64_t cell, std::uint32_t i, std::byte* line, std::byte** at,
+                                std::uint32_t* open, std::size_t& open_count, const Next& next) noexcept {
+    const unsigned match = Match::template in<kCells>(line, cell);
+    std::uint64_t last;
+    std::memcpy(&last, line + (kCells - 1) * sizeof last, sizeof last);
+    const auto c = static_cast<std::size_t>(std::countr_zero(match | (1U << kCells)));
+    at[i] = match != 0 ? line + kCells * sizeof(std::uint64_t) + c * kPayload : nullptr;
+    if (match == 0 && last != 0) [[unlikely]] {
+      open[open_count++] = i;
+      at[i] = next();
+      fetch(at[i]);
+    }
+  }
+
+  template <std::size_t kCells, std::size_t kPayload, class Match>
+  static SHOAL_INLINE void look(Search& run, Fetches& ahead) noexcept {
+    std::byte** const at = run.at_.data();
+    std::uint32_t* const open = run.open_.data();
+    const std::uint64_t* const hashes = run.hashes_;
+    const std::uint64_t in_use = run.in_use_;
+    const unsigned slot_bits = run.layout_->slots.bits();
+    std::size_t open_count = 0;
+    Fetches fetches = ahead;
+    for (const Search::Part& given : run.parts()) {
+      const Search::Part part = given;  // a copy, which what is written cannot change
+      if (part.known) {
+        for (std::size_t i = part.begin; i < part.end; i += 2) {
+          fetches.one();
+        }
+        continue;
+      }
+      for (std::size_t i = part.begin; i < part.end; ++i) {
+        if (i % 2 == 0) {  // the rest is asked for by those who use rows
+          fetches.one();
+        }
+        std::byte* const line = at[i];
+        read<kCells, kPayload, Match>(
+            hashes[i] | in_use, static_cast<std::uint32_t>(i), line, at, open, open_count, [&] {
+              const std::uint64_t key = SlotTable::probe_key(hashes[i] | in_use, part.scramble, slot_bits);
+              return part.line(SlotTable::second(key, part.bucket(line)));
+            });
+      }
+    }
+    ahead = fetches;
+    run.open_count_ = open_count;
+  }
+
+  template <std::size_t kCells, std::size_t kPayload, class Match>
+  static SHOAL_INLINE void follow(Search& run) noexcept {
+    const Search::Part* part = run.parts_.data();
+    const std::size_t count = std::exchange(run.open_count_, 0);
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::uint32_t i = run.open_[k];  // which is written at open_count_, at most k
+      while (i >= part->end) {
+        ++part;
+      }
+      std::byte* const line = run.at_[i];
+      read<kCells, kPayload, Match>(run.hashes_[i] | run.in_use_, i, line, run.at_.data(), run.open_.data(),
+                                    run.open_count_, [&] { return part->line(part->bucket(line) + 1); });
+    }
+  }
+};
+
+namespace {
+
+template <std::size_t kCells, std::size_t kPayload>
+void look_portably(Search& run, Fetches& ahead) noexcept {
+  SearchSteps::look<kCells, kPayload, PortableMatch>(run, ahead);
+}
+
+template <std::size_t kCells, std::size_t kPayload>
+void follow_portably(Search& run) noexcept {
+  SearchSteps::follow<kCells, kPayload, PortableMatch>(run);
+}
+
+#if defined(__x86_64__)
+template <std::size_t kCells, std::size_t kPayload>
+SHOAL_AVX2 void look_by_avx2(Search& run, Fetches& ahead) noexcept {
+  SearchSteps::look<kCells, kPayload, Avx2Match>(run, ahead);
+}
+
+template <std::size_t kCells, std::size_t kPayload>
+SHOAL_AVX2 void follow_by_avx2(Search& run) noexcept {
+  SearchSteps::follow<kCells, kPayload, Avx2Match>(run);
+}
+#endif
+
+template <std::size_t kCells, std::size_t kPayload, class Look, class Follow>
+void choose(Look& look, Follow& follow) noexcept {
+  look = &look_portably<kCells, kPayload>;
+  follow = &follow_portably<kCells, kPayload>;
+#if defined(__x86_64__)
+  if (has_avx2()) {
+    look = &look_by_avx2<kCells, kPayload>;
+    follow = &follow_by_avx2<kCells, kPayload>;
+  }
+#endif
+}
+
+}  // namespace
+
+Search::Search(const Layout& layout) noexcept
+    : layout_(&layout), in_use_(~(~std::uint64_t{0} >> layout.slots.bits())) {
+  switch (layout.payload_bytes) {
+    case 4:
+      choose<5, 4>(look_, follow_);
+      break;
+    case 8:
+      choose<4, 8>(look_, follow_);
+      break;
+    case 12:
+      choose<3, 12>(look_, follow_);
+      break;
+    default:
+      choose<2, 16>(look_, follow_);
+  }
+}
+
+void Search::start(const std::uint64_t* hashes) noexcept {
+  hashes_ = hashes;
+  size_ = 0;
+  open_count_ = 0;
+  parts_count_ = 0;
+  settled_ = false;
+}
+
+void Search::aim(SlotTable& table, std::size_t count) noexcept {
+  const auto [lines, buckets, scramble] = table.buckets();
+  const unsigned slot_bits = layout_->slots.bits();
+  const std::size_t begin = size_;
+  if (scramble == 0) [[likely]] {
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      at_[i] = lines + scale(hashes_[i] << slot_bits, buckets) * kCacheLine;
+    }
+  } else {
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      const std::uint64_t key = SlotTable::probe_key(hashes_[i], scramble, slot_bits);
+      at_[i] = lines + scale(key << slot_bits, buckets) * kCacheLine;
+    }
+  }
+  size_ += count;
+  parts_[parts_count_++] = {&table, table.version(), lines, buckets, scramble, begin, size_, false};
+}
+
+void Search::know(SlotTable& table, std::span<std::byte* const> rows) noexcept {
+  const std::size_t begin = size_;
+  std::copy(rows.begin(), rows.end(), at_.begin() + static_cast<std::ptrdiff_t>(begin));
+  size_ += rows.size();
+  const auto [lines, buckets, scramble] = table.buckets();
+  parts_[parts_count_++] = {&table, table.version(), lines, buckets, scramble, begin, size_, true};
+}
+
+bool Search::moved() const noexcept {
+  return std::any_of(parts_.begin(), parts_.begin() + static_cast<std::ptrdiff_t>(parts_count_),
+                     [](const Part& part) { return part.version != part.table->version(); });
+}
+
+void Search::aim_again() noexcept {
+  const auto parts = parts_;
+  const std::size_t count = parts_count_;
+  start(hashes_);
+  for (std::size_t p = 0; p < count; ++p) {
+    aim(*parts[p].table, parts[p].end - parts[p].begin);
+  }
+}
+
+void Search::look(Fetches& ahead) noexcept {
+  if (moved()) {
+    aim_again();
+  }
+  look_(*this, ahead);
+}
+
+void Search::settle() noexcept {
+  if (moved()) {
+    aim_again();
+    Fetches none;
+    look_(*this, none);
+  }
+  if (!settled_) {
+    find_rows();
+    settled_ = true;
+  }
+}
+
+void Search::find_rows() noexcept {
+  while (open_count_ != 0) {
+    follow_(*this);
+  }
+  if (layout_->narrow) {
+    return;
+  }
+  for (const Part& part : parts()) {
+    if (part.known) {
+      continue;
+    }
+    const Slab& slab = part.table->slab();
+    for (std::size_t i = part.begin; i < part.end; ++i) {
+      if (at_[i] != nullptr) {
+        std::uint32_t number;
+        std::memcpy(&number, at_[i], sizeof number);
+        at_[i] = slab.row(number);
+      }
+    }
+  }
+}
+
+}  // namespace shoal

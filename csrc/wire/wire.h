@@ -1,0 +1,214 @@
+// The data plane's messages: one header of 64 bytes, then the frames that its op calls for. docs/wire-format.md is the
+// contract, byte by byte; this is its one implementation.
+//
+// Idea. A message is checked once, front to back, and then only looked at: decode() returns views of what arrived, and
+// whoever holds a Decoded may index by its counts without a further check.
+//
+//   request  header | frames of the op          reply  header (kReply) | frames of the op, or of the status
+//
+// Weights and gradients are float32 once decoded, also where they travelled in 16 bits or without their zeros
+// (wire/values.h). A digest may stand for a key list (server/key_list_cache.h): then hashes is empty, and digest is not. Counts come
+// packed (wire/counts.h), and only where they are not all 1.
+//
+// Invariants of a Decoded after decode() returned no fault
+//   I1  the header is ours: magic, version, its own crc; op, status and dtype are known, and op and status go together.
+//   I2  the frames are those of the op, in number and in size; their bytes have the header's crc.
+//   I3  hashes ascend strictly, tables too. Every view is aligned for its type.
+//
+//   I4  the frames together, and the values as float32, have at most Limits::payload_bytes.
+//   I5  counts are at least 1; there are as many as the header says, or none.
+//
+// Bytes from a socket may be anything. No length is used before it is compared with what is there and with the limit.
+// Memory is taken only for aligned copies of frames, for unpacked values and for counts. Views live as long as the frames and the
+// Decoded.
+//
+// Threads: none of its own; a Decoded has one owner, who uses it again and again.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/buffer.h"
+
+namespace shoal::wire {
+
+using Frame = std::span<const std::byte>;
+
+inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
+inline constexpr std::uint8_t kVersion = 1;
+// flags: bit 0 to 4 are these; bits 8 to 15 are the client's number of a part of a call; the others are 0.
+inline constexpr std::uint16_t kReply = 1U << 0U;
+inline constexpr std::uint16_t kPacked = 1U
+                                         << 1U;  // values without their zeros; in a PULL: the reply may be so
+inline constexpr std::uint16_t kKeep = 1U << 2U;     // this key list will come again: keep it
+inline constexpr std::uint16_t kDigest = 1U << 3U;   // 16 bytes stand for the key list
+inline constexpr std::uint16_t kCounted = 1U << 4U;  // one more frame: how often each row occurred
+inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted;
+inline constexpr unsigned kPartShift = 8;
+inline constexpr std::size_t kMostFrames = 4;  // beside the header
+inline constexpr std::size_t kMostDim = 4096;
+// The name of a checkpoint that deltas are of, a SHA-256, in four numbers: its bytes as they stand, the first one lowest.
+inline constexpr std::size_t kBaseWords = 4;
+// Who is no worker: a tool, a server that reads another's rows.
+inline constexpr std::uint32_t kNobody = 0xffffffffU;
+
+enum class Op : std::uint8_t {
+  kNone,  // only in replies to what could not be read
+  kPull,
+  kPush,
+  kTick,
+  kAssign,
+  kErase,
+  kContains,
+  kState,
+  kSlot,
+  kSection,
+  kLoadBegin,
+  kLoadRows,
+  kLoadEnd,
+  kStats,
+  kReduce,
+  kLoadFilter,
+  kSweep,
+  kSaveBegin,
+  kSaveTell,
+  kSaveEnd,
+};
+inline constexpr Op kLastOp = Op::kSaveEnd;
+
+enum class Status : std::uint8_t {
+  kOk = 0,
+  kParked = 1,  // it arrived; the answer follows
+  kBadRequest = 16,
+  kWrongEpoch = 17,
+  kStale = 18,
+  kNotAdmitted = 19,
+  kNoTable = 20,
+  kEarly = 21,
+  kOverloaded = 22,
+  kInternal = 23,
+  kWrongVersion = 24,
+  kWrongJob = 25,
+  kNoList = 26,  // nothing is kept under that digest: send the list itself
+  kNoRoom = 27,  // beyond the budget of memory
+};
+
+enum class Dtype : std::uint8_t { kNone, kFloat32, kFloat16, kBfloat16, kUint8, kUint64, kFloat64 };
+
+constexpr std::size_t bytes_of(Dtype dtype) noexcept {
+  constexpr std::array<std::size_t, 7> kBytes = {0, 4, 2, 2, 1, 8, 8};
+  return kBytes[static_cast<std::size_t>(dtype)];
+}
+
+// "pull", "wrong epoch"; "?" for a number that is none.
+std::string_view name(Op op) noexcept;
+std::string_view name(Status status) noexcept;
+std::string_view name(Dtype dtype) noexcept;
+
+// 64 hexadecimal digits, as a manifest names it; "" where all numbers are 0.
+std::string base_name(std::span<const std::uint64_t> words);
+
+struct Header {
+  std::uint32_t magic = kMagic;
+  std::uint8_t version = kVersion;
+  Op op = Op::kNone;
+  Status status = Status::kOk;
+  Dtype dtype = Dtype::kNone;  // of the values; in a PULL, of those that the reply shall hold
+  std::uint16_t flags = 0;
+  std::uint16_t dim = 0;
+  std::uint32_t table = 0;
+  std::uint32_t worker = kNobody;
+  std::uint32_t incarnation = 0;
+  std::uint64_t sequence = 0;
+  std::uint32_t epoch = 0;
+  std::uint32_t clock = 0;
+  std::uint32_t count = 0;  // keys or elements
+  std::uint32_t aux = 0;    // by op
+  std::uint32_t job = 0;
+  std::uint32_t payload_bytes = 0;  // encode() sets these three
+  std::uint32_t payload_crc = 0;
+  std::uint32_t header_crc = 0;
+
+  bool is_reply() const noexcept { return (flags & kReply) != 0; }
+  std::uint8_t part() const noexcept { return static_cast<std::uint8_t>(flags >> kPartShift); }
+};
+static_assert(sizeof(Header) == 64 && alignof(Header) == 8);
+static_assert(offsetof(Header, version) == 4 && offsetof(Header, op) == 5 && offsetof(Header, status) == 6 &&
+              offsetof(Header, dtype) == 7 && offsetof(Header, flags) == 8 && offsetof(Header, dim) == 10 &&
+              offsetof(Header, table) == 12 && offsetof(Header, worker) == 16 &&
+              offsetof(Header, incarnation) == 20 && offsetof(Header, sequence) == 24 &&
+              offsetof(Header, epoch) == 32 && offsetof(Header, clock) == 36 &&
+              offsetof(Header, count) == 40 && offsetof(Header, aux) == 44 && offsetof(Header, job) == 48 &&
+              offsetof(Header, payload_bytes) == 52 && offsetof(Header, payload_crc) == 56 &&
+              offsetof(Header, header_crc) == 60);
+
+// What is wrong with a message: false for nothing.
+struct Fault {
+  Status status = Status::kOk;  // kBadRequest, kWrongVersion; kInternal: no memory for an aligned copy
+  std::array<char, 192> text{};
+
+  explicit operator bool() const noexcept { return status != Status::kOk; }
+  std::string_view message() const noexcept { return text.data(); }
+};
+
+struct Limits {
+  std::uint64_t payload_bytes = std::uint64_t{64} << 20U;
+  bool replies = false;  // a server takes requests, a client replies
+};
+
+// A message, checked. What its op has no use for is empty.
+struct Decoded {
+  Header
+      header;  // after a fault: zeros, unless its own crc holds, so that an error can be sent to its sequence
+  std::span<const std::uint64_t> hashes;
+  Frame digest;                           // 16 bytes in the place of the hashes
+  std::span<const std::byte> values;      // of floats(), or count of header.dtype, or a section
+  std::span<const std::uint32_t> counts;  // PUSH: how often each row occurred; empty where all did once
+  std::span<const std::uint64_t>
+      numbers;                            // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP; SAVE_*
+  std::span<const std::uint32_t> tables;  // TICK
+  std::span<const std::uint16_t> slots;   // WRONG_EPOCH: those that are not here
+  std::string_view text;                  // BAD_REQUEST, INTERNAL, NO_ROOM: UTF-8, as the peer sent it
+
+  // Weights or gradients, count x dim.
+  std::span<const float> floats() const noexcept {
+    const bool there = header.dtype >= Dtype::kFloat32 && header.dtype <= Dtype::kBfloat16;
+    return there ? as<float>() : std::span<const float>();
+  }
+  // REDUCE: its parameters, its results. SWEEP: its rules.
+  std::span<const double> doubles() const noexcept {
+    return header.dtype == Dtype::kFloat64 ? as<double>() : std::span<const double>();
+  }
+
+  // What is kept from message to message.
+  std::array<Buffer<std::uint64_t>, kMostFrames> copies;  // of frames that arrived misaligned
+  Buffer<float> unpacked;
+  Buffer<std::uint32_t> unpacked_counts;
+
+ private:
+  template <class T>
+  std::span<const T> as() const noexcept {
+    return {reinterpret_cast<const T*>(values.data()), values.size() / sizeof(T)};
+  }
+};
+
+// frames[0] is the header's. The order of the checks is that of docs/wire-format.md: the first that fails is told.
+// `into`, where a reply's plain values have just as many bytes and its type: they are copied there in the pass that checks
+// them, and `values` views it. After a fault its bytes may be anything.
+Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,
+             std::span<std::byte> into = {}) noexcept;
+
+// Whom a message is for: nothing where its header cannot be believed. decode() says why.
+std::optional<Header> peek(std::span<const Frame> frames) noexcept;
+
+// Fills in the sizes and checksums of the header, and writes it. The payload is taken as it is. Throws
+// std::invalid_argument if it is 4 GiB or more.
+void encode(Header& header, std::span<const Frame> payload, std::span<std::byte, sizeof(Header)> out);
+
+}  // namespace shoal::wire
