@@ -17,7 +17,7 @@ import numpy as np
 
 import shoal
 from figures import check, spread
-from shoal import demo
+from shoal.tools import demo
 
 
 def rates(work: Callable[[], int], rounds: int) -> str:

@@ -33,12 +33,12 @@ import zmq
 import shoal
 from figures import check, spread
 from shoal import _core
-from shoal.cluster.client import RemoteShard
-from shoal.rpc.channel import Channel
-from shoal.rpc.loop import start_loop
-from shoal.rpc.map import Endpoint, cut_evenly
-from shoal.rpc.requests import Requests, Worker
-from shoal.table import TableSpec
+from shoal.cluster.protocol.slot_map import Endpoint, cut_evenly
+from shoal.cluster.server.data_loop import start_loop
+from shoal.cluster.worker.channel import Channel
+from shoal.cluster.worker.client import RemoteShard
+from shoal.cluster.worker.requests import Requests, Worker
+from shoal.table.table import TableSpec
 
 SLOTS = 1024
 JOB = 1

@@ -26,7 +26,7 @@ import numpy as np
 
 import shoal
 from figures import check, spread
-from shoal import demo
+from shoal.tools import demo
 
 try:
     import pyarrow as pa

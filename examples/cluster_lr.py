@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import shoal
-from shoal import demo
+from shoal.tools import demo
 
 OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
 

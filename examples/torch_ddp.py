@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import shoal
-from shoal import demo
 from shoal.metrics import Accumulator
+from shoal.tools import demo
 
 
 class Net(torch.nn.Module):

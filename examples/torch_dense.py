@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 import shoal
-from shoal import demo
 from shoal.metrics import Accumulator
+from shoal.tools import demo
 
 RULES = {"sgd": shoal.SGD(lr=0.2), "adagrad": shoal.Adagrad(lr=0.05), "adam": shoal.Adam(lr=0.01)}
 

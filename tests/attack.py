@@ -29,10 +29,10 @@ import msgspec
 import zmq
 
 from shoal import _core
-from shoal.cluster.address import is_loopback, split
-from shoal.rpc import messages as m
-from shoal.rpc.curve import Keys
-from shoal.table import TableForm
+from shoal.cluster.protocol import messages as m
+from shoal.cluster.protocol.address import is_loopback, split
+from shoal.cluster.protocol.curve import Keys
+from shoal.table.table import TableForm
 
 PATIENCE = 2.0  # seconds for a target to say anything
 HELD = 300  # silent connections

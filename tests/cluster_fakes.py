@@ -11,9 +11,9 @@ from typing import Self
 
 import zmq
 
-from shoal.cluster.link import Link
-from shoal.cluster.scheduler import Scheduler
-from shoal.rpc.messages import Order
+from shoal.cluster.protocol.messages import Order
+from shoal.cluster.protocol.scheduler_client import Link
+from shoal.cluster.scheduler.scheduler import Scheduler
 
 TIMEOUT = 60.0  # of what is expected to happen at once; a machine may be busy
 

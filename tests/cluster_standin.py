@@ -13,11 +13,11 @@ import zmq
 import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
-from shoal.cluster.link import Link
-from shoal.cluster.scheduler import Scheduler
-from shoal.cluster.server import TASKS, obey
-from shoal.cluster.tasks import Working
-from shoal.rpc.loop import start_loop
+from shoal.cluster.protocol.scheduler_client import Link
+from shoal.cluster.protocol.tasks import Working
+from shoal.cluster.scheduler.scheduler import Scheduler
+from shoal.cluster.server.data_loop import start_loop
+from shoal.cluster.server.server import TASKS, obey
 
 
 class Server:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from shoal.models.keeper import Keeper
+from shoal.models.fit_checkpoints import Keeper
 
 
 class PowerFailed(Exception):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster_fakes import Wire
-from shoal import storage
+from shoal.storage import base as storage
 
 BUCKET = "places"
 

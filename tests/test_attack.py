@@ -12,10 +12,10 @@ import pytest
 
 import shoal
 from attack import Attack, attack, endpoints_of
-from shoal.cluster import processes
-from shoal.cluster.address import split
-from shoal.rpc.curve import Keys, make_keys
-from shoal.rpc.messages import TableForm
+from shoal.cluster.launch import processes
+from shoal.cluster.protocol.address import split
+from shoal.cluster.protocol.curve import Keys, make_keys
+from shoal.cluster.protocol.messages import TableForm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -19,11 +19,11 @@ from cluster_standin import described
 from forks import in_child
 from shoal import _core
 from shoal._core import Op, Status
-from shoal.cluster.client import RemoteShard
-from shoal.rpc import channel as channels
-from shoal.rpc.channel import Channel
-from shoal.rpc.map import ClusterMap, Endpoint
-from shoal.rpc.requests import Policy, Requests, Worker
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.worker import channel as channels
+from shoal.cluster.worker.channel import Channel
+from shoal.cluster.worker.client import RemoteShard
+from shoal.cluster.worker.requests import Policy, Requests, Worker
 
 SLOTS = 16
 SPEC = shoal.TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
@@ -200,10 +200,10 @@ def test_a_wait_of_its_own_ends_and_the_call_goes_on():
     peer = Peer(0, 16, lambda number, asked: None if free.is_set() else [])
     with connected(peer) as channel:
         begun = push(channel, range(10))
-        with pytest.raises(shoal.DeadlineExceeded, match=r"push of table 0 at clock 0 is not done after 0\.05 s"):
+        with pytest.raises(shoal.DeadlineExceededError, match=r"push of table 0 at clock 0 is not done after 0\.05 s"):
             begun.wait(0.05)
         assert not begun.done
-        with pytest.raises(shoal.DeadlineExceeded, match="1 calls are not done"):
+        with pytest.raises(shoal.DeadlineExceededError, match="1 calls are not done"):
             channel.drain(0.05)
         free.set()
         begun.wait()
@@ -229,12 +229,12 @@ def test_the_deadline_of_a_call_names_who_was_silent_and_is_told_once_where_nobo
     with connected(peer, timeout=0.2) as channel:
         begun = push(channel, range(10))
         eventually(lambda: begun.done)
-        with pytest.raises(shoal.DeadlineExceeded, match=f"server 0 at {peer.address} did not answer"):
+        with pytest.raises(shoal.DeadlineExceededError, match=f"server 0 at {peer.address} did not answer"):
             channel.raise_unheard()
         channel.raise_unheard()
         second = push(channel, range(10))
         for _ in range(2):
-            with pytest.raises(shoal.DeadlineExceeded):
+            with pytest.raises(shoal.DeadlineExceededError):
                 second.wait()
         channel.raise_unheard()  # it was heard
 
@@ -246,17 +246,17 @@ def test_a_lost_server_wakes_who_waits_for_it():
         eventually(lambda: len(peer.asked) >= 3)
         channel.lose(0, "silent for 10.2 s")
         for one in waiting:
-            with pytest.raises(shoal.ServerLost, match=r"server 0 at .*silent for 10\.2 s"):
+            with pytest.raises(shoal.ServerLostError, match=r"server 0 at .*silent for 10\.2 s"):
                 one.result(TIMEOUT)
-        with pytest.raises(shoal.ServerLost):
+        with pytest.raises(shoal.ServerLostError):
             pull(channel, range(10))
 
 
 def test_after_a_failure_for_good_every_call_raises_it():
     with connected(Peer(0, 16)) as channel:
-        channel.fail(shoal.Fenced("another has its place"))
+        channel.fail(shoal.FencedError("another has its place"))
         for _ in range(3):
-            with pytest.raises(shoal.Fenced, match="another has its place"):
+            with pytest.raises(shoal.FencedError, match="another has its place"):
                 pull(channel, range(10))
 
 
@@ -406,9 +406,9 @@ def test_a_forked_child_is_told_whose_channel_it_is_even_in_the_midst_of_calls()
 
         def work():
             for call in (lambda: pull(channel, [1]), lambda: push(channel, [1]), channel.tick, channel.drain):
-                with pytest.raises(shoal.WrongProcess, match="fork"):
+                with pytest.raises(shoal.WrongProcessError, match="fork"):
                     call()
-            with pytest.raises(shoal.WrongProcess):
+            with pytest.raises(shoal.WrongProcessError):
                 begun.wait()
             channel.close()
             gc.collect()

@@ -13,12 +13,12 @@ import shoal
 from cluster_standin import described
 from shoal import _core
 from shoal._core import Op
-from shoal.rpc import connection as connections
-from shoal.rpc.channel import Channel
-from shoal.rpc.curve import Guard, Keys, make_keys
-from shoal.rpc.loop import start_loop
-from shoal.rpc.map import ClusterMap, Endpoint
-from shoal.rpc.requests import Policy, Requests, Worker
+from shoal.cluster.protocol import connection as connections
+from shoal.cluster.protocol.curve import Guard, Keys, make_keys
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.server.data_loop import start_loop
+from shoal.cluster.worker.channel import Channel
+from shoal.cluster.worker.requests import Policy, Requests, Worker
 from wires import Faults, Wire
 
 SLOTS = 16

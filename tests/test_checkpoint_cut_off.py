@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import sealed
+from shoal.storage import checksummed_json
 
 KEYS = np.arange(200, dtype=np.uint64)
 
@@ -243,11 +243,11 @@ def test_an_interruption_after_the_new_manifest_is_in_place_leaves_the_new_check
         fill(store, 1)
         store.save(tmp_path)
         fill(store, 2)
-        whole = sealed.sync_directory
-        monkeypatch.setattr(sealed, "sync_directory", interrupt)  # the sync behind the rename of the manifest
+        whole = checksummed_json.sync_directory
+        monkeypatch.setattr(checksummed_json, "sync_directory", interrupt)  # the sync behind the rename of the manifest
         with pytest.raises(KeyboardInterrupt):
             store.save(tmp_path)
-        monkeypatch.setattr(sealed, "sync_directory", whole)
+        monkeypatch.setattr(checksummed_json, "sync_directory", whole)
     assert loaded(tmp_path) == 2
 
 

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 
 import shoal
 from oracle import checkpoint as document
-from shoal import checkpoint, pieces
+from shoal.checkpoint import checkpoint
 from shoal.cli import main
-from shoal.storage import LocalPlace
+from shoal.storage import transaction
+from shoal.storage.base import LocalPlace
 from test_checkpoint_snapshots import RULES, Script, contents
 
 KEYS = np.arange(5000, dtype=np.uint64)
@@ -255,7 +256,7 @@ def test_any_chain_comes_to_a_full_save(seed, rules, dim, slots, links, tmp_path
         for name in ("a", "b"):
             store.table(name, dim=dim, optimizer=optimizer, init=shoal.Uniform(0.1, seed=3), **RULES[rules])
         script = Script(store, seed)
-        real = pieces.PieceWriter.append
+        real = transaction.PieceWriter.append
 
         def append(writer, data):
             if script.rng.integers(8) == 0:
@@ -267,9 +268,9 @@ def test_any_chain_comes_to_a_full_save(seed, rules, dim, slots, links, tmp_path
             for _ in range(int(script.rng.integers(4))):
                 script.step()
             store.save(tmp_path / f"full {link}")
-            patch.setattr(pieces.PieceWriter, "append", append)
+            patch.setattr(transaction.PieceWriter, "append", append)
             before = {"track": True} if link == 0 else {"since": tmp_path / str(link - 1)}
             store.save(tmp_path / str(link), **before)
-            patch.setattr(pieces.PieceWriter, "append", real)
+            patch.setattr(transaction.PieceWriter, "append", real)
             shoal.compact(tmp_path / str(link), tmp_path / f"compacted {link}", threads=2)
             assert contents(tmp_path / f"compacted {link}") == contents(tmp_path / f"full {link}")

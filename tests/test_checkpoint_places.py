@@ -18,7 +18,7 @@ import pytest
 import shoal
 from cluster_fakes import Wire
 from places import BUCKET, after_writes, full_disk, interrupt, options, somebody_else, uploads
-from shoal import storage
+from shoal.storage import base as storage
 from stores import opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -209,7 +209,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(where: Where,
     def save(value: float) -> str:
         try:
             where.save(value)
-        except shoal.SaveConflict as error:
+        except shoal.SaveConflictError as error:
             return str(error)
         return ""
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import shoal
-from shoal import checkpoint, pieces
+from shoal.checkpoint import checkpoint
+from shoal.storage import transaction
 
 KEYS = np.arange(4000, dtype=np.uint64)
 ONES = np.ones(len(KEYS), np.float32)
@@ -32,14 +33,14 @@ class Held:
     def __init__(self, monkeypatch):
         self.came = threading.Event()
         self.go = threading.Event()
-        real = pieces.PieceWriter.append
+        real = transaction.PieceWriter.append
 
         def append(writer, data):
             self.came.set()
             assert self.go.wait(60)
             return real(writer, data)
 
-        monkeypatch.setattr(pieces.PieceWriter, "append", append)
+        monkeypatch.setattr(transaction.PieceWriter, "append", append)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_changes_go_on_while_a_save_waits_for_the_disk_and_are_not_in_it(held, t
             table.erase(KEYS[::2])
             assert table.decay(0.5) == 11000
         assert not save.done
-        with pytest.raises(shoal.DeadlineExceeded, match="the save was not done after"):
+        with pytest.raises(shoal.DeadlineExceededError, match="the save was not done after"):
             save.wait(0.01)
         held.go.set()
         save.wait(60)
@@ -163,7 +164,7 @@ def test_rows_that_change_faster_than_they_are_written_end_the_save_and_not_the_
         shard.thaw()
         for _ in range(3):
             table.push(KEYS, ONES).wait()
-        with pytest.raises(shoal.SnapshotLost, match="faster than they were written"):
+        with pytest.raises(shoal.SnapshotLostError, match="faster than they were written"):
             snapshot.section(0)
         with pytest.raises(ValueError, match="one save at a time"):
             shard.snapshot()
@@ -197,7 +198,7 @@ class Script:
             keys = self.rng.integers(0, 2000, int(self.rng.integers(0, 500)), np.uint64)
             keys[:2] = (0, 2**64 - 1) if self.rng.integers(2) and len(keys) > 1 else keys[:2]
             rows = self.rng.standard_normal((len(keys), table.dim)).astype(np.float32)
-            with contextlib.suppress(shoal.MemoryBudgetExceeded):
+            with contextlib.suppress(shoal.MemoryBudgetExceededError):
                 self.change(table, keys, rows)
         match self.rng.integers(4):
             case 0:
@@ -235,7 +236,7 @@ def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim
         for _ in range(5):
             script.step()
         store.save(tmp_path / "still")
-        real = pieces.PieceWriter.append
+        real = transaction.PieceWriter.append
         changed = []
 
         def append(writer, data):
@@ -244,7 +245,7 @@ def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim
                 script.step()
             return real(writer, data)
 
-        patch.setattr(pieces.PieceWriter, "append", append)
+        patch.setattr(transaction.PieceWriter, "append", append)
         patch.setattr(checkpoint, "_AHEAD", 0)
         patch.setattr(checkpoint, "_TASK_BYTES", 1)
         store.save(tmp_path / "moving")

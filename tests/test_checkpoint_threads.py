@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import checkpoint
+from shoal.checkpoint import checkpoint
 
 NAMES = [f"t{i}" for i in range(12)]
 

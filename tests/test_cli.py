@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import LogisticRegression, cli, demo
+from shoal import LogisticRegression, cli
+from shoal.tools import demo
 
 SHOAL = [sys.executable, "-W", "error", "-m", "shoal"]
 
@@ -101,7 +102,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path):
 
 
 def test_help_does_not_wait_for_heavy_imports():
-    heavy = ("matplotlib", "sklearn", "torch", "shoal.demo")
+    heavy = ("matplotlib", "sklearn", "torch", "shoal.tools.demo")
     code = f"import sys, shoal.cli; shoal.cli.parser(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

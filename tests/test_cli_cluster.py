@@ -60,7 +60,7 @@ def test_arguments_that_make_no_role_are_refused_with_the_remedy(capsys, argumen
 
 
 def test_a_server_is_told_where_and_how_it_may_store_by_options_that_repeat(monkeypatch):
-    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    made = catching(monkeypatch, "shoal.cluster.server.server.Server")
     given = ["--storage-root", "/a", "--storage-root=s3://b", "--storage-option", "endpoint_url=http://minio:9000"]
     with pytest.raises(Caught):
         main(["server", "--connect", "tcp://127.0.0.1:1", *given, "--storage-option", 'client_kwargs={"x": 1}'])
@@ -71,11 +71,11 @@ def test_a_server_is_told_where_and_how_it_may_store_by_options_that_repeat(monk
 def test_under_volcano_a_scheduler_and_a_server_need_no_arguments(monkeypatch):
     for name, value in VOLCANO.items():
         monkeypatch.setenv(name, value)
-    made = catching(monkeypatch, "shoal.cluster.scheduler.Scheduler")
+    made = catching(monkeypatch, "shoal.cluster.scheduler.scheduler.Scheduler")
     with pytest.raises(Caught):
         main(["scheduler"])
     assert (made["address"], made["servers"], made["workers"]) == ("tcp://*:5570", 2, 3)
-    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    made = catching(monkeypatch, "shoal.cluster.server.server.Server")
     with pytest.raises(Caught):
         main(["server"])
     assert (made["address"], made["rank"], made["threads"]) == ("tcp://scheduler-0.job:5570", 1, 1)
@@ -84,11 +84,11 @@ def test_under_volcano_a_scheduler_and_a_server_need_no_arguments(monkeypatch):
 def test_what_is_given_comes_before_what_volcano_says(monkeypatch):
     for name, value in VOLCANO.items():
         monkeypatch.setenv(name, value)
-    made = catching(monkeypatch, "shoal.cluster.scheduler.Scheduler")
+    made = catching(monkeypatch, "shoal.cluster.scheduler.scheduler.Scheduler")
     with pytest.raises(Caught):
         main(["scheduler", "--bind", "tcp://10.0.0.1:7", "--servers", "5", "--workers", "6"])
     assert (made["address"], made["servers"], made["workers"]) == ("tcp://10.0.0.1:7", 5, 6)
-    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    made = catching(monkeypatch, "shoal.cluster.server.server.Server")
     with pytest.raises(Caught):
         main(["server", "--connect", "tcp://10.0.0.1:7", "--rank", "0"])
     assert (made["address"], made["rank"]) == ("tcp://10.0.0.1:7", 0)
@@ -113,7 +113,7 @@ def test_without_a_word_of_where_the_scheduler_is_mpirun_on_many_machines_is_ref
     [("100000", 100_000), ("8G", 8 << 30), ("8GiB", 8 << 30), ("1.5g", 3 << 29), ("512 MB", 512 << 20), ("7b", 7)],
 )
 def test_sizes_are_read_as_people_write_them(monkeypatch, text, bytes_):
-    made = catching(monkeypatch, "shoal.cluster.server.Server")
+    made = catching(monkeypatch, "shoal.cluster.server.server.Server")
     with pytest.raises(Caught):
         main(["server", "--connect", "tcp://127.0.0.1:1", "--memory", text])
     assert (made["memory"], made["slot_memory"]) == (bytes_, None)

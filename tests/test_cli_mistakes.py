@@ -15,7 +15,7 @@ import pytest
 import shoal
 from shoal import cli
 from shoal.cli.answers import in_options
-from shoal.storage import leaving_none_empty, place_of
+from shoal.storage.base import leaving_none_empty, place_of
 
 CSV = "click,site,price\n" + "1,a,0.5\n0,b,0.2\n" * 20
 CONFIG = '[data]\nformat = "csv"\ntrain = ["ads.csv"]\nlabel = "click"\ncategorical = ["site"]\n[model]\nname = "lr"\n'

@@ -75,7 +75,7 @@ def test_a_store_whose_calls_have_failed_for_good_can_be_dropped_too(running):
         other.scheduler.stop()
         link._thread.join(0.01)
         for _ in range(2):
-            with pytest.raises(shoal.NotConnected):
+            with pytest.raises(shoal.NotConnectedError):
                 meet_for_ever(store)
         left = [store]
         del store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cluster.environment import Place, find_group, find_scheduler, find_worker, first_host, volcano
+from shoal.cluster.launch.environment import Place, find_group, find_scheduler, find_worker, first_host, volcano
 
 SRUN = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NODELIST": "n[07-09]", "SLURM_NTASKS": "99"}
 MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}

@@ -13,13 +13,10 @@ import zmq
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, Wire, scheduler
-from shoal.cluster.address import complete, split, try_out
-from shoal.cluster.link import Link
-from shoal.cluster.scheduler import Scheduler
-from shoal.errors import ClosedError, DeadlineExceeded, NotConnected, ProtocolError, ServerLost
-from shoal.rpc import connection as connections
-from shoal.rpc.curve import Keys, make_keys
-from shoal.rpc.messages import (
+from shoal.cluster.protocol import connection as connections
+from shoal.cluster.protocol.address import complete, split, try_out
+from shoal.cluster.protocol.curve import Keys, make_keys
+from shoal.cluster.protocol.messages import (
     VERSION,
     AddTable,
     Ask,
@@ -45,6 +42,9 @@ from shoal.rpc.messages import (
     decode,
     encode,
 )
+from shoal.cluster.protocol.scheduler_client import Link
+from shoal.cluster.scheduler.scheduler import Scheduler
+from shoal.errors import ClosedError, DeadlineExceededError, NotConnectedError, ProtocolError, ServerLostError
 from wires import Faults
 from wires import Wire as Changing
 
@@ -86,7 +86,7 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
 
 def test_who_misses_others_at_the_deadline_is_told_which_ones():
     with scheduler(2) as cluster, FakeServer(cluster.address), Link(cluster.address, "worker") as link:
-        with pytest.raises(DeadlineExceeded, match="1 of 2 servers have joined"):
+        with pytest.raises(DeadlineExceededError, match="1 of 2 servers have joined"):
             link.join(timeout=1.5, consistency=shoal.BSP())
         with FakeServer(cluster.address) as other:
             assert other.joined.wait(TIMEOUT)
@@ -110,7 +110,7 @@ def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_h
             cluster._membership.stop = lambda now: []  # it dies: nobody is told
         with scheduler(1, bind=address) as anew:
             until(lambda: anew.refused().get("unknown", 0) > 3)
-            with pytest.raises(NotConnected, match="it was started anew since"):
+            with pytest.raises(NotConnectedError, match="it was started anew since"):
                 link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
             link.check()
             server.link.check()
@@ -138,7 +138,7 @@ def test_a_stopped_scheduler_tells_everybody():
         assert link.stopped
         assert [type(event).__name__ for event in events] == ["SchedulerStopped"]
         assert faults == [link.fault]
-        with pytest.raises(NotConnected, match="was told to end"):
+        with pytest.raises(NotConnectedError, match="was told to end"):
             link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
 
 
@@ -154,9 +154,9 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
         assert sorted(join.result().rank for join in joins) == [0, 1]
         waiting = pool.submit(one.call, Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
         server.die()
-        with pytest.raises(ServerLost, match=r"server 0 at tcp://127\.0\.0\.1:\d+ .* is lost .* silent for"):
+        with pytest.raises(ServerLostError, match=r"server 0 at tcp://127\.0\.0\.1:\d+ .* is lost .* silent for"):
             waiting.result()
-        with pytest.raises(ServerLost):
+        with pytest.raises(ServerLostError):
             two.leave(timeout=TIMEOUT)
 
 
@@ -169,7 +169,7 @@ def test_a_server_that_a_worker_cannot_reach_is_named_with_the_remedy():
         assert server.joined.wait(TIMEOUT)
         server._socket.close(0)
         until(lambda: try_out(server._addresses[0], 1.0) is not None)
-        with pytest.raises(NotConnected, match=r"server 0 cannot be reached from here .* --advertise HOST"):
+        with pytest.raises(NotConnectedError, match=r"server 0 cannot be reached from here .* --advertise HOST"):
             link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         until(lambda: not cluster.membership.workers)  # it left
 
@@ -220,7 +220,7 @@ def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_
         for bad in (Join(rank=2**70), Join(workers=2**40), Barrier("bad\ud800")):
             with pytest.raises(ValueError, match="the scheduler"):
                 link.ask(bad)
-        monkeypatch.setattr("shoal.cluster.link.checked", lambda body: body)
+        monkeypatch.setattr("shoal.cluster.protocol.scheduler_client.checked", lambda body: body)
         with pytest.raises(ValueError, match=r"workers = 1099511627776: Expected"):
             link.call(Join(workers=2**40), Joined, timeout=TIMEOUT, doing="joining")
         with pytest.raises(ValueError, match="from 1 to 16384 workers, got workers=100000000"):
@@ -248,7 +248,7 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
             assert hello.result() == welcome
             for frames in ([b"GET /"], [*encode(welcome)[:1], b"\xff"], [b"SHOALCTL\x09\0", b"", b"no version 9 here"]):
                 router.send_multipart([route, *frames])
-            with pytest.raises(DeadlineExceeded, match="the other side refuses: no version 9 here"):
+            with pytest.raises(DeadlineExceededError, match="the other side refuses: no version 9 here"):
                 link.call(AskMap(), MapIs, timeout=0.4, doing="asking for the map of slots")
             link.check()
 
@@ -362,7 +362,7 @@ def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake
 def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_connection(secured, tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "_HANDSHAKE_MS", 500)
     monkeypatch.setattr(connections, "_HEARTBEAT_MS", 200)
-    monkeypatch.setattr("shoal.cluster.link._SILENCE_MS", 600)
+    monkeypatch.setattr("shoal.cluster.protocol.scheduler_client._SILENCE_MS", 600)
     if secured:
         make_keys(tmp_path / "keys")
     of = {role: {"keys": Keys.load(tmp_path / "keys", role)} if secured else {} for role in ("scheduler", "worker")}

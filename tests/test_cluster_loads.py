@@ -18,10 +18,19 @@ import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import Cluster, cluster
 from places import BUCKET, object_store, options
-from shoal import checkpoint
-from shoal.cluster import loading, processes, tasks
-from shoal.errors import CorruptionError, DeadlineExceeded, MemoryBudgetExceeded, ServerLost, ShoalError, StorageError
-from shoal.storage import LocalPlace, place_of
+from shoal.checkpoint import checkpoint
+from shoal.cluster.launch import processes
+from shoal.cluster.protocol import tasks
+from shoal.cluster.worker import loading
+from shoal.errors import (
+    CorruptionError,
+    DeadlineExceededError,
+    MemoryBudgetExceededError,
+    ServerLostError,
+    ShoalError,
+    StorageError,
+)
+from shoal.storage.base import LocalPlace, place_of
 from stores import joined
 from test_cluster_saves import KEYS, SLOTS, chain, clocks, pieces_of, tables_of
 
@@ -312,7 +321,7 @@ def test_a_server_waits_until_it_sees_what_was_just_written(chains: Any, monkeyp
     [
         StorageError("the disk does not answer"),
         CorruptionError("0-0.slots is damaged"),
-        MemoryBudgetExceeded("no room"),
+        MemoryBudgetExceededError("no room"),
         ImportError("install fsspec"),
         RuntimeError("what nobody expects"),
     ],
@@ -384,7 +393,9 @@ def test_a_server_that_makes_no_progress_is_named(chains: Any, held: Any, monkey
     with one_cluster() as (_, (store,)):
         tables_of(store)
         monkeypatch.setattr(type(store.channel), "timeout", 0.3)
-        with pytest.raises(DeadlineExceeded, match=r"server 0 at tcp\S+ has made no progress with the load for \d+ s"):
+        with pytest.raises(
+            DeadlineExceededError, match=r"server 0 at tcp\S+ has made no progress with the load for \d+ s"
+        ):
             store.load(chains(SLOTS) / "0")
 
 
@@ -437,7 +448,7 @@ def test_a_server_that_is_killed_or_hangs_fails_the_load_in_every_worker(how: si
         made.servers[1].process.send_signal(how)
         try:
             for one in loads:
-                with pytest.raises(ServerLost, match="server 1 at"):
+                with pytest.raises(ServerLostError, match="server 1 at"):
                     one.result(TIMEOUT)
         finally:
             made.servers[1].process.kill()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
 
 
 @given(st.integers(1, 40), st.integers(40, 2048))

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.rpc import messages
-from shoal.rpc.map import cut_evenly
-from shoal.rpc.messages import (
+from shoal.cluster.protocol import messages
+from shoal.cluster.protocol.messages import (
     Ask,
     Barrier,
     Done,
     DropTable,
-    Fault,
+    FaultError,
     Heartbeat,
     Join,
     Joined,
@@ -35,6 +34,7 @@ from shoal.rpc.messages import (
     framed,
     refusal,
 )
+from shoal.cluster.protocol.slot_map import cut_evenly
 
 SPECS = [
     {"optimizer": shoal.FTRL(alpha=0.2, l1=1.0)},
@@ -74,10 +74,10 @@ def test_messages_come_back_as_they_were(message):
 @given(st.lists(st.binary(max_size=40), max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_whatever_comes_is_a_message_or_a_fault(frames):
-    with pytest.raises(Fault):
+    with pytest.raises(FaultError):
         decode(frames)
     preamble = encode(Heartbeat(b"s", 0))[0]
-    with pytest.raises(Fault):
+    with pytest.raises(FaultError):
         decode([preamble, *frames] if len(frames) != 1 else [preamble])
 
 
@@ -89,12 +89,12 @@ def test_a_changed_message_is_read_as_some_message_or_refused(noise, at):
     at %= len(body)
     body[at : at + len(noise)] = noise
     if framed(bytes(body)) != frames:
-        with pytest.raises(Fault, match="damaged on its way") as caught:
+        with pytest.raises(FaultError, match="damaged on its way") as caught:
             decode([frames[0], frames[1][:4] + bytes(body)])
         assert caught.value.reply is None
     try:
         message = decode(framed(bytes(body)))
-    except Fault as fault:
+    except FaultError as fault:
         message = answer_to(fault)
     assert isinstance(message, Ask | Heartbeat | Done | Reply | Order | News | str)
 
@@ -130,7 +130,7 @@ def answer_to(fault):
     ],
 )
 def test_a_request_with_a_field_out_of_its_bounds_is_answered_with_the_name_of_the_field(body, text):
-    with pytest.raises(Fault, match="cannot be read") as caught:
+    with pytest.raises(FaultError, match="cannot be read") as caught:
         decode(framed(msgspec.msgpack.encode(["ask", b"s" * 16, 7, body])))
     assert text in str(caught.value)
     assert decode(caught.value.reply) == Reply(7, Refused("input", str(caught.value)))
@@ -163,22 +163,22 @@ def test_messages_that_are_nested_deeply_or_promise_more_than_they_hold_are_refu
         b"\x93\xa3ask\xc6\xff\xff\xff\xff",
         b"\x81\x91\x01\x01",
     ):
-        with pytest.raises(Fault, match="cannot be read"):
+        with pytest.raises(FaultError, match="cannot be read"):
             decode(framed(body))
 
 
 def test_another_version_is_refused_in_words_that_all_versions_read():
     other = [messages._MAGIC + b"\x07\x00", b"anything"]
     said = f"version 7 meet version {messages.VERSION}"
-    with pytest.raises(Fault, match=f"{said}: install one shoal on all machines") as caught:
+    with pytest.raises(FaultError, match=f"{said}: install one shoal on all machines") as caught:
         decode(other)
     assert len(caught.value.reply) == 3
-    with pytest.raises(Fault, match=f"the other side refuses: .*{said}"):
+    with pytest.raises(FaultError, match=f"the other side refuses: .*{said}"):
         decode(caught.value.reply)
     assert refusal("no")[1:] == [b"", b"no"]
 
 
 def test_a_message_with_a_field_more_or_of_another_type_is_refused():
     for body in (["heartbeat", b"s", 0, 1], ["heartbeat", b"s", "0"], ["heartbeat", b"s"], ["poem"], {}, 3):
-        with pytest.raises(Fault, match="cannot be read"):
+        with pytest.raises(FaultError, match="cannot be read"):
             decode(framed(msgspec.msgpack.encode(body)))

@@ -17,8 +17,9 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
-from shoal import _core, cli, demo
+from shoal import _core, cli
 from shoal.models import BIAS_KEY
+from shoal.tools import demo
 from stores import together
 
 pytestmark = pytest.mark.timeout(300)
@@ -260,13 +261,13 @@ def test_workers_wait_for_one_that_measures_for_longer_than_a_call_may_take(batc
 
         def barrier(timeout=None):
             if next(impatient, False):
-                raise shoal.DeadlineExceeded("not all of them were there")
+                raise shoal.DeadlineExceededError("not all of them were there")
             meet(timeout)
 
         store.barrier = barrier
         with shoal.LogisticRegression(store=store) as model:
             if store.rank == 1:
-                with pytest.raises(shoal.DeadlineExceeded):  # at the begin there is nothing to wait for
+                with pytest.raises(shoal.DeadlineExceededError):  # at the begin there is nothing to wait for
                     model.fit(batches, progress=False)
             model.fit(batches, epochs=2, valid=None if store.rank else batches[:1], progress=False)
             return rows_of(model)

@@ -21,9 +21,9 @@ import pytest
 import shoal
 from cluster_fakes import Wire
 from shoal import _core
-from shoal.cluster import processes
-from shoal.cluster.link import Link
-from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ServerLost, ShoalError
+from shoal.cluster.launch import processes
+from shoal.cluster.protocol.scheduler_client import Link
+from shoal.errors import DeadlineExceededError, FencedError, NotConnectedError, ServerLostError, ShoalError
 
 LONG = 60.0  # seconds for what happens at once on a quiet machine
 KEYS = np.arange(500, dtype=np.uint64)
@@ -155,7 +155,9 @@ def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(
 
 def test_roles_that_are_not_ready_in_time_are_all_named():
     with (
-        pytest.raises(DeadlineExceeded, match=r"not there after 0.01 s: scheduler was not ready, and said: nothing"),
+        pytest.raises(
+            DeadlineExceededError, match=r"not there after 0.01 s: scheduler was not ready, and said: nothing"
+        ),
         processes.running(2, timeout=0.01),
     ):
         pass
@@ -495,7 +497,7 @@ def test_a_worker_that_was_stopped_too_long_is_fenced_when_it_goes_on(cluster):
         store.tick()
         table_of(store).pull(KEYS)  # waits until the other is dismissed
         victim.send_signal(signal.SIGCONT)
-        assert victim.stdout.readline() == "Fenced\n"
+        assert victim.stdout.readline() == "FencedError\n"
         assert victim.wait(LONG) == 7
 
 
@@ -505,10 +507,10 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
         wire.cut()
         store.tick()
         table_of(store).pull(KEYS)
-        with pytest.raises(NotConnected, match="has been silent for"):
+        with pytest.raises(NotConnectedError, match="has been silent for"):
             cut_off.barrier(timeout=2.0)
         wire.mend()
-        with pytest.raises(Fenced, match="was taken for dead"):
+        with pytest.raises(FencedError, match="was taken for dead"):
             until(lambda: cut_off._link.check(), 20)
     wire.close()
 
@@ -565,7 +567,7 @@ def test_a_barrier_that_the_other_does_not_come_to_ends_at_the_deadline(cluster)
     with connect(cluster, workers=1) as store:
         store.barrier()
     wire = Wire(cluster.address)
-    with connect_both(cluster, wire) as (store, _), pytest.raises(DeadlineExceeded, match="the others at barrier"):
+    with connect_both(cluster, wire) as (store, _), pytest.raises(DeadlineExceededError, match="the others at barrier"):
         store.barrier(timeout=0.3)
     wire.close()
 
@@ -580,9 +582,9 @@ def test_a_lost_server_is_named_within_the_deadline(number, servers):
         table = table_of(store)
         table.push(KEYS, ONES).wait()
         cluster.servers[last].process.send_signal(number)
-        with pytest.raises(ServerLost, match=rf"server {last} at tcp://127.0.0.1:\d+ .*is lost .* its rows"):
+        with pytest.raises(ServerLostError, match=rf"server {last} at tcp://127.0.0.1:\d+ .*is lost .* its rows"):
             until(lambda: table.pull(KEYS) is None, 20)
-        with pytest.raises(ServerLost, match=f"server {last} at"):
+        with pytest.raises(ServerLostError, match=f"server {last} at"):
             connect(cluster, timeout=LONG)
         cluster.servers[last].process.send_signal(signal.SIGCONT)
 
@@ -605,7 +607,7 @@ def test_a_dead_scheduler_ends_the_servers_after_their_grace_and_calls_that_need
             shoal.connect(where, timeout=3.0) as store,
         ):
             scheduler.kill()
-            with pytest.raises(NotConnected, match="silent for"):
+            with pytest.raises(NotConnectedError, match="silent for"):
                 table_of(store)
             errors = server.communicate(timeout=LONG)[1]
             assert server.returncode == 1
@@ -633,5 +635,5 @@ def test_a_wrong_advertised_address_is_reported_at_join_with_the_remedy():
 
 
 def test_an_address_where_nobody_listens_is_said_to_be_so():
-    with Link(free_address(), "worker") as link, pytest.raises(NotConnected, match="no scheduler answers"):
+    with Link(free_address(), "worker") as link, pytest.raises(NotConnectedError, match="no scheduler answers"):
         link.hello(timeout=0.3)

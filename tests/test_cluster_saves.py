@@ -22,9 +22,11 @@ import shoal
 from cluster_fakes import TIMEOUT, Wire, scheduler
 from cluster_standin import cluster
 from places import BUCKET, object_store, options
-from shoal import checkpoint
-from shoal.cluster import processes, saving, tasks
-from shoal.storage import place_of
+from shoal.checkpoint import checkpoint
+from shoal.cluster.launch import processes
+from shoal.cluster.protocol import tasks
+from shoal.cluster.worker import saving
+from shoal.storage.base import place_of
 from stores import joined
 
 KEYS = np.append(np.arange(3000, dtype=np.uint64), np.array([2**63, 2**64 - 1], np.uint64))
@@ -296,7 +298,9 @@ def two_workers(held: Any, folder: Path) -> Iterator[tuple[Any, Any]]:
 def test_of_two_workers_that_save_at_once_one_is_told(held: Any, tmp_path: Path) -> None:
     _, may = held
     with two_workers(held, tmp_path / "one") as (two, handle):
-        with pytest.raises(shoal.errors.SaveConflict, match=r"worker 0 is saving these tables, as server 0 at tcp://"):
+        with pytest.raises(
+            shoal.errors.SaveConflictError, match=r"worker 0 is saving these tables, as server 0 at tcp://"
+        ):
             two.save(tmp_path / "two")
         may.set()
         handle.wait()
@@ -369,7 +373,7 @@ def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead
     with two_workers(held, tmp_path / "one") as (two, handle):
         two._lost_workers = frozenset({0})  # as it hears before the servers do
         monkeypatch.setattr(type(two.channel), "timeout", 0.3)
-        with pytest.raises(shoal.errors.SaveConflict, match="worker 0 is saving these tables"):
+        with pytest.raises(shoal.errors.SaveConflictError, match="worker 0 is saving these tables"):
             two.save(tmp_path / "two")  # they never hear
         monkeypatch.undo()
         threading.Timer(0.2, may.set).start()
@@ -431,7 +435,7 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
         handle = store.save(tmp_path, wait=False)
         assert begun.wait(TIMEOUT)
         wires[1].cut()
-        with pytest.raises(shoal.errors.DeadlineExceeded, match=rf"server 1 at {wires[1].address}"):
+        with pytest.raises(shoal.errors.DeadlineExceededError, match=rf"server 1 at {wires[1].address}"):
             handle.wait()
         wires[1].mend()
         store._timeout = store.channel._timeout = TIMEOUT
@@ -461,7 +465,7 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
         table.push(keys, ones).wait()
         handle = store.save(tmp_path, wait=False)
         made.servers[1].process.kill()
-        with pytest.raises(shoal.errors.ServerLost, match="server 1 at"):
+        with pytest.raises(shoal.errors.ServerLostError, match="server 1 at"):
             handle.wait()
         assert (tmp_path / "manifest.json").read_bytes() == before
     with shoal.local() as store:
@@ -490,7 +494,7 @@ def server_of_nobody() -> Iterator[str]:
     """A cluster whose server is a process of another user: the scheduler's address."""
     with scheduler(1) as one:
         code = (
-            "import os, sys; from shoal.cluster.server import Server; "
+            "import os, sys; from shoal.cluster.server.server import Server; "
             "server = Server(sys.argv[1], storage_roots=['/']); os.seteuid(65534); server.run()"
         )
         command = [sys.executable, "-c", code, one.address]

@@ -12,12 +12,12 @@ import pytest
 
 import shoal
 from shoal import cli
-from shoal.cluster import processes
-from shoal.cluster.address import check_bind, is_loopback
-from shoal.cluster.scheduler import Scheduler
-from shoal.cluster.server import Server
-from shoal.errors import NotConnected
-from shoal.rpc.curve import Keys, make_keys
+from shoal.cluster.launch import processes
+from shoal.cluster.protocol.address import check_bind, is_loopback
+from shoal.cluster.protocol.curve import Keys, make_keys
+from shoal.cluster.scheduler.scheduler import Scheduler
+from shoal.cluster.server.server import Server
+from shoal.errors import NotConnectedError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -79,9 +79,9 @@ def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, 
     for role in ("scheduler", "server"):  # strangers who know whom they speak to
         (tmp_path / "others" / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
     with processes.running(1, threads=2, curve=str(folder)) as cluster:
-        with pytest.raises(NotConnected, match=r"does it want keys \(curve=\)\?"):
+        with pytest.raises(NotConnectedError, match=r"does it want keys \(curve=\)\?"):
             shoal.connect(cluster.address, timeout=1.0)
-        with pytest.raises(NotConnected, match=r"is it of the same keys\?"):
+        with pytest.raises(NotConnectedError, match=r"is it of the same keys\?"):
             shoal.connect(cluster.address, timeout=1.0, curve=tmp_path / "others")
         with shoal.connect(cluster.address, curve=folder) as store:
             table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
@@ -117,7 +117,7 @@ def test_a_launched_store_uses_the_keys_of_the_environment(folder, monkeypatch):
     with shoal.launch() as store:
         monkeypatch.delenv("SHOAL_CURVE")
         address = re.search(r"tcp://[^']+", repr(store))[0]
-        with pytest.raises(NotConnected, match="want keys"):
+        with pytest.raises(NotConnectedError, match="want keys"):
             shoal.connect(address, timeout=0.5)
         table = store.table("t", dim=1, optimizer=shoal.SGD(lr=1.0))
         assert (table.pull(KEYS) == 0).all()

@@ -62,7 +62,7 @@ def test_under_bsp_a_push_is_seen_when_all_workers_have_ended_its_clock(made):
         stores[0].tick()
         ahead = one.pull_async(KEYS)
         assert not two.pull(KEYS).any()
-        with pytest.raises(shoal.DeadlineExceeded, match="goes on"):
+        with pytest.raises(shoal.DeadlineExceededError, match="goes on"):
             ahead.wait(0.05)
         two.push(KEYS[:2], ONES[:2])
         stores[1].tick()
@@ -105,7 +105,7 @@ def test_under_ssp_a_pull_waits_for_a_worker_that_is_too_far_behind(made):
             assert np.all(one.pull(KEYS) == -clock - 1)
             stores[0].tick()
         ahead = one.pull_async(KEYS)
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.DeadlineExceededError):
             ahead.wait(0.05)
         assert np.all(two.pull(KEYS) == -3)
         stores[1].tick()
@@ -201,7 +201,7 @@ def test_arrays_may_change_after_a_push_returned(made):
 def test_a_barrier_waits_for_all_workers_and_who_gave_up_goes_on_where_it_was(made):
     with joined(made.address, 2, consistency=shoal.ASP()) as stores:
         for _ in range(2):
-            with pytest.raises(shoal.DeadlineExceeded, match="all workers at the barrier"):
+            with pytest.raises(shoal.DeadlineExceededError, match="all workers at the barrier"):
                 stores[0].barrier(timeout=0.05)
         stores[1].barrier()
         stores[0].barrier()
@@ -223,10 +223,10 @@ def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made
         table = store.table("t", **SGD)
         store.channel.lose(0, "told so")
         table.push(KEYS, ONES)
-        with pytest.raises(shoal.ServerLost, match=r"push of table.*and 1 calls more"):
+        with pytest.raises(shoal.ServerLostError, match=r"push of table.*and 1 calls more"):
             store.tick()
         table.push(KEYS, ONES)
-        with pytest.raises(shoal.ServerLost, match="told so"):
+        with pytest.raises(shoal.ServerLostError, match="told so"):
             store.close()
 
 
@@ -274,9 +274,9 @@ def test_tables_outlive_a_job_and_clocks_do_not(made):
 def test_nobody_there_and_somebody_missing_are_told_apart(made):
     with joined(made.address, 1):
         pass  # so all servers are there
-    with pytest.raises(shoal.DeadlineExceeded, match="1 of 2 workers"):
+    with pytest.raises(shoal.DeadlineExceededError, match="1 of 2 workers"):
         shoal.connect(made.address, workers=2, timeout=1.0)
-    with pytest.raises(shoal.NotConnected, match="no scheduler answers"):
+    with pytest.raises(shoal.NotConnectedError, match="no scheduler answers"):
         shoal.connect("tcp://127.0.0.1:9", timeout=0.3)
 
 
@@ -349,9 +349,9 @@ def test_a_worker_that_was_taken_for_dead_changes_nothing_any_more(team):
     table, zombie = one.table("t", **SGD), two.table("t", **SGD)
     two._link.close()
     connect(1)  # once it is taken for dead
-    with pytest.raises(shoal.Fenced, match="worker 1"):
+    with pytest.raises(shoal.FencedError, match="worker 1"):
         zombie.push(KEYS, ONES).wait()
-    with pytest.raises(shoal.Fenced):
+    with pytest.raises(shoal.FencedError):
         zombie.pull(KEYS)
     assert len(table) == 0
 
@@ -398,7 +398,7 @@ def test_a_checkpoint_goes_from_one_process_to_a_cluster_and_back(made, slots, t
 
 
 def test_a_section_that_is_too_long_for_a_message_is_cut(made, tmp_path, monkeypatch):
-    from shoal.cluster import client
+    from shoal.cluster.worker import client
 
     monkeypatch.setattr(client, "_SECTION_BYTES", 1000)
     with shoal.local(slots=2) as store:
@@ -487,7 +487,7 @@ def test_a_server_that_is_gone_is_told_by_every_call_and_at_once(made):
             lambda: store.save("nowhere"),
         )
         for call in calls:
-            with pytest.raises(shoal.ServerLost, match="server 1"):
+            with pytest.raises(shoal.ServerLostError, match="server 1"):
                 call()
 
 
@@ -503,7 +503,7 @@ def test_the_scheduler_that_is_gone_is_told_when_something_is_asked_of_it(made):
                 store.barrier()
 
         for call in (barriers, lambda: store.table("another"), store.tick, lambda: table.pull(KEYS)):
-            with pytest.raises((shoal.NotConnected, shoal.DeadlineExceeded)):
+            with pytest.raises((shoal.NotConnectedError, shoal.DeadlineExceededError)):
                 call()
 
 
@@ -540,7 +540,7 @@ def test_the_parents_store_says_in_a_forked_child_whose_it_is(made, tmp_path):
         def work():
             for name, call in FORKED.items():
                 print(name)
-                with pytest.raises(shoal.WrongProcess, match="fork"):
+                with pytest.raises(shoal.WrongProcessError, match="fork"):
                     call(store, table, tmp_path)
             store.close()
             gc.collect()
@@ -604,7 +604,7 @@ def test_exports_of_a_cluster_and_deltas_of_them_are_those_of_a_local_store_trac
 
 
 def test_parquet_of_a_clusters_table_with_rules_loads_as_sighted_now(made, tmp_path):
-    exchange = pytest.importorskip("shoal.exchange")
+    exchange = pytest.importorskip("shoal.tools.convert")
     pytest.importorskip("pyarrow.parquet")
     with joined(made.address, 1, consistency=shoal.ASP()) as stores:
         table = stores[0].table("t", expire=shoal.TimeToLive(2), **SGD)

@@ -39,6 +39,6 @@ def test_a_reduction_that_is_none_is_refused():
 
 
 def test_a_lost_server_is_a_lost_connection_and_all_are_shoals():
-    assert issubclass(shoal.ServerLost, shoal.NotConnected)
-    for kind in (shoal.DeadlineExceeded, shoal.ProtocolError, shoal.NotConnected, shoal.Fenced):
+    assert issubclass(shoal.ServerLostError, shoal.NotConnectedError)
+    for kind in (shoal.DeadlineExceededError, shoal.ProtocolError, shoal.NotConnectedError, shoal.FencedError):
         assert issubclass(kind, shoal.ShoalError)

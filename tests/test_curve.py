@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from shoal import cli
-from shoal.rpc import curve
-from shoal.rpc.curve import Guard, Keys, make_keys
+from shoal.cluster.protocol import curve
+from shoal.cluster.protocol.curve import Guard, Keys, make_keys
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -205,7 +205,7 @@ def test_a_directory_that_cannot_be_read_lets_nobody_in_and_the_guard_goes_on(tm
     make_keys(tmp_path)
     keys = Keys.load(tmp_path, "worker")
     with zmq.Context() as context, Guard(context, Keys.load(tmp_path, "server")) as guard:
-        monkeypatch.setattr("shoal.rpc.curve.allowed", lambda directory: os.listdir("/nowhere/at/all"))
+        monkeypatch.setattr("shoal.cluster.protocol.curve.allowed", lambda directory: os.listdir("/nowhere/at/all"))
         assert not any(guard.callback("shoal", keys.public) for _ in range(50))
         monkeypatch.undo()
         assert guard.callback("shoal", keys.public)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import shoal
 from oracle.text import GOLDEN_RATIO, MASK, scramble, token_key
-from shoal import FeatureNames, cli, demo
+from shoal import FeatureNames, cli
 from shoal.data import audit
+from shoal.tools import demo
 
 FORBIDDEN = frozenset(b' \t\r\n,"|:')
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.data.pieces import joined, rows_of
 from shoal.data.readers import field_number
-from shoal.models.feed import Sampling, take
+from shoal.data.rebatch import joined, rows_of
+from shoal.models.preprocessing import Sampling, take
 
 CSV = "click,site,price,ad\n1,a,0.5,7\n0,,2,8\n0,b,NA,9\n1,a,1,7\n"
 

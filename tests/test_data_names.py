@@ -16,7 +16,7 @@ from oracle.text import Malformed, criteo_row, integer_token, libffm_row, libsvm
 from shoal import CorruptionError, FeatureNames
 from shoal.data import names as module
 from shoal.data.readers import READERS
-from shoal.sealed import write_sealed
+from shoal.storage.checksummed_json import write_sealed
 
 
 def decoded(text):

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.text import bits, libsvm_row, rows_of, rows_of_batch
+from shoal.base.prefetch import Ahead, _Channel
 from shoal.data import Batch, read_criteo, read_libsvm
-from shoal.data.ahead import Ahead, _Channel
 from shoal.data.files import LocalFile
 from shoal.data.fill import Source, fill
 from shoal.data.rows import LIBSVM
@@ -547,7 +547,7 @@ print(10 + sum(len(batch) for batch in batches))
 def test_a_forked_child_can_drop_a_pass_whose_lock_was_held_at_the_fork(file):
     script = """
 import os, sys, threading
-from shoal.data.ahead import Ahead
+from shoal.base.prefetch import Ahead
 def ones():
     while True: yield 1
 ahead = Ahead(ones(), 1, "ones")

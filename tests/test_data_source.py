@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data.files import LocalFile
-from shoal.data.source import Lines, LineTooLong
+from shoal.data.source import Lines, LineTooLongError
 from shoal.errors import CorruptionError
 
 
@@ -134,7 +134,7 @@ def test_the_line_limit_is_exact_whatever_the_blocks(write, packer, behind, fron
     limits = {"block_bytes": block, "line_limit_bytes": 20}
     good, bad = front + b"x" * 20 + behind, front + b"x" * 21 + behind
     assert lines_of(write(PACKERS[packer](good)), **limits) == all_lines(good)
-    with pytest.raises(LineTooLong, match="longer than 20 bytes") as caught:
+    with pytest.raises(LineTooLongError, match="longer than 20 bytes") as caught:
         lines_of(write(PACKERS[packer](bad)), **limits)
     assert caught.value.offset == len(front)
 
@@ -142,7 +142,7 @@ def test_the_line_limit_is_exact_whatever_the_blocks(write, packer, behind, fron
 def test_a_line_that_begins_in_a_shard_is_held_to_the_limit_where_it_goes_on_behind_it(write):
     path = write(b"a\n" * 10 + b"x" * 100 + b"\n")
     assert lines_of(path, 2, 3, block_bytes=8, line_limit_bytes=20) == []
-    with pytest.raises(LineTooLong):
+    with pytest.raises(LineTooLongError):
         lines_of(path, 0, 3, block_bytes=8, line_limit_bytes=20)
 
 

@@ -57,7 +57,7 @@ def weights_of(model):
 def cut(batch, parts=7):
     ends = np.linspace(0, len(batch), parts + 1).astype(int)
     for begin, end in pairwise(ends):
-        yield shoal.data.pieces.rows_of(batch, begin, end)
+        yield shoal.data.rebatch.rows_of(batch, begin, end)
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3, 15])

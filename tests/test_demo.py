@@ -9,10 +9,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from shoal import cli, demo
+from shoal import cli
 from shoal.data import hash_strings, read_criteo, read_libsvm
 from shoal.metrics import measure, probabilities
 from shoal.models import Point
+from shoal.tools import demo
 
 draws = pytest.mark.skipif(
     find_spec("matplotlib") is None, reason="the picture needs matplotlib: pip install shoal[plot]"

@@ -19,7 +19,8 @@ import pytest
 
 import documents
 from documents import PAGES, ROOT, blocks, commands
-from shoal import cli, demo
+from shoal import cli
+from shoal.tools import demo
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 RUNNABLE = [
@@ -170,6 +171,6 @@ def test_the_requirements_of_the_readme_are_those_of_the_package():
 
 def test_every_module_of_the_documentation_is_reached_from_the_package():
     code = "import shoal, sys; heavy = [m for m in ('torch', 'sklearn', 'starlette', 'pyarrow') if m in sys.modules]; "
-    code += "print(shoal.exchange.read_npz_rows, shoal.serve.Served, shoal.sklearn.FTRLClassifier, heavy)"
+    code += "print(shoal.tools.convert.read_npz_rows, shoal.serve.Served, shoal.sklearn.FTRLClassifier, heavy)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.endswith("[]\n")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import estimates
+from shoal.tools import sizing
 
 RATES = shoal.Rates(
     inserts_per_second=4e6,
@@ -123,7 +123,7 @@ def test_rates_are_measured_and_leave_nothing_behind(tmp_path):
     rates = shoal.measure_rates(dim=4, optimizer=shoal.Adagrad(), directory=tmp_path, sample_bytes=4 << 20)
     assert all(getattr(rates, name) > 1000 for name in rates.__slots__)
     assert list(tmp_path.iterdir()) == []
-    assert estimates.SAMPLE_BYTES > 64 << 20  # beyond caches
+    assert sizing.SAMPLE_BYTES > 64 << 20  # beyond caches
 
 
 def cli(*arguments):
@@ -153,7 +153,7 @@ def test_the_command_tells_memory_servers_checkpoint_and_time(tmp_path):
 def test_the_command_measures_and_its_rates_can_be_used_again(tmp_path, monkeypatch, capsys):
     from shoal.cli import main
 
-    monkeypatch.setattr(estimates, "measure_rates", lambda **_: RATES)
+    monkeypatch.setattr(sizing, "measure_rates", lambda **_: RATES)
     assert main(["estimate", "--keys", "1e8", "--json"]) == 0
     told = capsys.readouterr().out
     (tmp_path / "rates.json").write_text(told)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import demo
+from shoal.tools import demo
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import cli, exchange, models
+from shoal import cli, models
+from shoal.tools import convert
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.parquet")
@@ -21,7 +22,7 @@ def test_parquet_has_keys_weights_and_state_and_comes_back(tmp_path, dim, optimi
     with shoal.local(slots=8) as store:
         table = store.table("t", dim=dim, optimizer=optimizer)
         table.push(KEYS, np.random.default_rng(1).standard_normal((5, dim)).astype(np.float32)).wait()
-        assert exchange.write_parquet(table, path) == 5
+        assert convert.write_parquet(table, path) == 5
         told = pa.parquet.read_table(path)
         keys = told["key"].to_numpy()
         assert sorted(keys.tolist()) == sorted(KEYS.tolist())
@@ -29,13 +30,13 @@ def test_parquet_has_keys_weights_and_state_and_comes_back(tmp_path, dim, optimi
         assert told.column_names == ["key", "weights", *state]
         for name, rows in {"weights": table.pull(keys), **state}.items():
             assert np.array(told[name].to_pylist(), np.float32).reshape(rows.shape).tolist() == rows.tolist()
-        again, weights = exchange.read_parquet_rows(path)
+        again, weights = convert.read_parquet_rows(path)
         other = store.table("other", dim=dim, optimizer=shoal.SGD())
         other.assign(again, weights)
         np.testing.assert_array_equal(other.pull(KEYS), table.pull(KEYS))
-        assert exchange.write_parquet(store.table("empty", dim=dim), path) == 0
-        assert exchange.read_parquet_rows(path)[1].size == 0
-        assert exchange.write_parquet(table, path, state=False) == 5
+        assert convert.write_parquet(store.table("empty", dim=dim), path) == 0
+        assert convert.read_parquet_rows(path)[1].size == 0
+        assert convert.write_parquet(table, path, state=False) == 5
         assert pa.parquet.read_table(path).column_names == ["key", "weights"]
     assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
 
@@ -55,7 +56,7 @@ OPTIMIZERS = [
 def test_rows_with_state_come_back_to_the_bit_and_train_on(tmp_path, monkeypatch, optimizer, dim, dtype):
     if dtype != "float32" and "FTRL" in type(optimizer).__name__:
         pytest.skip("stores no weights")
-    monkeypatch.setattr(exchange, "_ROW_GROUP", 100)
+    monkeypatch.setattr(convert, "_ROW_GROUP", 100)
     rng = np.random.default_rng(2)
     keys = np.concatenate([KEYS, rng.integers(0, 2**64, 300, np.uint64)])
     grads = [rng.standard_normal((len(keys), dim)).astype(np.float32) for _ in range(3)]
@@ -64,20 +65,20 @@ def test_rows_with_state_come_back_to_the_bit_and_train_on(tmp_path, monkeypatch
         table = store.table("t", **how)
         for some in grads[:2]:
             table.push(keys, some).wait()
-        exchange.write_parquet(table, tmp_path / "t.parquet")
+        convert.write_parquet(table, tmp_path / "t.parquet")
         turned = pa.parquet.read_table(tmp_path / "t.parquet")  # by another program, in another order
         pa.parquet.write_table(
             turned.take(rng.permutation(len(turned))), tmp_path / "turned.parquet", row_group_size=70
         )
         for file in ("t", "turned"):
-            again = exchange.load_parquet(other, tmp_path / f"{file}.parquet")
+            again = convert.load_parquet(other, tmp_path / f"{file}.parquet")
             assert (again.spec, again.digest()) == (table.spec, table.digest())
         assert other.table("t", **how) is again
         for one in (table, again):
             one.push(keys, grads[2]).wait()
         assert again.digest() == table.digest()  # the number of pushes, by which is rounded, came along
-        exchange.write_parquet(store.table("empty", **how), tmp_path / "empty.parquet")
-        assert len(exchange.load_parquet(other, tmp_path / "empty.parquet")) == 0
+        convert.write_parquet(store.table("empty", **how), tmp_path / "empty.parquet")
+        assert len(convert.load_parquet(other, tmp_path / "empty.parquet")) == 0
 
 
 def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
@@ -85,7 +86,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     with shoal.local(slots=8) as store:
         table = store.table("t", dim=2, optimizer=shoal.Adagrad(), dtype="float16")
         table.push(KEYS, np.ones((5, 2), np.float32)).wait()
-        exchange.write_parquet(table, path)
+        convert.write_parquet(table, path)
         before = table.digest()
         good = pa.parquet.read_table(path)
         thirds = pa.array([[1 / 3, 0.0]] * 5, pa.list_(pa.float32(), 2))
@@ -124,20 +125,20 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
         ]:
             pa.parquet.write_table(other, changed)
             with pytest.raises(ValueError, match=message):
-                exchange.load_parquet(store, changed)
+                convert.load_parquet(store, changed)
         halves = [good, good.slice(0, 1)]
         pa.parquet.write_table(pa.concat_tables(halves), changed, row_group_size=5)
         with pytest.raises(ValueError, match="'t' is there twice"):
-            exchange.load_parquet(store, changed)
+            convert.load_parquet(store, changed)
         assert table.digest() == before
         bfloat = store.table("b", dim=2, dtype="bfloat16", optimizer=shoal.SGD())
-        exchange.write_parquet(bfloat, path)
+        convert.write_parquet(bfloat, path)
         metadata = pa.parquet.read_table(path).schema.metadata
         pa.parquet.write_table(
             pa.table({"key": good["key"], "weights": thirds}).replace_schema_metadata(metadata), changed
         )
         with pytest.raises(ValueError, match="no bfloat16 number"):
-            exchange.load_parquet(store, changed)
+            convert.load_parquet(store, changed)
 
 
 SIGHTED = {
@@ -153,7 +154,7 @@ COLUMNS = {"count": ["count"], "clock": ["clock"], "score": ["clock", "score"], 
 @pytest.mark.parametrize("rules", SIGHTED)
 @pytest.mark.parametrize(("dim", "dtype"), [(1, "float32"), (3, "bfloat16")])
 def test_rows_of_tables_with_rules_come_back_with_their_sightings(tmp_path, monkeypatch, rules, dim, dtype):
-    monkeypatch.setattr(exchange, "_ROW_GROUP", 50)
+    monkeypatch.setattr(convert, "_ROW_GROUP", 50)
     rng = np.random.default_rng(2)
     how = {"dim": dim, "optimizer": shoal.RowWiseAdagrad(), "dtype": dtype, **SIGHTED[rules]}
     with shoal.local(slots=8, threads=1) as store, shoal.local(slots=64, threads=1) as other:
@@ -167,7 +168,7 @@ def test_rows_of_tables_with_rules_come_back_with_their_sightings(tmp_path, monk
             push(table, rng)
             store.tick()
         assert 100 < len(table) < 300 or rules in {"score", "all"}
-        assert exchange.write_parquet(table, tmp_path / "t.parquet") == len(table)
+        assert convert.write_parquet(table, tmp_path / "t.parquet") == len(table)
         told = pa.parquet.read_table(tmp_path / "t.parquet")
         assert told.column_names == ["key", "weights", "m", *COLUMNS.get(rules, ["count", "clock", "score"])]
         if "clock" in told.column_names:
@@ -177,7 +178,7 @@ def test_rows_of_tables_with_rules_come_back_with_their_sightings(tmp_path, monk
         pa.parquet.write_table(told.take(rng.permutation(len(told))), tmp_path / "turned.parquet", row_group_size=70)
         other.tick()
         for file in ("t", "turned"):
-            again = exchange.load_parquet(other, tmp_path / f"{file}.parquet")
+            again = convert.load_parquet(other, tmp_path / f"{file}.parquet")
             assert (again.spec, again.digest()) == (table.spec, table.digest())
         # And they go on alike: clocks are the table's, whatever the store's is. Rows alone: no keys wait any more.
         there = told["key"].to_numpy()
@@ -197,12 +198,12 @@ def test_rows_without_sightings_count_as_sighted_now(tmp_path):
         table.assign(KEYS, np.ones(5, np.float32))
         for _ in range(9):
             store.tick()
-        exchange.write_parquet(table, path)
+        convert.write_parquet(table, path)
         good = pa.parquet.read_table(path)
         pa.parquet.write_table(good.drop_columns(["count", "clock", "score"]), path)
-        again = exchange.load_parquet(other, path)
+        again = convert.load_parquet(other, path)
         assert again.contains(KEYS).all()  # though none was sighted nine times
-        exchange.write_parquet(again, path)
+        convert.write_parquet(again, path)
         told = pa.parquet.read_table(path)
         assert [set(told[name].to_pylist()) for name in ("count", "clock", "score")] == [{1}, {9}, {1.0}]
         other.sweep()
@@ -217,11 +218,11 @@ def test_rows_without_sightings_count_as_sighted_now(tmp_path):
         ]:
             pa.parquet.write_table(good.set_column(good.column_names.index(column), column, values), path)
             with pytest.raises(ValueError, match=message):
-                exchange.load_parquet(other, path)
+                convert.load_parquet(other, path)
         metadata = {b"shoal": good.schema.metadata[b"shoal"].replace(b'"clock":9', b'"clock":-9')}
         pa.parquet.write_table(good.replace_schema_metadata(metadata), path)
         with pytest.raises(ValueError, match="a clock of -9"):
-            exchange.load_parquet(other, path)
+            convert.load_parquet(other, path)
 
 
 def test_the_command_makes_the_checkpoint_again(tmp_path, capsys):
@@ -256,16 +257,16 @@ def test_parquet_of_others_is_checked(tmp_path):
     ]:
         pa.parquet.write_table(pa.table(columns), path)
         with pytest.raises(ValueError, match=message):
-            exchange.read_parquet_rows(path)
+            convert.read_parquet_rows(path)
     pa.parquet.write_table(pa.table({"id": [-1, 5], "w": [[1.0, 2.0], [3.0, 4.0]]}), path)
-    keys, rows = exchange.read_parquet_rows(path, key="id", weights="w")
+    keys, rows = convert.read_parquet_rows(path, key="id", weights="w")
     assert (keys.tolist(), rows.tolist()) == ([2**64 - 1, 5], [[1, 2], [3, 4]])
 
 
 def test_npz_is_read_and_checked(tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, keys=np.array([-1, 3]), weights=np.array([0.5, 2]))
-    keys, rows = exchange.read_npz_rows(path)
+    keys, rows = convert.read_npz_rows(path)
     assert (keys.tolist(), rows.tolist()) == ([2**64 - 1, 3], [[0.5], [2]])
     for arrays, message in [
         ({"weights": np.ones(2)}, "no array 'keys'"),
@@ -275,10 +276,10 @@ def test_npz_is_read_and_checked(tmp_path):
     ]:
         np.savez(path, **arrays)
         with pytest.raises(ValueError, match=message):
-            exchange.read_npz_rows(path)
+            convert.read_npz_rows(path)
     path.write_bytes(b"PK\x03\x04 no")
     with pytest.raises(ValueError, match="no npz file"):
-        exchange.read_npz_rows(path)
+        convert.read_npz_rows(path)
 
 
 HEAD = "Version 9.11.1\nId \nMin label:0\nMax label:1\nbits:18\nlda:0\n0 ngram:\n0 skip:\noptions:\nChecksum: 1\n:0\n"
@@ -294,8 +295,8 @@ def test_a_vw_model_with_names_predicts_from_the_same_files(tmp_path):
 
 
 def test_a_vw_model_without_names_has_indices_for_keys(tmp_path):
-    (tmp_path / "m.txt").write_text(HEAD + f"17:0.5\n{exchange.VW_CONSTANT % 2**18}:0.25\n99:-1\n")
-    keys, rows = exchange.read_vw_model(tmp_path / "m.txt", bias_key=5)
+    (tmp_path / "m.txt").write_text(HEAD + f"17:0.5\n{convert.VW_CONSTANT % 2**18}:0.25\n99:-1\n")
+    keys, rows = convert.read_vw_model(tmp_path / "m.txt", bias_key=5)
     assert dict(zip(keys.tolist(), rows.ravel().tolist(), strict=True)) == {17: 0.5, 99: -1.0, 5: 0.25}
 
 
@@ -311,7 +312,7 @@ def test_a_vw_model_without_names_has_indices_for_keys(tmp_path):
 def test_other_texts_are_no_vw_models(tmp_path, text, message):
     (tmp_path / "m.txt").write_text(text)
     with pytest.raises(ValueError, match=message):
-        exchange.read_vw_model(tmp_path / "m.txt", bias_key=5)
+        convert.read_vw_model(tmp_path / "m.txt", bias_key=5)
 
 
 def test_the_command_writes_every_table_of_a_checkpoint(tmp_path, capsys):

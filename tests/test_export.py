@@ -12,7 +12,8 @@ from hypothesis import given, settings
 
 import shoal
 from oracle import export as oracle
-from shoal import _core, pieces
+from shoal import _core
+from shoal.storage import transaction
 from stores import KINDS, opened
 
 EDGES = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
@@ -236,7 +237,7 @@ def test_what_is_pushed_while_an_export_is_written_is_not_in_it(tmp_path, monkey
         if since:
             store.export(tmp_path / "base")
             push(1)
-        real = pieces.PieceWriter.append
+        real = transaction.PieceWriter.append
 
         def append(writer, data):
             push(1)
@@ -244,7 +245,7 @@ def test_what_is_pushed_while_an_export_is_written_is_not_in_it(tmp_path, monkey
                 table.erase(keys[:100])
             return real(writer, data)
 
-        monkeypatch.setattr(pieces.PieceWriter, "append", append)
+        monkeypatch.setattr(transaction.PieceWriter, "append", append)
         store.export(tmp_path / "x", since=tmp_path / "base" if since else None)
         assert tables[0].pull(keys[100:101]).item() > 10
         with shoal.open_export(tmp_path / "x") as export:

@@ -16,7 +16,7 @@ import shoal
 from oracle import export as oracle
 from shoal import cli
 from shoal.export import manifest, write
-from shoal.storage import LocalPlace
+from shoal.storage.base import LocalPlace
 from test_checkpoint_snapshots import RULES, Script, held
 
 KEYS = np.arange(2000, dtype=np.uint64)
@@ -180,7 +180,7 @@ def test_a_delta_of_what_has_changed_is_that_of_every_row_to_the_byte(
                 script.step()
             elif step == "few":
                 keys = rng.integers(0, 2000, 3, np.uint64)
-                with contextlib.suppress(shoal.MemoryBudgetExceeded):
+                with contextlib.suppress(shoal.MemoryBudgetExceededError):
                     store.tables["t"].push(keys, np.ones((3, dim), np.float32)).wait()
                 store.tables["t"].erase(rng.integers(0, 2000, 2, np.uint64))
                 store.tick()

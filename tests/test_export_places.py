@@ -17,9 +17,9 @@ import shoal
 from cluster_fakes import Wire
 from places import BUCKET, options
 from shoal import cli
-from shoal.errors import CorruptionError, SaveConflict, StorageError
+from shoal.errors import CorruptionError, SaveConflictError, StorageError
 from shoal.export import cache
-from shoal.storage import LocalPlace, Place, RemotePlace, place_of
+from shoal.storage.base import LocalPlace, Place, RemotePlace, place_of
 
 pytestmark = pytest.mark.timeout(120)
 KEYS = np.arange(500, dtype=np.uint64)
@@ -218,7 +218,7 @@ def test_of_two_exports_that_race_one_is_told_and_the_other_is_whole(
             filled(store, number)
             try:
                 store.export(where, storage_options=how)
-            except SaveConflict as error:
+            except SaveConflictError as error:
                 return error
             return None
 

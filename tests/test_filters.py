@@ -16,9 +16,9 @@ from oracle.wire import murmur3_128
 from service_peer import SGD
 from shoal import _core
 from shoal._core import Op, WireDtype
-from shoal.rpc.filters import Filter, Filters, choose
-from shoal.rpc.map import ClusterMap, Endpoint
-from shoal.rpc.requests import Policy, Requests, Worker
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.worker.filters import Filter, Filters, choose
+from shoal.cluster.worker.requests import Policy, Requests, Worker
 
 SLOTS = 64
 JOB = 7

@@ -9,7 +9,7 @@ import pytest
 
 from shoal import _core
 from shoal._core import Status
-from shoal.rpc.filters import Filters
+from shoal.cluster.worker.filters import Filters
 from sim import model
 from sim.schedules import run, violations
 from test_simulated import MODES, MOVES, plan_of

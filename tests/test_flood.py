@@ -26,7 +26,7 @@ SCHEDULER = "from shoal.cli import main; main(['scheduler', '--bind', 'tcp://127
 DATA_LOOP = """
 import sys, time, zmq
 from shoal import _core
-from shoal.rpc.loop import start_loop
+from shoal.cluster.server.data_loop import start_loop
 context = zmq.Context()
 loop = start_loop(_core.Service(16, 0, 16), context, "tcp://127.0.0.1:0", heartbeat=0.2)
 print(loop.address, flush=True)

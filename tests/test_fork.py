@@ -65,7 +65,7 @@ def test_the_parents_table_says_in_the_child_whose_it_is(call, tmp_path):
         table = made(store)
         store.save(tmp_path / "parent")
         answer = in_child(lambda: says_whose_store_it_is(lambda: call(store, table, tmp_path)))
-        assert answer.startswith("WrongProcess")
+        assert answer.startswith("WrongProcessError")
         assert "fork" in answer
         assert np.all(table.pull(KEYS) == -1)  # the parent goes on
         assert set(store.tables) == {"t"}
@@ -118,7 +118,7 @@ def test_a_batch_of_the_parent_is_an_error_or_works_in_the_child_but_does_not_ha
         batch = store.key_batch(KEYS)
 
         def work():
-            assert says_whose_store_it_is(lambda: table.pull_unique(batch)).startswith("WrongProcess")
+            assert says_whose_store_it_is(lambda: table.pull_unique(batch)).startswith("WrongProcessError")
             try:
                 total = batch.sum(ONES)
             except shoal.ShoalError:
@@ -145,8 +145,8 @@ def test_forks_in_the_midst_of_other_threads_pushes_never_hang():
                 store.key_batch(keys).sum(ONES)
 
         def work():
-            assert says_whose_store_it_is(lambda: table.pull(KEYS)).startswith("WrongProcess")
-            assert says_whose_store_it_is(lambda: len(table)).startswith("WrongProcess")
+            assert says_whose_store_it_is(lambda: table.pull(KEYS)).startswith("WrongProcessError")
+            assert says_whose_store_it_is(lambda: len(table)).startswith("WrongProcessError")
             store.key_batch(KEYS).sum(ONES)
             with shoal.local(threads=2) as own:
                 made(own)
@@ -181,7 +181,7 @@ def test_a_fork_in_the_midst_of_a_save_never_hangs(tmp_path):
         try:
             for _ in range(10):
                 answer = in_child(lambda: says_whose_store_it_is(lambda: table.push(KEYS, ONES)))
-                assert answer.startswith("WrongProcess")
+                assert answer.startswith("WrongProcessError")
         finally:
             stop.set()
             thread.join()
@@ -219,7 +219,7 @@ def test_a_fork_in_the_midst_of_a_load_never_hangs(tmp_path):
 
         def work():
             for call in (lambda: table.push(KEYS, ONES[:, 0]), lambda: store.table("new"), lambda: table.step):
-                assert says_whose_store_it_is(call).startswith("WrongProcess")
+                assert says_whose_store_it_is(call).startswith("WrongProcessError")
             store.close()
             return "fine"
 
@@ -243,7 +243,7 @@ def test_a_multiprocessing_pool_by_fork_works():
                 got = pool.map_async(square, range(6)).get(timeout=DEADLINE)
         finally:
             PARENT.clear()
-        assert got == [(i + 1.0, "WrongProcess") for i in range(6)]
+        assert got == [(i + 1.0, "WrongProcessError") for i in range(6)]
 
 
 SCRIPT = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import shoal
 from oracle.optimizers import divided, rule_of
-from shoal import functions
+from shoal.table import reductions
 
 OPTIMIZERS = {
     "SGD": shoal.SGD(lr=0.5),
@@ -99,17 +99,17 @@ def test_answers_of_parts_of_the_slots_put_together_are_those_of_all():
         for store, some in ((low, is_low), (high, ~is_low)):
             store.table("t", dim=3, optimizer=shoal.SGD()).assign(keys[some], rows[some])
         parts = Parts(low.tables["t"].shard, high.tables["t"].shard)
-        assert functions.total(parts, 16).tobytes() == table.sum().tobytes()
+        assert reductions.total(parts, 16).tobytes() == table.sum().tobytes()
         for order in (1, 2, np.inf):
-            assert functions.norm(parts, order) == table.norm(order)
-        assert functions.count(parts, 0.01) == table.count(above=0.01)
-        assert functions.digest(parts, 16) == table.digest()
+            assert reductions.norm(parts, order) == table.norm(order)
+        assert reductions.count(parts, 0.01) == table.count(above=0.01)
+        assert reductions.digest(parts, 16) == table.digest()
 
         class Both:
             def reduce(self, function, parameters):
                 return np.concatenate([one.tables["t"].shard.reduce(function, parameters) for one in (high, low)])
 
-        for mine, theirs in zip(functions.topk(Both(), 10), table.topk(10), strict=True):
+        for mine, theirs in zip(reductions.topk(Both(), 10), table.topk(10), strict=True):
             assert mine.tobytes() == theirs.tobytes()
 
 

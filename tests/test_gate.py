@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal.gate import Gate
+from shoal.table.rwlock import Gate
 
 SOON = 0.05  # long enough for a thread to get as far as it can
 DEADLINE = 30.0

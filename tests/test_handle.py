@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.handle import Handle
+from shoal.table.future import Future
 
 KEYS = np.array([7, 3, 7], np.uint64)
 
@@ -27,16 +27,16 @@ class Slow:
 
     def wait(self, timeout=None):
         if not self.ended.wait(timeout):
-            raise shoal.DeadlineExceeded("not yet")
+            raise shoal.DeadlineExceededError("not yet")
         if self.error is not None:
             raise self.error
 
 
 def test_a_handle_is_done_when_what_it_waits_for_is():
     slow, answers = Slow(), []
-    handle = Handle(slow, lambda: answers.append(1) or "answer")
+    handle = Future(slow, lambda: answers.append(1) or "answer")
     assert not handle.done
-    with pytest.raises(shoal.DeadlineExceeded):
+    with pytest.raises(shoal.DeadlineExceededError):
         handle.wait(0.01)
     slow.ended.set()
     assert handle.done
@@ -46,7 +46,7 @@ def test_a_handle_is_done_when_what_it_waits_for_is():
 
 def test_many_threads_get_one_answer():
     slow, answers = Slow(), []
-    handle = Handle(slow, lambda: answers.append(1) or object())
+    handle = Future(slow, lambda: answers.append(1) or object())
     with ThreadPoolExecutor(8) as pool:
         got = [pool.submit(handle.wait, 30.0) for _ in range(8)]
         slow.ended.set()
@@ -56,11 +56,11 @@ def test_many_threads_get_one_answer():
 
 def test_what_went_wrong_is_raised_by_every_wait_and_nothing_is_answered():
     slow, answers = Slow(), []
-    slow.error = shoal.ServerLost("gone")
+    slow.error = shoal.ServerLostError("gone")
     slow.ended.set()
-    handle = Handle(slow, lambda: answers.append(1))
+    handle = Future(slow, lambda: answers.append(1))
     for _ in range(2):
-        with pytest.raises(shoal.ServerLost, match="gone"):
+        with pytest.raises(shoal.ServerLostError, match="gone"):
             handle.wait()
     assert handle.done
     assert not answers

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from shoal.interrupts import Terminated, at_boundaries, held_back, status_of, terminable
+from shoal.base.interrupts import Terminated, at_boundaries, held_back, status_of, terminable
 
 
 def test_sigterm_raises_once_however_often_it_comes_at_once():
@@ -97,7 +97,7 @@ def test_handlers_of_the_program_and_other_threads_are_left_alone():
 def test_a_program_that_does_not_catch_it_ends_silently_with_143():
     text = """
         import os, signal
-        from shoal.interrupts import at_boundaries
+        from shoal.base.interrupts import at_boundaries
         with at_boundaries() as interrupted:
             os.kill(os.getpid(), signal.SIGTERM)
             print("whole")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import shoal
 from oracle.hashing import LAST_KEY, neighbours
 from shoal.lifecycle import RuleForm, make_admission, make_expiry
-from shoal.table import TableForm
+from shoal.table.table import TableForm
 
 ADMISSIONS = (
     shoal.AfterCount(3),
@@ -438,20 +438,20 @@ def test_without_a_rule_a_push_beyond_the_budget_changes_nothing():
                 push(table, keys_at_random(1000, seed=k))
                 pushed.append(k)
 
-        with pytest.raises(shoal.MemoryBudgetExceeded, match=r"slot \d+.*bytes that each of 16 slots has"):
+        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"slot \d+.*bytes that each of 16 slots has"):
             push_until_full()
         assert 5 < len(pushed) < 1000
         step, before = table.step, kept(table, 16)
         mixed = np.concatenate([keys_at_random(1000, seed=0), keys_at_random(50_000, seed=5000)])
         for _ in range(2):
-            with pytest.raises(shoal.MemoryBudgetExceeded):
+            with pytest.raises(shoal.MemoryBudgetExceededError):
                 push(table, mixed)
-            with pytest.raises(shoal.MemoryBudgetExceeded):
+            with pytest.raises(shoal.MemoryBudgetExceededError):
                 table.assign(np.unique(mixed), np.ones((51_000, 4), np.float32))
         assert kept(table, 16) == before
         assert (table.step, table.stats().refused) == (step, 0)
         assert table.stats().bytes <= memory
-        with pytest.raises(shoal.MemoryBudgetExceeded):
+        with pytest.raises(shoal.MemoryBudgetExceededError):
             store.table("another", admit=shoal.AfterBloom(2, capacity=10**7)).push(
                 keys_at_random(1000), np.ones(1000, np.float32)
             )
@@ -466,7 +466,7 @@ def test_a_push_that_is_larger_than_a_slot_is_refused_even_where_rows_may_go():
         table = store.table("t", expire=shoal.TimeToLive(5))
         push(table, keys_at_random(500))
         before = kept(table, 2)
-        with pytest.raises(shoal.MemoryBudgetExceeded):
+        with pytest.raises(shoal.MemoryBudgetExceededError):
             push(table, keys_at_random(50_000, seed=1))
         assert kept(table, 2) == before
 
@@ -480,7 +480,7 @@ def test_closing_a_table_gives_its_share_back_and_a_bad_budget_is_refused():
     with shoal.local(slots=2, memory=4096) as store:
         for k in range(4):
             store.table(str(k))
-        with pytest.raises(shoal.MemoryBudgetExceeded):
+        with pytest.raises(shoal.MemoryBudgetExceededError):
             [store.table(str(k)) for k in range(4, 20)]
 
 

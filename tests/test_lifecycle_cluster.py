@@ -18,7 +18,7 @@ import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from cluster_standin import cluster
 from shoal import _core
-from shoal.cluster.server import Server
+from shoal.cluster.server.server import Server
 from stores import joined, together
 
 SLOTS = 64
@@ -222,7 +222,7 @@ def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
     assert 500 < rows < 4000
     with shoal.launch(3, slots=SLOTS, memory=SLOTS * 2048, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
         assert fill(store) == (rows, alone)
-        with pytest.raises(shoal.MemoryBudgetExceeded, match=r"server 0 at .* does not make table 'plain'"):
+        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server 0 at .* does not make table 'plain'"):
             store.table("plain")
         assert fill(store)[0] > 500
         store.tables["t"].erase(np.arange(4000, dtype=np.uint64))
@@ -232,7 +232,7 @@ def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
             for part in range(200):
                 plain.push(np.arange(part * 500, part * 500 + 500, dtype=np.uint64), np.ones(500, np.float32)).wait()
 
-        with pytest.raises(shoal.MemoryBudgetExceeded, match=r"server .* refused the push of table"):
+        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server .* refused the push of table"):
             push_until_full()
 
 
@@ -253,7 +253,7 @@ def test_a_table_without_room_is_refused_to_all_that_ask_and_nobody_else_notices
         def refusal(store: shoal.Store, number: int) -> str:
             try:
                 store.table(f"more {number}")
-            except shoal.MemoryBudgetExceeded as error:
+            except shoal.MemoryBudgetExceededError as error:
                 return str(error)
             return ""
 
@@ -291,7 +291,7 @@ def test_a_load_into_servers_without_room_is_refused_and_leaves_what_was_there(t
         table = store.table("mine", optimizer=shoal.SGD(lr=1.0))
         table.push(FEW, np.ones(100, np.float32)).wait()
         store.tick()
-        with pytest.raises(shoal.MemoryBudgetExceeded, match=r"server 0 at .* does not make table 't\d+'"):
+        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server 0 at .* does not make table 't\d+'"):
             store.load(tmp_path / "many")
         assert np.all(table.pull(FEW) == -1)
 

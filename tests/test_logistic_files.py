@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, checkpoint, models
+from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, models
+from shoal.checkpoint import checkpoint
 from shoal.models import Fit, Plan, files
-from shoal.sealed import read_sealed, write_sealed
-from shoal.storage import LocalPlace
+from shoal.storage.base import LocalPlace
+from shoal.storage.checksummed_json import read_sealed, write_sealed
 
 OPTIMIZERS = [
     shoal.FTRL(alpha=0.3, l1=0.3, clip_value=1.0),

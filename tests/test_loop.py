@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from shoal import _core
 from shoal._core import Op, Status
+from shoal.cluster.protocol.curve import Guard, Keys, make_keys
+from shoal.cluster.server.data_loop import start_loop
 from shoal.errors import TransportError
-from shoal.rpc.curve import Guard, Keys, make_keys
-from shoal.rpc.loop import start_loop
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -203,7 +203,7 @@ def test_a_python_thread_that_holds_the_lock_holds_no_request_up():
         import zmq
         sys.path.insert(0, sys.argv[1])
         from test_loop import make_service
-        from shoal.rpc.loop import start_loop
+        from shoal.cluster.server.data_loop import start_loop
 
         context, service = zmq.Context(), make_service()
         loop = start_loop(service, context, "tcp://127.0.0.1:0")

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.cluster import membership as membership_module
-from shoal.cluster.membership import Membership
-from shoal.rpc.messages import (
+from shoal.cluster.protocol.messages import (
     MOST_WORKERS,
     AddTable,
     Admit,
@@ -27,7 +25,7 @@ from shoal.rpc.messages import (
     Dismiss,
     Done,
     DropTable,
-    Fault,
+    FaultError,
     Fence,
     Heartbeat,
     Hello,
@@ -55,6 +53,8 @@ from shoal.rpc.messages import (
     decode,
     encode,
 )
+from shoal.cluster.scheduler import membership as membership_module
+from shoal.cluster.scheduler.membership import Membership
 
 BSP = Rules("bsp", 0, False)
 FORM = TableForm.of(shoal.local().table("t").spec)
@@ -707,7 +707,7 @@ def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_
     fields = {field: getattr(FORM, field) for field in FORM.__struct_fields__}
     number = worker.ask(AskTable(TableForm(**{**fields, **changed})))
     if text == "cannot be read":
-        with pytest.raises(Fault, match=r"Expected `float`, got `str`") as caught:
+        with pytest.raises(FaultError, match=r"Expected `float`, got `str`") as caught:
             world.go(0.5)
         assert decode(caught.value.reply).body.kind == "input"
         return

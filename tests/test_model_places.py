@@ -25,9 +25,9 @@ import shoal
 from cluster_fakes import Wire
 from cuts import power_fails_behind
 from places import BUCKET, after_writes, interrupt, options, uploads
-from shoal import storage
 from shoal.cli import main
 from shoal.models import Model, files
+from shoal.storage import base as storage
 from stores import opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -220,7 +220,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
     def race(label: int) -> str:
         try:
             save(place, label)
-        except shoal.SaveConflict as error:
+        except shoal.SaveConflictError as error:
             return str(error)
         return ""
 
@@ -258,7 +258,7 @@ def test_a_save_that_comes_between_another_ones_last_steps_is_whole(
 
     at_the_model(monkeypatch, put)
     if moment == "before it is put in place":
-        with pytest.raises(shoal.SaveConflict):
+        with pytest.raises(shoal.SaveConflictError):
             save(place, 0)
     else:
         save(place, 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cluster.parts import Parts
+from shoal.cluster.scheduler.splits import Parts
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(0, 2**32))

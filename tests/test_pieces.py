@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shoal import pieces
-from shoal.errors import SaveConflict, StorageError
-from shoal.pieces import PieceWriter, Replacement, in_order
-from shoal.sealed import unseal
-from shoal.storage import LocalPlace
+from shoal.errors import SaveConflictError, StorageError
+from shoal.storage import transaction
+from shoal.storage.base import LocalPlace
+from shoal.storage.checksummed_json import unseal
+from shoal.storage.transaction import PieceWriter, Replacement, in_order
 
 HEADER = b"H" * 64
 
@@ -34,7 +34,7 @@ def replace(place, sizes, fail=None):
 
 
 def test_pieces_stand_where_they_are_said_to_and_a_long_file_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "_FILE_BYTES", 200)
+    monkeypatch.setattr(transaction, "_FILE_BYTES", 200)
     files, at = replace(LocalPlace(tmp_path), [64, 128, 64, 500, 0])
     assert at == [(0, 64), (0, 128), (1, 64), (1, 128), (2, 64)]
     assert [file.bytes for file in files] == [256, 628, 64]
@@ -123,7 +123,7 @@ def test_of_two_that_race_the_second_is_told_and_leaves_the_first(tmp_path):
     def other_is_faster(new):
         done.append(replace(LocalPlace(tmp_path), [64])[0][0].name)
 
-    with pytest.raises(SaveConflict, match="another process"):
+    with pytest.raises(SaveConflictError, match="another process"):
         replace(LocalPlace(tmp_path), [64], other_is_faster)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*done, "manifest.json"])
 

@@ -19,7 +19,7 @@ def read(shoal_data, name, batch_size):
 
 
 def matrix(batches):
-    whole = shoal.models.feed.joined(batches)
+    whole = shoal.models.preprocessing.joined(batches)
     return csr_matrix((whole.values, whole.keys.astype(np.int64), whole.indptr), shape=(len(whole), 124)), whole.labels
 
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from shoal.rpc.refusals import INTERVAL, Refusals
+from shoal.cluster.protocol.refusals import INTERVAL, Refusals
 
 LOG = logging.getLogger("shoal.test.refusals")
 

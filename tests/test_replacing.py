@@ -12,7 +12,7 @@ import pytest
 import shoal
 from places import BUCKET, options
 from shoal import cli
-from shoal.storage import Place, place_of
+from shoal.storage.base import Place, place_of
 from stores import KINDS, opened
 
 KEYS = np.arange(9, dtype=np.uint64)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import Batch, LogisticRegression, cli, models
-from shoal.reports.svg import Plot, short, ticks
+from shoal.tools.reports.svg import Plot, short, ticks
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 

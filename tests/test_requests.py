@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 
 from shoal import _core
-from shoal.errors import DeadlineExceeded, Fenced, NotConnected, ProtocolError, ServerLost, ShoalError
-from shoal.rpc.filters import Filter, Filters
-from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
-from shoal.rpc.requests import WINDOW, Policy, Requests, Worker
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.worker.filters import Filter, Filters
+from shoal.cluster.worker.requests import WINDOW, Policy, Requests, Worker
+from shoal.errors import (
+    DeadlineExceededError,
+    FencedError,
+    NotConnectedError,
+    ProtocolError,
+    ServerLostError,
+    ShoalError,
+)
 
 Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
 THREAD = _core.Workers(1)
@@ -420,7 +427,7 @@ def test_a_tick_that_fails_ends_everything():
     waiting = pull(r, clock=1)
     r.on_time(5.0)
     for call in (tick, waiting, push(r, clock=1)):
-        with pytest.raises(DeadlineExceeded, match=r"the tick at clock 0 was not done within 5\.0 s"):
+        with pytest.raises(DeadlineExceededError, match=r"the tick at clock 0 was not done within 5\.0 s"):
             call.get()
 
 
@@ -436,7 +443,7 @@ def test_a_tick_that_waits_for_a_read_is_not_late():
             break
         r.on_time(time)
         r.outgoing.clear()
-    assert isinstance(slow.error, DeadlineExceeded)
+    assert isinstance(slow.error, DeadlineExceededError)
     assert not tick.done
     r.on_time(r.next_time())
     assert push(r, 1, clock=2, now=11.0).error is None
@@ -578,7 +585,7 @@ def test_the_deadline_names_the_peer_the_operation_and_the_silence():
     r.receive(B, asked[1].rows(0), 4.0)
     r.on_time(10.0)
     with pytest.raises(
-        DeadlineExceeded,
+        DeadlineExceededError,
         match=r"pull of table 1 at clock 3 was not done within 10.0 s: server 0 at tcp://a:1 did not answer "
         r"\(never heard of in the 10.0 s since it was first asked\)",
     ):
@@ -587,7 +594,9 @@ def test_the_deadline_names_the_peer_the_operation_and_the_silence():
     for one in taken(r)[-2:]:
         r.receive(one.address, one.answer(Status.PARKED), 10.5)
     r.on_time(12.0)
-    with pytest.raises(DeadlineExceeded, match=r"waits for a slower worker \(last heard of 1.5 s ago\); look for one"):
+    with pytest.raises(
+        DeadlineExceededError, match=r"waits for a slower worker \(last heard of 1.5 s ago\); look for one"
+    ):
         again.get()
 
 
@@ -598,7 +607,7 @@ def test_slots_without_an_owner_end_at_the_deadline_too():
         slots = np.array(asked.slots(), np.uint16)
         r.receive(asked.address, asked.answer(Status.WRONG_EPOCH, [slots], count=len(slots), epoch=9), 0.1)
     r.on_time(5.0)
-    with pytest.raises(DeadlineExceeded, match="no map newer than epoch 1 came; is the scheduler running"):
+    with pytest.raises(DeadlineExceededError, match="no map newer than epoch 1 came; is the scheduler running"):
         call.get()
     assert not r.wants_map
 
@@ -608,12 +617,12 @@ def test_a_lost_server_fails_its_calls_and_no_others():
     both = pull(r)
     one = push(r, 1)
     r.lose(1, "silent for 10.2 s", 20.0)
-    with pytest.raises(ServerLost, match=r"server 1 at tcp://b:1 is lost \(silent for 10.2 s; never heard of"):
+    with pytest.raises(ServerLostError, match=r"server 1 at tcp://b:1 is lost \(silent for 10.2 s; never heard of"):
         both.get()
     survivors = [call for call in (one, push(r, 1, now=20.0)) if not call.done]
     owner = batch(1).begins[8]  # 1 where the one key is with server 0
     assert len(survivors) == (2 if owner else 0)
-    with pytest.raises(ServerLost):
+    with pytest.raises(ServerLostError):
         pull(r, now=21.0).get()
 
 
@@ -623,7 +632,7 @@ def test_a_stale_worker_is_fenced_and_everything_ends():
     asked = taken(r)[0]
     r.receive(A, asked.answer(Status.STALE), 0.1)
     for call in [*calls, pull(r)]:
-        with pytest.raises(Fenced, match=r"worker 3 \(incarnation 2\) was declared dead"):
+        with pytest.raises(FencedError, match=r"worker 3 \(incarnation 2\) was declared dead"):
             call.get()
     assert not r.outgoing
     assert r.next_time() is None
@@ -632,7 +641,7 @@ def test_a_stale_worker_is_fenced_and_everything_ends():
 @pytest.mark.parametrize(
     ("status", "text", "kind", "match"),
     [
-        (Status.WRONG_JOB, None, NotConnected, "serves another job"),
+        (Status.WRONG_JOB, None, NotConnectedError, "serves another job"),
         (Status.NO_TABLE, None, ProtocolError, "no such table"),
         (Status.VERSION, None, ProtocolError, "another version"),
         (

@@ -12,10 +12,10 @@ import pytest
 
 import shoal
 from cuts import power_fails_behind
+from shoal.base.interrupts import terminable
 from shoal.cli import main
-from shoal.interrupts import terminable
 from shoal.models import Model, files
-from shoal.models.keeper import Keeper
+from shoal.models.fit_checkpoints import Keeper
 from stores import TIMEOUT
 
 BATCH = 50

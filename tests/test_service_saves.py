@@ -15,11 +15,12 @@ import shoal
 from service_peer import SGD, Reply, Worker, deliver, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
-from shoal.cluster import saving, tasks
-from shoal.cluster.saving import WriteTask
-from shoal.cluster.server import TASKS
+from shoal.cluster.protocol import tasks
+from shoal.cluster.server.server import TASKS
+from shoal.cluster.worker import saving
+from shoal.cluster.worker.saving import WriteTask
 from shoal.errors import StorageError
-from shoal.table import TableForm, TableSpec
+from shoal.table.table import TableForm, TableSpec
 
 BASE = [1, 2, 3, 4]
 NAME = "".join(number.to_bytes(8, "little").hex() for number in BASE)

@@ -18,8 +18,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
 
 from shoal import _core
-from shoal.errors import Fenced
-from shoal.rpc.filters import Filters
+from shoal.cluster.worker.filters import Filters
+from shoal.errors import FencedError
 from sim import model
 from sim.cluster import SUM, THREAD, Cluster
 from sim.history import CHECKERS
@@ -116,7 +116,7 @@ def test_a_zombie_is_fenced():
     fenced = 0
     for seed in range(10):
         cluster = run(seed, Plan(weather=ROUGH, deaths=1, zombies=True, clocks=8), _core.Service)
-        fenced += sum(isinstance(zombie.error, Fenced) for zombie in cluster.zombies)
+        fenced += sum(isinstance(zombie.error, FencedError) for zombie in cluster.zombies)
     assert fenced > 0
 
 

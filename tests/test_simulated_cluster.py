@@ -6,9 +6,9 @@ import pytest
 
 import shoal
 from shoal import _core
-from shoal.errors import Fenced, MemoryBudgetExceeded, ServerLost
-from shoal.rpc import messages as m
-from shoal.rpc.messages import TableForm
+from shoal.cluster.protocol import messages as m
+from shoal.cluster.protocol.messages import TableForm
+from shoal.errors import FencedError, MemoryBudgetExceededError, ServerLostError
 from sim.network import ROUGH
 from sim.schedules import counting, violations
 from sim.whole import Whole
@@ -29,7 +29,7 @@ class Narrow:
 
     def add_table(self, id, **spec):
         if spec["dim"] > 1000:
-            raise MemoryBudgetExceeded("no room")
+            raise MemoryBudgetExceededError("no room")
         self._service.add_table(id, **spec)
 
 
@@ -70,7 +70,7 @@ def test_who_is_silent_is_replaced_and_nothing_is_lost_or_done_twice(mode, zombi
         assert violations(cluster) == [], f"seed {seed}"
         seen["returned"] += sum(client.incarnation > 1 and client.finished for client in cluster.clients)
         seen["later"] += sum(life.start > 0 for life in cluster.history.lives)
-        seen["fenced"] += sum(isinstance(zombie.error, Fenced) for zombie in cluster.zombies)
+        seen["fenced"] += sum(isinstance(zombie.error, FencedError) for zombie in cluster.zombies)
     assert seen["returned"] >= 3
     assert seen["later"] >= 3
     assert seen["fenced"] >= 2 * zombies
@@ -108,5 +108,5 @@ def test_a_lost_server_ends_every_worker_with_an_error_that_names_it(mode):
         while len(cluster.clients) < 3 or not all(client.finished for client in cluster.clients):
             assert cluster.network.step(limit=20.0), f"seed {seed}"
         for client in cluster.clients:
-            assert isinstance(client.error, ServerLost), f"seed {seed}: {client.error}"
+            assert isinstance(client.error, ServerLostError), f"seed {seed}: {client.error}"
             assert "server 1 at tcp://10.0.0.2:500" in str(client.error)

@@ -17,9 +17,9 @@ import pytest
 
 from cluster_fakes import Wire
 from places import full_disk, options, somebody_else, uploads
-from shoal.errors import CorruptionError, SaveConflict, StorageError
-from shoal.sealed import seal
-from shoal.storage import Place, place_of
+from shoal.errors import CorruptionError, SaveConflictError, StorageError
+from shoal.storage.base import Place, place_of
+from shoal.storage.checksummed_json import seal
 
 pytestmark = pytest.mark.timeout(120)
 PART = 6 << 20  # S3 takes no smaller parts than 5 MiB, but the last
@@ -173,7 +173,7 @@ def test_directories_that_hold_a_file_are_found_and_show_when_it_changes(place: 
 def test_what_is_written_in_pieces_of_any_size_is_whole(
     place: Place, cached: bool, unit: int, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("shoal.storage._WRITE_BYTES", 64 * unit)
+    monkeypatch.setattr("shoal.storage.base._WRITE_BYTES", 64 * unit)
     rng = np.random.default_rng(2)
     pieces = [rng.bytes(int(size)) for size in rng.choice([0, 1, 5, 63, 64, 65, 128, 1000], 60) * unit]
     pieces.append(b"the end")
@@ -198,16 +198,16 @@ def test_a_file_that_is_given_up_is_not_there(place: Place, cached: bool) -> Non
 def test_a_published_file_replaces_the_version_that_was_told_and_no_other(place: Place) -> None:
     place.publish("m", b"one", before=None)
     one = place.version("m")
-    with pytest.raises(SaveConflict, match="was written by another process since this one began"):
+    with pytest.raises(SaveConflictError, match="was written by another process since this one began"):
         place.publish("m", b"other", before=None)
     assert place.read("m") == b"one"
     place.publish("m", b"two", before=one)
-    with pytest.raises(SaveConflict, match="/m was written by another"):
+    with pytest.raises(SaveConflictError, match="/m was written by another"):
         place.publish("m", b"other", before=one)
     assert place.read("m") == b"two"
     two = place.version("m")
     place.remove("m")
-    with pytest.raises(SaveConflict):
+    with pytest.raises(SaveConflictError):
         place.publish("m", b"other", before=two)
     assert place.names() == []
     place.publish("m", b"three", before=None, durable=False)
@@ -232,7 +232,7 @@ def test_of_writers_that_race_for_one_version_exactly_one_gets_through(
             begin.wait()
             try:
                 places[number].publish("m", f"{turn} {number}".encode(), before=before)
-            except SaveConflict:
+            except SaveConflictError:
                 return False
             return True
 
@@ -261,7 +261,7 @@ def test_a_put_whose_answer_was_lost_and_that_met_itself_is_done(s3: str, tmp_pa
 
 
 def test_an_upload_that_is_interrupted_leaves_no_object_and_no_parts(s3: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("shoal.storage._PART_BYTES", PART)
+    monkeypatch.setattr("shoal.storage.base._PART_BYTES", PART)
     place = place_of(f"s3://places/{tmp_path.name}", options(s3))
     with contextlib.suppress(KeyboardInterrupt), place.create("large") as file:
         file.write(bytes(PART * 2 + 5))
@@ -274,7 +274,7 @@ def test_an_upload_that_is_interrupted_leaves_no_object_and_no_parts(s3: str, tm
 
 
 def test_connections_that_break_off_are_made_again(s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("shoal.storage._PART_BYTES", PART)
+    monkeypatch.setattr("shoal.storage.base._PART_BYTES", PART)
     place = place_of(f"s3://places/{tmp_path.name}", options(wire.address.replace("tcp", "http")))
     with place.create("large") as file:
         for k in range(3):
@@ -291,7 +291,7 @@ def test_connections_that_break_off_are_made_again(s3: str, wire: Wire, tmp_path
 def test_a_connection_that_is_lost_for_good_is_an_error_that_names_the_file_and_changes_nothing(
     s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("shoal.storage._PART_BYTES", PART)
+    monkeypatch.setattr("shoal.storage.base._PART_BYTES", PART)
     name = f"s3://places/{tmp_path.name}"
     place = place_of(name, options(wire.address.replace("tcp", "http")))
     place.publish("m", b"1", before=None)
@@ -354,7 +354,7 @@ def test_where_no_file_goes_past_the_cache_it_goes_through(tmp_path: Path, monke
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return descriptor
 
-    monkeypatch.setattr("shoal.storage.os.open", refuses)
+    monkeypatch.setattr("shoal.storage.base.os.open", refuses)
     place = place_of(tmp_path)
     data = np.random.default_rng(3).bytes(5 << 20)
     with place.create("x", cached=False) as file:
@@ -366,7 +366,7 @@ def test_a_disk_that_fails_behind_the_writer_is_named_and_the_file_is_gone(tmp_p
     def fails(descriptor: int, data: memoryview, offset: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("shoal.storage.os.pwrite", fails)
+    monkeypatch.setattr("shoal.storage.base.os.pwrite", fails)
     place = place_of(tmp_path)
     for data in (bytes(20 << 20), b"only the end"):
         with pytest.raises(StorageError, match=r"x cannot be written: Input/output error; the disk fails"):

@@ -11,10 +11,10 @@ import pytest
 import shoal
 from places import BUCKET, object_store, options
 from shoal.cli import main
-from shoal.cluster import processes
+from shoal.cluster.launch import processes
 from shoal.errors import StorageError
-from shoal.storage import LocalPlace
-from shoal.storage_roots import StorageRoots
+from shoal.storage.base import LocalPlace
+from shoal.storage.roots import StorageRoots
 
 TIMEOUT = 60.0
 KEYS = np.arange(100, dtype=np.uint64)

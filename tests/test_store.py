@@ -238,6 +238,6 @@ def test_a_handle_waits_with_or_without_a_deadline():
 
 
 def test_what_is_wrong_in_the_world_is_a_shoal_error_and_no_bad_input():
-    for kind in (shoal.CorruptionError, shoal.ClosedError, shoal.WrongProcess):
+    for kind in (shoal.CorruptionError, shoal.ClosedError, shoal.WrongProcessError):
         assert issubclass(kind, shoal.ShoalError)
         assert not issubclass(kind, ValueError)

@@ -292,7 +292,7 @@ def test_a_forked_child_is_told_whose_store_it_is(store, filled):
             store.barrier,
             store.flush,
         ):
-            with pytest.raises(shoal.WrongProcess, match="fork"):
+            with pytest.raises(shoal.WrongProcessError, match="fork"):
                 call()
         store.close()
         return "told"

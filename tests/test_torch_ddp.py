@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.cluster import processes
+from shoal.cluster.launch import processes
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 

@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_worker_waits_for_the_first_ones_numbers_and_says_so_when_they_do_not_come():
     with cluster(1, 1) as made, joined(made.address, 2, consistency=shoal.ASP()) as stores:
-        with pytest.raises(shoal.DeadlineExceeded, match=r"worker 0 has not set dense table 'dense' in 0.05 s"):
+        with pytest.raises(shoal.DeadlineExceededError, match=r"worker 0 has not set dense table 'dense' in 0.05 s"):
             DenseParameters(stores[1], tower(), timeout=0.05)
         found = []
         waiting = threading.Thread(

@@ -452,7 +452,7 @@ class Failing:
 
     def wait(self, timeout=None):
         if not self.done:
-            raise shoal.DeadlineExceeded("not yet")
+            raise shoal.DeadlineExceededError("not yet")
         raise self.error
 
 
@@ -490,13 +490,13 @@ def test_a_failed_push_is_raised_by_the_next_forward_that_finds_it_done(local, n
     table = local.table(name, dim=2)
     embedding = shoal.torch.Embedding(table)
     keys = torch.tensor([1])
-    failing = Failing(shoal.ServerLost("the server is gone"))
+    failing = Failing(shoal.ServerLostError("the server is gone"))
     with monkeypatch.context() as patch:
-        patch.setattr(table, "push_given", lambda batch, grads, where: shoal.Handle(failing, lambda: None))
+        patch.setattr(table, "push_given", lambda batch, grads, where: shoal.Future(failing, lambda: None))
         embedding(keys).sum().backward()
     embedding(keys)  # it is under way
     failing.done = True
-    with pytest.raises(shoal.ServerLost, match="the server is gone"):
+    with pytest.raises(shoal.ServerLostError, match="the server is gone"):
         embedding(keys)
     embedding(keys)  # told once
 
@@ -510,10 +510,10 @@ def test_a_push_that_no_server_took_is_told(teller):
     ):
         embedding = shoal.torch.Embedding(store.table("t", dim=2))
         out = embedding(torch.tensor([1]))
-        lost = shoal.ServerLost("server 0 is gone, they say")
+        lost = shoal.ServerLostError("server 0 is gone, they say")
         store.channel.fail(lost)
         out.sum().backward()  # the push is only begun
-        with pytest.raises(shoal.ServerLost, match="they say"):
+        with pytest.raises(shoal.ServerLostError, match="they say"):
             embedding(torch.tensor([1])) if teller == "forward" else store.flush()
 
 
@@ -528,7 +528,7 @@ def test_a_forked_child_is_told_whose_store_it_is(store, name):
         for call in (lambda: embedding(keys), lambda: bag(keys), lambda: embedding.prefetch(keys), out.sum().backward):
             try:
                 call()
-            except shoal.WrongProcess:
+            except shoal.WrongProcessError:
                 told.append("wrong process")
         return told
 

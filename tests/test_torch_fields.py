@@ -84,7 +84,7 @@ def test_rows_of_one_length_need_no_fields():
 
 
 def test_no_examples_are_no_rows(batch):
-    empty = shoal.data.pieces.rows_of(batch, 0, 0)
+    empty = shoal.data.rebatch.rows_of(batch, 0, 0)
     x = Fields(names=["0", "7"], form="libffm", history="2", item="0", dense=["9"]).inputs(empty)
     assert x.keys.shape == (0, 2)
     assert x.dense.shape == (0, 1)

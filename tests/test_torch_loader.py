@@ -196,4 +196,4 @@ def test_a_forked_process_that_touches_the_parents_store_is_told_so(reader):
 
     with cluster(1, 1) as made:
         (told,) = together(made.address, 1, work)
-    assert all(one.startswith("WrongProcess") for one in told)
+    assert all(one.startswith("WrongProcessError") for one in told)

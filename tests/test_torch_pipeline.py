@@ -321,7 +321,7 @@ class Broken:
 
     def pull(self, batch, rows):
         if self._hash in batch.hashes:
-            raise shoal.ServerLost("server 1 is lost")
+            raise shoal.ServerLostError("server 1 is lost")
         return self._shard.pull(batch, rows)
 
 
@@ -332,7 +332,7 @@ def test_an_error_of_a_pull_that_was_begun_ahead_comes_at_its_batch(staleness):
         module = Embedding(table)
         table.replace_shard(Broken(table.shard, 4))
         done = []
-        with pytest.raises(shoal.ServerLost):
+        with pytest.raises(shoal.ServerLostError):
             train(module, [shared_and(i) for i in range(9)], done, staleness=staleness)
         assert done[:4] == [0, 1, 2, 3]
         assert len(done) == (4 if staleness else 5)  # in place of its body, or in it
@@ -346,16 +346,16 @@ def test_a_server_that_is_lost_while_pulls_are_under_way_is_told_by_the_body():
 
         def lose(keys):
             if len(done) == 2:
-                store.channel.fail(shoal.ServerLost("server 0 is lost"))
+                store.channel.fail(shoal.ServerLostError("server 0 is lost"))
 
         module.register_forward_pre_hook(lambda module, keys: lose(keys))
-        with pytest.raises(shoal.ServerLost):
+        with pytest.raises(shoal.ServerLostError):
             train(module, [shared_and(i) for i in range(9)], done, staleness=1)
         assert len(done) in {2, 3}  # the pull that was begun ahead may have been answered
         assert not module._tickets
-        raise shoal.ServerLost("the end")  # so that the store is closed without waiting
+        raise shoal.ServerLostError("the end")  # so that the store is closed without waiting
 
-    with cluster(1, 1) as servers, pytest.raises(shoal.ServerLost, match="the end"):
+    with cluster(1, 1) as servers, pytest.raises(shoal.ServerLostError, match="the end"):
         together_failing(servers.address, work)
 
 

@@ -19,11 +19,11 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 import shoal  # noqa: E402
 from places import BUCKET, options  # noqa: E402
 from shoal.cli import main  # noqa: E402
-from shoal.data.pieces import rows_of as rows_of_batch  # noqa: E402
+from shoal.data.rebatch import rows_of as rows_of_batch  # noqa: E402
 from shoal.metrics import gauc, logloss  # noqa: E402
 from shoal.models import files  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
-from shoal.storage import Place, place_of  # noqa: E402
+from shoal.storage.base import Place, place_of  # noqa: E402
 from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, parse, read  # noqa: E402
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal import Batch, LogisticRegression, LogisticRegressionGrid
 from shoal.metrics import measure
-from shoal.models import feed
+from shoal.models import preprocessing as feed
 from test_logistic import PressesCtrlC, Textbook, cut, make_batch
 
 

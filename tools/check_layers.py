@@ -33,48 +33,43 @@ PYTHON = {
     "_reader": "",
     "errors": "_core",
     "consistency": "",
-    "interrupts": "",
     "schedules": "_core",
-    "plural": "",
-    "notebook": "",
     "optim": "_core errors schedules",
-    "metrics": "_core errors plural notebook",
-    "data": "_core _reader errors sealed machine",
-    "gate": "errors",
-    "handle": "errors",
     "lifecycle": "_core",
-    "functions": "_core",
-    "table": "_core errors optim gate handle lifecycle functions",
-    "dense": "handle optim table",
-    "sealed": "_core errors",
-    "storage": "errors sealed machine",
-    "storage_roots": "errors storage",
-    "machine": "",
-    "pieces": "errors sealed storage",
-    "checkpoint": "_core errors machine optim table sealed storage pieces",
-    "export": "_core errors machine optim table sealed storage pieces",
-    "compaction": "storage checkpoint export",
-    "store": "_core errors machine consistency optim gate handle lifecycle table dense sealed storage checkpoint "
-    "export",
-    "estimates": "_core optim table store",
-    "rpc": "_core errors consistency handle table machine",
-    "cluster": "_core errors interrupts consistency optim functions gate handle table sealed storage storage_roots "
-    "checkpoint store rpc data plural",
-    "models": "_core errors interrupts machine consistency optim handle lifecycle table sealed storage pieces "
-    "checkpoint store data metrics plural notebook",
-    "exchange": "_core data store table machine",
-    "serve": "_core errors machine consistency optim table checkpoint export store data models torch",
-    "demo": "_core errors optim table sealed storage checkpoint store data metrics models",
-    "reports": "_core errors optim table sealed storage checkpoint store data metrics models torch",
-    "opening": "storage checkpoint export store models torch",
-    "torch": "_core errors consistency optim lifecycle handle table dense sealed storage checkpoint store data "
-    "metrics models schedules machine plural",
+    "base": "",
+    "table": "_core errors optim lifecycle base",
+    "storage": "_core errors base",
+    "checkpoint": "_core errors optim base table storage",
+    "export": "_core errors optim base table storage",
+    "store": "_core errors consistency optim lifecycle base table storage checkpoint export",
+    "data": "_core _reader errors base storage",
+    "metrics": "_core errors base",
+    "models": "_core errors consistency optim lifecycle base table storage checkpoint store data metrics",
+    "torch": "_core errors consistency schedules optim lifecycle base table storage checkpoint store data metrics "
+    "models",
+    "serve": "_core errors consistency optim base table checkpoint export store data models torch",
     "sklearn": "_core errors optim store data metrics models",
-    "cli": "_core errors interrupts consistency optim lifecycle table sealed storage checkpoint export compaction "
-    "store data metrics models demo reports torch rpc cluster serve exchange estimates machine plural",
+    "cluster.protocol": "_core errors consistency base table storage checkpoint cluster.worker",
+    "cluster.worker": "_core errors consistency optim base table storage checkpoint store cluster.protocol",
+    "cluster.server": "_core errors base storage checkpoint store cluster.protocol cluster.worker",
+    "cluster.scheduler": "errors base cluster.protocol",
+    "cluster.launch": "errors consistency base storage store cluster.protocol cluster.worker cluster.server "
+    "cluster.scheduler",
+    "cluster": "errors consistency cluster.worker cluster.launch",
+    "tools": "",
+    "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
+    "tools.sizing": "_core errors optim base table store",
+    "tools.convert": "_core errors base table store data",
+    "tools.demo": "_core errors optim base store data metrics models",
+    "tools.load": "errors storage checkpoint export store models torch",
+    "tools.compact": "errors storage checkpoint export",
+    "cli": "errors consistency optim lifecycle base table storage checkpoint export store data metrics models torch "
+    "serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
+    "tools.reports tools.sizing tools.convert tools.demo tools.compact",
     "__main__": "cli",
-    "__init__": "errors compaction consistency optim lifecycle table dense export store rpc cluster data metrics "
-    "models reports torch estimates exchange serve sklearn opening schedules",
+    "__init__": "errors consistency schedules optim lifecycle table export store data metrics models torch serve "
+    "sklearn "
+    "cluster cluster.worker cluster.launch tools.reports tools.sizing tools.convert tools.load tools.compact",
 }
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.
@@ -98,8 +93,11 @@ LAZY = {
 # Modules that are there for an optional library, which they import at once; no other module may import them.
 FOR_ITS_OWN = {
     "sklearn": {"scipy", "sklearn"},
-    "rpc": {"zmq"},
-    "cluster": {"zmq"},
+    "cluster.protocol": {"zmq"},
+    "cluster.worker": {"zmq"},
+    "cluster.server": {"zmq"},
+    "cluster.scheduler": {"zmq"},
+    "cluster.launch": {"zmq"},
     "torch": {"torch"},
     "serve": {"prometheus_client", "starlette", "uvicorn"},
 }
@@ -166,6 +164,12 @@ def check_csrc(root: Path) -> Iterator[str]:
                 yield f"{where}:{number}: {header} is for csrc/bind only"
 
 
+def room_of(module: list[str]) -> str:
+    """Return the room of a module: the longest beginning of its name that is in the table; an empty string: none."""
+    names = (".".join(module[:length]) for length in range(len(module), 0, -1))
+    return next((name for name in names if name in PYTHON), "")
+
+
 def shoal_imports(path: Path, package: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, module) for each module of shoal that a file imports; ``__init__`` stands for the package itself."""
     here = ["shoal", *path.relative_to(package).with_suffix("").parts]
@@ -175,13 +179,13 @@ def shoal_imports(path: Path, package: Path, tree: ast.AST) -> Iterator[tuple[in
         elif isinstance(node, ast.ImportFrom):
             base = here[: len(here) - node.level] if node.level else []
             base += (node.module or "").split(".") if node.module else []
-            # `from shoal import table` names a module or something that the package exports.
-            names = [[*base, alias.name] if base == ["shoal"] else base for alias in node.names]
+            # `from shoal import table` names a module, or something that the package exports.
+            names = [[*base, alias.name] for alias in node.names]
         else:
             continue
         for name in names:
             if name[0] == "shoal":
-                yield node.lineno, name[1] if len(name) > 1 and name[1] in PYTHON else "__init__"
+                yield node.lineno, room_of(name[1:]) or "__init__"
 
 
 def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
@@ -200,9 +204,10 @@ def check_python(root: Path) -> Iterator[str]:
     package = root / "python" / "shoal"
     for path in sorted(p for p in package.rglob("*") if p.suffix in {".py", ".pyi"}):
         where = path.relative_to(root).as_posix()
-        module = path.relative_to(package).with_suffix("").parts[0]
-        if module not in PYTHON:
-            yield f"{where}:1: shoal.{module} is not in the table of tools/check_layers.py"
+        parts = list(path.relative_to(package).with_suffix("").parts)
+        module = room_of(parts)
+        if not module:
+            yield f"{where}:1: shoal.{parts[0]} is not in the table of tools/check_layers.py"
             continue
         tree = ast.parse(path.read_text(), where)
         for line, used in shoal_imports(path, package, tree):

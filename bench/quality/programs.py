@@ -27,8 +27,8 @@ from quality.search import LEAST, Settings, climb
 from quality.sets import FEW, Split, batches
 from shoal import Batch
 from shoal.metrics import auc, logloss
-from shoal.models.feed import take
 from shoal.models.plan import Metric
+from shoal.models.preprocessing import take
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import shoal
 from shoal import Batch
-from shoal.models.feed import joined, take
+from shoal.models.preprocessing import joined, take
 
 FEW = 10_000  # training examples, below which a fifth of them is too little to choose settings by
 

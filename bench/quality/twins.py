@@ -30,7 +30,7 @@ import shoal.torch
 from quality.sets import Split
 from shoal import Batch
 from shoal.metrics import auc
-from shoal.models.feed import take
+from shoal.models.preprocessing import take
 from shoal.torch.fields import Inputs
 from shoal.torch.models import MODELS, Maker
 

@@ -337,8 +337,8 @@ py::tuple changes_of(Snapshot::Piece&& piece) {
 
 void add_store(py::module_& module) {
   static const py::exception<void> shoal_error(module, "ShoalError");
-  py::register_exception<WrongProcess>(module, "WrongProcess", shoal_error.ptr());
-  py::register_exception<MemoryBudgetExceeded>(module, "MemoryBudgetExceeded", shoal_error.ptr());
+  py::register_exception<WrongProcessError>(module, "WrongProcessError", shoal_error.ptr());
+  py::register_exception<MemoryBudgetExceededError>(module, "MemoryBudgetExceededError", shoal_error.ptr());
   py::class_<Budget>(module, "Budget")
       .def(py::init([](std::size_t slots, std::uint64_t bytes) {
              return std::make_unique<Budget>(Slots(slots), bytes);
@@ -428,7 +428,7 @@ void add_store(py::module_& module) {
       .def("__len__", &Shard::size)
       .def("stats", &stats)
       .def("verify", &Shard::verify, py::call_guard<py::gil_scoped_release>());
-  py::register_exception<SnapshotLost>(module, "SnapshotLost", shoal_error.ptr());
+  py::register_exception<SnapshotLostError>(module, "SnapshotLostError", shoal_error.ptr());
   py::class_<Snapshot>(module, "Snapshot")
       .def(
           "section", [](Snapshot& snapshot, std::size_t slot) { return section_of(take(snapshot, slot)); },

@@ -23,7 +23,7 @@
 namespace shoal {
 
 // Nothing was changed by the call that throws it.
-struct MemoryBudgetExceeded : std::runtime_error {
+struct MemoryBudgetExceededError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 

@@ -8,7 +8,7 @@
 //   thread      take(t, slot)   the slot's bytes of the moment; heard(), say() words; drop() gives it up
 //               restore(t, ..)  of a load: adds rows, those of the slots that will be taken
 //
-// What the words mean is theirs alone: python/shoal/cluster/tasks.py.
+// What the words mean is theirs alone: python/shoal/cluster/protocol/tasks.py.
 //
 // A table may be dropped, or get the rows of a load, while it is written: the Save holds its shard.
 //
@@ -87,7 +87,7 @@ class Save {
   Heard heard(std::uint64_t times, std::chrono::milliseconds most) const;
   void say(std::string words);
   void drop() { end(std::nullopt); }
-  // SnapshotLost, or std::invalid_argument: it has ended, is a load, or there is no such table or slot, or it was taken.
+  // SnapshotLostError, or std::invalid_argument: it has ended, is a load, or there is no such table or slot, or it was taken.
   Snapshot::Piece take(std::size_t table, Slot slot);
   // What of a section, or of a filter, belongs to these slots: see Shard. Returns how many rows. std::invalid_argument also
   // where it has ended, or is no load.

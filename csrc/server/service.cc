@@ -307,7 +307,7 @@ void Service::send_done(const Call& call, Lease refusal, std::uint32_t aux) {
 void Service::fail(const Call& call, const std::exception& error) noexcept {
   const bool theirs = dynamic_cast<const std::invalid_argument*>(&error) != nullptr;
   const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
-  const bool budget = dynamic_cast<const MemoryBudgetExceeded*>(&error) != nullptr;
+  const bool budget = dynamic_cast<const MemoryBudgetExceededError*>(&error) != nullptr;
   const Status status = theirs ? Status::kBadRequest : budget ? Status::kNoRoom : Status::kInternal;
   try {
     try {

@@ -142,7 +142,7 @@ void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
                               .clock = applied_};
     shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), sightings,
                &stepped);
-  } catch (const MemoryBudgetExceeded& error) {
+  } catch (const MemoryBudgetExceededError& error) {
     // Nobody waits for this step whom it could be told: whoever comes to the table next is.
     table.full = error.what();
   } catch (const std::bad_alloc&) {

@@ -2,7 +2,7 @@
 //
 // Under a budget, what a call may need is found out and made room for before it changes anything:
 //   1  every slot of the batch: how many of its keys have no row, and whether the slot may take memory for them, or has as
-//      many rows that the batch does not ask for, and a rule by which they go. If not: MemoryBudgetExceeded
+//      many rows that the batch does not ask for, and a rule by which they go. If not: MemoryBudgetExceededError
 //   2  every slot: rows are evicted, or memory is taken and noted
 //   3  the call finds room wherever it looks for it
 // Keys that admission will refuse are reckoned as rows: some rows are evicted a little early.
@@ -335,7 +335,7 @@ void Shard::note(std::size_t slot) noexcept {
 }
 
 void Shard::throw_full(std::size_t slot, std::size_t rows) const {
-  throw MemoryBudgetExceeded(
+  throw MemoryBudgetExceededError(
       "the memory budget has no room for " + std::to_string(rows) + " more rows in slot " +
       std::to_string(slot) + ": all tables take " + std::to_string(budget_->used(slot)) + " of the " +
       std::to_string(budget_->share()) + " bytes that each of " + std::to_string(budget_->slots()) +

@@ -162,7 +162,7 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks, Budget
   const auto turn = take_turn();
   for (std::size_t s = 0; s < noted_.size(); ++s) {
     if (bytes_of(*tables_[s]) > budget->spare(s)) {
-      throw MemoryBudgetExceeded(
+      throw MemoryBudgetExceededError(
           "the memory budget has no room for a new table, which takes " +
           std::to_string(bytes_of(*tables_[s])) + " bytes of slot " + std::to_string(s) +
           " while it is empty: all tables take " + std::to_string(budget->used(s)) + " of the " +
@@ -192,7 +192,7 @@ void Shard::leave_budget() {
 
 void Shard::check_process() const {
   if (stamp_ != process_stamp()) {
-    throw WrongProcess(
+    throw WrongProcessError(
         "this store was made before a fork and belongs to the parent process: make a store of its own in the "
         "child, or "
         "start children with the 'spawn' method");

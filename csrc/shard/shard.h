@@ -21,7 +21,7 @@
 //   3. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (shard/probe_pipeline.h). Readers share a slot. No row is ever seen half written.
 //      A shard whose calls come one at a time anyway, as a data loop's do, may have one lock for all slots (Locks::kOne).
-// Fork: a child's copy of a shard throws WrongProcess: its locks may be held by threads that the child does not have.
+// Fork: a child's copy of a shard throws WrongProcessError: its locks may be held by threads that the child does not have.
 // Memory: std::bad_alloc in a push leaves every row whole; rows before the failing slot are stepped, others are not. Of
 // keys that wait, those of the run that fails may have been counted: if the push is made again, they are admitted early.
 
@@ -57,7 +57,7 @@
 
 namespace shoal {
 
-struct WrongProcess : std::runtime_error {
+struct WrongProcessError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -106,7 +106,7 @@ enum class Locks : std::uint8_t { kBySlot, kOne };
 class Shard {
  public:
   // The pool must outlive the shard.
-  // So must the budget, where there is one. MemoryBudgetExceeded: not even an empty table has room.
+  // So must the budget, where there is one. MemoryBudgetExceededError: not even an empty table has room.
   Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot,
         Budget* budget = nullptr);
   ~Shard();
@@ -341,7 +341,7 @@ class Shard {
   // Notes what a slot takes now.
   void note(std::size_t slot) noexcept;
   // Room for all rows and waiting keys that the batch may need, if need be in place of others. What does not fit changes
-  // nothing: MemoryBudgetExceeded.
+  // nothing: MemoryBudgetExceededError.
   void fit(const SlotSlices& batch, const Making& how);
   [[noreturn]] void throw_full(std::size_t slot, std::size_t rows) const;
 

@@ -222,7 +222,7 @@ std::unique_ptr<Snapshot::Copy> Snapshot::borrow() {
 
 void Snapshot::check_whole() const {
   if (shard_.saving_.lost.load()) {
-    throw SnapshotLost(
+    throw SnapshotLostError(
         "the save was given up: rows changed faster than they were written, and to keep " +
         std::to_string(shard_.saving_.kept.load()) +
         " bytes of rows as they were took too much memory; save to a faster disk, or while less is pushed");

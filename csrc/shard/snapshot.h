@@ -28,7 +28,7 @@
 // Threads: take(), read_slot() and read_changes() of different slots by any number of threads, while others use the shard.
 // Made while the shard is frozen, where several shards are saved together while all are: so they are of one moment. One at
 // a time for a shard.
-// Fork: a child's copy ends without a word, and its takes throw WrongProcess.
+// Fork: a child's copy ends without a word, and its takes throw WrongProcessError.
 
 #pragma once
 
@@ -46,7 +46,7 @@
 namespace shoal {
 
 // The save cannot be finished: what had to be kept for it was more than there was memory for.
-struct SnapshotLost : std::runtime_error {
+struct SnapshotLostError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal import schedules
 from shoal.cluster import connect, launch
-from shoal.compaction import compact
+from shoal.cluster.worker.filters import Filters
 from shoal.consistency import ASP, BSP, SSP
 from shoal.data import (
     Batch,
@@ -32,28 +32,25 @@ from shoal.data import (
     read_parquet,
     read_vw,
 )
-from shoal.dense import DenseTable
 from shoal.errors import (
     ClosedError,
     CorruptionError,
-    DeadlineExceeded,
-    Fenced,
-    MemoryBudgetExceeded,
-    NotConnected,
+    DeadlineExceededError,
+    FencedError,
+    MemoryBudgetExceededError,
+    NotConnectedError,
     ProtocolError,
-    SaveConflict,
-    ServerLost,
+    SaveConflictError,
+    ServerLostError,
     ShoalError,
-    SnapshotLost,
+    SnapshotLostError,
     StorageError,
-    WrongProcess,
+    WrongProcessError,
 )
-from shoal.estimates import Estimate, Rates, estimate, measure_rates
 from shoal.export import Export, ExportTable, open_export
 from shoal.lifecycle import AfterBloom, AfterCount, DecayedScore, MaxRows, MinNorm, TimeToLive, WithProbability
 from shoal.metrics import Metrics
 from shoal.models import DBPG, FactorizationMachine, LogisticRegression, LogisticRegressionGrid
-from shoal.opening import load
 from shoal.optim import (
     FTRL,
     SGD,
@@ -69,16 +66,19 @@ from shoal.optim import (
     Uniform,
     Zeros,
 )
-from shoal.reports import report
-from shoal.rpc.filters import Filters
-from shoal.store import LocalStore, Store, local
-from shoal.table import Handle, KeyBatch, Table, TableSpec, TableStats, mix, unmix
+from shoal.store.local import LocalStore, Store, local
+from shoal.table.dense import DenseTable
+from shoal.table.table import Future, KeyBatch, Table, TableSpec, TableStats, mix, unmix
+from shoal.tools.compact import compact
+from shoal.tools.load import load
+from shoal.tools.reports import report
+from shoal.tools.sizing import Estimate, Rates, estimate, measure_rates
 
 if TYPE_CHECKING:
-    from shoal import exchange as exchange
     from shoal import serve as serve
     from shoal import sklearn as sklearn
     from shoal import torch as torch
+    from shoal.tools import convert as convert
 
 __version__ = "0.1.0"
 
@@ -98,7 +98,7 @@ __all__ = [
     "ClosedError",
     "Constant",
     "CorruptionError",
-    "DeadlineExceeded",
+    "DeadlineExceededError",
     "DecayedScore",
     "DenseTable",
     "Estimate",
@@ -106,30 +106,30 @@ __all__ = [
     "ExportTable",
     "FactorizationMachine",
     "FeatureNames",
-    "Fenced",
+    "FencedError",
     "Filters",
+    "Future",
     "GroupFTRL",
-    "Handle",
     "KeyBatch",
     "LocalStore",
     "LogisticRegression",
     "LogisticRegressionGrid",
     "MaxRows",
-    "MemoryBudgetExceeded",
+    "MemoryBudgetExceededError",
     "Metrics",
     "MinNorm",
     "Momentum",
     "Normal",
-    "NotConnected",
+    "NotConnectedError",
     "ProtocolError",
     "Proximal",
     "Rates",
     "Reader",
     "RowWiseAdagrad",
-    "SaveConflict",
-    "ServerLost",
+    "SaveConflictError",
+    "ServerLostError",
     "ShoalError",
-    "SnapshotLost",
+    "SnapshotLostError",
     "StorageError",
     "Store",
     "Table",
@@ -138,7 +138,7 @@ __all__ = [
     "TimeToLive",
     "Uniform",
     "WithProbability",
-    "WrongProcess",
+    "WrongProcessError",
     "Zeros",
     "compact",
     "connect",
@@ -164,14 +164,19 @@ __all__ = [
 
 
 # Imported when they are first used: most take an extra, and longer than all of shoal.
-_MODULES = ("exchange", "serve", "sklearn", "torch")
+_MODULES = {
+    "convert": "shoal.tools.convert",
+    "serve": "shoal.serve",
+    "sklearn": "shoal.sklearn",
+    "torch": "shoal.torch",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         import importlib
 
-        return importlib.import_module(f"shoal.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
 
 

@@ -1,11 +1,11 @@
 # _reader: bytes into arrays, and nothing else. One file a format, all compiled into one module:
 #
-#   formats/scan.pxi     the walk over lines, faults, numbers: what all formats share
-#   formats/tokens.pxi   keys of text
-#   formats/libsvm.pxi   libsvm and libffm
-#   formats/criteo.pxi   Criteo's tab-separated logs
-#   formats/vw.pxi       Vowpal Wabbit's text
-#   formats/csv.pxi      CSV and TSV with named columns
+#   data/formats/scan.pxi     the walk over lines, faults, numbers: what all formats share
+#   data/formats/tokens.pxi   keys of text
+#   data/formats/libsvm.pxi   libsvm and libffm
+#   data/formats/criteo.pxi   Criteo's tab-separated logs
+#   data/formats/vw.pxi       Vowpal Wabbit's text
+#   data/formats/csv.pxi      CSV and TSV with named columns
 #
 # Idea. A block of whole lines is walked once, from its first byte to its last. A newline ends every loop, so that
 # no loop asks whether bytes are left: `block` has to end with one, which is checked before the walk begins.
@@ -50,9 +50,9 @@ from libcpp.vector cimport vector
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 
-include "formats/scan.pxi"
-include "formats/tokens.pxi"
-include "formats/libsvm.pxi"
-include "formats/criteo.pxi"
-include "formats/vw.pxi"
-include "formats/csv.pxi"
+include "data/formats/scan.pxi"
+include "data/formats/tokens.pxi"
+include "data/formats/libsvm.pxi"
+include "data/formats/criteo.pxi"
+include "data/formats/vw.pxi"
+include "data/formats/csv.pxi"

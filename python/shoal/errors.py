@@ -5,23 +5,23 @@ else that shoal raises on purpose is a :class:`ShoalError`. Those of a cluster n
 and for how many seconds the peer has been silent.
 """
 
-from shoal._core import MemoryBudgetExceeded, ShoalError, SnapshotLost, TransportError, WrongProcess
+from shoal._core import MemoryBudgetExceededError, ShoalError, SnapshotLostError, TransportError, WrongProcessError
 
 __all__ = [
     "ClosedError",
     "CorruptionError",
-    "DeadlineExceeded",
-    "Fenced",
-    "MemoryBudgetExceeded",
-    "NotConnected",
+    "DeadlineExceededError",
+    "FencedError",
+    "MemoryBudgetExceededError",
+    "NotConnectedError",
     "ProtocolError",
-    "SaveConflict",
-    "ServerLost",
+    "SaveConflictError",
+    "ServerLostError",
     "ShoalError",
-    "SnapshotLost",
+    "SnapshotLostError",
     "StorageError",
     "TransportError",
-    "WrongProcess",
+    "WrongProcessError",
 ]
 
 
@@ -33,7 +33,7 @@ class StorageError(ShoalError, OSError):
     """A disk or an object store refuses: it is full, forbidden, or not reached. The message names the file."""
 
 
-class SaveConflict(StorageError):
+class SaveConflictError(StorageError):
     """Another process has written the same checkpoint meanwhile: what it wrote stays, nothing of this one's does."""
 
 
@@ -41,7 +41,7 @@ class ClosedError(ShoalError):
     """The store was closed: make a new one."""
 
 
-class DeadlineExceeded(ShoalError):
+class DeadlineExceededError(ShoalError):
     """What was asked for did not happen in the time that the caller gave it."""
 
 
@@ -49,13 +49,13 @@ class ProtocolError(ShoalError):
     """A peer sent, or refused, what this version does not understand: another version, another job, or a defect."""
 
 
-class NotConnected(ShoalError):
+class NotConnectedError(ShoalError):
     """The cluster cannot be reached, or this process is no longer part of it."""
 
 
-class ServerLost(NotConnected):
+class ServerLostError(NotConnectedError):
     """A server that holds rows of the store is gone, and its rows with it."""
 
 
-class Fenced(ShoalError):
+class FencedError(ShoalError):
     """The worker was taken for dead and another has its place: it may change nothing any more."""

@@ -5,7 +5,7 @@
 The extra ``sklearn`` brings what this module needs; ``import shoal`` does not import it.
 
 Threads: as scikit-learn's own estimators, one thread at a time. A fitted estimator that a fork inherits raises
-`shoal.WrongProcess`; one that is pickled goes anywhere, as joblib does it.
+`shoal.WrongProcessError`; one that is pickled goes anywhere, as joblib does it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.data.arrays import MatrixReader
 from shoal.metrics import probabilities
 from shoal.models import LogisticRegression
 from shoal.optim import FTRL
-from shoal.store import local
+from shoal.store.local import local
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

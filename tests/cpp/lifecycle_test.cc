@@ -92,7 +92,7 @@ TEST(callers_at_once_leave_a_table_whole_and_within_its_budget) {
               if (clock % 5 == t) {
                 shard.assign(slices, rows, clock);
               }
-            } catch (const MemoryBudgetExceeded&) {
+            } catch (const MemoryBudgetExceededError&) {
               ++refused;
             }
             shard.pull(slices, rows);

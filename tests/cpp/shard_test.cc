@@ -487,7 +487,7 @@ TEST(a_child_after_a_fork_gets_an_error_and_ends_without_waiting) {
     int code = 1;
     try {
       store->pull({1});
-    } catch (const WrongProcess&) {
+    } catch (const WrongProcessError&) {
       code = 0;
     }
     store.reset();

@@ -105,7 +105,7 @@ struct Store {
         const double factor = 0.75;
         reduce(*shard, Function::kDecay, {&factor, 1}, 0, cut.count());
       }
-    } catch (const MemoryBudgetExceeded&) {
+    } catch (const MemoryBudgetExceededError&) {
     }
   }
 
@@ -446,7 +446,7 @@ TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
         try {
           store.shard->assign(slices, std::vector<float>(batch.size() * store.shard->rows().dim(), 2.0F),
                               clock);
-        } catch (const MemoryBudgetExceeded&) {
+        } catch (const MemoryBudgetExceededError&) {
         }
       };
       change(8);

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal import _core
-from shoal.rpc.filters import Filter, Filters
-from shoal.rpc.map import ClusterMap, Endpoint, cut_evenly
-from shoal.rpc.requests import Policy, Requests, Worker
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.worker.filters import Filter, Filters
+from shoal.cluster.worker.requests import Policy, Requests, Worker
 from sim.history import History
 from sim.network import CALM, Network, Weather
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from shoal import _core
-from shoal.rpc.requests import Requests
+from shoal.cluster.worker.requests import Requests
 from sim import model
 from sim.schedules import ROUGH, Plan
 

@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from shoal.rpc.filters import Filters
-from shoal.rpc.requests import Requests
+from shoal.cluster.worker.filters import Filters
+from shoal.cluster.worker.requests import Requests
 from sim import model
 from sim.cluster import Cluster
 from sim.history import CHECKERS, amounts

@@ -6,9 +6,9 @@ dismissed, who comes anew is held for and admitted. Here are only the loops arou
 
 import random
 
-from shoal.cluster.membership import DEAD_AFTER, Membership
-from shoal.cluster.server import obey
-from shoal.rpc import messages as m
+from shoal.cluster.protocol import messages as m
+from shoal.cluster.scheduler.membership import DEAD_AFTER, Membership
+from shoal.cluster.server.server import obey
 from sim.cluster import Client, Cluster
 
 HEARTBEAT = 0.05

@@ -26,6 +26,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from shoal.base.interrupts import status_of, terminable
 from shoal.cli import (
     audit,
     cluster,
@@ -44,7 +45,6 @@ from shoal.cli import (
 )
 from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, complain, one_line, tell
 from shoal.cli.arguments import command
-from shoal.interrupts import status_of, terminable
 
 __all__ = ["main", "parser"]
 

@@ -19,7 +19,7 @@ from shoal.cli.answers import FAILED, Answer, complain, say
 from shoal.cli.arguments import command, seconds, size
 
 if TYPE_CHECKING:
-    from shoal.rpc.curve import Keys
+    from shoal.cluster.protocol.curve import Keys
 
 _PAUSE = 0.2  # seconds between two looks at the parent
 _ALONE = 1.0  # seconds to leave in, once it is gone
@@ -159,8 +159,8 @@ def _keys_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_scheduler(arguments: argparse.Namespace) -> Answer:
     """Be the scheduler."""
-    from shoal.cluster.environment import PORT, volcano
-    from shoal.cluster.scheduler import Scheduler
+    from shoal.cluster.launch.environment import PORT, volcano
+    from shoal.cluster.scheduler.scheduler import Scheduler
 
     job = volcano(os.environ)
     servers = arguments.servers if arguments.servers is not None else job.servers
@@ -191,8 +191,8 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
 
 def run_server(arguments: argparse.Namespace) -> Answer:
     """Be a server."""
-    from shoal.cluster.environment import find_scheduler, volcano
-    from shoal.cluster.server import Server
+    from shoal.cluster.launch.environment import find_scheduler, volcano
+    from shoal.cluster.server.server import Server
 
     address = arguments.connect or find_scheduler(os.environ)
     if address is None:
@@ -226,8 +226,8 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a cluster of its own."""
-    from shoal.cluster import processes
-    from shoal.cluster.environment import find_group, find_keys
+    from shoal.cluster.launch import processes
+    from shoal.cluster.launch.environment import find_group, find_keys
 
     program = [arguments.program, *arguments.arguments]
     group = find_group(os.environ)
@@ -271,7 +271,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             storage_options=dict(arguments.storage_option),
         ) as cluster:
             first = processes.run_workers(cluster, program, workers, say, grace=arguments.grace, note=complain)
-    except processes.ProcessFailed as failed_role:
+    except processes.ProcessFailedError as failed_role:
         complain(str(failed_role))
         return Answer("", {}, failed_role.status or FAILED)
     if first is None:
@@ -281,8 +281,8 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
 
 
 def _keys(directory: str | None, role: str) -> Keys | None:
-    from shoal.cluster.environment import find_keys
-    from shoal.rpc.curve import Keys
+    from shoal.cluster.launch.environment import find_keys
+    from shoal.cluster.protocol.curve import Keys
 
     directory = directory or find_keys(os.environ)
     return None if directory is None else Keys.load(directory, role)

@@ -34,11 +34,12 @@ def add(commands: Any) -> None:
 
 def compact(arguments: argparse.Namespace) -> Answer:
     """Write what a chain of deltas comes to as one checkpoint or export."""
-    from shoal import checkpoint, compaction
+    from shoal.checkpoint import checkpoint
     from shoal.export.compact import compact as compact_export
+    from shoal.tools import compact
 
     progress = not arguments.quiet and sys.stderr.isatty()
-    if compaction.has_export(arguments.directory):
+    if compact.has_export(arguments.directory):
         done, links = compact_export(
             arguments.directory,
             arguments.out,

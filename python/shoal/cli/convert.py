@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from shoal.base.machine import local_path
 from shoal.cli.answers import Answer, naming
 from shoal.cli.arguments import command, machine
-from shoal.machine import local_path
 
 EXAMPLES = """\
 examples:
@@ -56,10 +56,10 @@ def convert(arguments: argparse.Namespace) -> Answer:
         return _checkpoint(_here(arguments.source), arguments.target, arguments)
     if arguments.kind is not None:
         return _model(_here(arguments.source), arguments.target, arguments)
-    from shoal import exchange
     from shoal.models import files
-    from shoal.storage import place_of
-    from shoal.store import local
+    from shoal.storage.base import place_of
+    from shoal.store.local import local
+    from shoal.tools import convert
 
     source, target = place_of(arguments.source), _here(arguments.target)
     if source.kind() != "directory":
@@ -74,7 +74,7 @@ def convert(arguments: argparse.Namespace) -> Answer:
                 raise ValueError(f"table {name!r} makes no name of a file")
             path = target / f"{name}.parquet"
             with naming(str(path)):
-                rows = exchange.write_parquet(table, path, state=not arguments.weights_only)
+                rows = convert.write_parquet(table, path, state=not arguments.weights_only)
             facts[name] = {"rows": rows, "file": str(path)}
     lines = [f"{fact['file']}: {fact['rows']:,} rows" for fact in facts.values()]
     return Answer("\n".join(lines), {"tables": facts})
@@ -89,8 +89,8 @@ def _here(name: str) -> Path:
 
 def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
     """Make a checkpoint of tables that were written as Parquet."""
-    from shoal import exchange
-    from shoal.store import local
+    from shoal.store.local import local
+    from shoal.tools import convert
 
     files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
     if not files:
@@ -100,7 +100,7 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
     facts = {}
     with local(threads=arguments.threads) as store:
         for file in files:
-            table = exchange.load_parquet(store, file)
+            table = convert.load_parquet(store, file)
             if table.name in facts:
                 raise ValueError(f"{file} has table {table.name!r} once more: choose one of the files")
             facts[table.name] = {"rows": len(table), "file": str(file)}
@@ -111,13 +111,13 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
 
 def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
     """Make a logistic regression of weights."""
-    from shoal import exchange
     from shoal.models import BIAS_KEY, LogisticRegression
+    from shoal.tools import convert
 
     if arguments.kind == "vw":
-        keys, rows = exchange.read_vw_model(source, bias_key=BIAS_KEY)
+        keys, rows = convert.read_vw_model(source, bias_key=BIAS_KEY)
     else:
-        read = exchange.read_npz_rows if arguments.kind == "npz" else exchange.read_parquet_rows
+        read = convert.read_npz_rows if arguments.kind == "npz" else convert.read_parquet_rows
         keys, rows = read(source)
     if rows.shape[1] != 1:
         raise ValueError(f"{source} has rows of {rows.shape[1]} weights: a logistic regression has one a key")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from shoal.base.interrupts import status_of
 from shoal.cli.answers import DONE, Answer, complain
 from shoal.cli.arguments import command, machine, open_reader
 from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing, resuming, rows_of
-from shoal.interrupts import status_of
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -101,7 +101,7 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
             raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
         torch.set_num_threads(arguments.threads)
     with open_store(arguments) as store:
-        from shoal.storage import leaving_none_empty, place_of
+        from shoal.storage.base import leaving_none_empty, place_of
         from shoal.torch.config import build
 
         model = build(config, store)
@@ -127,7 +127,7 @@ def _reader(config: Config, files: list[str]) -> Reader:
 
 
 def _writers(config: Config, *, resume: bool) -> list[Writer]:
-    from shoal.storage import place_of
+    from shoal.storage.base import place_of
     from shoal.torch.logs import MLflow, TensorBoard
 
     writers: list[Writer] = []
@@ -142,7 +142,7 @@ def _writers(config: Config, *, resume: bool) -> list[Writer]:
 def _trained(
     arguments: argparse.Namespace, config: Config, model: ClickModel, train: Reader, valid: Reader | None
 ) -> Answer:
-    from shoal.models.keeper import FitIsOver, Keeper
+    from shoal.models.fit_checkpoints import FitFinishedError, Keeper
     from shoal.models.plan import Plan
     from shoal.torch.trainer import fit
 
@@ -177,7 +177,7 @@ def _trained(
         )
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
-    except FitIsOver:
+    except FitFinishedError:
         return is_over(model, config.output.dir)
     finally:
         for writer in writers:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from shoal.base.machine import local_path
 from shoal.cli.answers import Answer, naming, nothing, say
 from shoal.cli.arguments import PLAIN_FORMATS, command, machine
-from shoal.machine import local_path
 
 EXAMPLES = """\
 examples:
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 def demo(arguments: argparse.Namespace) -> Answer:
     """Train on a planted or a real click log and tell how it went."""
-    from shoal import demo
+    from shoal.tools import demo
 
     if arguments.data is not None and arguments.format is None:
         raise ValueError(f"--data needs --format: one of {', '.join(PLAIN_FORMATS)}")

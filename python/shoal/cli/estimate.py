@@ -6,13 +6,13 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
+from shoal.base.machine import local_path
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import command, machine, size
-from shoal.machine import local_path
 
 if TYPE_CHECKING:
-    from shoal.estimates import Estimate, Rates
     from shoal.optim import Optimizer
+    from shoal.tools.sizing import Estimate, Rates
 
 EXAMPLES = """\
 examples:
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 def estimate(arguments: argparse.Namespace) -> Answer:
     """Say what a planned table will take."""
-    from shoal import estimates
+    from shoal.tools import sizing
 
     table: dict[str, Any] = {"dim": arguments.dim, "optimizer": arguments.optimizer, "dtype": arguments.dtype}
     memory = arguments.memory
@@ -62,16 +62,16 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         "examples": arguments.examples,
         "features": arguments.features,
     }
-    plan = estimates.estimate(arguments.keys, **table, **job)  # what is wrong is said before anything is measured
+    plan = sizing.estimate(arguments.keys, **table, **job)  # what is wrong is said before anything is measured
     rates = None
     if arguments.rates is not None:
         rates = _rates_of(arguments.rates)
     elif not arguments.no_measure:
         if arguments.dir is not None and not local_path(arguments.dir).is_dir():
             raise ValueError(f"--dir {arguments.dir}: there is no such directory")
-        rates = estimates.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
+        rates = sizing.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
     if rates is not None:
-        plan = estimates.estimate(arguments.keys, **table, **job, rates=rates)
+        plan = sizing.estimate(arguments.keys, **table, **job, rates=rates)
     return Answer(_told(plan, arguments, memory), _facts(plan, memory))
 
 
@@ -159,7 +159,7 @@ def _optimizer(text: str) -> Optimizer:
 def _rates_of(file: str) -> Rates:
     import msgspec
 
-    from shoal.estimates import Rates
+    from shoal.tools.sizing import Rates
 
     try:
         facts = msgspec.json.decode(local_path(file).read_bytes())

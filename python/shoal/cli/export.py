@@ -50,8 +50,8 @@ def export(arguments: argparse.Namespace) -> Answer:
     from shoal.export.write import Given, Still, check_target, write
     from shoal.models import files
     from shoal.models.scales import scales_name
-    from shoal.storage import place_of
-    from shoal.store import local
+    from shoal.storage.base import place_of
+    from shoal.store.local import local
 
     model: dict[str, Any] | None = None
     extras: dict[str, bytes] = {}

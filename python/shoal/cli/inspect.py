@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.base.plural import counted
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import cached, command, expiry, machine
-from shoal.plural import counted
 
 if TYPE_CHECKING:
     from shoal.export.cache import Cache
     from shoal.lifecycle import Expiry
-    from shoal.storage import Place
+    from shoal.storage.base import Place
 
 EXAMPLES = """\
 examples:
@@ -49,12 +49,12 @@ def add(commands: Any) -> None:
 
 def inspect(arguments: argparse.Namespace) -> Answer:
     """Tell what is in a model or a checkpoint, and check every byte of it."""
-    from shoal import checkpoint
+    from shoal.checkpoint import checkpoint
     from shoal.data import columns
     from shoal.export import manifest as exported
     from shoal.export.cache import Cache
     from shoal.models import calibration, files
-    from shoal.storage import place_of
+    from shoal.storage.base import place_of
 
     if arguments.top < 0:
         raise ValueError(f"--top is {arguments.top}: pass 0 or more")
@@ -190,7 +190,7 @@ def _export(directory: Place, cache: Cache) -> Answer:
 
 def _forecast(directory: Place, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
     """Say what rules would drop of each table whose rows can answer: as facts, and as lines."""
-    from shoal.store import local
+    from shoal.store.local import local
 
     facts: dict[str, Any] = {}
     lines = []
@@ -215,7 +215,7 @@ def _forecast(directory: Place, rules: Sequence[Expiry]) -> tuple[dict[str, Any]
 def _top(directory: Place, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the largest linear weights of a model: as facts, and as lines."""
     from shoal import models
-    from shoal.store import local
+    from shoal.store.local import local
 
     with local() as store:
         model = models.load(directory, store=store)

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 def keygen(arguments: argparse.Namespace) -> Answer:
     """Make the keys of a cluster."""
-    from shoal.rpc.curve import ROLES, make_keys
+    from shoal.cluster.protocol.curve import ROLES, make_keys
 
     with naming(arguments.directory):
         made = make_keys(arguments.directory, arguments.role or ROLES)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from shoal.base.machine import local_path
+from shoal.base.plural import counted
 from shoal.cli.answers import Answer, complain, naming
 from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
-from shoal.machine import local_path
-from shoal.plural import counted
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -105,8 +105,8 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
     """Load the model, and the data in the model's format."""
     from shoal import models
     from shoal.models import files
-    from shoal.storage import place_of
-    from shoal.store import local
+    from shoal.storage.base import place_of
+    from shoal.store.local import local
 
     with local(threads=arguments.threads) as store:
         where = place_of(arguments.model)

@@ -34,9 +34,9 @@ def add(commands: Any) -> None:
 
 def report(arguments: argparse.Namespace) -> Answer:
     """Write what there is to see of a model as one HTML file."""
-    from shoal import reports
     from shoal.models import files
-    from shoal.storage import place_of
+    from shoal.storage.base import place_of
+    from shoal.tools import reports
 
     directory = place_of(arguments.directory)
     if directory.kind() is None:

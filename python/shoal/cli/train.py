@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.base.interrupts import at_boundaries, status_of
+from shoal.base.plural import counted
 from shoal.cli.answers import DONE, Answer, complain
 from shoal.cli.arguments import (
     FORMATS,
@@ -23,19 +25,17 @@ from shoal.cli.arguments import (
     reading,
     schema_of,
 )
-from shoal.interrupts import at_boundaries, status_of
-from shoal.plural import counted
 
 if TYPE_CHECKING:
+    from shoal.cluster.worker.filters import Filters
     from shoal.consistency import Consistency
     from shoal.data import Reader
     from shoal.models import DBPG, GridResult, LogisticRegressionGrid, Model
-    from shoal.models.keeper import Resume
+    from shoal.models.fit_checkpoints import Resume
     from shoal.models.predictor import Predictor
-    from shoal.rpc.filters import Filters
-    from shoal.storage import Where
-    from shoal.store import Store
-    from shoal.table import TableStats
+    from shoal.storage.base import Where
+    from shoal.store.local import Store
+    from shoal.table.table import TableStats
 
 EXAMPLES = """\
 examples:
@@ -353,7 +353,7 @@ def clustered(parser: argparse.ArgumentParser) -> None:
 
 def open_store(arguments: argparse.Namespace) -> Store:
     """Open the store that holds the tables: of this process, or of a cluster."""
-    from shoal.store import local
+    from shoal.store.local import local
 
     if arguments.cluster is None:
         options = ("consistency", "workers", "curve", "filter", "shared_storage")
@@ -428,7 +428,7 @@ def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Nam
     """Have a command that fails leave no empty directory where its model would be."""
 
     def tidy(arguments: argparse.Namespace) -> Answer:
-        from shoal.storage import leaving_none_empty, place_of
+        from shoal.storage.base import leaving_none_empty, place_of
 
         with leaving_none_empty(place_of(arguments.model)):
             return run(arguments)
@@ -439,8 +439,8 @@ def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Nam
 def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
     """Fit a model of any kind, save it, and tell how it went. Of several workers the first measures and saves."""
     from shoal.models import files
-    from shoal.models.keeper import FitIsOver
-    from shoal.storage import place_of
+    from shoal.models.fit_checkpoints import FitFinishedError
+    from shoal.storage.base import place_of
 
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
@@ -463,7 +463,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
         model.fit(train, **how)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
-    except FitIsOver:
+    except FitFinishedError:
         over = True
     _check_learned(model.examples, train, interrupted)
     (told, facts), (more, filters) = _solved(model), _saved_bytes(model.store)
@@ -698,7 +698,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) -> Answer:
-    from shoal.storage import place_of
+    from shoal.storage.base import place_of
 
     target = place_of(arguments.model)
     folders = [target.inside(_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
@@ -833,7 +833,7 @@ _FILTERS = ("key-caching", "zeros", "gradients", "weights", "threshold")
 
 
 def _filters(wanted: dict[str, str], seed: int) -> Filters:
-    from shoal.rpc.filters import Filters
+    from shoal.cluster.worker.filters import Filters
 
     how: dict[str, Any] = {name: value or True for name, value in wanted.items()}
     if "threshold" in how:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.consistency import BSP, Consistency
 
 if TYPE_CHECKING:
-    from shoal.cluster.client import ClusterStore
-    from shoal.rpc.filters import Filters
+    from shoal.cluster.worker.client import ClusterStore
+    from shoal.cluster.worker.filters import Filters
 
 __all__ = ["connect", "launch"]
 
@@ -61,7 +61,7 @@ def connect(
     rank : int, optional
         The place of this one, from 0; default: what the environment says, or any that is free.
     timeout : float
-        Seconds in which every call of the store is done, or raises :class:`shoal.DeadlineExceeded`; this one too.
+        Seconds in which every call of the store is done, or raises :class:`shoal.DeadlineExceededError`; this one too.
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     curve : path, optional
@@ -81,9 +81,9 @@ def connect(
 
     Raises
     ------
-    NotConnected
+    NotConnectedError
         Nobody answers there, or a server cannot be reached from here.
-    DeadlineExceeded
+    DeadlineExceededError
         Servers or workers are missing: the message says how many.
     ValueError
         The other workers want another job.
@@ -92,8 +92,8 @@ def connect(
     -----
     Blocks. The store is safe from any thread; a forked child connects anew.
     """
-    from shoal.cluster import client
-    from shoal.cluster.environment import find_keys, find_scheduler, find_worker
+    from shoal.cluster.launch.environment import find_keys, find_scheduler, find_worker
+    from shoal.cluster.worker import client
 
     address = address or find_scheduler(os.environ)
     if address is None:
@@ -141,7 +141,7 @@ def launch(
         Threads of each server.
     memory : int, optional
         Bytes that the rows of all servers together may take, an equal share for each slot; default: any number. Where
-        they would take more, the rules in force drop rows, or :class:`shoal.MemoryBudgetExceeded` is raised.
+        they would take more, the rules in force drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
     slots : int
         Into how many parts the hash space is cut: a power of two from 2 to 16384.
     timeout : float
@@ -171,7 +171,7 @@ def launch(
     ...     table.pull(np.array([7], np.uint64)).tolist()
     [[-1.0, -1.0]]
     """
-    from shoal.cluster.processes import launch as start
+    from shoal.cluster.launch.processes import launch as start
 
     return start(
         servers,

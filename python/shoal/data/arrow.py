@@ -27,8 +27,8 @@ from shoal.data.files import File, Opened
 from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames, decoded
-from shoal.data.pieces import Part, Parts, Pieces, Place, rows_of
 from shoal.data.reader import Reader, Settings, Share
+from shoal.data.rebatch import Part, Parts, Pieces, Place, rows_of
 from shoal.errors import CorruptionError
 
 _ROWS = 1 << 14  # of a record batch that is asked for
@@ -181,7 +181,7 @@ class TableReader(Reader):
         try:
             fielded = self._settings.fielded
             return _featured(table, kinds, self._columns, self.names, fielded=fielded, labelled=labelled)
-        except _InRow as error:
+        except _RowError as error:
             raise ValueError(f"{file.name}, row {first + error.row}, column {error.column!r}: {error}") from None
 
 
@@ -220,7 +220,7 @@ def _asked(file: File, kinds_of: KindsOf, names: Sequence[str]) -> list[str]:
     return [name for name, kind in zip(names, kinds, strict=True) if kind != PASSED_OVER]
 
 
-class _InRow(ValueError):
+class _RowError(ValueError):
     """Something is wrong in a cell."""
 
     def __init__(self, what: str, row: int, column: str) -> None:
@@ -284,7 +284,7 @@ def _numbers(column: Any, name: str, remedy: str = "name it as categorical") -> 
     with np.errstate(over="ignore"):
         numbers = wide.astype(np.float32)
     if len(bad := np.flatnonzero(np.isinf(numbers))):
-        raise _InRow(f"{wide[bad[0]]} is no finite number of float32", int(bad[0]), name)
+        raise _RowError(f"{wide[bad[0]]} is no finite number of float32", int(bad[0]), name)
     return numbers
 
 
@@ -373,7 +373,7 @@ def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
         return equal.astype(np.float32)
     numbers = _numbers(column, name, "this is the label, pass positive= with the text that is 1")
     if len(bad := np.flatnonzero(~np.isin(numbers, (-1, 0, 1)))):
-        raise _InRow(f"the label is {numbers[bad[0]]:g}, neither 0/1 nor -1/+1", int(bad[0]), name)
+        raise _RowError(f"the label is {numbers[bad[0]]:g}, neither 0/1 nor -1/+1", int(bad[0]), name)
     labels: NDArray[np.float32] = (numbers == 1).astype(np.float32)
     return labels
 
@@ -382,11 +382,11 @@ def _weights(column: Any, name: str) -> NDArray[np.float32] | None:
     _complete(column, name)
     weights = _numbers(column, name, "weights are numbers of 0 or more")
     if len(bad := np.flatnonzero(~(weights >= 0))):
-        raise _InRow(f"the weight is {weights[bad[0]]:g}: it must be 0 or more", int(bad[0]), name)
+        raise _RowError(f"the weight is {weights[bad[0]]:g}: it must be 0 or more", int(bad[0]), name)
     return None if np.all(weights == 1) else weights
 
 
 def _complete(column: Any, name: str) -> None:
     if column.null_count:
         missing = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        raise _InRow("the label or the weight is missing", int(missing[0]), name)
+        raise _RowError("the label or the weight is missing", int(missing[0]), name)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from shoal import _reader
 from shoal.data.batch import Batch
-from shoal.data.pieces import Part, Parts, Pieces, Place, rows_of
+from shoal.data.rebatch import Part, Parts, Pieces, Place, rows_of
 from shoal.data.rows import Format, Parse
-from shoal.data.source import Block, Lines, LineTooLong
+from shoal.data.source import Block, Lines, LineTooLongError
 
 _NO_LABEL = "the label is not a number"  # one of FAULTS
 _EXCERPT_BYTES = 80
@@ -121,7 +121,7 @@ def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool
                     elif end < len(text):
                         rows.grow()
                 yield Part(done, skipped, fraction) if done else None
-        except LineTooLong as error:
+        except LineTooLongError as error:
             yield Part([], skipped, fraction)
             yield from _complain(source.lines, line, _too_long(error))
     yield Part([(rows.take(), place)] if rows.row and not dropping else [], skipped, 1.0)
@@ -177,7 +177,7 @@ class _Threaded:
                         if len(waiting) > _BLOCKS_AHEAD * threads or waiting[0].parsed.done():
                             yield from self._put_together(waiting.popleft())
                         yield None
-                except LineTooLong as error:
+                except LineTooLongError as error:
                     while waiting:
                         yield from self._put_together(waiting.popleft())
                     line = self._line if self._source is source else 1
@@ -279,7 +279,7 @@ def _complain(lines: Lines, line: int, what: str) -> Generator[None, None, None]
     raise ValueError(f"{lines.file.name}, line {line}{what}")
 
 
-def _too_long(error: LineTooLong) -> str:
+def _too_long(error: LineTooLongError) -> str:
     return f": {error}: split the line, or is this a text file?"
 
 

@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from shoal.data.files import File, Wheres, files_of
-from shoal.data.source import LINE_LIMIT_BYTES, Lines, LineTooLong
+from shoal.data.source import LINE_LIMIT_BYTES, Lines, LineTooLongError
 
 __all__ = ["guess_format"]
 
@@ -95,7 +95,7 @@ def _first_line(file: File) -> bytes:
             for line in bytes(block.text).splitlines():
                 if line.strip():
                     return line.strip(b"\r\n ")
-    except LineTooLong:
+    except LineTooLongError:
         pass
     return b""
 

@@ -28,10 +28,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.machine import local_path
 from shoal.data.criteo import INTEGER_COLUMNS, buckets
 from shoal.errors import CorruptionError
-from shoal.machine import local_path
-from shoal.sealed import read_sealed, write_sealed
+from shoal.storage.checksummed_json import read_sealed, write_sealed
 
 FORMAT = "shoal feature names"
 VERSION = 1

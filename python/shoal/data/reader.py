@@ -18,13 +18,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shoal.data.ahead import Ahead
+from shoal.base.prefetch import Ahead
 from shoal.data.batch import Batch
 from shoal.data.files import File
 from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of
 from shoal.data.names import FeatureNames
-from shoal.data.pieces import Parts, Place
+from shoal.data.rebatch import Parts, Place
 
 OnError = Literal["raise", "skip"]
 

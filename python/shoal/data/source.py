@@ -57,7 +57,7 @@ class Block(NamedTuple):
     fraction: float
 
 
-class LineTooLong(Exception):
+class LineTooLongError(Exception):
     """The line behind all that was yielded passes the limit."""
 
     def __init__(self, offset: int, limit: int) -> None:
@@ -89,7 +89,7 @@ class Lines:
 
     Raises
     ------
-    LineTooLong, CorruptionError, ValueError, OSError
+    LineTooLongError, CorruptionError, ValueError, OSError
         While iterating: a line passes the limit, the compression is damaged, a stream is read for the second time, the
         file cannot be read.
     """
@@ -305,7 +305,7 @@ class _Window:
         if self._filled > self._limit:
             newline = self.buffer.find(b"\n", self._new, self._filled)
             if (self._filled if newline < 0 else newline) > self._limit:
-                raise LineTooLong(self._offset, self._limit)
+                raise LineTooLongError(self._offset, self._limit)
         return self._filled - self._new
 
     def whole_lines(self) -> tuple[memoryview, int]:

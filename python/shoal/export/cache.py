@@ -32,9 +32,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from shoal.base.machine import local_path
 from shoal.errors import CorruptionError, StorageError
-from shoal.machine import local_path
-from shoal.storage import Place, Source
+from shoal.storage.base import Place, Source
 
 __all__ = ["Cache", "Held"]
 

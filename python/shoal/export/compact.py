@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+from shoal.base.machine import cores
 from shoal.export import manifest as form
 from shoal.export.cache import Cache
 from shoal.export.read import Layers, newest, read_layers
 from shoal.export.write import Exported, Given, Still, write
-from shoal.machine import cores
 from shoal.optim import SGD, make_init
-from shoal.storage import place_of
-from shoal.table import TableSpec
+from shoal.storage.base import place_of
+from shoal.table.table import TableSpec
 
 __all__ = ["compact"]
 

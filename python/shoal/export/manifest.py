@@ -11,9 +11,9 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.errors import CorruptionError, ShoalError, StorageError
 from shoal.optim import make_init
-from shoal.pieces import PieceFile
-from shoal.sealed import unseal
-from shoal.storage import Place, Where, place_of
+from shoal.storage.base import Place, Where, place_of
+from shoal.storage.checksummed_json import unseal
+from shoal.storage.transaction import PieceFile
 
 __all__ = [
     "DTYPES",

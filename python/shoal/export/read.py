@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.machine import cores
 from shoal.errors import ClosedError, CorruptionError, ShoalError
 from shoal.export import manifest as form
 from shoal.export.cache import Cache, Held
 from shoal.export.manifest import Extra, FrozenTable, Manifest
-from shoal.machine import cores
-from shoal.storage import Place, place_of
-from shoal.table import KeyBatch, Keys, Rows, as_keys, as_out
+from shoal.storage.base import Place, place_of
+from shoal.table.table import KeyBatch, Keys, Rows, as_keys, as_out
 
 __all__ = ["Export", "ExportTable", "ExportVersion", "Layers", "open_export", "read_layers"]
 

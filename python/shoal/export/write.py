@@ -18,9 +18,9 @@ from shoal.export import manifest as form
 from shoal.export.cache import Cache
 from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
 from shoal.export.read import Layers, read_layers
-from shoal.pieces import PieceWriter, Replacement, check_replaceable, in_order
-from shoal.storage import Place
-from shoal.table import TableSpec
+from shoal.storage.base import Place
+from shoal.storage.transaction import PieceWriter, Replacement, check_replaceable, in_order
+from shoal.table.table import TableSpec
 
 __all__ = ["Exported", "ExportedTable", "Given", "Still", "Tables", "check_target", "write"]
 
@@ -139,7 +139,7 @@ def write(
     progress: bool = False,
     cache: Cache | None = None,
 ) -> Exported:
-    """Write an export, or a delta upon another; see :meth:`shoal.store.Store.export`.
+    """Write an export, or a delta upon another; see :meth:`shoal.Store.export`.
 
     Parameters
     ----------

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal import notebook
+from shoal.base import notebook
+from shoal.base.plural import counted
 from shoal.metrics.checked import Floats, checked
 from shoal.metrics.ordered import Curves, Ordered, begins_of_runs
-from shoal.plural import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,8 +41,8 @@ from shoal.models.history import Fit, History, Pass, Point, merged
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import BIAS_KEY, Model
 from shoal.models.plan import Plan
-from shoal.storage import Where, place_of
-from shoal.store import Store
+from shoal.storage.base import Where, place_of
+from shoal.store.local import Store
 
 __all__ = [
     "BIAS_KEY",

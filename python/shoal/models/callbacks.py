@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.metrics import Accumulator, Metrics
 from shoal.models.learner import Standing
-from shoal.storage import Place
+from shoal.storage.base import Place
 
 __all__ = ["Callback", "Callbacks", "FitProgress"]
 

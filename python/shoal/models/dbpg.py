@@ -46,16 +46,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.interrupts import at_boundaries
 from shoal.consistency import BSP
 from shoal.data import Batch
-from shoal.data.pieces import joined
-from shoal.handle import Handle
-from shoal.interrupts import at_boundaries
+from shoal.data.rebatch import joined
 from shoal.models.model import BIAS_KEY
-from shoal.models.team import Team
+from shoal.models.pass_coordinator import Team
 from shoal.models.training import Student, begin_fit, check_iterable, measure
 from shoal.optim import Proximal
-from shoal.table import KeyBatch, Rows, mix
+from shoal.table.future import Future
+from shoal.table.table import KeyBatch, Rows, mix
 
 if TYPE_CHECKING:
     from shoal.models.logistic import LogisticRegression
@@ -254,7 +254,7 @@ class _Run:
         self._store, self._table, self._solver = store, model.table, solver
         self._team = Team(store, model.table.name)
         self._examples = _Examples(model, whole, solver)
-        self._waiting: deque[tuple[_Block, npt.NDArray[np.int64], Handle[Rows] | None]] = deque()
+        self._waiting: deque[tuple[_Block, npt.NDArray[np.int64], Future[Rows] | None]] = deque()
         self._violation = 0.0
         self.sent = 0
         self.passed_over = 0

@@ -13,7 +13,7 @@ A directory is a place (storage.py), of this machine or of an object store: noth
 Invariants
     I1  model.json names a complete checkpoint, complete names and a complete tower at every moment. Saving writes the
         new ones beside the old ones, under names of its own (eight random digits), publishes a new model.json, and
-        then removes the old ones (`shoal.pieces.Replacement`).
+        then removes the old ones (`shoal.storage.transaction.Replacement`).
     I2  A directory that is not empty and has no model.json is never written to.
 
 What a killed save leaves behind (what no model.json names) the next save removes.
@@ -32,16 +32,17 @@ from typing import Any
 
 import msgspec
 
-from shoal import _core, checkpoint
+from shoal import _core
+from shoal.checkpoint import checkpoint
 from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.models.learner import Standing
-from shoal.pieces import Replacement, check_replaceable
-from shoal.sealed import seal
-from shoal.storage import Place, Where, place_of
-from shoal.store import Store
-from shoal.table import Table
+from shoal.storage.base import Place, Where, place_of
+from shoal.storage.checksummed_json import seal
+from shoal.storage.transaction import Replacement, check_replaceable
+from shoal.store.local import Store
+from shoal.table.table import Table
 
 MODEL_FILE = "model.json"
 FORMAT = "shoal model"

@@ -24,8 +24,8 @@ from shoal.models import files
 from shoal.models.model import Model
 from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
-from shoal.store import Store
-from shoal.table import KeyBatch, Rows, Table
+from shoal.store.local import Store
+from shoal.table.table import KeyBatch, Rows, Table
 
 _MORE = "-factors"  # behind the name of the linear weights' table
 

@@ -19,11 +19,11 @@ from shoal.data import Batch
 from shoal.metrics import Metrics
 from shoal.models import training
 from shoal.models.history import History
-from shoal.models.kept import OverStore
 from shoal.models.logistic import LogisticRegression
 from shoal.models.plan import Metric, Plan
+from shoal.models.saved_predictor import OverStore
 from shoal.optim import FTRL, Optimizer
-from shoal.store import Store, local
+from shoal.store.local import Store, local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from shoal.data import Batch
 from shoal.metrics import Accumulator
 from shoal.models.history import Record, Windows
-from shoal.storage import Place
-from shoal.store import Store
+from shoal.storage.base import Place
+from shoal.store.local import Store
 
 Prepared = Any  # what a learner made of a batch ahead
 

@@ -23,13 +23,13 @@ from shoal.metrics import Accumulator
 from shoal.models import dbpg, files
 from shoal.models.callbacks import Callbacks
 from shoal.models.dbpg import DBPG, Solved
-from shoal.models.keeper import Keeper, Resume
+from shoal.models.fit_checkpoints import Keeper, Resume
 from shoal.models.model import Model
 from shoal.models.plan import Plan
 from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Optimizer, Proximal
-from shoal.store import Store
-from shoal.table import KeyBatch, Rows, Table
+from shoal.store.local import Store
+from shoal.table.table import KeyBatch, Rows, Table
 
 
 class LogisticRegression(Model):

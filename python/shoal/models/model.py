@@ -35,25 +35,27 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core, notebook
+from shoal import _core
+from shoal.base import notebook
+from shoal.base.machine import cores
+from shoal.base.plural import counted
 from shoal.data import Batch, FeatureNames
-from shoal.data.pieces import joined
-from shoal.machine import cores
+from shoal.data.rebatch import joined
 from shoal.metrics import Accumulator
-from shoal.models import feed, files, inputs, training
+from shoal.models import files, inputs, training
+from shoal.models import preprocessing as feed
 from shoal.models.callbacks import Callback, Callbacks, FitProgress
+from shoal.models.fit_checkpoints import Keeper, Resume, standing_of
 from shoal.models.history import History
-from shoal.models.keeper import Keeper, Resume, standing_of
-from shoal.models.kept import KeptPredictor
 from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats
+from shoal.models.saved_predictor import KeptPredictor
 from shoal.models.scales import Scales, Sums, make_table
 from shoal.optim import Optimizer
-from shoal.plural import counted
-from shoal.storage import Place, Where, leaving_none_empty, place_of
-from shoal.store import LocalStore, Store, local
-from shoal.table import KeyBatch, Rows, Table
+from shoal.storage.base import Place, Where, leaving_none_empty, place_of
+from shoal.store.local import LocalStore, Store, local
+from shoal.table.table import KeyBatch, Rows, Table
 
 # The key of the bias: the first eight bytes of SHA-256 of "shoal bias". Any key would do; a small or a round one would
 # be more likely to be somebody's feature, which would then share its row.
@@ -427,7 +429,7 @@ class Model(KeptPredictor):
             ``directory`` is over, or was begun with other settings or data; or there is a model.
         CorruptionError
             A file in ``directory`` is missing, cut short or changed.
-        SaveConflict
+        SaveConflictError
             Another process has written there while a checkpoint was written. That one stays.
         StorageError
             A file cannot be written or read: the message names it. The checkpoint before it stays.
@@ -709,7 +711,7 @@ class Model(KeptPredictor):
         ------
         ValueError
             There is a model and ``overwrite`` is False, or there is something else: that is never replaced.
-        SaveConflict
+        SaveConflictError
             Another process has written there since this save began. That one stays.
         StorageError
             A file cannot be written: the message names it. What was there before stays.

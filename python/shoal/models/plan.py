@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
-from shoal.models import feed
+from shoal.models import preprocessing as feed
 
 Metric = Literal["logloss", "auc"]
 

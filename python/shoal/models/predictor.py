@@ -22,7 +22,7 @@ from shoal.models import inputs, training
 from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
 from shoal.models.learner import Prepared
-from shoal.table import Table
+from shoal.table.table import Table
 
 __all__ = ["Floats", "Method", "Predictor", "read_calibration"]
 

@@ -32,8 +32,8 @@ import numpy.typing as npt
 
 from shoal.data import Batch
 from shoal.optim import SGD
-from shoal.store import Store
-from shoal.table import KeyBatch, Table
+from shoal.store.local import Store
+from shoal.table.table import KeyBatch, Table
 
 __all__ = ["OCCURRENCES", "Scales", "make_table", "scales_name"]
 

@@ -45,19 +45,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.interrupts import at_boundaries
 from shoal.data import Batch, Reader, hash_strings
 from shoal.data.interactions import field_of
-from shoal.data.pieces import joined_or_none
-from shoal.interrupts import at_boundaries
+from shoal.data.rebatch import joined_or_none
 from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics, gauc, measure_with_curves
-from shoal.models import feed
+from shoal.models import preprocessing as feed
 from shoal.models.history import Fit, Pass
 from shoal.models.learner import Learner, Predicts, Prepared, Standing, Watcher
+from shoal.models.pass_coordinator import Team
 from shoal.models.plan import Plan
-from shoal.models.team import Team
-from shoal.models.watch import watch
-from shoal.storage import Place, place_of
-from shoal.store import Store
+from shoal.models.progress import watch
+from shoal.storage.base import Place, place_of
+from shoal.store.local import Store
 
 if TYPE_CHECKING:
     from shoal.models.predictor import Floats

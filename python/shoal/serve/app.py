@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from shoal.machine import cores
+from shoal.base.machine import cores
 from shoal.serve.bodies import ARROW, JSON, encode, examples
 from shoal.serve.limits import Account, Budget, BusyError, Limits, RequestError, TooLargeError
 

@@ -78,7 +78,7 @@ def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account) -> B
         try:
             _add(number, raw, sparse, named, lines)
         except RequestError as error:
-            place = "," if isinstance(error, _InColumn) else ":"
+            place = "," if isinstance(error, _ColumnError) else ":"
             raise RequestError(f"instance {number}{place} {error}") from None
         except RecursionError:
             raise RequestError(f"instance {number}: nested too deeply: an instance is a flat object") from None
@@ -134,7 +134,7 @@ def _add(number: int, raw: msgspec.Raw, sparse: _SparseRows, named: _NamedRows, 
         raise RequestError(f"{fault}: {spec}")
 
 
-class _InColumn(RequestError):
+class _ColumnError(RequestError):
     """A cell that cannot be taken: the message begins with the place of the column."""
 
     def __init__(self, column: str, what: str) -> None:
@@ -253,7 +253,7 @@ class _NamedRows:
 
     def _add_list(self, name: str, cells: Any) -> None:
         if not isinstance(cells, list):
-            raise _InColumn(name, f"{_excerpt(cells)} is not a list, and this column holds lists")
+            raise _ColumnError(name, f"{_excerpt(cells)} is not a list, and this column holds lists")
         for cell in cells:
             # csv has no elements of no bytes; elsewhere they are texts.
             empty = isinstance(cell, str) and (cell in self.spec.missing or (not cell and self.spec.format == "csv"))
@@ -275,7 +275,7 @@ class _NamedRows:
             text = ""
             self._floats.append((column.texts, len(column.texts), cell))
         else:
-            raise _InColumn(name, f"{_excerpt(cell)} is not a cell: send text, a number, true, false or null")
+            raise _ColumnError(name, f"{_excerpt(cell)} is not a cell: send text, a number, true, false or null")
         column.texts.append(text)
         column.places.append(self._count)
         self._count += 1
@@ -364,23 +364,27 @@ def _criteo_line(instance: dict[str, Any]) -> bytes:
         try:
             column = criteo_column(name)
         except ValueError:
-            raise _InColumn(name, "no column of Criteo's logs: they are 1 to 39, or I1 to I13 and C1 to C26") from None
+            raise _ColumnError(
+                name, "no column of Criteo's logs: they are 1 to 39, or I1 to I13 and C1 to C26"
+            ) from None
         if column == 0:
             continue
         if column in seen:
-            raise _InColumn(name, f"sent twice, as {seen[column]!r} too")
+            raise _ColumnError(name, f"sent twice, as {seen[column]!r} too")
         seen[column] = name
         if cell is None:
             continue
         if isinstance(cell, float) and cell.is_integer():
             cell = int(cell)
         if isinstance(cell, bool) or not isinstance(cell, str | int):
-            raise _InColumn(name, f"{_excerpt(cell)} is not a cell: send text, a whole number or null")
+            raise _ColumnError(name, f"{_excerpt(cell)} is not a cell: send text, a whole number or null")
         text = str(cell)
         if column <= INTEGER_COLUMNS and text and not (_WHOLE.fullmatch(text) and abs(int(text)) < 1 << 63):
-            raise _InColumn(name, f"{_excerpt(cell)} is not a whole number below 2^63")
+            raise _ColumnError(name, f"{_excerpt(cell)} is not a whole number below 2^63")
         if _LINE_ENDS.search(text):
-            raise _InColumn(name, f"{_excerpt(cell)} has a tab or an end of line, which a cell of Criteo's cannot have")
+            raise _ColumnError(
+                name, f"{_excerpt(cell)} has a tab or an end of line, which a cell of Criteo's cannot have"
+            )
         cells[column] = text.encode()
     return b"\t".join(cells)
 
@@ -388,11 +392,11 @@ def _criteo_line(instance: dict[str, Any]) -> bytes:
 def _number(name: str, cell: Any) -> float:
     """Return the number of a cell."""
     if not isinstance(cell, int | float) and not (isinstance(cell, str) and _NUMBER.fullmatch(cell)):
-        raise _InColumn(name, f"{_excerpt(cell)} is not a number")
+        raise _ColumnError(name, f"{_excerpt(cell)} is not a number")
     number = float(cell)
     with np.errstate(over="ignore"):
         if not np.isfinite(np.float32(number)):
-            raise _InColumn(name, f"{_excerpt(cell)} is not finite as float32")
+            raise _ColumnError(name, f"{_excerpt(cell)} is not finite as float32")
     return number
 
 

@@ -7,11 +7,12 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core, checkpoint
+from shoal import _core
+from shoal.checkpoint import checkpoint
 from shoal.export.read import ExportTable, ExportVersion
 from shoal.optim import SGD, make_init
-from shoal.store import LoneStore
-from shoal.table import Rows, Table, TableSpec
+from shoal.store.local import SingleProcessStore
+from shoal.table.table import Rows, Table, TableSpec
 
 __all__ = ["ExportStore"]
 
@@ -46,7 +47,7 @@ class _FrozenShard:
         _refuse()
 
 
-class ExportStore(LoneStore):
+class ExportStore(SingleProcessStore):
     """A store over one version of an export: tables that it has are read there, others are refused."""
 
     def __init__(self, version: ExportVersion, *, threads: int | None = None) -> None:

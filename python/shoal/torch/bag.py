@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.table import Table
+from shoal.table.table import Table
 from shoal.torch import ops
 from shoal.torch.sparse import Keys, Rows, SparseModule, Ticket, floats_of, keys_of
 
@@ -102,7 +102,7 @@ class EmbeddingBag(SparseModule):
         ------
         TypeError, ValueError
             Arguments that do not fit together.
-        WrongProcess
+        WrongProcessError
             The store was made before a fork, by the parent.
         ShoalError
             This pull failed, or an earlier push did.

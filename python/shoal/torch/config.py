@@ -29,13 +29,13 @@ from msgspec import Meta, Struct
 from torch import nn
 
 from shoal import lifecycle, optim, schedules
+from shoal.base.machine import local_path
 from shoal.lifecycle import Admission, Expiry
-from shoal.machine import local_path
 from shoal.models import files
 from shoal.optim import Init, Normal, Optimizer
 from shoal.schedules import Schedule
-from shoal.storage import Where, place_of
-from shoal.store import Store, local
+from shoal.storage.base import Where, place_of
+from shoal.store.local import Store, local
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
 from shoal.torch.tables import TableRule, tables

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shoal.dense import BLOCK, DenseTable
-from shoal.errors import DeadlineExceeded
-from shoal.handle import Handle
+from shoal.errors import DeadlineExceededError
 from shoal.optim import SGD, Optimizer
-from shoal.store import Store
+from shoal.store.local import Store
+from shoal.table.dense import BLOCK, DenseTable
+from shoal.table.future import Future
 
 __all__ = ["DenseParameters"]
 
@@ -56,7 +56,7 @@ class DenseParameters:
     ------
     ValueError
         There is no such parameter, one is not float32, or the store has another array of that name.
-    DeadlineExceeded
+    DeadlineExceededError
         The first worker did not set the numbers in time.
 
     Notes
@@ -122,7 +122,7 @@ class DenseParameters:
             if first:
                 self.assign()
             elif time.monotonic() > deadline:
-                raise DeadlineExceeded(
+                raise DeadlineExceededError(
                     f"worker 0 has not set dense table {table.name!r} in {timeout:g} s: every worker makes its "
                     "DenseParameters before it trains"
                 )
@@ -147,7 +147,7 @@ class DenseParameters:
 
         Raises
         ------
-        DeadlineExceeded
+        DeadlineExceededError
             A server did not answer within the store's deadline.
 
         Notes
@@ -159,12 +159,12 @@ class DenseParameters:
             for _, parameter, its in self._cut(array):
                 parameter.copy_(its)
 
-    def push(self) -> Handle[None]:
+    def push(self) -> Future[None]:
         """Send the gradients that the parameters have: one optimizer step.
 
         Returns
         -------
-        Handle
+        Future
             ``wait()`` returns once the push is applied. It need not be waited for: the store's next ``tick`` or
             ``flush`` raises what went wrong.
 

@@ -58,7 +58,7 @@ class Embedding(SparseModule):
         ------
         TypeError
             Keys of another dtype.
-        WrongProcess
+        WrongProcessError
             The store was made before a fork, by the parent.
         ShoalError
             This pull failed, or an earlier push did.

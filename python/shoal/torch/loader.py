@@ -13,7 +13,7 @@ Invariants
         that wait; and whose turn it is. Going on from it gives the batches that would have followed, in their order.
 
 Threads: a pass belongs to one thread at a time. Processes: workers that were forked have copies of the parent's stores,
-which they must not use (`shoal.WrongProcess`) and do not disturb.
+which they must not use (`shoal.WrongProcessError`) and do not disturb.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from shoal.data import Batch, Reader
-from shoal.data.pieces import Place
+from shoal.data.rebatch import Place
 
 __all__ = ["BatchDataset", "BatchLoader"]
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.metrics import Accumulator
 from shoal.models.learner import Standing
-from shoal.storage import Place
+from shoal.storage.base import Place
 
 if TYPE_CHECKING:
     from shoal.torch.trainer import ClickModel

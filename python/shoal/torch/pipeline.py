@@ -44,10 +44,10 @@ import torch
 from torch import Tensor
 
 from shoal import _core
+from shoal.base.prefetch import Ahead
 from shoal.data import Reader
-from shoal.data.ahead import Ahead
-from shoal.models.team import Team
-from shoal.store import Store
+from shoal.models.pass_coordinator import Team
+from shoal.store.local import Store
 from shoal.torch.loader import BatchLoader
 from shoal.torch.sparse import SparseModule, Ticket
 

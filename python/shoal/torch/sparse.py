@@ -8,7 +8,7 @@ pull, a forward with the same keys takes it; else the forward makes its own. The
 not sorted again for another module.
 
 Threads: `sort_ahead`, `prefetch` and `drop_prefetched` may be called from any thread, forward and backward from those
-that torch runs them in. Fork: a child's copy of a module raises WrongProcess when it is used.
+that torch runs them in. Fork: a child's copy of a module raises WrongProcessError when it is used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal import _core
+from shoal.base.plural import counted
 from shoal.errors import ShoalError
-from shoal.handle import Handle, Pending
-from shoal.plural import counted
-from shoal.table import KeyBatch, Table
+from shoal.table.future import Future, Pending
+from shoal.table.table import KeyBatch, Table
 from shoal.torch import ops, team
 
 __all__ = ["SparseModule", "Ticket", "accumulate", "floats_of", "keys_of", "pull_together"]
@@ -151,7 +151,7 @@ class SparseModule(nn.Module):
         self.number = ops.register(self)
         self._lock = threading.Lock()  # guards _tickets
         self._tickets: list[Ticket] = []
-        self._pushes: deque[Handle[None]] = deque()
+        self._pushes: deque[Future[None]] = deque()
         self._room: list[Rows] = []
         self._kept: list[tuple[KeyBatch, Rows]] | None = None  # under accumulate()
 

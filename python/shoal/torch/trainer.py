@@ -36,16 +36,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from shoal.data import Batch, Reader
 from shoal.metrics import Accumulator
-from shoal.models import feed, files, training
+from shoal.models import files, training
+from shoal.models import preprocessing as feed
+from shoal.models.fit_checkpoints import Keeper, Resume, standing_of
 from shoal.models.history import History, Record
-from shoal.models.keeper import Keeper, Resume, standing_of
-from shoal.models.kept import KeptPredictor
 from shoal.models.learner import Standing, Watcher
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import Floats, read_calibration
-from shoal.storage import Place, Where, place_of
-from shoal.store import Store
-from shoal.table import Table
+from shoal.models.saved_predictor import KeptPredictor
+from shoal.storage.base import Place, Where, place_of
+from shoal.store.local import Store
+from shoal.table.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.logs import Writer, Written
 from shoal.torch.models import DIN
@@ -312,7 +313,7 @@ class ClickModel(KeptPredictor):
         ------
         ValueError
             There is a model and ``overwrite`` is False, there is something else, or the module has no table.
-        SaveConflict
+        SaveConflictError
             Another process has written there since this save began. That one stays.
         StorageError
             A file cannot be written: the message names it. What was there before stays.

@@ -1,0 +1,266 @@
+"""Keys: who may speak to a cluster, and how a process proves who it is.
+
+One directory holds the keys of a cluster, made by ``shoal keygen``. Each role has a pair; its file names are::
+
+    scheduler.key  server.key  worker.key                        public: who is let in
+    scheduler.key_secret  server.key_secret  worker.key_secret   secret, mode 0600: who one is
+
+A process needs the secret of its own role and the public keys of those it connects to; one that listens lets in every
+key that has a ``.key`` file in its directory, and nobody else. The list is read anew for each connection, so that
+adding a file admits a peer, and removing it shuts it out from its next connection on. docs/security.md tells what this
+protects.
+
+The files are those of ZeroMQ's certificates; the messages are encrypted and authenticated by its CURVE mechanism.
+
+Threads: keys are immutable. A guard runs a thread of its own; it is started and stopped by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import zmq
+from zmq.auth.certs import load_certificate
+from zmq.utils import z85
+
+from shoal.base.machine import local_path
+from shoal.cluster.protocol.refusals import Refusals
+
+__all__ = ["DOMAIN", "ROLES", "Guard", "Keys", "allowed", "make_keys"]
+
+DOMAIN = "shoal"  # what a guard knows our sockets by
+ROLES = ("scheduler", "server", "worker")
+
+_log = logging.getLogger("shoal.curve")
+
+_SECRET = "# The secret key of one role of a shoal cluster. Whoever has it can act as that role: keep it to yourself."
+_PUBLIC = "# A public key of a shoal cluster: who has its secret is let in where this file lies beside the others."
+
+
+def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -> list[Path]:
+    """Make a new pair of keys for each role.
+
+    Parameters
+    ----------
+    directory : path
+        Is made, with mode 0700, if it is not there.
+    roles : sequence of str
+        Names of the files, of letters, digits, ``-`` and ``_``.
+
+    Returns
+    -------
+    list of Path
+        The files, public and secret ones in turns.
+
+    Raises
+    ------
+    ValueError
+        A file of a role is there already (nothing was written), or a name cannot be a file's.
+
+    Notes
+    -----
+    A secret file has mode 0600 from the moment it exists.
+    """
+    if not zmq.has("curve"):
+        raise ValueError("this libzmq was built without CURVE: install pyzmq's wheel")
+    folder = local_path(directory)
+    for role in roles:
+        if not role or not all(letter.isalnum() or letter in "-_" for letter in role):
+            raise ValueError(f"{role!r} cannot name keys: use letters, digits, - and _")
+        for there in (_public_file(folder, role), _secret_file(folder, role)):
+            if there.exists():
+                raise ValueError(f"{there} is there already, and whoever uses it would be shut out: remove it first")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = []
+    for role in roles:
+        public, secret = (key.decode("ascii") for key in zmq.curve_keypair())
+        lines = {
+            _public_file(folder, role): (0o644, [_PUBLIC, "curve", f'    public-key = "{public}"']),
+            _secret_file(folder, role): (
+                0o600,
+                [_SECRET, "curve", f'    public-key = "{public}"', f'    secret-key = "{secret}"'],
+            ),
+        }
+        for file, (mode, text) in lines.items():
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="ascii") as out:
+                out.write("\n".join([*text, ""]))
+            made.append(file)
+    return made
+
+
+def allowed(directory: str | os.PathLike[str]) -> dict[bytes, str]:
+    """Read who is let in: the names of the public keys in a directory, by key (Z85).
+
+    Files that are no keys are left out, and noted in the log.
+    """
+    found = {}
+    for file in sorted(local_path(directory).glob("*.key")):
+        try:
+            found[_checked(load_certificate(file)[0], file)] = file.stem
+        except (OSError, ValueError) as error:
+            _log.warning("not a key, and nobody is let in by it: %s", error)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What one process knows of a cluster's keys.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the keys lie.
+    role : str
+        Whom this process is.
+    public, secret : bytes
+        Its own pair, 40 characters of Z85 each.
+    """
+
+    directory: Path
+    role: str
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], role: str) -> Self:
+        """Read the pair of a role.
+
+        Raises
+        ------
+        ValueError
+            The file is missing, is no key, or can be read by others than its owner.
+        """
+        folder = local_path(directory)
+        file = _secret_file(folder, role)
+        try:
+            mode = stat.S_IMODE(file.stat().st_mode)
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}; make keys with: shoal keygen {folder}") from None
+        if mode & 0o077:
+            raise ValueError(f"{file} can be read by others than its owner (mode {mode:04o}): chmod 600 {file}")
+        public, secret = load_certificate(file)
+        if secret is None:
+            raise ValueError(f"{file} holds no secret key: make keys with shoal keygen")
+        return cls(folder, role, _checked(public, file), _checked(secret, file))
+
+    def public_of(self, role: str) -> bytes:
+        """Read the public key of another role.
+
+        Raises
+        ------
+        ValueError
+            The file is missing or is no key.
+        """
+        file = _public_file(self.directory, role)
+        try:
+            return _checked(load_certificate(file)[0], file)
+        except OSError:
+            raise ValueError(
+                f"{file} is missing, and without it a {role} cannot be told from somebody else: copy it here from "
+                f"where the keys were made"
+            ) from None
+
+    def secure_server(self, socket: zmq.Socket[Any]) -> None:
+        """Make a socket, not bound yet, ask its peers for their keys.
+
+        Needs a :class:`Guard` on the socket's context: without one nobody is let in.
+        """
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def client_of(self, role: str) -> Callable[[zmq.Socket[Any]], None]:
+        """Return what makes a socket, not connected yet, show its key, and speak to nobody but a ``role``.
+
+        Raises
+        ------
+        ValueError
+            The key of that role is missing. It is read now, not with each socket.
+        """
+        server = self.public_of(role)
+
+        def secure(socket: zmq.Socket[Any]) -> None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+
+        return secure
+
+
+class Guard:
+    """Lets in those whose keys are in a directory. A context manager.
+
+    Parameters
+    ----------
+    context : zmq.Context
+        Whose sockets, those of C++ threads included, are guarded. One guard for a context.
+    keys : Keys
+
+    Attributes
+    ----------
+    admitted, refused : int
+        Connections so far.
+    """
+
+    def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
+        from zmq.auth.thread import ThreadAuthenticator
+
+        self.admitted = 0
+        self.refused = 0
+        self._refusals = Refusals(_log)
+        self._directory = keys.directory
+        self._checks = ThreadAuthenticator(context, log=logging.getLogger("shoal.curve.zap"))
+        self._checks.start()
+        self._checks.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Tell whether a peer is let in; what :mod:`zmq.auth` asks for each connection."""
+        try:
+            name = allowed(self._directory).get(key)
+        except Exception as error:  # the thread that asks would end with it, and nobody be let in any more
+            self.refused += 1
+            self._refusals.add("unread", f"the keys in {self._directory} cannot be read, and nobody is let in: {error}")
+            return False
+        if name is None:
+            self.refused += 1
+            given = key.decode("ascii", "replace")
+            self._refusals.add("key", f"refused a peer whose key is not in {self._directory}: {given}")
+            return False
+        self.admitted += 1
+        return True
+
+    def stop(self) -> None:
+        """End the thread. From then on nobody new is let in; existing connections stay."""
+        self._checks.stop()
+
+
+def _public_file(directory: Path, role: str) -> Path:
+    return directory / f"{role}.key"
+
+
+def _secret_file(directory: Path, role: str) -> Path:
+    return directory / f"{role}.key_secret"
+
+
+def _checked(key: bytes, file: Path) -> bytes:
+    try:
+        fits = len(key) == 40 and len(z85.decode(key)) == 32
+    except (KeyError, ValueError, struct.error):
+        fits = False
+    if not fits:
+        raise ValueError(f"{file} holds no key of 40 characters: make keys with shoal keygen")
+    return key

@@ -1,0 +1,582 @@
+"""Control messages: what the scheduler and the other processes of a cluster tell each other.
+
+Two frames: a preamble and one message in MessagePack, with its checksum.
+
+    preamble   "SHOALCTL" and the version, u16 little-endian
+    message    CRC-32 of the rest, u32 little-endian; then an array: a tag and the fields of a class of `Message`
+
+    peer -> scheduler    Ask(sender, number, body, ..)  answered by Reply(number, body) of the same number
+                         Heartbeat(sender, seen)        answered by News: what the peer has not seen
+                         Done(sender, number, ...)      what came of an order
+    scheduler -> peer    Order(number, body)            to servers: execute in the order of the numbers, once
+                         News(first, events)            also unasked, when something happens
+
+A sender is 16 random bytes that a process chooses for its life, so a connection that was cut and made again is the same
+peer. Anything may be sent again: numbers tell what was seen. Nobody answers what is no message of this version, except
+by a refusal in the form that all versions read: preamble, an empty frame, a text in UTF-8. A message that was damaged
+on its way is dropped, as one that was lost.
+
+Every field has its bounds here, and a message that breaks one is refused on arrival, before anybody acts on it: a
+request by Refused("input"), with the name of the field. What depends on the state of the cluster, such as whether a
+rank is free, membership checks.
+
+The version changes whenever a message does: all processes of a cluster run one version of shoal.
+
+Threads: messages are immutable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+import zlib
+from typing import Annotated, Any, TypeAlias, get_args
+
+import msgspec
+from msgspec import Meta
+
+from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.errors import ProtocolError
+from shoal.table.table import TableForm
+
+__all__ = [
+    "MOST_OPEN",
+    "MOST_WORKERS",
+    "VERSION",
+    "AddTable",
+    "Admit",
+    "Ask",
+    "AskBody",
+    "AskFigures",
+    "AskMap",
+    "AskTable",
+    "AskTables",
+    "Barrier",
+    "Dismiss",
+    "Done",
+    "DropTable",
+    "EndpointFigures",
+    "Event",
+    "FaultError",
+    "Fence",
+    "FiguresAre",
+    "Heartbeat",
+    "Hello",
+    "Hold",
+    "Join",
+    "Joined",
+    "Leave",
+    "Left",
+    "MapIs",
+    "Message",
+    "News",
+    "Order",
+    "OrderBody",
+    "PartIs",
+    "Passed",
+    "Refusal",
+    "Refused",
+    "Reply",
+    "ReplyBody",
+    "Rules",
+    "SchedulerStopped",
+    "ServerGone",
+    "StartJob",
+    "TableForm",
+    "TableIs",
+    "TablesAre",
+    "TakePart",
+    "TellFigures",
+    "Waiting",
+    "Welcome",
+    "WorkerGone",
+    "checked",
+    "decode",
+    "encode",
+    "form_bytes",
+    "framed",
+    "refusal",
+]
+
+VERSION = 5
+MOST_WORKERS = 1 << 14  # of a job; each is heard every heartbeat, by one thread
+MOST_OPEN = 1024  # requests of a process whose replies it waits for
+_MAGIC = b"SHOALCTL"
+_PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
+_LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
+
+_Sender: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=16)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Number: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of requests and orders
+_Small: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]  # ranks, incarnations, clocks: 32 bits on the wire
+_Word: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Tables: TypeAlias = Annotated[tuple[_Word, ...], Meta(max_length=1 << 20)]
+_Status: TypeAlias = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+_Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+_Text: TypeAlias = Annotated[str, Meta(max_length=1 << 20)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class Rules(_Message, frozen=True):
+    """A job's consistency: ``mode``, ``waits`` and ``mean`` of :class:`shoal.consistency.Consistency`."""
+
+    mode: Annotated[str, Meta(pattern="^(bsp|ssp|asp)$")]
+    waits: _Small
+    mean: bool
+
+    def __post_init__(self) -> None:
+        if (self.waits and self.mode != "ssp") or (self.mean and self.mode != "bsp"):
+            raise ValueError(f"{self.mode} takes neither waits={self.waits} nor mean={self.mean}")
+
+    def __str__(self) -> str:
+        if self.mode == "bsp":
+            return f"BSP(reduce={'mean' if self.mean else 'sum'!r})"
+        return f"SSP(staleness={self.waits})" if self.mode == "ssp" else "ASP()"
+
+
+# --- what a peer asks, and the replies ----------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """The first words of every peer. ``about`` names the process in messages.
+
+    ``role`` is "server", "worker", or "launcher": who starts a worker's program, and waits for its end.
+    """
+
+    role: Annotated[str, Meta(max_length=16)]
+    about: _Name
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """What a peer needs before it can join. ``host`` is where its connection comes from."""
+
+    cluster: str
+    host: str
+    slots: Annotated[int, Meta(ge=1, le=1 << 14)]
+    heartbeat: Annotated[float, Meta(gt=0, le=1e9)]  # seconds
+    dead_after: Annotated[float, Meta(gt=0, le=1e9)]  # seconds of silence
+    seen: _Count  # events so far, which do not concern it
+
+
+class Join(_Message, frozen=True, tag="join"):
+    """A peer is ready. The reply may take as long as others need to join; until then it is Waiting.
+
+    A server says where its endpoints are (tcp://host:port; an empty host or 0.0.0.0 stands for where the connection
+    comes from), a worker what it takes for granted of the job.
+    """
+
+    rank: _Small | None = None
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=1 << 14)] = ()
+    workers: _Small | None = None
+    rules: Rules | None = None
+
+
+class Joined(_Message, frozen=True, tag="joined"):
+    """A peer is in. ``incarnation``, ``job`` and ``clock`` are for workers: where they begin."""
+
+    rank: _Small
+    map: ClusterMap
+    tables: tuple[TableIs, ...]
+    incarnation: _Word = 0
+    job: _Word = 0
+    clock: _Word = 0
+    num_workers: _Small = 0
+
+
+class AskMap(_Message, frozen=True, tag="ask-map"):
+    """Which endpoint owns which slots?"""  # noqa: D400
+
+
+class MapIs(_Message, frozen=True, tag="map"):
+    """The map."""
+
+    map: ClusterMap
+
+
+class AskTable(_Message, frozen=True, tag="ask-table"):
+    """A table of this description is to be there."""
+
+    form: TableForm
+
+
+class TableIs(_Message, frozen=True, tag="table"):
+    """A table that all servers have. Its description may not be the one that was asked for: the first one counts."""
+
+    id: _Word
+    form: TableForm
+
+
+class AskTables(_Message, frozen=True, tag="ask-tables"):
+    """Which tables are there?"""  # noqa: D400
+
+
+class TablesAre(_Message, frozen=True, tag="tables"):
+    """All tables."""
+
+    tables: tuple[TableIs, ...]
+
+
+class Barrier(_Message, frozen=True, tag="barrier"):
+    """A worker has come to a barrier."""
+
+    name: _Name
+
+
+class Passed(_Message, frozen=True, tag="passed"):
+    """All workers of the job that are alive have come to the barrier."""
+
+
+class TakePart(_Message, frozen=True, tag="take-part"):
+    """A worker wants a part of the data, in its ``pass_number``-th pass, and has finished another, -1 for none.
+
+    All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for. ``clock`` is the worker's.
+    """
+
+    pass_number: _Small
+    count: _Count
+    digest: _Name
+    finished: Annotated[int, Meta(ge=-1, lt=1 << 31)]
+    reissue: _Seconds
+    clock: _Word
+
+
+class PartIs(_Message, frozen=True, tag="part"):
+    """The part to train on, None if there is none at present; or the clock at which the pass is over for all."""
+
+    part: _Small | None
+    end: _Count | None
+
+
+class AskFigures(_Message, frozen=True, tag="ask-figures"):
+    """What have the servers counted?"""  # noqa: D400
+
+
+class EndpointFigures(_Message, frozen=True):
+    """What an endpoint has counted."""
+
+    server: _Small
+    address: str
+    figures: dict[str, Any]
+
+
+class FiguresAre(_Message, frozen=True, tag="figures"):
+    """What all endpoints have counted, in the order of their slots, and what the scheduler has."""
+
+    endpoints: tuple[EndpointFigures, ...]
+    scheduler: dict[str, _Count] = {}
+
+
+class Leave(_Message, frozen=True, tag="leave"):
+    """A peer goes, on purpose. ``status`` is what a launcher's program ended with."""
+
+    status: _Status = 0
+
+
+class Left(_Message, frozen=True, tag="left"):
+    """It is forgotten: nobody waits for it."""
+
+
+class Waiting(_Message, frozen=True, tag="waiting"):
+    """The reply will come later; ``text`` says what it waits for."""
+
+    text: str
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """It will not be done. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
+
+    kind: Annotated[str, Meta(max_length=16)]
+    text: _Text
+
+
+# --- what the scheduler orders servers to do ----------------------------------------------------------------------
+
+
+class StartJob(_Message, frozen=True, tag="start-job"):
+    """Begin a job: clocks at 0, the workers' ranks 0..n-1 admitted with these incarnations.
+
+    ``before`` is how many clocks the last job had: the tables' own clocks go on behind them.
+    """
+
+    job: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    rules: Rules
+    incarnations: Annotated[tuple[_Word, ...], Meta(max_length=MOST_WORKERS)]
+    before: _Word = 0
+
+
+class Hold(_Message, frozen=True, tag="hold"):
+    """Advance no clock past the greatest that any worker has reached here, and say which that is."""
+
+
+class Admit(_Message, frozen=True, tag="admit"):
+    """Let a worker in, at a clock; this ends a hold."""
+
+    rank: _Small
+    incarnation: _Word
+    clock: _Word
+
+
+class Fence(_Message, frozen=True, tag="fence"):
+    """A worker is gone: take nothing from it. Say which clock it has reached, and the tables of its last tick."""
+
+    rank: _Small
+    incarnation: _Word
+
+
+class Dismiss(_Message, frozen=True, tag="dismiss"):
+    """Wait no longer for a worker that is fenced. Say which clock any worker has reached.
+
+    ``clock`` is the greatest that it reached at any endpoint, ``tables`` are those of the tick that took it there: an
+    endpoint that has not seen this tick does as if it had.
+    """
+
+    rank: _Small
+    incarnation: _Word
+    clock: _Word
+    tables: _Tables
+
+
+class AddTable(_Message, frozen=True, tag="add-table"):
+    """Make an empty table. A server that has no room for it refuses, and is as it was before."""
+
+    id: _Word
+    form: TableForm
+
+
+class DropTable(_Message, frozen=True, tag="drop-table"):
+    """Have no such table: another server refused it."""
+
+    id: _Word
+
+
+class TellFigures(_Message, frozen=True, tag="tell-figures"):
+    """Say what your endpoints have counted."""
+
+
+# --- what happened ------------------------------------------------------------------------------------------------
+
+
+class ServerGone(_Message, frozen=True, tag="server-gone"):
+    """A server is lost, and its rows with it. ``text`` says which one, and ``why``; each stands alone."""
+
+    rank: _Small
+    text: _Text
+    why: _Text
+
+
+class WorkerGone(_Message, frozen=True, tag="worker-gone"):
+    """A worker was taken for dead. ``text`` says which one, and why."""
+
+    rank: _Small
+    incarnation: _Word
+    text: _Text
+
+
+class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
+    """The scheduler was told to end, and the cluster ends with it."""
+
+
+AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | TakePart | AskFigures | Leave
+ReplyBody: TypeAlias = (
+    Welcome | Joined | MapIs | TableIs | TablesAre | Passed | PartIs | FiguresAre | Left | Waiting | Refused
+)
+OrderBody: TypeAlias = StartJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | TellFigures
+Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
+
+
+# --- envelopes ----------------------------------------------------------------------------------------------------
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    """A request. Numbers of a sender start at 1 and rise.
+
+    ``latest`` is the greatest number that the sender has given out, ``open`` are those whose replies it still waits
+    for: what was replied to all others need not be kept.
+    """
+
+    sender: _Sender
+    number: _Number
+    body: AskBody
+    latest: _Count = 0
+    open: Annotated[tuple[_Number, ...], Meta(max_length=MOST_OPEN)] = ()
+
+
+class Reply(_Message, frozen=True, tag="reply"):
+    """The answer to a request."""
+
+    number: _Count
+    body: ReplyBody
+
+
+class Order(_Message, frozen=True, tag="order"):
+    """Something to do. Numbers start at 1 and rise by 1."""
+
+    number: _Number
+    body: OrderBody
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """An order is executed: what came of it, or a fault, a text, after which the server is of no use.
+
+    ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named. A server that
+    has ``refused`` an order is as it was before it.
+    """
+
+    sender: _Sender
+    number: _Number
+    result: _Word = 0
+    fault: _Text = ""
+    figures: Annotated[tuple[dict[str, Any], ...], Meta(max_length=1 << 14)] = ()
+    refused: Refused | None = None
+    tables: _Tables = ()
+
+
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+    """The sender is alive, and has seen that many events."""
+
+    sender: _Sender
+    seen: _Count
+
+
+class News(_Message, frozen=True, tag="news"):
+    """Events, the first of which is number ``first`` (from 0)."""
+
+    first: _Count
+    events: tuple[Event, ...]
+
+
+Message: TypeAlias = Ask | Reply | Order | Done | Heartbeat | News
+
+_CHECKSUM = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class FaultError(ProtocolError):
+    """What came is no message. ``reply`` is what to tell the other side, None if it is not to be answered."""
+
+    def __init__(self, text: str, reply: list[bytes] | None = None) -> None:
+        super().__init__(text)
+        self.reply = reply
+
+
+class Refusal(FaultError):
+    """What came is a refusal: the other side does not read what this one sends."""
+
+
+def encode(message: Message) -> list[bytes]:
+    """Make the frames of a message."""
+    return framed(_encoder.encode(message))
+
+
+def framed(message: bytes) -> list[bytes]:
+    """Make the frames around an encoded message."""
+    return [_PREAMBLE, _CHECKSUM.pack(zlib.crc32(message)) + message]
+
+
+def form_bytes(form: TableForm) -> int:
+    """Return how many bytes the description of a table takes in a message."""
+    return len(_encoder.encode(form))
+
+
+def refusal(text: str) -> list[bytes]:
+    """Make the frames of a refusal, which all versions read."""
+    return [_PREAMBLE, b"", text.encode()]
+
+
+def checked(body: AskBody) -> AskBody:
+    """Return a request as it arrives.
+
+    Raises
+    ------
+    ValueError
+        A field of it breaks its bounds, or cannot be sent at all.
+    """
+    try:
+        sent = _encoder.encode(body)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ValueError(f"{ascii(body)[:200]} cannot be sent to the scheduler: {error}") from None
+    try:
+        return _body_decoder.decode(sent)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the scheduler does not take this: {_named(msgspec.msgpack.decode(sent), error)}") from None
+
+
+_body_decoder: msgspec.msgpack.Decoder[AskBody] = msgspec.msgpack.Decoder(AskBody)
+
+
+def decode(frames: list[bytes]) -> Message:
+    """Read the frames of a message.
+
+    Raises
+    ------
+    FaultError
+        They are none; or they are a refusal, whose text the error has.
+    """
+    if not frames or len(frames[0]) != len(_PREAMBLE) or not frames[0].startswith(_MAGIC):
+        raise FaultError("what came is no control message of shoal: is the address that of a scheduler?")
+    if len(frames) == 3 and not frames[1]:
+        raise Refusal(f"the other side refuses: {frames[2][:4096].decode(errors='replace')}")
+    (version,) = struct.unpack_from("<H", frames[0], len(_MAGIC))
+    if version != VERSION:
+        text = f"control messages of version {version} meet version {VERSION}: install one shoal on all machines"
+        raise FaultError(text, refusal(text))
+    if len(frames) != 2 or len(frames[1]) > _LONGEST:
+        raise FaultError(f"a control message of {len(frames)} frames, or longer than {_LONGEST} bytes")
+    message = frames[1][_CHECKSUM.size :]
+    if frames[1][: _CHECKSUM.size] != _CHECKSUM.pack(zlib.crc32(message)):
+        raise FaultError("a control message that was damaged on its way")
+    try:
+        return _decoder.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        fault = _fault(message, error)
+    raise fault
+
+
+def _fault(message: bytes, error: Exception) -> FaultError:
+    raw = None
+    if isinstance(error, msgspec.ValidationError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+            raw = msgspec.msgpack.decode(message)
+    what = _named(raw, error) if isinstance(error, msgspec.ValidationError) else str(error)
+    text = f"a control message that cannot be read ({what})"
+    return FaultError(text, _answer(raw, text))
+
+
+def _answer(raw: Any, text: str) -> list[bytes]:
+    """Make the frames that answer a message with a field out of bounds: those of a reply, if it was a request."""
+    if isinstance(raw, list) and len(raw) >= 3 and raw[0] == "ask":
+        number = raw[2]
+        if isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 62:
+            return encode(Reply(number, Refused("input", text)))
+    return refusal(text)
+
+
+_KINDS: dict[Any, type[_Message]] = {
+    kind.__struct_config__.tag: kind
+    for union in (Message, AskBody, ReplyBody, OrderBody, Event)
+    for kind in get_args(union)
+}
+_STEP = re.compile(r"\[(\d+)\]")
+
+
+def _named(raw: Any, error: msgspec.ValidationError) -> str:
+    """Say which field of a message is wrong, by its name instead of by its place."""
+    what, _, path = str(error).partition(" - at ")
+    names: list[str] = []
+    at: Any = raw
+    for step in map(int, _STEP.findall(path)):
+        kind = _KINDS.get(at[0]) if isinstance(at, list) and at and isinstance(at[0], str) else None
+        fields = () if kind is None else kind.__struct_fields__
+        names.append(fields[step - 1] if 1 <= step <= len(fields) else str(step))
+        at = at[step] if isinstance(at, list) and step < len(at) else None
+    while names and names[0] == "body":
+        del names[0]
+    got = repr(at)[:80] if names else ""
+    where = f"{'.'.join(names)} = {got}: " if names else ""
+    return where + what

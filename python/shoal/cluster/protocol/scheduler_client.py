@@ -1,0 +1,702 @@
+"""Link: a process's connection to the scheduler.
+
+One thread owns the socket. It sends signs of life, sends again what was not answered, and hears what happened; calls
+come from any thread and wait for it.
+
+    hello     versions agree; what the cluster is like
+    join      this process is in: its rank, the map
+    call      a request and its reply
+    leave     it goes on purpose; without, the scheduler waits for its silence to be long enough
+
+Invariants
+  L1  A call ends: with its reply, with a refusal, or at its deadline.
+  L2  After the first fatal error (fenced, a server lost, a scheduler that is gone) every call raises it.
+  L3  Events are handed over in their order, each once.
+  L4  A scheduler that was started anew, and does not know this process, ends nothing here: calls raise
+  NotConnectedError,
+      and whatever needs no scheduler goes on.
+
+Threads: every method may be called from any thread; `on_event` and `on_fault` run in the link's own thread and must not
+call back. Fork: a child's copy raises WrongProcessError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+import zmq
+
+from shoal.cluster.protocol.address import is_loopback, split, try_all
+from shoal.cluster.protocol.connection import Connection, Socket
+from shoal.cluster.protocol.curve import Keys
+from shoal.cluster.protocol.messages import (
+    MOST_OPEN,
+    Ask,
+    AskBody,
+    Done,
+    Event,
+    FaultError,
+    Heartbeat,
+    Hello,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Message,
+    News,
+    Order,
+    Refusal,
+    Refused,
+    Reply,
+    ReplyBody,
+    Rules,
+    SchedulerStopped,
+    ServerGone,
+    Waiting,
+    Welcome,
+    checked,
+    decode,
+    encode,
+)
+from shoal.cluster.protocol.refusals import Refusals
+from shoal.cluster.worker.channel import anew
+from shoal.consistency import Consistency
+from shoal.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    FencedError,
+    MemoryBudgetExceededError,
+    NotConnectedError,
+    ProtocolError,
+    ServerLostError,
+    ShoalError,
+    WrongProcessError,
+)
+
+__all__ = ["GRACE", "Link"]
+
+_log = logging.getLogger("shoal.link")
+
+GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
+_LEAVING = 2.0  # seconds to say goodbye in, where nobody waits
+_RESEND = 1.0  # seconds until a request is sent again
+_WAITING = 64  # messages that wait for a connection
+_SILENCE_MS = 3000
+_PROBE = 5.0  # seconds for an endpoint to answer a connection
+
+Body = TypeVar("Body", bound=ReplyBody)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request and, in time, its reply."""
+
+    body: AskBody
+    number: int = 0
+    resend_at: float = 0.0
+    waits_for: str = ""
+    reply: ReplyBody | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class Link:
+    """A connection to the scheduler. A context manager that closes itself, without leaving.
+
+    Parameters
+    ----------
+    address : str
+        The scheduler's: ``tcp://host:port``.
+    role : {"server", "worker", "launcher"}
+    about : str, optional
+        Names this process in messages; default: its host and number.
+    on_event : callable, optional
+        Is told each event.
+    on_fault : callable, optional
+        Is told the fatal error, once.
+    grace : float
+        Seconds that a silent scheduler is waited for before that is fatal.
+    context : zmq.Context, optional
+        Default: one of its own.
+    keys : Keys, optional
+        To prove who this is, and to speak to nobody but the scheduler of this cluster.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        role: str,
+        *,
+        about: str | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        on_fault: Callable[[ShoalError], None] | None = None,
+        grace: float = GRACE,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        keys: Keys | None = None,
+    ) -> None:
+        split(address)
+        self._secure = None if keys is None else keys.client_of("scheduler")
+        self._address = address
+        self._role = role
+        self._about = about or f"process {os.getpid()} on {socket.gethostname()}"
+        self._on_event = on_event
+        self._on_fault = on_fault
+        self._grace = grace
+        self._pid = os.getpid()
+        self._sender = secrets.token_bytes(16)
+        self._own_context = context is None
+        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
+        self._lock = threading.Lock()  # guards _calls, _number, _outgoing, _fault, _open
+        self._calls: dict[int, Asked] = {}
+        self._number = 0
+        self._outgoing: deque[Message] = deque()
+        self._fault: ShoalError | None = None
+        self._open = True
+        self._stopped = False
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        # The thread's own.
+        self._welcome: Welcome | None = None
+        self._heard = 0.0  # when the scheduler was heard last; 0: never
+        self._looked = time.monotonic()
+        self._beat_at = 0.0
+        self._seen = 0
+        self._refusals = Refusals(_log)
+        self._refusal = ""  # the last words of a scheduler that does not read what this process sends
+        self._is_known = True  # to the scheduler
+        self._taken = 0  # number of the order that was handed over last
+        self._done: Done | None = None
+        self._at_end: Callable[[], None] | None = None  # of an abandoned connection
+        self._leaving: Asked | None = None
+        self._leave_by = 0.0
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="shoal-link", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- for any thread ---------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """The scheduler's address."""
+        return self._address
+
+    @property
+    def fault(self) -> ShoalError | None:
+        """The fatal error, None while all is well."""
+        return self._fault
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the scheduler was told to end, and the cluster with it."""
+        return self._stopped
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the scheduler was heard."""
+        return time.monotonic() - self._heard if self._heard else float("inf")
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the cluster is like.
+
+        Raises
+        ------
+        NotConnectedError
+            Before :meth:`hello`.
+        """
+        if self._welcome is None:
+            raise NotConnectedError(f"no word of the scheduler at {self._address} yet")
+        return self._welcome
+
+    def check(self) -> None:
+        """Raise the fatal error if there is one."""
+        if os.getpid() != self._pid:
+            raise WrongProcessError(
+                "this connection was made before a fork and belongs to the parent process: connect in the child, or "
+                "start children with the 'spawn' method"
+            )
+        if self._fault is not None:
+            raise anew(self._fault)  # a traceback of its own: this one would hold whoever asked, for ever
+        if not self._open:
+            raise ClosedError("this connection to the cluster was closed: connect again")
+
+    def hello(self, *, timeout: float) -> Welcome:
+        """Say the first words and learn what the cluster is like.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+
+        Raises
+        ------
+        NotConnectedError
+            Nobody answers at the address.
+        ProtocolError
+            Another version of shoal answers.
+        """
+        return self.call(Hello(self._role, self._about), Welcome, timeout=timeout, doing="greeting the scheduler")
+
+    def join(
+        self,
+        *,
+        timeout: float,
+        rank: int | None = None,
+        addresses: tuple[str, ...] = (),
+        workers: int | None = None,
+        consistency: Consistency | None = None,
+    ) -> Joined:
+        """Become part of the cluster; returns when all servers, and for a worker all workers, are there.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        rank : int, optional
+            The place to take; default: the first that is free.
+        addresses : tuple of str
+            Of a server: its endpoints; a host that is left out or ``0.0.0.0`` is filled in by the scheduler.
+        workers : int, optional
+            Of a worker: how many the job has; default: what the scheduler was told.
+        consistency : Consistency, optional
+            Of a worker.
+
+        Returns
+        -------
+        Joined
+
+        Raises
+        ------
+        ValueError
+            The cluster has no such place, or the others want another job.
+        NotConnectedError
+            Nobody answers, or a server cannot be reached from here.
+        DeadlineExceededError
+            Others are missing: the message says who.
+        """
+        deadline = time.monotonic() + timeout
+        if self._welcome is None:
+            self.hello(timeout=timeout)
+        rules = None if consistency is None else Rules(consistency.mode, consistency.waits, consistency.mean)
+        body = Join(rank, addresses, workers, rules)
+        try:
+            joined = self.call(body, Joined, timeout=deadline - time.monotonic(), doing="joining the cluster")
+        except DeadlineExceededError:
+            with contextlib.suppress(ShoalError):
+                self.leave(timeout=_RESEND)
+            raise
+        if self._role == "worker":
+            self._try_servers(joined, min(_PROBE, max(1.0, deadline - time.monotonic())))
+        return joined
+
+    def _try_servers(self, joined: Joined, timeout: float) -> None:
+        found = try_all([endpoint.address for endpoint in joined.map.endpoints], timeout)
+        if found is None:
+            return
+        address, what = found
+        server = next(endpoint.server for endpoint in joined.map.endpoints if endpoint.address == address)
+        with contextlib.suppress(ShoalError):
+            self.leave(timeout=_RESEND)
+        why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""
+        raise NotConnectedError(
+            f"server {server} cannot be reached from here at {address} ({what}){why}: start it with "
+            "--advertise HOST, the name or address of its machine that the scheduler and all workers reach"
+        )
+
+    def call(self, body: AskBody, kind: type[Body], *, timeout: float, doing: str) -> Body:
+        """Ask the scheduler something and wait for its reply.
+
+        Parameters
+        ----------
+        body : AskBody
+        kind : type
+            Of the reply.
+        timeout : float
+            Seconds.
+        doing : str
+            What this is, for messages.
+
+        Raises
+        ------
+        DeadlineExceededError
+            There was no reply in time, though the scheduler is there.
+        NotConnectedError
+            It is not there.
+        ValueError
+            It refuses what was asked for.
+        MemoryBudgetExceededError
+            A server has no room for it.
+        """
+        asked = self.ask(body)
+        try:
+            return self.answer(asked, kind, timeout=timeout, doing=doing)
+        finally:
+            self.forget(asked)
+
+    def ask(self, body: AskBody) -> Asked:
+        """Send a request, whose reply :meth:`answer` waits for, in several goes if need be, until :meth:`forget`.
+
+        Raises
+        ------
+        ValueError
+            No scheduler would take it: nothing is sent.
+        """
+        self.check()
+        asked = Asked(checked(body))
+        with self._lock:
+            if self._fault is not None:
+                raise anew(self._fault)
+            if len(self._calls) >= MOST_OPEN:
+                raise ShoalError(f"{MOST_OPEN} requests to the scheduler are under way: wait for some of them first")
+            self._number += 1
+            asked.number = self._number
+            self._calls[asked.number] = asked
+        self._wake()
+        return asked
+
+    def forget(self, asked: Asked) -> None:
+        """Wait for a reply no more."""
+        with self._lock:
+            self._calls.pop(asked.number, None)
+
+    def answer(self, asked: Asked, kind: type[Body], *, timeout: float, doing: str) -> Body:
+        """Wait for the reply to a request; parameters and errors are those of :meth:`call`."""
+        if not asked.answered.wait(min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            raise self._too_late(asked, timeout, doing)
+        reply = asked.reply
+        if reply is None:
+            self.check()
+            raise NotConnectedError(f"{doing}: the connection to the scheduler at {self._address} was closed")
+        if isinstance(reply, Refused):
+            raise _error(reply)
+        if not isinstance(reply, kind):
+            raise ProtocolError(f"{doing}: the scheduler at {self._address} answers with {type(reply).__name__}")
+        return reply
+
+    def _too_late(self, call: Asked, timeout: float, doing: str) -> ShoalError:
+        if not self._heard:
+            keys = "does it want keys (curve=)?" if self._secure is None else "is it of the same keys?"
+            return NotConnectedError(
+                f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running, with --bind there, "
+                f"does a firewall let this machine in, and {keys}"
+            )
+        if self._welcome is not None and self.silent > self._welcome.dead_after:
+            return NotConnectedError(
+                f"{doing}: the scheduler at {self._address} has been silent for {self.silent:.1f} s"
+            )
+        return DeadlineExceededError(
+            f"{doing} was not done in {timeout:g} s: "
+            f"{call.waits_for or self._refusal or 'the scheduler has not answered'} "
+            f"(scheduler {self._address}, heard {self.silent:.1f} s ago)"
+        )
+
+    def leave(self, *, timeout: float, status: int = 0) -> None:
+        """Go, on purpose: nobody will wait for this process.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        status : int
+            Of a launcher: what its program ended with.
+        """
+        self.call(Leave(status), Left, timeout=timeout, doing="leaving the cluster")
+
+    def next_order(self, timeout: float) -> Order | None:
+        """Take the next order, of a server's scheduler.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait for one.
+
+        Returns
+        -------
+        Order or None
+        """
+        try:
+            return self._orders.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def done(
+        self,
+        order: Order,
+        *,
+        result: int = 0,
+        fault: str = "",
+        figures: tuple[dict[str, Any], ...] = (),
+        refused: Refused | None = None,
+        tables: tuple[int, ...] = (),
+    ) -> None:
+        """Say what came of an order."""
+        done = Done(self._sender, order.number, result, fault, figures, refused, tables)
+        try:
+            encode(done)
+        except (OverflowError, TypeError, UnicodeEncodeError) as error:
+            done = Done(self._sender, order.number, fault=f"what came of it cannot be sent: {error!a}")
+        with self._lock:
+            self._done = done
+            self._outgoing.append(done)
+        self._wake()
+
+    def close(self) -> None:
+        """End the connection. Calls under way fail."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            was_open, self._open = self._open, False
+        if was_open:
+            self._wake()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+            self._wake_read.close()
+            self._wake_write.close()
+            if self._own_context:
+                self._context.term()
+
+    def abandon(self, at_end: Callable[[], None]) -> None:
+        """Leave, without waiting for it: for finalizers, which may run anywhere and take no lock.
+
+        Parameters
+        ----------
+        at_end : callable
+            Called in the connection's thread when it has left, or has tried to for two seconds; closes it.
+        """
+        if os.getpid() == self._pid:
+            self._at_end = at_end
+            self._wake()
+
+    def wait_for_end(self, timeout: float) -> None:
+        """Return when the connection's thread has ended, at the latest after so many seconds."""
+        self._thread.join(timeout)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
+            self._wake_write.send(b"\0")
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        try:
+            poller = zmq.Poller()
+            poller.register(self._wake_read, zmq.POLLIN)
+            connection = Connection(self._context, poller, self._address, self._prepare, time.monotonic())
+            while self._open and not self._has_left():
+                now = time.monotonic()
+                due = min(self._next_time(now), connection.open_at)
+                ready = dict(poller.poll(max(0, int(1000 * (due - now)) + 1)))
+                if self._wake_read.fileno() in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_read.recv(4096)
+                has_ended = connection.has_ended  # first: what came before the end is received still
+                self._receive_all(connection)
+                if has_ended:
+                    connection.drop("", time.monotonic())
+                self._on_time(connection, time.monotonic())
+        except zmq.ContextTerminated:
+            self._fail(NotConnectedError("the context of this connection was ended"))
+        except BaseException as error:  # a defect: let nobody wait for a thread that is gone
+            self._fail(NotConnectedError(f"the connection to the scheduler at {self._address} failed: {error!r}"))
+            raise
+        finally:
+            if connection is not None:
+                connection.close()
+            with self._lock:
+                calls = list(self._calls.values())
+            for call in calls:
+                call.answered.set()
+            if self._at_end is not None and self._open:
+                self._at_end()
+
+    def _has_left(self) -> bool:
+        """Whether an abandoned connection has taken its leave, or has tried to for long enough."""
+        if self._at_end is None:
+            return False
+        if self._leaving is None:
+            self._leave_by = time.monotonic() + _LEAVING
+            try:
+                self._leaving = self.ask(Leave())
+            except ShoalError:  # there is nobody to say it to
+                return True
+        return self._leaving.answered.is_set() or time.monotonic() > self._leave_by
+
+    def _prepare(self, opened: Socket) -> None:
+        # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then what
+        # has come just before a connection ends, such as the scheduler's last words, would be lost.
+        opened.setsockopt(zmq.SNDHWM, _WAITING)
+        # One whose framing was damaged is silent until this is over; then it is opened anew, before this process counts
+        # as dead.
+        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+        if self._secure is not None:
+            self._secure(opened)
+
+    def _receive_all(self, connection: Connection) -> None:
+        while connection.socket is not None:
+            try:
+                frames = connection.socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            connection.received()
+            self._receive(frames)
+
+    def _reopen(self, connection: Connection, now: float) -> None:
+        """Connect anew, and send at once what waits for a reply."""
+        try:
+            connection.open(now)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.ETERM:
+                raise
+            return  # no room for a socket now: another time
+        self._beat_at = now
+        with self._lock:
+            for call in self._calls.values():
+                call.resend_at = now
+            if self._done is not None:
+                self._outgoing.append(self._done)
+
+    def _next_time(self, now: float) -> float:
+        interval = 1.0 if self._welcome is None else self._welcome.heartbeat
+        with self._lock:
+            times = [call.resend_at for call in self._calls.values() if not call.answered.is_set()]
+            if self._outgoing:
+                times.append(now)
+        return min([now + interval, self._beat_at or now + interval, *times])
+
+    def _on_time(self, connection: Connection, now: float) -> None:
+        if connection.open_at <= now:
+            self._reopen(connection, now)
+        interval = 1.0 if self._welcome is None else self._welcome.heartbeat
+        missed = now - self._looked - interval
+        if missed > 0 and self._heard:  # this process was stopped: the scheduler was not silent, nobody listened
+            self._heard += missed
+        self._looked = now
+        with self._lock:
+            outgoing = list(self._outgoing)
+            self._outgoing.clear()
+            open = tuple(number for number, call in self._calls.items() if not call.answered.is_set())
+            for number, call in self._calls.items():
+                if call.resend_at <= now and not call.answered.is_set():
+                    call.resend_at = now + _RESEND
+                    outgoing.append(Ask(self._sender, number, call.body, self._number, open))
+        if self._welcome is not None and self._beat_at <= now:
+            self._beat_at = now + interval
+            outgoing.append(Heartbeat(self._sender, self._seen))
+        for message in outgoing:
+            if connection.socket is not None:
+                try:
+                    connection.socket.send_multipart(encode(message), zmq.DONTWAIT)
+                except zmq.Again:  # full, or libzmq has ended the session
+                    connection.drop("it took no message", now)
+        if self._heard and now - self._heard > self._grace:
+            self._fail(
+                NotConnectedError(
+                    f"the scheduler at {self._address} has been silent for {now - self._heard:.1f} s: "
+                    "its process, its machine or the network is gone. Start the cluster again"
+                )
+            )
+
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            message = decode(frames)
+        except FaultError as fault:
+            if self._welcome is None:
+                self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
+                return
+            # It was a scheduler of this version before: something on the way was damaged, or another one is there now.
+            self._refusals.add("unread", f"the scheduler at {self._address}: {fault}")
+            if isinstance(fault, Refusal):
+                self._heard = time.monotonic()
+                self._refusal = str(fault)
+            return
+        self._heard = time.monotonic()
+        if isinstance(message, Reply):
+            self._replied(message)
+        elif isinstance(message, News):
+            for event in message.events[self._seen - message.first :] if message.first <= self._seen else ():
+                self._seen += 1
+                self._happened(event)
+        elif isinstance(message, Order):
+            if message.number == self._taken + 1:
+                self._taken = message.number
+                self._orders.put(message)
+            elif self._done is not None and message.number == self._done.number:
+                with self._lock:
+                    self._outgoing.append(self._done)
+
+    def _replied(self, reply: Reply) -> None:
+        body = reply.body
+        if isinstance(body, Refused) and body.kind in _FATAL:
+            self._fail(_FATAL[body.kind](body.text))
+        elif isinstance(body, Refused) and body.kind == "not-connected" and self._is_known:
+            self._is_known = False
+            _log.warning(
+                "the scheduler at %s was started anew and does not know this %s any more. What needs no scheduler goes "
+                "on: servers serve, workers pull, push and save. No worker, table or barrier is added: save a "
+                "checkpoint, then start the whole cluster again",
+                self._address,
+                self._role,
+            )
+        with self._lock:
+            call = self._calls.get(reply.number)
+        if call is None:
+            return
+        if isinstance(body, Waiting):
+            call.waits_for = body.text
+            return
+        if isinstance(body, Welcome) and self._welcome is None:
+            self._welcome = body
+            self._seen = body.seen
+        call.reply = body
+        call.answered.set()
+
+    def _happened(self, event: Event) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+        if isinstance(event, ServerGone):
+            self._fail(ServerLostError(event.text))
+        elif isinstance(event, SchedulerStopped):
+            self._stopped = True
+            self._fail(NotConnectedError(f"the scheduler at {self._address} was told to end, and the cluster with it"))
+
+    def _fail(self, error: ShoalError) -> None:
+        with self._lock:
+            if self._fault is not None or not self._open:
+                return
+            self._fault = error
+            calls = list(self._calls.values())
+        if self._on_fault is not None:
+            self._on_fault(error)
+        for call in calls:
+            call.answered.set()
+
+
+_FATAL: dict[str, type[ShoalError]] = {"server-lost": ServerLostError, "fenced": FencedError}
+
+
+def _error(refused: Refused) -> ValueError | ShoalError:
+    if refused.kind == "input":
+        return ValueError(refused.text)
+    if refused.kind == "memory":
+        return MemoryBudgetExceededError(refused.text)
+    if refused.kind == "not-connected":
+        return NotConnectedError(refused.text)
+    return _FATAL.get(refused.kind, ProtocolError)(refused.text)

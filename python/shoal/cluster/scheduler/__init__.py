@@ -1,0 +1,1 @@
+"""The scheduler: members, jobs, clocks and splits of the data."""

@@ -1,0 +1,1079 @@
+"""Membership: the scheduler's truth, as a machine without sockets, clocks or randomness of its own.
+
+Messages and the time go in, messages come out; so thousands of schedules of joins, deaths, repeats and losses can be
+tried in a second.
+
+    forming    servers join, in any order; their ranks are 0..S-1
+    map        the last server has joined: the slots are cut evenly over all endpoints, in the order of the ranks
+    job        W workers have joined; those that asked for no rank take what the others leave. All servers start the
+               job, then all workers are told that they are in; it is over when the last worker has left or died, and
+               the next join begins another
+    broken     a server was lost, and its rows with it: every request is refused with its name
+
+Whatever has to be the same on all servers is an operation: a generator that yields an order, which goes to every
+server, and gets back what came of it from each. One operation is under way at a time, the others wait in line, so all
+servers see the same orders in the same order. An order is sent again until it is acknowledged, and the one behind it
+is sent after that.
+
+Invariants (tests/test_membership.py tries them on random schedules):
+  I1  A rank has one worker at most that was not declared dead, and its incarnation rises with every admission.
+  I2  A worker is told Joined after every server has admitted it. Nobody gets its rank before it left or was declared
+      dead and every server has dismissed it.
+  I3  All servers execute one sequence of orders, each order once.
+  I4  A request is executed once, however often it comes; its reply is repeated.
+  I5  A barrier lets nobody through before every worker of the job, dead or gone ones apart, has come to it.
+  I6  A table that is told to somebody is on all servers; one that a server refused is on none, and its number is free,
+      before anybody hears of that.
+  I7  Silence is measured while somebody listened: a scheduler that was itself stopped takes nobody for dead.
+  I8  Whatever a peer asks for, what is kept for it is bounded, and the work to answer it is as well.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from shoal.base.plural import counted
+from shoal.cluster.protocol.address import complete, split
+from shoal.cluster.protocol.messages import (
+    MOST_OPEN,
+    MOST_WORKERS,
+    AddTable,
+    Admit,
+    Ask,
+    AskBody,
+    AskFigures,
+    AskMap,
+    AskTable,
+    AskTables,
+    Barrier,
+    Dismiss,
+    Done,
+    DropTable,
+    EndpointFigures,
+    Event,
+    Fence,
+    FiguresAre,
+    Heartbeat,
+    Hello,
+    Hold,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    MapIs,
+    Message,
+    News,
+    Order,
+    OrderBody,
+    PartIs,
+    Passed,
+    Refused,
+    Reply,
+    ReplyBody,
+    Rules,
+    SchedulerStopped,
+    ServerGone,
+    StartJob,
+    TableForm,
+    TableIs,
+    TablesAre,
+    TakePart,
+    TellFigures,
+    Waiting,
+    Welcome,
+    WorkerGone,
+    form_bytes,
+)
+from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
+from shoal.cluster.scheduler.splits import Parts
+
+__all__ = ["DEAD_AFTER", "Membership", "Probe"]
+
+DEAD_AFTER = 5  # heartbeats missed
+_DOUBT = 2  # heartbeats missed
+_FORMER = 4096  # senders that are remembered after they are gone
+_MOST_PEERS = 1 << 15  # who says hello beyond these waits until others are gone
+_MOST_PARKED = 1024  # requests of a peer that wait
+_MOST_PARTS = 1 << 24
+_MOST_PASSES = 1024  # that are under way
+_TABLES_BYTES = 1 << 23  # of the descriptions of all tables: they are told in one message
+_LONGEST_NAME = 1024  # characters of a table's name
+_RESEND = 1.0  # seconds until an order is sent again
+
+_TOO_MANY = f"more than {MOST_OPEN} replies are not confirmed: a request says which replies its sender still waits for"
+
+Outgoing: TypeAlias = list[tuple[bytes, Message]]
+Operation: TypeAlias = Generator[OrderBody, list[Done], None]
+
+
+class Probe(NamedTuple):
+    """Addresses to be tried out before a server is in; the finding goes to :meth:`Membership.probed`."""
+
+    sender: bytes
+    number: int
+    addresses: tuple[str, ...]
+
+
+class _ServerLostError(Exception):
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    sender: bytes
+    role: str
+    about: str
+    host: str
+    route: bytes
+    heard: float
+    seen: int  # events
+    rank: int = -1
+    inside: bool = False
+    replies: dict[int, ReplyBody] = field(default_factory=dict)  # that it may not have
+    latest: int = 0  # the greatest number that it has given to a request
+    open: frozenset[int] = frozenset()  # of the numbers up to that, those whose replies it waits for
+    parked: dict[int, str] = field(default_factory=dict)  # requests that wait, and for what
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
+
+
+@dataclass(slots=True, eq=False)
+class _Server(_Peer):
+    addresses: tuple[str, ...] = ()
+    join: int = 0  # the number of the request
+    orders: int = 0  # given so far
+    order: Order | None = None  # under way
+    resend_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker(_Peer):
+    incarnation: int = 0
+    join: int = 0
+    wants: Join = field(default_factory=Join)
+
+
+@dataclass(slots=True, eq=False)
+class _Launcher(_Peer):
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    parts: Parts
+    digest: str
+    clocks: dict[int, int] = field(default_factory=dict)  # of the workers that have come to its end, by rank
+    end: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    number: int
+    rules: Rules
+    size: int
+    members: dict[int, _Worker]
+    dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
+    barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
+    passes: dict[int, _Pass] = field(default_factory=dict)
+    first_pass: int = 0  # those before it are over for all, and forgotten
+    passes_end: int = 0  # the greatest clock at which one of them ended
+    reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
+    clock: int = 0  # the greatest that servers told of
+
+    def forget_passes(self) -> None:
+        """Forget the passes that all workers have gone beyond."""
+        slowest = min(self.reached[rank] for rank in self.members)
+        while self.first_pass < slowest and (one := self.passes.get(self.first_pass)) is not None and one.parts.over:
+            self.passes_end = max(self.passes_end, one.end or 0)
+            del self.passes[self.first_pass]
+            self.first_pass += 1
+
+
+class _Gathering:
+    """Workers that wait for a job to be complete.
+
+    One that asked for a rank holds it; the others take what is left, in the order in which they came, when all are
+    there.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[bytes, _Worker] = {}  # by sender
+        self.ranked: dict[int, _Worker] = {}
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @property
+    def first(self) -> _Worker | None:
+        return next(iter(self.workers.values()), None)
+
+    @property
+    def size(self) -> int:
+        """How many workers the job wants; 0 while nobody is there."""
+        return self.first.wants.workers or 0 if self.first is not None else 0
+
+    def takes(self, worker: _Worker) -> bool:
+        """Whether there is a place for one more."""
+        return not self.workers or (len(self) < self.size and worker.wants.rank not in self.ranked)
+
+    def add(self, worker: _Worker) -> None:
+        self.workers[worker.sender] = worker
+        if worker.wants.rank is not None:
+            self.ranked[worker.wants.rank] = worker
+
+    def remove(self, worker: _Worker) -> bool:
+        """Take a worker out; returns whether it was in."""
+        if self.workers.pop(worker.sender, None) is None:
+            return False
+        if worker.wants.rank is not None:
+            del self.ranked[worker.wants.rank]
+        return True
+
+    def places(self) -> dict[int, _Worker]:
+        """Give every worker its rank."""
+        free = (rank for rank in range(self.size) if rank not in self.ranked)
+        placed = dict(self.ranked)
+        placed.update((next(free), worker) for worker in self.workers.values() if worker.wants.rank is None)
+        return dict(sorted(placed.items()))
+
+    def clear(self) -> None:
+        self.workers.clear()
+        self.ranked.clear()
+
+
+class Membership:
+    """Who is in the cluster, and what they have agreed on.
+
+    Parameters
+    ----------
+    servers : int
+        How many the cluster has.
+    workers : int
+        How many a job has, where the workers themselves do not say.
+    slots : int
+        Parts of the hash space.
+    heartbeat : float
+        Seconds between signs of life. Who is silent for 5 of them is dead.
+    rng : random.Random
+        Makes the numbers of the cluster and of jobs.
+    now : float
+        The time, in seconds, from any beginning; it never goes back.
+    counts : callable
+        How often something was refused, by reason: what workers see of it that ask for figures.
+
+    Attributes
+    ----------
+    refused : deque of (str, str)
+        Reason and text of what was refused; to be taken out.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: int,
+        workers: int = 1,
+        slots: int = 1024,
+        heartbeat: float = 2.0,
+        rng: random.Random,
+        now: float,
+        counts: Callable[[], dict[str, int]] = dict,
+    ) -> None:
+        if servers < 1 or workers < 1:
+            raise ValueError(f"a cluster needs a server and a worker at least, got {servers} and {workers}")
+        if workers > MOST_WORKERS:
+            raise ValueError(f"a job has {MOST_WORKERS} workers at most, got {workers}")
+        if slots not in {1 << bits for bits in range(1, 15)}:
+            raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots}")
+        if heartbeat <= 0:
+            raise ValueError(f"a heartbeat takes seconds above 0, got {heartbeat}")
+        self._num_servers = servers
+        self._num_workers = workers
+        self._slots = slots
+        self._heartbeat = heartbeat
+        self._dead_after = DEAD_AFTER * heartbeat
+        self._rng = rng
+        self._now = now
+        self.cluster = f"{rng.getrandbits(64):016x}"
+        self.probes: deque[Probe] = deque()
+        self.notes: deque[str] = deque()  # what happened, for people; to be taken out
+        self.refused: deque[tuple[str, str]] = deque()
+        self._counts = counts
+        self._peers: dict[bytes, _Peer] = {}
+        self._former: OrderedDict[bytes, ReplyBody] = OrderedDict()
+        self._servers: dict[int, _Server] = {}
+        self._map: ClusterMap | None = None
+        self._broken = ""
+        self._events: list[Event] = []  # those that not all peers have seen
+        self._events_dropped = 0  # before them
+        self._tables: dict[str, TableIs] = {}
+        self._tables_bytes = 0
+        self._launchers_done = 0
+        self._failed = ""
+        self._status = 0
+        self._wanted_tables: dict[str, list[tuple[_Peer, int]]] = {}
+        self._incarnations: dict[int, int] = {}
+        self._clocks_before = 0  # of the last job
+        self._job: _Job | None = None
+        self._gathering = _Gathering()
+        self._admitting: _Worker | None = None
+        self._in_line: dict[bytes, _Worker] = {}  # workers, by sender, that wait for the job to end, or for a rank
+        self._vacant = False  # whether one of them may get a place, once all that are gone are known to be
+        self._operations: deque[Operation] = deque()
+        self._operation: Operation | None = None
+        self._results: dict[int, Done] = {}
+        self._out: Outgoing = []
+
+    # --- what goes in -----------------------------------------------------------------------------------------
+
+    def handle(self, route: bytes, host: str, message: Message, now: float) -> Outgoing:
+        """Take a message.
+
+        Parameters
+        ----------
+        route : bytes
+            Where replies go; a peer may change it.
+        host : str
+            Where the connection comes from.
+        message : Message
+        now : float
+            Seconds.
+
+        Returns
+        -------
+        list of (route, message)
+            To be sent.
+        """
+        self._advance(now)
+        if isinstance(message, Ask):
+            self._ask(route, host, message)
+        elif isinstance(message, Heartbeat):
+            peer = self._known(message.sender, route)
+            if peer is None:
+                self._out.append((route, Reply(0, self._stranger(message.sender, host))))
+            else:
+                seen = min(max(message.seen, peer.seen), self._events_dropped + len(self._events))
+                peer.seen = seen
+                self._out.append((route, News(seen, tuple(self._events[seen - self._events_dropped :]))))
+        elif isinstance(message, Done):
+            peer = self._known(message.sender, route)
+            if isinstance(peer, _Server):
+                self._done(peer, message)
+        return self._flush()
+
+    def probed(self, probe: Probe, fault: tuple[str, str] | None, now: float) -> Outgoing:
+        """Take what came of trying out a server's addresses: None, or the address that failed and how."""
+        self._advance(now)
+        server = self._peers.get(probe.sender)
+        if isinstance(server, _Server) and not server.inside and probe.number in server.parked:
+            if fault is None:
+                server.inside = True
+                server.parked[server.join] = "other servers"
+                self._form()
+            else:
+                address, what = fault
+                text = (
+                    f"{server} cannot be reached at {address} ({what}): pass --advertise HOST, the name or address of "
+                    "its machine that the scheduler and all workers reach"
+                )
+                self._servers.pop(server.rank, None)
+                self.refused.append(("unreachable", text))
+                self._reply(server, server.join, Refused("input", text))
+                server.rank = -1
+        return self._flush()
+
+    def on_time(self, now: float) -> Outgoing:
+        """Do what is due: declare the silent dead, send unanswered orders again.
+
+        Call it when nothing is left to be handled, and at least once per heartbeat.
+        """
+        self._advance(now)
+        for peer in list(self._peers.values()):
+            silent = now - peer.heard
+            if silent > self._dead_after and peer.sender in self._peers:
+                self._remove(peer, f"it has been silent for {silent:.1f} s")
+        all_events = self._events_dropped + len(self._events)
+        seen = min((peer.seen for peer in self._peers.values()), default=all_events)
+        del self._events[: seen - self._events_dropped]
+        self._events_dropped = seen
+        for server in self._servers.values():
+            if server.order is not None and server.resend_at <= now:
+                self._send_order(server)
+        self._vacant = bool(self._in_line)
+        return self._flush()
+
+    def stop(self, now: float) -> Outgoing:
+        """End the cluster: tell everybody."""
+        self._advance(now)
+        self._tell(SchedulerStopped())
+        return self._flush()
+
+    # --- what there is to see ---------------------------------------------------------------------------------
+
+    @property
+    def map(self) -> ClusterMap | None:
+        """The map, None before all servers have joined."""
+        return self._map
+
+    @property
+    def broken(self) -> str:
+        """What was lost; empty while all is well."""
+        return self._broken
+
+    @property
+    def workers(self) -> dict[int, int]:
+        """The incarnations of the job's workers, by rank."""
+        return {rank: worker.incarnation for rank, worker in self._job.members.items()} if self._job else {}
+
+    @property
+    def launchers_done(self) -> int:
+        """How many launchers have said that their program ended well."""
+        return self._launchers_done
+
+    @property
+    def failed(self) -> str:
+        """Which launcher's program failed first, or was lost; empty while none did."""
+        return self._failed
+
+    @property
+    def status(self) -> int:
+        """What that program ended with; 1 for one that was lost."""
+        return self._status
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between signs of life."""
+        return self._heartbeat
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        # Nobody listened since the last call. What is more than a heartbeat of that is not the peers' silence: this
+        # process was stopped, and their messages lie in its sockets.
+        missed = now - self._now - self._heartbeat
+        if missed > 0:
+            for peer in self._peers.values():
+                peer.heard += missed
+        self._now = max(now, self._now)
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def _known(self, sender: bytes, route: bytes) -> _Peer | None:
+        peer = self._peers.get(sender)
+        if peer is not None:
+            peer.route = route
+            peer.heard = self._now
+        return peer
+
+    def _stranger(self, sender: bytes, host: str) -> ReplyBody:
+        known = self._former.get(sender)
+        if known is not None:
+            return known
+        self.refused.append(
+            (
+                "unknown",
+                f"{host}: a process that this scheduler does not know takes it for its own. Unless it is a stranger, "
+                "the scheduler was started anew while servers and workers went on: they serve each other, but nobody "
+                "else. End them, and start the whole cluster again",
+            )
+        )
+        text = "the scheduler does not know this process: it was started anew since. Start the whole cluster again"
+        return Refused("not-connected", text)
+
+    def _ask(self, route: bytes, host: str, ask: Ask) -> None:
+        peer = self._known(ask.sender, route)
+        if peer is None:
+            if isinstance(ask.body, Hello) and ask.sender not in self._former:
+                if len(self._peers) >= _MOST_PEERS:
+                    self._out.append((route, Reply(ask.number, Waiting(f"{len(self._peers)} processes are there"))))
+                    return
+                peer = self._welcome(route, host, ask.sender, ask.body)
+            if peer is None:
+                wrong = Refused("protocol", f"a peer that is no server, worker or launcher asks for {type(ask.body)}")
+                answer = wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender, host)
+                self._out.append((route, Reply(ask.number, answer)))
+                return
+        self._settle(peer, ask)
+        if ask.number in peer.replies:
+            self._out.append((route, Reply(ask.number, peer.replies[ask.number])))
+        elif ask.number in peer.parked:
+            self._out.append((route, Reply(ask.number, Waiting(self._why(peer, ask.number)))))
+        elif ask.number > peer.latest or ask.number in peer.open:
+            if len(peer.replies) >= MOST_OPEN:  # no process of shoal's does that
+                self._out.append((route, Reply(ask.number, Refused("protocol", _TOO_MANY))))
+            else:
+                self._execute(peer, ask.number, ask.body)
+
+    @staticmethod
+    def _settle(peer: _Peer, ask: Ask) -> None:
+        """Forget the replies that a peer has, or does not want any more. Messages may come in another order."""
+        if (ask.latest, -len(ask.open)) > (peer.latest, -len(peer.open)):
+            peer.latest, peer.open = ask.latest, frozenset(ask.open)
+            for number in [number for number in peer.replies if number <= peer.latest and number not in peer.open]:
+                del peer.replies[number]
+
+    def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> _Peer | None:
+        kinds: dict[str, type[_Peer]] = {"server": _Server, "worker": _Worker, "launcher": _Launcher}
+        if hello.role not in kinds:
+            return None
+        # It is shown to people, in logs and on terminals.
+        about = "".join(letter if letter.isprintable() else "?" for letter in hello.about)
+        seen = self._events_dropped + len(self._events)
+        peer = kinds[hello.role](sender, hello.role, about, host, route, self._now, seen)
+        self._peers[sender] = peer
+        return peer
+
+    def _execute(self, peer: _Peer, number: int, body: AskBody) -> None:
+        if isinstance(body, Hello):
+            welcome = Welcome(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, peer.seen)
+            self._reply(peer, number, welcome)
+        elif isinstance(body, Leave):
+            self._leave(peer, number, body.status)
+        elif self._broken:
+            self._reply(peer, number, Refused("server-lost", self._broken))
+        elif len(peer.parked) >= _MOST_PARKED:
+            self._reply(peer, number, Refused("input", f"{peer} has {len(peer.parked)} requests that wait: no more"))
+        elif isinstance(body, Join):
+            if isinstance(peer, _Server):
+                self._join_server(peer, number, body)
+            elif isinstance(peer, _Worker):
+                self._join_worker(peer, number, body)
+        elif isinstance(body, AskMap) and self._map is not None:
+            self._reply(peer, number, MapIs(self._map))
+        elif isinstance(body, AskTables):
+            self._reply(peer, number, TablesAre(tuple(self._tables.values())))
+        elif not isinstance(peer, _Worker) or not peer.inside:
+            self._reply(peer, number, Refused("protocol", f"{peer} is not part of a job and asks for {type(body)}"))
+        elif isinstance(body, AskTable):
+            self._ask_table(peer, number, body)
+        elif isinstance(body, Barrier):
+            self._barrier(peer, number, body.name)
+        elif isinstance(body, AskFigures):
+            self._park(peer, number, "the servers to tell what they have counted")
+            self._begin(self._gather_figures(peer, number))
+        elif isinstance(body, TakePart):
+            self._reply(peer, number, self._take_part(peer, body))
+
+    def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
+        peer.parked.pop(number, None)
+        peer.replies[number] = body
+        self._out.append((peer.route, Reply(number, body)))
+
+    def _park(self, peer: _Peer, number: int, what: str) -> None:
+        peer.parked[number] = what
+        self._out.append((peer.route, Reply(number, Waiting(self._why(peer, number)))))
+
+    def _why(self, peer: _Peer, number: int) -> str:
+        inside = sum(server.inside for server in self._servers.values())
+        if self._map is None:
+            return f"{inside} of {self._num_servers} servers have joined"
+        if isinstance(peer, _Worker) and number == peer.join and not peer.inside:
+            if peer.sender in self._in_line:
+                return self._why_in_line(peer)
+            return f"{len(self._gathering)} of {peer.wants.workers} workers have joined"
+        return f"waiting for {peer.parked[number]}"
+
+    # --- servers ----------------------------------------------------------------------------------------------
+
+    def _join_server(self, server: _Server, number: int, join: Join) -> None:
+        fault = self._wrong_server(server, join)
+        if fault:
+            self._reply(server, number, Refused("input", fault))
+            return
+        free = (rank for rank in range(self._num_servers) if rank not in self._servers)
+        server.rank = next(free) if join.rank is None else join.rank
+        server.addresses = tuple(complete(address, server.host) for address in join.addresses)
+        server.join = number
+        self._servers[server.rank] = server
+        self._park(server, number, "its addresses to be tried out")
+        self.probes.append(Probe(server.sender, number, server.addresses))
+
+    def _wrong_server(self, server: _Server, join: Join) -> str:
+        if server.rank >= 0:
+            return f"{server} joined already"
+        if len(self._servers) == self._num_servers:
+            return f"the cluster has all its servers, {self._num_servers}: start the scheduler with --servers for more"
+        if join.rank is not None and not 0 <= join.rank < self._num_servers:
+            return f"there is no server {join.rank} in a cluster of {self._num_servers}: ranks start at 0"
+        if join.rank is not None and join.rank in self._servers:
+            return f"{self._servers[join.rank]} has that rank: give every server its own, or none at all"
+        if not join.addresses:
+            return "a server needs an address at least"
+        try:
+            addresses = [complete(address, server.host) for address in join.addresses]
+            for address in addresses:
+                split(address)
+        except ValueError as error:
+            return str(error)
+        taken = {address for other in self._servers.values() for address in other.addresses}
+        if len(set(addresses)) < len(addresses) or taken & set(addresses):
+            return f"two endpoints have one address among {', '.join(addresses)}: give each server its own --bind"
+        if len(taken) + len(addresses) > self._slots:
+            return f"{self._slots} slots do not reach for more than {len(taken)} endpoints: use fewer --threads"
+        return ""
+
+    def _form(self) -> None:
+        ready = [self._servers[rank] for rank in sorted(self._servers)]
+        if len(ready) < self._num_servers or not all(server.inside for server in ready):
+            return
+        loops = [(address, server.rank) for server in ready for address in server.addresses]
+        self._map = cut_evenly(1, self._slots, loops)
+        self.notes.append(f"all servers are there: {', '.join(address for address, _ in loops)}")
+        for server in ready:
+            self._reply(server, server.join, Joined(server.rank, self._map, ()))
+        self._start_if_complete()
+
+    def _lose_server(self, server: _Server, why: str) -> None:
+        del self._servers[server.rank]
+        if self._map is None:
+            return  # it held nothing: another may take its place
+        where = ", ".join(server.addresses)
+        text = (
+            f"server {server.rank} at {where} ({server.about}) is lost with its rows, {why}: "
+            "start the cluster again and load a checkpoint"
+        )
+        self._broken = self._broken or text
+        self.notes.append(text)
+        self._tell(ServerGone(server.rank, text, why))
+        operations, self._operations = self._operations, deque()
+        if self._operation is not None:
+            operations.appendleft(self._operation)
+            self._operation = None
+        for operation in operations:
+            operation.close()
+        for peer in list(self._peers.values()):
+            for number in list(peer.parked):
+                self._reply(peer, number, Refused("server-lost", self._broken))
+        self._gathering.clear()
+        self._in_line.clear()
+        self._admitting = None
+
+    # --- orders and operations --------------------------------------------------------------------------------
+
+    def _begin(self, operation: Operation) -> None:
+        self._operations.append(operation)
+        if self._operation is None:
+            self._next_operation()
+
+    def _next_operation(self) -> None:
+        while self._operation is None and self._operations:
+            self._operation = self._operations.popleft()
+            self._step(lambda operation: next(operation))
+
+    def _step(self, go: Callable[[Operation], OrderBody]) -> None:
+        assert self._operation is not None
+        try:
+            body = go(self._operation)
+        except StopIteration:
+            self._operation = None
+            return
+        self._results = {}
+        for server in self._servers.values():
+            server.orders += 1
+            server.order = Order(server.orders, body)
+            self._send_order(server)
+
+    def _send_order(self, server: _Server) -> None:
+        assert server.order is not None
+        server.resend_at = self._now + _RESEND
+        self._out.append((server.route, server.order))
+
+    def _done(self, server: _Server, done: Done) -> None:
+        order = server.order
+        if order is None or done.number != order.number:
+            return  # said again
+        server.order = None
+        fault = done.fault
+        if done.refused is not None and not isinstance(order.body, AddTable | StartJob):
+            fault = fault or f"it refuses {type(order.body).__name__}: {done.refused.text}"
+        if fault:
+            self._remove(server, f"it could not do what all servers have to do: {fault}")
+            return
+        self._results[server.rank] = done
+        if len(self._results) == len(self._servers) and self._operation is not None:
+            results = [self._results[rank] for rank in sorted(self._results)]
+            self._step(lambda operation: operation.send(results))
+            self._next_operation()
+
+    # --- workers and jobs -------------------------------------------------------------------------------------
+
+    def _join_worker(self, worker: _Worker, number: int, join: Join) -> None:
+        size = join.workers if join.workers is not None else self._num_workers
+        fault = ""
+        if worker.join:
+            fault = f"{worker} joined already"
+        elif not 1 <= size <= MOST_WORKERS:
+            fault = f"a job has from 1 to {MOST_WORKERS} workers, got workers={size}"
+        elif join.rank is not None and not 0 <= join.rank < size:
+            fault = f"there is no rank {join.rank} among {counted(size, 'worker')}: ranks start at 0"
+        elif join.rules is None:
+            fault = "a worker that joins has to say which consistency it counts on"
+        if fault:
+            self._reply(worker, number, Refused("input", fault))
+            return
+        worker.join = number
+        worker.wants = Join(join.rank, (), size, join.rules)
+        worker.parked[number] = "the other workers"
+        self._in_line[worker.sender] = worker
+        self._seat()
+        if number in worker.parked:
+            self._out.append((worker.route, Reply(number, Waiting(self._why(worker, number)))))
+
+    def _seat(self) -> None:
+        """Give those in line their places, in the order in which they came."""
+        line, self._in_line = self._in_line, {}
+        # Perhaps all have died, and those in line begin anew.
+        silent = self._job is not None and any(
+            self._now - member.heard > _DOUBT * self._heartbeat for member in self._job.members.values()
+        )
+        for worker in line.values():
+            fault = self._place_in_job(worker, silent) if self._job is not None else self._place_in_gathering(worker)
+            if fault:
+                self._reply(worker, worker.join, Refused("input", fault))
+                worker.join = 0
+            elif fault is None:
+                self._in_line[worker.sender] = worker
+        self._start_if_complete()
+
+    def _place_in_job(self, worker: _Worker, silent: bool) -> str | None:
+        """Let a worker in: empty. Else what is wrong with it, or None, to let it wait."""
+        job = self._job
+        assert job is not None
+        if self._admitting is not None or not job.dead or not job.members or silent:
+            return None
+        rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
+        if rank not in job.dead:
+            return None
+        fault = self._disagrees(worker, job.size, job.rules)
+        if not fault:
+            self._admitting = worker
+            job.dead.discard(rank)
+            self._begin(self._admit(job, rank, worker))
+        return fault
+
+    def _place_in_gathering(self, worker: _Worker) -> str | None:
+        """As `_place_in_job`."""
+        first = self._gathering.first
+        if first is not None:
+            assert first.wants.workers is not None
+            assert first.wants.rules is not None
+            fault = self._disagrees(worker, first.wants.workers, first.wants.rules)
+            if fault:
+                return fault
+        if not self._gathering.takes(worker):
+            return None
+        self._gathering.add(worker)
+        return ""
+
+    @staticmethod
+    def _disagrees(worker: _Worker, size: int, rules: Rules) -> str:
+        if worker.wants.workers != size:
+            has = counted(size, "worker")
+            return f"the job has {has}, and {worker.about} wants {worker.wants.workers}: pass all the same"
+        if worker.wants.rules != rules:
+            return f"the job runs under {rules}, and {worker.about} wants {worker.wants.rules}: pass all the same"
+        return ""
+
+    def _why_in_line(self, worker: _Worker) -> str:
+        rank = worker.wants.rank
+        holders = self._job.members if self._job is not None else self._gathering.ranked
+        if rank is not None and rank in holders:
+            holder = holders[rank]
+            return f"rank {rank} is that of {holder.about}, heard {self._now - holder.heard:.1f} s ago"
+        if self._job is not None:
+            size, left = counted(self._job.size, "worker"), len(self._job.members)
+            return f"the job of {size} goes on with {left}; the next begins after it"
+        return f"the next job has its {counted(len(self._gathering), 'worker')}"
+
+    def _start_if_complete(self) -> None:
+        first = self._gathering.first
+        if self._map is None or self._job is not None or self._broken or first is None:
+            return
+        assert first.wants.rules is not None
+        if len(self._gathering) < self._gathering.size:
+            return
+        members = self._gathering.places()
+        self._gathering.clear()
+        for rank, worker in members.items():
+            worker.rank = rank
+            worker.incarnation = self._raise_incarnation(rank)
+            worker.parked[worker.join] = "the servers to start the job"
+        number = self._rng.getrandbits(32) or 1
+        self._job = _Job(number, first.wants.rules, len(members), members)
+        self.notes.append(f"a job of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
+        self._begin(self._start(self._job, list(members.values())))
+
+    def _raise_incarnation(self, rank: int) -> int:
+        self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
+        return self._incarnations[rank]
+
+    def _start(self, job: _Job, workers: list[_Worker]) -> Operation:
+        incarnations = tuple(worker.incarnation for worker in workers)
+        told = yield StartJob(job.number, job.rules, incarnations, self._clocks_before)
+        refused = self._refusal(told, f"does not begin a job of {counted(job.size, 'worker')}")
+        if refused is not None:
+            self._job = None
+            for worker in workers:
+                if worker.sender in self._peers and worker.join in worker.parked:
+                    self._reply(worker, worker.join, refused)
+                    worker.join, worker.rank = 0, -1
+            self._seat()
+            return
+        for worker in workers:
+            self._let_in(job, worker, 0)
+
+    def _admit(self, job: _Job, rank: int, worker: _Worker) -> Operation:
+        clock = max(done.result for done in (yield Hold()))
+        worker.incarnation = self._raise_incarnation(rank)
+        yield Admit(rank, worker.incarnation, clock)
+        self._admitting = None
+        if worker.sender in self._peers:
+            worker.rank = rank
+            job.members[rank] = worker
+            self.notes.append(f"{worker} takes the place of the dead one, at clock {clock}")
+            self._let_in(job, worker, clock)
+        else:  # it died meanwhile
+            job.dead.add(rank)
+            yield from self._dismiss(worker, rank)
+        self._seat()
+
+    def _let_in(self, job: _Job, worker: _Worker, clock: int) -> None:
+        if worker.sender not in self._peers or worker.join not in worker.parked:
+            return
+        assert self._map is not None
+        worker.inside = True
+        tables = tuple(self._tables.values())
+        joined = Joined(worker.rank, self._map, tables, worker.incarnation, job.number, clock, job.size)
+        self._reply(worker, worker.join, joined)
+
+    def _end_job_if_over(self) -> None:
+        if self._job is not None and not self._job.members and self._admitting is None:
+            self.notes.append("the job is over")
+            self._clocks_before = self._job.clock
+            self._job = None
+            self._seat()
+
+    def _leave(self, peer: _Peer, number: int, status: int) -> None:
+        if isinstance(peer, _Server):
+            self._reply(peer, number, Left())
+            self._remove(peer, "it was told to end", Left())
+        elif isinstance(peer, _Launcher):
+            self._reply(peer, number, Left())
+            self._forget(peer, Left())
+            self._launchers_done += status == 0
+            if status:
+                self._fail(f"{peer.about} ended with status {status}", status)
+        elif isinstance(peer, _Worker) and not self._broken and self._is_member(peer):
+            peer.parked = {number: "the servers to let it go"}
+            self._take_out(peer)
+            self._begin(self._let_go(peer, number))
+        else:
+            self._reply(peer, number, Left())
+            self._remove(peer, "it left", Left())
+
+    def _fail(self, text: str, status: int) -> None:
+        if not self._failed:
+            self._failed, self._status = text, status
+
+    def _is_member(self, worker: _Worker) -> bool:
+        return self._job is not None and self._job.members.get(worker.rank) is worker
+
+    def _take_out(self, worker: _Worker) -> None:
+        assert self._job is not None
+        del self._job.members[worker.rank]
+        for came in self._job.barriers.values():
+            came.pop(worker.rank, None)
+        for one in self._job.passes.values():
+            one.parts.release(worker.sender)
+            one.clocks.pop(worker.rank, None)
+        self._job.reached.pop(worker.rank, None)
+        self._check_barriers()
+
+    def _let_go(self, worker: _Worker, number: int) -> Operation:
+        yield from self._dismiss(worker, worker.rank)
+        if worker.sender in self._peers:
+            self._reply(worker, number, Left())
+            self._forget(worker, Left())
+
+    def _dismiss(self, worker: _Worker, rank: int) -> Operation:
+        # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
+        told = yield Fence(rank, worker.incarnation)
+        last = max(told, key=lambda done: done.result)
+        reached = [done.result for done in (yield Dismiss(rank, worker.incarnation, last.result, last.tables))]
+        if self._job is not None:
+            self._job.clock = max(self._job.clock, *reached)
+        self._end_job_if_over()
+
+    # --- the end of a peer ------------------------------------------------------------------------------------
+
+    def _remove(self, peer: _Peer, why: str, last: ReplyBody | None = None) -> None:
+        """Forget a peer that died, left before it was in, or failed."""
+        text = f"{peer} was taken for dead, {why}: it may change nothing any more. Start it again"
+        self._forget(peer, last or Refused("fenced", text))
+        if isinstance(peer, _Server):
+            if self._servers.get(peer.rank) is peer:
+                self._lose_server(peer, why)
+        elif isinstance(peer, _Launcher):
+            self._fail(f"{peer.about} is lost, {why}", 1)
+        elif isinstance(peer, _Worker):
+            self._in_line.pop(peer.sender, None)
+            if self._gathering.remove(peer):
+                self._vacant = True
+            elif self._is_member(peer):
+                assert self._job is not None
+                self.notes.append(f"{peer} is dead, {why}")
+                self._tell(WorkerGone(peer.rank, peer.incarnation, self.notes[-1]))
+                self._job.dead.add(peer.rank)
+                self._take_out(peer)
+                if not self._broken:
+                    self._begin(self._dismiss(peer, peer.rank))
+                self._vacant = True
+
+    def _forget(self, peer: _Peer, last: ReplyBody) -> None:
+        del self._peers[peer.sender]
+        self._former[peer.sender] = last
+        while len(self._former) > _FORMER:
+            self._former.popitem(last=False)
+
+    # --- tables and barriers ----------------------------------------------------------------------------------
+
+    def _ask_table(self, worker: _Worker, number: int, ask: AskTable) -> None:
+        name = ask.form.name
+        if name in self._tables:
+            self._reply(worker, number, self._tables[name])
+            return
+        fault = self._wrong_table(ask.form)
+        if fault:
+            self._reply(worker, number, Refused("input", fault))
+            return
+        self._park(worker, number, f"the servers to make table {name!r}")
+        waiting = self._wanted_tables.setdefault(name, [])
+        waiting.append((worker, number))
+        if len(waiting) == 1:
+            self._begin(self._make_table(ask))
+
+    def _wrong_table(self, form: TableForm) -> str:
+        try:
+            again = TableForm.of(form.spec())
+        except (ValueError, TypeError, OverflowError) as error:
+            return str(error)
+        # What the description says beyond what a table is, no server has looked at.
+        for name in form.__struct_fields__:
+            if getattr(again, name) != getattr(form, name):
+                wrong, right = getattr(form, name), getattr(again, name)
+                return f"table {form.name[:80]!r} is described with {name} = {wrong!r:.80} where it is {right!r:.80}"
+        if len(form.name) > _LONGEST_NAME:
+            return f"a table's name has {_LONGEST_NAME} characters at most, got {len(form.name)}"
+        if self._tables_bytes + form_bytes(form) > _TABLES_BYTES:
+            return f"there are {len(self._tables)} tables, whose descriptions take {self._tables_bytes} bytes: no more"
+        return ""
+
+    def _refusal(self, told: list[Done], what: str) -> Refused | None:
+        """Return what the first server that refused an order said, with its name."""
+        for server, done in zip((self._servers[rank] for rank in sorted(self._servers)), told, strict=True):
+            if done.refused is not None:
+                where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
+                text = f"{where} {what}: {done.refused.text}"
+                self.notes.append(text)
+                return Refused(done.refused.kind, text)
+        return None
+
+    def _make_table(self, ask: AskTable) -> Operation:
+        table = TableIs(len(self._tables), ask.form)
+        told = yield AddTable(table.id, table.form)
+        refused = self._refusal(told, f"does not make table {ask.form.name!r}")
+        answer: ReplyBody = table if refused is None else refused
+        if refused is not None:
+            yield DropTable(table.id)
+        else:
+            self._tables[ask.form.name] = table
+            self._tables_bytes += form_bytes(ask.form)
+        for worker, number in self._wanted_tables.pop(ask.form.name):
+            if worker.sender in self._peers:
+                self._reply(worker, number, answer)
+
+    def _barrier(self, worker: _Worker, number: int, name: str) -> None:
+        if self._job is None or not self._is_member(worker):
+            self._reply(worker, number, Refused("protocol", f"{worker} left the job and comes to a barrier"))
+            return
+        self._park(worker, number, f"the others at barrier {name!r}")
+        came = self._job.barriers.setdefault(name, {})
+        before = came.get(worker.rank)
+        if before is not None:
+            worker.parked.pop(before, None)  # it gave up waiting, and came again
+        came[worker.rank] = number
+        self._check_barriers()
+
+    def _check_barriers(self) -> None:
+        assert self._job is not None
+        for name, came in list(self._job.barriers.items()):
+            if self._job.members.keys() <= came.keys():
+                del self._job.barriers[name]
+                for rank, number in came.items():
+                    worker = self._job.members.get(rank)
+                    if worker is not None and number in worker.parked:
+                        self._reply(worker, number, Passed())
+
+    def _gather_figures(self, worker: _Worker, number: int) -> Operation:
+        told = yield TellFigures()
+        assert self._map is not None
+        if worker.sender in self._peers:
+            figures = (one for done in told for one in done.figures)
+            pairs = zip(self._map.endpoints, figures, strict=False)
+            endpoints = tuple(EndpointFigures(where.server, where.address, one) for where, one in pairs)
+            self._reply(worker, number, FiguresAre(endpoints, self._counts()))
+
+    # --- parts of the data ------------------------------------------------------------------------------------
+
+    def _take_part(self, worker: _Worker, take: TakePart) -> ReplyBody:
+        job = self._job
+        if job is None or not self._is_member(worker):
+            return Refused("protocol", f"{worker} left the job and asks for data")
+        if take.pass_number < job.first_pass:
+            return PartIs(None, take.clock if job.rules.mode == "asp" else job.passes_end)
+        if take.pass_number not in job.passes:
+            if not 0 <= take.count < _MOST_PARTS:
+                return Refused("input", f"a pass of {take.count} parts: cut the data into larger ones")
+            if len(job.passes) >= _MOST_PASSES:
+                return Refused("input", f"{len(job.passes)} passes over the data are under way: end one of them first")
+            job.passes[take.pass_number] = _Pass(Parts(take.count), take.digest)
+        one = job.passes[take.pass_number]
+        if (take.count, take.digest) != (one.parts.count, one.digest):
+            text = (
+                f"{worker} cuts the data of pass {take.pass_number} into other parts than the worker that began it: "
+                "let all workers read the same files, of the same sizes, with the same part_bytes"
+            )
+            return Refused("input", text)
+        job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
+        job.forget_passes()
+        if take.finished >= 0:
+            one.parts.finish(worker.sender, take.finished, self._now)
+        for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's
+            other.parts.release(worker.sender)
+        if not one.parts.over:
+            return PartIs(one.parts.take(worker.sender, self._now, reissue=take.reissue), None)
+        one.clocks[worker.rank] = take.clock
+        if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
+            # Whoever said its clock has ticked once since, at most.
+            one.end = max(one.clocks.values()) + (len(job.members) > 1)
+        return PartIs(None, take.clock if job.rules.mode == "asp" else one.end)
+
+    # --- what goes out ----------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        first = self._events_dropped + len(self._events)
+        self._events.append(event)
+        self._out += [(peer.route, News(first, (event,))) for peer in self._peers.values()]
+
+    def _flush(self) -> Outgoing:
+        if self._vacant:
+            self._vacant = False
+            self._seat()
+        out, self._out = self._out, []
+        return out

@@ -1,0 +1,292 @@
+"""The scheduler's process: a socket around :class:`shoal.cluster.scheduler.membership.Membership`.
+
+One thread receives, hands over, sends. Addresses of servers are tried out by helpers, since that takes time; a message
+that cannot be sent at once is dropped, since whoever waits for it asks again.
+
+Nothing that arrives ends it: what is not a control message is counted and dropped, and so is a message that meets a
+defect. The log has a line for the first of a kind, and one every ten seconds at most.
+
+Threads: `run` in one; `stop` from any, or from a signal handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+import zmq
+
+from shoal.cluster.protocol.address import bindable, check_bind, join_address, split, try_all
+from shoal.cluster.protocol.curve import Guard, Keys
+from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
+from shoal.cluster.protocol.messages import Ask, FaultError, Message, Refused, Reply, decode, encode
+from shoal.cluster.protocol.refusals import Refusals
+from shoal.cluster.scheduler.membership import Membership, Outgoing, Probe
+
+__all__ = ["Scheduler"]
+
+_log = logging.getLogger("shoal.scheduler")
+
+_PROBE = 5.0  # seconds for an endpoint to answer a connection
+_AT_ONCE = 1000  # messages between two looks at the time
+_LONGEST = 1 << 24  # bytes of a frame; a peer that sends a longer one is cut off
+_MOST_FRAMES = 4  # of a message, the route with them
+_LOOK = 1.0  # seconds between two looks at whether it can still open files
+_HANDSHAKE = 10000  # ms until a connection has to have said what it is
+
+
+class Scheduler:
+    """The scheduler. A context manager that closes itself.
+
+    Parameters
+    ----------
+    bind : str
+        Where to listen: ``tcp://host:port``; port 0 or ``*`` is any that is free.
+    servers, workers, slots, heartbeat
+        See :class:`shoal.cluster.scheduler.membership.Membership`.
+    keys : Keys, optional
+        Let in only those whose keys are in its directory.
+    insecure : bool
+        Listen without keys also where other machines reach it: `ValueError` otherwise.
+
+    Examples
+    --------
+    >>> with Scheduler("tcp://127.0.0.1:*", servers=2) as scheduler:
+    ...     scheduler.address.startswith("tcp://127.0.0.1:")
+    True
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        servers: int,
+        workers: int = 1,
+        slots: int = 1024,
+        heartbeat: float = 2.0,
+        keys: Keys | None = None,
+        insecure: bool = False,
+    ) -> None:
+        host, port = split(bind, wildcard=True)
+        check_bind(bind, secured=keys is not None, insecure=insecure)
+        bound_host = bindable(host)
+        self._refusals = Refusals(_log)
+        self._membership = Membership(
+            servers=servers,
+            workers=workers,
+            slots=slots,
+            heartbeat=heartbeat,
+            rng=random.SystemRandom(),
+            now=time.monotonic(),
+            counts=self.refused,
+        )
+        self._stopping = False
+        self._found: deque[tuple[Probe, tuple[str, str] | None]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._helpers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = None if keys is None else Guard(self._context, keys)
+        self._router = self._context.socket(zmq.ROUTER)
+        try:
+            if keys is not None:
+                keys.secure_server(self._router)
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # No limit: where libzmq 4.3.5 has stopped to read from a peer that then resets its connection, the next
+            # heartbeat of either side ends the process.
+            self._router.setsockopt(zmq.RCVHWM, 0)
+            self._router.setsockopt(zmq.LINGER, 1000)
+            self._router.setsockopt(zmq.MAXMSGSIZE, _LONGEST)
+            self._router.setsockopt(zmq.IPV6, int(":" in bound_host))
+            self._router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers come at once
+            self._router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE)
+            self._router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+            self._router.bind(join_address(bound_host, port))
+        except zmq.ZMQError as error:
+            self.close()
+            taken = "; another program listens there, choose another port" if error.errno == errno.EADDRINUSE else ""
+            raise OSError(error.errno, f"cannot listen at {bind}: {os.strerror(error.errno or 0)}{taken}") from None
+        bound = split(self._router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
+        self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def membership(self) -> Membership:
+        """What the scheduler knows; its own thread's."""
+        return self._membership
+
+    def refused(self) -> dict[str, int]:
+        """How often something was refused, by reason.
+
+        Returns
+        -------
+        dict of int
+            ``garbage``: not a control message. ``invalid``: one of another version, or with a field out of its bounds.
+            ``unknown``: the sender takes this scheduler for the one before it. ``unreachable``: a server at whose
+            address nobody answers. ``failed``: a message that met a defect. ``key``: a connection without a key of this
+            cluster. ``descriptors``: seconds in which it could open nothing more. Reasons that did not occur are left
+            out.
+        """
+        keys = {} if self._guard is None or not self._guard.refused else {"key": self._guard.refused}
+        return {**self._refusals.counts(), **keys}
+
+    def stop(self) -> None:
+        """Let :meth:`run` end."""
+        self._stopping = True
+        self._wake()
+
+    def run(self, going: Callable[[], bool] = lambda: True) -> None:
+        """Serve until :meth:`stop` is called or ``going`` says no; then tell everybody.
+
+        Parameters
+        ----------
+        going : callable
+            Asked every now and then.
+        """
+        raise_limit()
+        looked = due = time.monotonic()
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        pause_ms = max(1, int(1000 * min(0.5, self._membership.heartbeat / 4)))
+        while not self._stopping and going():
+            ready = dict(poller.poll(pause_ms))
+            if self._wake_read.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+            while self._found:
+                probe, fault = self._found.popleft()
+                with self._guarded("the addresses of a server"):
+                    self._send(self._membership.probed(probe, fault, time.monotonic()))
+            # Messages that wait may be signs of life; but no flood of them puts off for long what is due.
+            if self._receive() or time.monotonic() - due > self._membership.heartbeat:
+                due = time.monotonic()
+                with self._guarded("what is due"):
+                    self._send(self._membership.on_time(time.monotonic()))
+            if time.monotonic() - looked > _LOOK:
+                looked = time.monotonic()
+                if are_spent():
+                    self._refusals.add("descriptors", SPENT, level=logging.ERROR)
+            while self._membership.refused:
+                self._refusals.add(*self._membership.refused.popleft())
+            while self._membership.notes:
+                _log.info("%s", self._membership.notes.popleft())
+            while self._membership.probes:
+                self._helpers.submit(self._try_out, self._membership.probes.popleft())
+        self._send(self._membership.stop(time.monotonic()))
+        if self.refused():
+            _log.info("refused in all: %s", ", ".join(f"{count} {why}" for why, count in self.refused().items()))
+
+    def _receive(self) -> bool:
+        """Hand over what has come; returns whether that is all of it."""
+        for _ in range(_AT_ONCE):
+            try:
+                frames = self._next_message()
+            except zmq.Again:
+                return True
+            with self._guarded("a message"):
+                self._take(frames)
+        return False
+
+    def _next_message(self) -> list[zmq.Frame]:
+        """Take a message, without the frames between the first ones and the last of one that has too many."""
+        frames = [self._router.recv(zmq.DONTWAIT, copy=False)]
+        while self._router.getsockopt(zmq.RCVMORE):
+            frame = self._router.recv(zmq.DONTWAIT, copy=False)  # libzmq hands over whole messages: it is there
+            if len(frames) > _MOST_FRAMES:
+                frames.pop()
+            frames.append(frame)
+        return frames
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Go on after a defect: the cluster does not end with one message."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{what} met a defect, and is dropped: {type(error).__name__}: {error}"
+            self._refusals.add("failed", text, level=logging.ERROR, trace=True)
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        route, host = frames[0].bytes, _peer_address(frames[-1])
+        try:
+            message = _read(frames, host)
+        except FaultError as fault:
+            # The first frame tells a peer of shoal from a stranger.
+            self._refusals.add("invalid" if fault.reply is not None else "garbage", f"{host or 'a peer'}: {fault}")
+            if fault.reply is not None:
+                self._send_frames(route, fault.reply)
+            return
+        try:
+            outgoing = self._membership.handle(route, host, message, time.monotonic())
+        except Exception as error:
+            if isinstance(message, Ask):
+                what = Refused("protocol", f"the scheduler met a defect with this request: {type(error).__name__}")
+                self._send([(route, Reply(message.number, what))])
+            raise
+        self._send(outgoing)
+
+    def _send(self, outgoing: Outgoing) -> None:
+        for route, message in outgoing:
+            self._send_frames(route, encode(message))
+
+    def _send_frames(self, route: bytes, frames: list[bytes]) -> None:
+        try:
+            self._router.send_multipart([route, *frames], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+    def _try_out(self, probe: Probe) -> None:
+        try:
+            found = try_all(probe.addresses, _PROBE)
+        except Exception as error:
+            found = (probe.addresses[0], f"{type(error).__name__}: {error}")
+        self._found.append((probe, found))
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
+
+    def close(self) -> None:
+        """Give the address back."""
+        self._helpers.shutdown(wait=False, cancel_futures=True)
+        self._router.close()
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.term()
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+def _peer_address(frame: zmq.Frame) -> str:
+    """Where a message comes from; empty where libzmq does not know: before version 3.0 of its protocol."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""
+
+
+def _read(frames: list[zmq.Frame], host: str) -> Message:
+    if not host:
+        raise FaultError("it speaks the protocol of ZeroMQ 2 or another one: is it a browser, or a scan of ports?")
+    if len(frames) > _MOST_FRAMES:
+        raise FaultError(f"a message of {_MOST_FRAMES} frames or more is not a control message")
+    return decode([frame.bytes for frame in frames[1:]])

@@ -1,0 +1,1 @@
+"""The server: endpoints that serve rows."""

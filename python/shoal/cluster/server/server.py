@@ -1,0 +1,303 @@
+"""A server's process: endpoints that serve rows, and a link that says what they are to know.
+
+Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing; this module makes them, tells
+the scheduler where they are, and hands the scheduler's orders to all of them. Python is in no request's way. What
+workers save and load, threads of Python write and read (cluster/tasks.py).
+
+It ends when it is told to, when the scheduler is, when the scheduler was silent for too long, or when the process that
+started it is gone: rows that nobody can reach any more hold no memory.
+
+Threads: `run` in one; `stop` from any, or from a signal handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import zmq
+
+from shoal import _core
+from shoal.cluster.protocol.address import bindable, check_bind, is_loopback, join_address, split
+from shoal.cluster.protocol.curve import Guard, Keys
+from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
+from shoal.cluster.protocol.messages import (
+    AddTable,
+    Admit,
+    Dismiss,
+    DropTable,
+    Fence,
+    Hold,
+    Order,
+    OrderBody,
+    Refused,
+    StartJob,
+    TellFigures,
+)
+from shoal.cluster.protocol.refusals import Refusals
+from shoal.cluster.protocol.scheduler_client import GRACE, Link
+from shoal.cluster.protocol.tasks import Working
+from shoal.cluster.server.data_loop import start_loop
+from shoal.cluster.worker.loading import ReadTask
+from shoal.cluster.worker.saving import WriteTask
+from shoal.errors import MemoryBudgetExceededError, ShoalError
+from shoal.storage.roots import StorageRoots
+from shoal.store.local import make_budget
+
+__all__ = ["TASKS", "Outcome", "Server", "obey"]
+
+_log = logging.getLogger("shoal.server")
+
+TASKS = WriteTask | ReadTask  # what workers have a server do, beside its data loops
+
+_WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for an order whose input is wrong
+_PAUSE = 0.2  # seconds between two looks at whether it is to go on
+_LOOK = 1.0  # seconds between two looks at whether it can still open files
+_LEAVING = 2.0  # seconds to say goodbye in
+
+
+class Outcome(NamedTuple):
+    """What came of an order: the greatest number of all endpoints, and what it stands for.
+
+    ``refused`` is what was refused, with nothing changed at any endpoint; ``tables`` are those that the last tick of a
+    fenced worker named.
+    """
+
+    result: int = 0
+    refused: Refused | None = None
+    tables: tuple[int, ...] = ()
+
+
+def obey(services: Sequence[_core.Service], order: OrderBody) -> Outcome:
+    """Have all endpoints of a server do what the scheduler orders."""
+    if isinstance(order, AddTable):
+        return Outcome(refused=_add_table(services, order))
+    if isinstance(order, Fence):
+        clock, tables = max(service.fence(order.rank, order.incarnation) for service in services)
+        return Outcome(clock, tables=tuple(tables))
+    if isinstance(order, StartJob):
+        try:
+            return Outcome(max(_obey(service, order) for service in services))
+        except _WRONG as error:  # the next job begins anew, whatever has come of this one
+            return Outcome(refused=Refused("input", str(error)))
+    return Outcome(max(_obey(service, order) for service in services))
+
+
+def _obey(service: _core.Service, order: OrderBody) -> int:
+    if isinstance(order, StartJob):
+        service.start_job(order.job, order.rules.mode, order.rules.waits, order.rules.mean, order.before)
+        for rank, incarnation in enumerate(order.incarnations):
+            service.admit(rank, incarnation, 0)
+    elif isinstance(order, Hold):
+        return service.hold()
+    elif isinstance(order, Admit):
+        service.admit(order.rank, order.incarnation, order.clock)
+    elif isinstance(order, Dismiss):
+        return service.dismiss(order.rank, order.incarnation, order.clock, order.tables)
+    elif isinstance(order, DropTable) and order.id in service.tables():
+        service.drop_table(order.id)
+    return 0
+
+
+def _add_table(services: Sequence[_core.Service], order: AddTable) -> Refused | None:
+    if any(order.id in service.tables() for service in services):
+        raise RuntimeError(f"there is a table {order.id} already")
+    form = order.form
+    made = []
+    try:
+        for service in services:
+            service.add_table(
+                order.id,
+                dim=form.dim,
+                dtype=form.dtype,
+                optimizer=form.optimizer,
+                params=form.params,
+                init=form.init,
+                init_parameter=form.init_parameter,
+                init_seed=form.init_seed,
+                seed=form.seed,
+                admit=None if form.admit is None else form.admit.native(),
+                expire=[rule.native() for rule in form.expire],
+            )
+            made.append(service)
+    except (MemoryBudgetExceededError, MemoryError, *_WRONG) as error:
+        for service in made:
+            service.drop_table(order.id)
+        if isinstance(error, MemoryError):
+            return Refused("memory", "its machine has no memory left: make the table smaller, or start more servers")
+        return Refused("input" if isinstance(error, _WRONG) else "memory", str(error))
+    return None
+
+
+class Server:
+    """A server. A context manager that closes itself.
+
+    Parameters
+    ----------
+    scheduler : str
+        Address of the scheduler.
+    bind : str, optional
+        Where to listen, ``tcp://host:port``; with several threads they take this port and those behind it, unless it
+        is 0 or ``*``, any that is free. Default: any port, of the loopback interface if the scheduler is on it, else
+        of all interfaces.
+    advertise : str, optional
+        Name or address of this machine as the scheduler and all workers reach it; default: where its connection to the
+        scheduler comes from.
+    threads : int
+        Endpoints, a thread each.
+    memory : int, optional
+        Bytes that the rows of all tables may take here, an equal share for each of its slots; default: any number.
+    slot_memory : int, optional
+        The share of a slot, in place of `memory`.
+    rank : int, optional
+        The place to take among the servers; default: the first that is free.
+    timeout : float
+        Seconds to wait for the scheduler and for the other servers.
+    grace : float
+        Seconds that a silent scheduler is waited for.
+    keys : Keys, optional
+        Speak only to those who have keys of this cluster.
+    insecure : bool
+        Listen without keys also where other machines reach it: `ValueError` otherwise.
+    storage_roots : sequence of path or URL, optional
+        Where the files of saves and loads may be, which workers name; default: with keys anywhere, without keys in the
+        current directory. See :class:`shoal.storage.roots.StorageRoots`.
+    storage_options : mapping, optional
+        Of the file system that URLs below them are opened by, such as ``{"endpoint_url": ...}``: without it workers may
+        pass credentials alone.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        *,
+        bind: str | None = None,
+        advertise: str | None = None,
+        threads: int = 1,
+        memory: int | None = None,
+        slot_memory: int | None = None,
+        rank: int | None = None,
+        timeout: float = 60.0,
+        grace: float = GRACE,
+        keys: Keys | None = None,
+        insecure: bool = False,
+        storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if threads < 1:
+            raise ValueError(f"a server needs a thread at least, got threads={threads}")
+        default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
+        host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
+        check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
+        anywhere = keys is not None and storage_roots is None
+        if anywhere and storage_options:
+            raise ValueError(
+                "storage_options go with storage_roots: with keys and without roots workers pass their own"
+            )
+        roots = None if anywhere else StorageRoots(storage_roots, storage_options)
+        _core.keep_freed_memory()  # else each request of megabytes is received into fresh pages
+        self._stopping = False
+        self._services: list[_core.Service] = []
+        with contextlib.ExitStack() as undo:
+            context: zmq.Context[Any] = zmq.Context()
+            undo.callback(context.term)
+            if keys is not None:
+                undo.callback(Guard(context, keys).stop)
+            self._link = undo.enter_context(Link(scheduler, "server", grace=grace, context=context, keys=keys))
+            welcome = self._link.hello(timeout=timeout)
+            if slot_memory is not None:
+                make_budget(slot_memory * welcome.slots, welcome.slots)
+            elif memory is not None:
+                make_budget(memory, welcome.slots)
+            addresses = []
+            for k in range(threads):
+                service = _core.Service(welcome.slots, 0, 0)
+                loop = start_loop(
+                    service,
+                    context,
+                    join_address(bindable(host), port + k if port else 0),
+                    keys=keys,
+                    heartbeat=welcome.heartbeat,
+                )
+                undo.callback(loop.stop)
+                undo.callback(Working(service, TASKS, roots).stop)
+                self._services.append(service)
+                reached = advertise or ("" if host in ("", "*") else host)
+                addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
+            joined = self._link.join(timeout=timeout, rank=rank, addresses=tuple(addresses))
+            self.rank = joined.rank
+            self.endpoints = joined.map.of_server(joined.rank)
+            for service, endpoint in zip(self._services, self.endpoints, strict=True):
+                service.set_map(joined.map.epoch, endpoint.first_slot, endpoint.end_slot)
+            own = sum(endpoint.end_slot - endpoint.first_slot for endpoint in self.endpoints)
+            share = memory // max(own, 1) if memory is not None else slot_memory
+            if share is not None:
+                for service in self._services:
+                    service.set_memory(share)
+            self._closing = undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stop(self) -> None:
+        """Let :meth:`run` end."""
+        self._stopping = True
+
+    def run(self, going: Callable[[], bool] = lambda: True) -> None:
+        """Execute orders until :meth:`stop` is called, ``going`` says no, or the scheduler ends.
+
+        Parameters
+        ----------
+        going : callable
+            Asked every now and then.
+
+        Raises
+        ------
+        NotConnectedError
+            The scheduler was silent for too long.
+        FencedError
+            The scheduler took this server for dead.
+        """
+        raise_limit()
+        refusals = Refusals(_log)
+        looked = time.monotonic()
+        while not self._stopping and going():
+            if time.monotonic() - looked > _LOOK:
+                looked = time.monotonic()
+                if are_spent():
+                    refusals.add("descriptors", SPENT, level=logging.ERROR)
+            order = self._link.next_order(_PAUSE)
+            if order is not None:
+                self._execute(order)
+            elif self._link.fault is not None:
+                if self._link.stopped:
+                    return
+                raise self._link.fault
+        with contextlib.suppress(ShoalError):
+            self._link.leave(timeout=_LEAVING)
+
+    def _execute(self, order: Order) -> None:
+        try:
+            outcome = obey(self._services, order.body)
+            figures = tuple(self.metrics()) if isinstance(order.body, TellFigures) else ()
+        except Exception as error:  # whatever it was: the cluster cannot go on with a server that does not do its part
+            _log.exception("order %d failed: %s", order.number, order.body)
+            self._link.done(order, fault=f"{type(error).__name__}: {error}")
+        else:
+            self._link.done(order, **outcome._asdict(), figures=figures)
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Yield the figures of each endpoint."""
+        for service in self._services:
+            yield service.metrics()
+
+    def close(self) -> None:
+        """End without a word; :meth:`run` says goodbye."""
+        self._closing.close()

@@ -1,0 +1,1 @@
+"""The worker: the store of a cluster, its requests and their sockets."""

@@ -1,0 +1,238 @@
+"""Checkpoints of a fit: a directory that holds, at any moment, a model and where its fit stood behind a batch.
+
+    fit --batch, batch, ... pass--> Keeper --save--> DIR: tables, record, Standing       replaced at one moment
+    killed; then again, with resume: DIR --take--> the model, its record, the Standing --> the same fit goes on
+
+What goes on has the bits of what was never stopped: tables with all that optimizers and rules keep, the record with its
+metrics so far, the exact place in the data. What else a learner has, such as a dense part in torch, it saves with
+itself.
+
+Threads: that of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from shoal.data import Reader
+from shoal.metrics import Accumulator
+from shoal.models import files, training
+from shoal.models.history import Fit, History, Record
+from shoal.models.learner import Standing
+from shoal.models.plan import Plan
+from shoal.storage.base import Place, Where, place_of
+from shoal.store.local import Store
+
+__all__ = ["Keeper", "Resume", "standing_of"]
+
+
+class Kept(Protocol):
+    """What a keeper keeps: a model."""
+
+    @property
+    def store(self) -> Store:
+        """Of its tables."""
+
+    @property
+    def record(self) -> Record:
+        """What was learned from."""
+
+    def check_format(self, data: object) -> None:
+        """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
+
+    def save(self, directory: Where, *, overwrite: bool = True, standing: Standing | None = None) -> Path | str:
+        """Write the model."""
+
+    def take(self, directory: Where, *, resume: bool = False) -> Standing | None:
+        """Take a model that was saved."""
+
+
+class Keeper:
+    """Keeps checkpoints of a fit in a directory; a `Watcher`.
+
+    Parameters
+    ----------
+    model : Model or ClickModel
+    directory : path, URL or Place
+    every : int or None
+        Batches between two checkpoints of a pass; None: one after each pass.
+    overwrite : bool
+        Whether the first checkpoint may replace a model that is there.
+
+    Raises
+    ------
+    ValueError
+        ``every`` is below 1, or the store has several workers, of which a checkpoint would know one.
+    """
+
+    def __init__(self, model: Kept, directory: Where, every: int | None = None, *, overwrite: bool = False) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every is {every}: pass the batches between two checkpoints, 1 or more")
+        if model.store.num_workers > 1:
+            raise ValueError(
+                f"a checkpoint of a fit tells where one worker stands in its data, and the store has "
+                f"{model.store.num_workers}: let one worker learn, or leave directory out"
+            )
+        self.directory = place_of(directory)
+        self.overwrite = overwrite
+        self._model = model
+        self._every = every
+        self._batches = 0
+
+    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+        """Write a checkpoint, if one is due."""
+        self._batches += 1
+        if self._every is not None and self._batches % self._every == 0:
+            self._model.save(self.directory, standing=standing())
+
+    def pass_done(self, standing: Standing) -> None:
+        """Write a checkpoint."""
+        self._batches = 0
+        self._model.save(self.directory, standing=standing)
+
+    def interrupted(self, standing: Standing) -> None:
+        """Write a checkpoint."""
+        self._model.save(self.directory, standing=standing)
+
+    def best_folder(self, pass_number: int) -> Place | None:
+        """Name a folder of the directory, which the next checkpoint names too."""
+        return self.directory.inside(files.best_folder(pass_number))
+
+
+class FitFinishedError(ValueError):
+    """The fit that is to go on is over, by the settings that it is called with now; the model has its weights."""
+
+
+Resume = bool | Literal["appended"]
+
+
+def standing_of(
+    model: Kept, reader: Any, valid: Any, plan: Plan, keeper: Keeper | None, *, resume: Resume
+) -> Standing | None:
+    """Take what a keeper's directory holds, to go on with; or check that a fit may begin there.
+
+    Returns
+    -------
+    Standing or None
+        None: the fit begins.
+
+    Raises
+    ------
+    CorruptionError
+        A file is missing, cut short or changed.
+    FitFinishedError
+        The fit there is over.
+    StorageError
+        Nothing can be written there.
+    ValueError
+        The fit there was begun with other settings or data; or there is a model that may not be replaced.
+    """
+    if resume not in (False, True, "appended"):
+        raise ValueError(f"resume is {resume!r}: pass True, False or 'appended'")
+    if keeper is None:
+        if resume:
+            raise ValueError("resume goes on with the fit of a directory: pass directory=")
+        return None
+    if not (resume and files.is_model(keeper.directory)):
+        files.check_target(keeper.directory, overwrite=keeper.overwrite)
+        files.make_target(keeper.directory)
+        model.store.check_storage(keeper.directory)
+        return None
+    described = files.read(keeper.directory)
+    begun = described.history.fits[-1] if described.history.fits else None
+    if described.standing is None:
+        _check_over(keeper.directory, described.history, reader, valid, plan)
+        model.take(keeper.directory, resume=True)
+        raise FitFinishedError(f"the fit in {keeper.directory} is over: begin another one in another directory")
+    if begun is None:
+        raise ValueError(f"{keeper.directory} does not tell how its fit was begun: begin another one")
+    _check_same(begun.plan, plan)
+    appended = resume == "appended"
+    _check_data(keeper.directory, begun, reader, valid, appended=appended)
+    standing = described.standing
+    grown = appended and begun.source is not None and begun.source != training.fingerprint(reader)
+    if grown and standing.batches and plan.shuffles:
+        raise ValueError(
+            f"the fit in {keeper.directory} stands within a shuffled pass, which more data would shuffle in another "
+            f"way: pass the data that it was begun with, and append between two passes"
+        )
+    model.check_format(reader)
+    taken = model.take(keeper.directory, resume=True)
+    if taken is None or taken != standing:
+        raise ValueError(f"the fit in {keeper.directory} is another process's too, which has just saved: let one learn")
+    if grown and standing.position is not None:
+        standing = replace(standing, position={**standing.position, "files": reader.position()["files"]})
+    fits = model.record.fits
+    fits[-1] = replace(fits[-1], plan=plan)
+    if isinstance(reader, Reader) and begun.source is not None:
+        source, held_out = reader.fingerprint(), training.fingerprint(valid)
+        fits[-1] = replace(fits[-1], data=training.path_of(reader), source=source, valid_source=held_out)
+    return standing
+
+
+def _check_over(directory: Place, history: History, reader: Any, valid: Any, plan: Plan) -> None:
+    """Check that a fit that is over is the one that is asked for, and came to its end."""
+    begun = history.fits[-1] if history.fits else None
+    done = history.passes[-1] if history.passes else None
+    if begun is not None and done is not None and not done.complete:
+        raise ValueError(
+            f"the fit in {directory} was interrupted in pass {done.number - begun.first_pass + 1} and kept no "
+            f"checkpoint, so nothing tells where it stood: begin it again with checkpoints (every=, --every)"
+        )
+    if begun is None or _has_ended(history, plan):
+        if begun is not None:
+            _check_data(directory, begun, reader, valid, over=True)
+        return
+    changed = [
+        f"{name}={getattr(begun.plan, name)!r}, now it is {getattr(plan, name)!r}"
+        for name in (*_SETTINGS, "epochs")
+        if getattr(begun.plan, name) != getattr(plan, name)
+    ]
+    how = f", and was begun with {changed[0]}" if changed else ""
+    raise ValueError(f"the fit in {directory} is over{how}: begin another one in another directory")
+
+
+def _check_data(
+    directory: Place, begun: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
+) -> None:
+    """Raise ValueError if a fit was begun with other data; if it is not over, what was appended may be allowed."""
+    for what, then, now in (("", begun.source, reader), ("valid: ", begun.valid_source, valid)):
+        if then is None or now is None:  # begun with batches, or by an older version; nothing is measured any more
+            continue
+        if not isinstance(now, Reader):
+            raise ValueError(f"{what}the fit in {directory} was begun with a reader of files: pass it to resume")
+        # The batches in which held-out data is read change nothing.
+        then = then if not what else {**then, "batch_size": now.batch_size}
+        if (changed := now.changes(then, appended=appended)) is None:
+            continue
+        grown = not appended and now.changes(then, appended=True) is None
+        remedy = (
+            "pass resume='appended' (--allow-appended) to learn from what was appended too"
+            if grown
+            else "pass the same data to resume, or begin another fit"
+        )
+        if over:
+            remedy = "it is over, and has learned nothing from this: begin another one in another directory"
+        raise ValueError(f"{what}the fit in {directory} was begun with other data: {changed}: {remedy}")
+
+
+def _has_ended(history: History, plan: Plan) -> bool:
+    """Tell whether the last fit was one by ``plan``, and came to its end."""
+    if not history.fits or history.fits[-1].plan != plan:
+        return False
+    passes = [done for done in history.passes if done.number >= history.fits[-1].first_pass]
+    return bool(passes) and passes[-1].complete and (len(passes) == plan.epochs or plan.patience is not None)
+
+
+_SETTINGS = ("shuffle", "negative_rate", "warm_up", "seed", "patience", "min_delta", "metric", "class_weight")
+
+
+def _check_same(begun: Plan, plan: Plan) -> None:
+    """Raise ValueError if a fit was begun by another plan; it may have more epochs now."""
+    for name in _SETTINGS:
+        before, now = getattr(begun, name), getattr(plan, name)
+        if before != now:
+            raise ValueError(f"the fit was begun with {name}={before!r}, now it is {now!r}: pass the same to resume")

@@ -1,0 +1,146 @@
+"""The workers that train one model on a cluster, each on its share of the data.
+
+A worker's clock is a batch. Shares are not equally long, and under BSP and SSP whoever stops ticking holds the others
+up: so a worker that has come to the end of its share goes on ticking empty clocks until all have come to theirs.
+
+    worker 0    batch  batch  batch  batch  ended                       a row for each worker tells how many
+    worker 1    batch  batch  ended  empty  empty                       passes it has ended, by a push of the clock
+
+Under BSP all see the same rows at the same clock, and so leave the pass at the same one. Under SSP they see them at
+different clocks, and go on to one that all can tell from the rows.
+
+Rows, in a table of the model's name and "-team"
+    rank              a number that this worker shows the others: its float32 and what that leaves
+    2^32 + rank       passes that this worker has ended in this fit, and the clock of its last one's end
+
+Whoever stops before its end says so, and is waited for no more; nor are workers that died.
+
+Whoever takes a dead worker's place in the middle of a job missed what the others have agreed on: its fit is refused.
+
+Without other workers there is nothing to agree on: no table, no message. Nor is there in a loop over `Store.parts`,
+which sees to it that nobody waits.
+
+Threads: the one that fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.consistency import ASP, BSP, SSP
+from shoal.errors import DeadlineExceededError, ShoalError
+from shoal.optim import SGD
+from shoal.store.local import Store
+from shoal.table.table import Table
+
+__all__ = ["Team"]
+
+_ENDED = np.uint64(1 << 32)
+_NEVER = 1e9  # passes: of whoever will make no more
+_LONGEST = 86400.0  # seconds that others may measure for; whoever dies meanwhile is not waited for
+
+
+class Team:
+    """What the workers of a store agree on while they fit a model.
+
+    Parameters
+    ----------
+    store : Store
+    name : str
+        Of the model's table.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._alone = store.num_workers == 1 or store.taking_parts
+        self._ranks = np.arange(store.num_workers, dtype=np.uint64)
+        self._passes = 0
+        self._told = 0  # the clock of the last pass's end
+        if not self._alone and store.joined_at > 0:
+            raise ShoalError(
+                f"worker {store.rank} took the place of one that had died, at clock {store.joined_at}: the others may "
+                "have begun this fit before that, and would wait where it never comes; end this process, and they go "
+                "on without it. Where workers may come later, share the data by store.parts(reader)"
+            )
+        if not self._alone:
+            self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to agree with."""
+        return self._alone
+
+    def begin(self) -> None:
+        """Begin a fit, all workers together."""
+        if not self._alone:
+            self._told = 0
+            self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
+            self._store.barrier()
+
+    def end_pass(self) -> None:
+        """Come to the end of this worker's share, and return when all have come to theirs."""
+        self._passes += 1
+        if self._alone:
+            return
+        if isinstance(self._store.consistency, ASP):
+            self._store.barrier()  # nobody waits for a clock
+            return
+        mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
+        later, self._told = self._store.clock - self._told, self._store.clock
+        ended = np.array([[-1, -later]], np.float32) * np.float32(len(self._ranks) if mean else 1)
+        self._table.push(self._mine + _ENDED, ended)
+        self._store.tick()
+        while True:
+            rows = self._table.pull(self._ranks + _ENDED)
+            behind = self._ranks[rows[:, 0] < self._passes]
+            if set(behind.tolist()) <= self._store.lost_workers:
+                break
+            self._store.tick()
+        if isinstance(self._store.consistency, SSP):
+            # A worker that was ahead may wait in its pull for this one's clock. All go on to the clock that none has
+            # passed: while somebody had not ended, no pull was answered more than `staleness` clocks ahead of him.
+            last = int(rows[:, 1].max()) + self._store.consistency.staleness + 1
+            while self._store.clock < last:
+                self._store.tick()
+
+    def meet(self) -> None:
+        """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
+        if self._alone:
+            return
+        last = time.monotonic() + _LONGEST
+        while True:
+            try:
+                self._store.barrier()
+                return
+            except DeadlineExceededError:
+                gave_up = np.any(self._table.pull(self._ranks + _ENDED)[:, 0] >= _NEVER)
+                if gave_up or time.monotonic() > last:
+                    raise
+
+    def give_up(self) -> None:
+        """Tell the others, if they can be told, not to wait for this worker in this fit."""
+        if not self._alone:
+            with contextlib.suppress(ShoalError):
+                self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))
+
+    def gather(self, number: float) -> npt.NDArray[np.float64]:
+        """Show the others a number: all get those of all workers, by rank, with 48 bits of each.
+
+        A call of all workers, at the same clock. float64[workers]
+        """
+        if self._alone:
+            return np.array([number])
+        most = np.float32(number)
+        self._table.assign(self._mine, np.array([[most, number - float(most)]], np.float32))
+        self._store.barrier()
+        numbers: npt.NDArray[np.float64] = self._table.pull(self._ranks).astype(np.float64).sum(axis=1)
+        self._store.barrier()
+        return numbers
+
+    @property
+    def _mine(self) -> npt.NDArray[np.uint64]:
+        return self._ranks[self._store.rank : self._store.rank + 1]

@@ -1,0 +1,106 @@
+"""Kept: a predictor whose rows are in tables of a store, as a directory of a model keeps it (files.py).
+
+What linear models and click models have in common besides predicting: whose the store is, what a directory is told of
+the model, and what is taken from one.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from shoal.models import files
+from shoal.models.history import Record
+from shoal.models.learner import Standing
+from shoal.models.predictor import Predictor, read_calibration
+from shoal.store.local import Store
+from shoal.table.table import Table
+
+__all__ = ["KeptPredictor", "OverStore"]
+
+
+class OverStore:
+    """What works over a store; a context manager that closes the store if it is its own.
+
+    Parameters
+    ----------
+    store : Store
+    is_own : bool
+        Whether `close` closes the store.
+    """
+
+    def __init__(self, store: Store, *, is_own: bool) -> None:
+        self._store = store
+        self._owns_store = is_own
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the store if it is its own; a store that was passed in stays open."""
+        if self._owns_store:
+            self._store.close()
+
+
+class KeptPredictor(OverStore, Predictor):
+    """A predictor over tables of a store."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, store: Store, *, is_own: bool) -> None:
+        OverStore.__init__(self, store, is_own=is_own)
+        Predictor.__init__(self)
+        self._tables: tuple[Table, ...] = ()
+
+    def _model_file(
+        self,
+        *,
+        bias: bool,
+        standing: Standing | None,
+        normalized: bool = False,
+        click: dict[str, Any] | None = None,
+    ) -> files.ModelFile:
+        """Tell what a directory is told of the model; its first table tells the optimizer."""
+        first = self._tables[0]
+        return files.ModelFile(
+            model=self.kind,
+            table=first.name,
+            more_tables=tuple(table.name for table in self._tables[1:]),
+            bias=bias,
+            normalized=normalized,
+            optimizer=type(first.optimizer).__name__,
+            params=first.optimizer.params(),
+            seed=first.seed,
+            examples=self.examples,
+            format=self.format,
+            schema=self.schema,
+            calibration=None if self._calibration is None else self._calibration.to_dict(),
+            history=self.history,
+            classes=self._record.classes,
+            columns=self._record.columns,
+            click=click,
+            standing=standing,
+        )
+
+    def _remember(self, described: files.ModelFile, where: object) -> None:
+        """Take the record and the calibration that a directory, or whatever it is, has.
+
+        Raises
+        ------
+        CorruptionError
+            The calibration is none. Nothing was taken.
+        """
+        self._calibration = read_calibration(described.calibration, where)
+        self._record = Record(
+            described.history,
+            described.examples,
+            described.format,
+            described.schema,
+            described.classes,
+            described.columns,
+        )

@@ -1,0 +1,1 @@
+"""Directories of files that are written once, on this machine or wherever fsspec reaches."""

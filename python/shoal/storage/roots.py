@@ -1,0 +1,136 @@
+"""Storage roots: the directories and URLs below which a process opens what another one names.
+
+    roots = StorageRoots(["/models", "s3://bucket/ctr"])
+    roots.open("/models/step-7", {})        a place, which leads nowhere else: not by "..", nor by a link
+
+What names a place is text from another process: a path or URL, and options of its file system. A path is compared
+with its links followed, each file again when it is opened. A URL is compared with its dots resolved, and must be of a
+root's own protocol and host, without chained protocols. Options that say who asks (`CREDENTIALS`) are taken; any other
+may say where a request goes, and must be one that this process was given itself.
+
+A link that a user of this machine puts in place between the comparison and the opening is followed: whoever may write
+below a root is trusted with what this process may write.
+
+Threads: immutable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import StorageError
+from shoal.storage.base import LocalPlace, Place, RemotePlace, parts_of
+
+__all__ = ["CREDENTIALS", "StorageRoots"]
+
+CREDENTIALS = frozenset({"anon", "key", "secret", "token", "username", "password"})
+
+
+class StorageRoots:
+    """Directories and URLs below which another process may name places.
+
+    Parameters
+    ----------
+    roots : sequence of path or URL, optional
+        Default: the current directory, unless that is the root of the file system.
+    options : mapping, optional
+        Of the file system that URLs are opened by; whoever names a place may repeat them, and add credentials.
+
+    Raises
+    ------
+    ValueError
+        A root is empty, has a chained protocol, or is a ``file://`` URL.
+
+    Examples
+    --------
+    >>> StorageRoots(["/models"]).open("/models/../etc", {})
+    Traceback (most recent call last):
+        ...
+    shoal.errors.StorageError: /models/../etc is outside of /models, ...
+    """
+
+    def __init__(
+        self, roots: Sequence[str | os.PathLike[str]] | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        if isinstance(roots, (str, os.PathLike)):
+            raise TypeError(f"storage roots are a list of directories and URLs: pass [{os.fspath(roots)!r}]")
+        if roots is None:
+            here = Path.cwd()
+            roots = [] if here == Path(here.anchor) else [here]
+        self._options = dict(options or {})
+        self._directories: list[Path] = []
+        self._urls: list[tuple[str, str, str]] = []
+        for given in roots:
+            root = os.fspath(given)
+            if not root:
+                raise ValueError("a storage root is empty: pass a directory, or a URL such as s3://bucket/folder")
+            if "://" not in root:
+                self._directories.append(Path(root).resolve())
+                continue
+            kind, host, folder = parts_of(root)
+            if "::" in root or kind in ("file", "local"):
+                raise ValueError(
+                    f"{root!r} is no storage root: pass a directory by its path, a URL by one protocol alone"
+                )
+            self._urls.append((kind, host, _below(folder)))
+
+    def __str__(self) -> str:
+        urls = [f"{kind}://{host}/{folder}".rstrip("/") for kind, host, folder in self._urls]
+        return ", ".join([*map(str, self._directories), *urls])
+
+    def open(self, where: str, options: Mapping[str, Any]) -> Place:
+        """Open a place that another process names.
+
+        Raises
+        ------
+        StorageError
+            It is outside of all roots, or an option is refused. Says nothing of what is there.
+        """
+        if "\0" in where:
+            raise self._outside(where)
+        if "://" not in where:
+            return LocalPlace(Path(where), self._check_path)
+        self._check_url(where)
+        for name, value in options.items():
+            if name not in CREDENTIALS and (name not in self._options or self._options[name] != value):
+                raise StorageError(
+                    f"storage option {name!r} may lead to another storage, and this server was not started with it: "
+                    f"start it with --storage-option {name}=VALUE (storage_options= of shoal.launch), or leave it out"
+                )
+        kind, host, folder = parts_of(where)
+        return RemotePlace(f"{kind}://{host}/{_below(folder)}", {**self._options, **options}, confined=self._check_url)
+
+    def _check_path(self, path: Path) -> None:
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError):  # a link that leads to itself
+            raise self._outside(str(path)) from None
+        if not any(real.is_relative_to(root) for root in self._directories):
+            raise self._outside(str(path))
+
+    def _check_url(self, url: str) -> None:
+        kind, host, folder = parts_of(url)
+        folder = _below(folder)
+        if "::" in url or not any(
+            (kind, host) == (its, of) and (not root or folder == root or folder.startswith(f"{root}/"))
+            for its, of, root in self._urls
+        ):
+            raise self._outside(url)
+
+    def _outside(self, where: str) -> StorageError:
+        return StorageError(
+            f"{where} is outside of {self or 'every directory'}, where this server may read and write: start it with "
+            "--storage-root DIR (storage_roots= of shoal.launch), or connect with shared_storage=False and let the "
+            "worker read and write"
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._directories or self._urls)
+
+
+def _below(folder: str) -> str:
+    """Resolve the dots of a folder of a host, above which there is nothing."""
+    return os.path.normpath(f"/{folder}").strip("/")

@@ -1,0 +1,274 @@
+"""Pieces: what checkpoints and exports are made of, written to new files that a manifest then names.
+
+    with Replacement(place, "manifest.json", is_ours) as new:     a directory gets another content
+        writer = PieceWriter(place, f"{new.stem}-0", ".slots", header)
+        file, offset = writer.append(piece)                      as many as there are, into files of about 1 GiB
+        writer.finish()                                          writer.files tells their names and sizes
+        new.publish(body)                                        the manifest, at one moment
+
+Invariants
+    P1  No file that is there is touched before the new manifest is in place: the names of new ones have `stem` in them,
+        eight random hexadecimal digits and no others' (by whom else they may be written is the place's business: S2).
+    P2  Once the manifest is in place, all that it names is there and committed; what was there before it is removed,
+        or left to the next one where the place refuses.
+    P3  A replacement that ends otherwise removes its own files, and leaves what was there.
+
+Threads: a writer and a replacement belong to one thread; `in_order` works ahead of it in a pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from shoal.errors import StorageError
+from shoal.storage.base import Place, Target, absent, remove_empty
+from shoal.storage.checksummed_json import seal
+
+__all__ = ["PieceFile", "PieceWriter", "Replacement", "check_replaceable", "in_order"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_FILE_BYTES = 1 << 30  # a file is closed once it is this long
+
+_log = logging.getLogger(__name__)
+
+
+class PieceFile(msgspec.Struct, frozen=True):
+    """A file of pieces."""
+
+    name: str
+    bytes: int
+
+
+class PieceWriter:
+    """Appends pieces to new files, each of which begins with a header.
+
+    Parameters
+    ----------
+    place : Place
+    stem, suffix : str
+        The files are STEM-0SUFFIX, STEM-1SUFFIX, ...
+    header : bytes
+    durable, cached : bool
+        As `Place.create` takes them.
+    """
+
+    def __init__(
+        self, place: Place, stem: str, suffix: str, header: bytes, *, durable: bool = True, cached: bool = True
+    ) -> None:
+        self._place = place
+        self._stem = stem
+        self._suffix = suffix
+        self._header = header
+        self._durable = durable
+        self._cached = cached
+        self._file: Target | None = None
+        self.files: list[PieceFile] = []
+
+    def append(self, data: np.ndarray[Any, Any]) -> tuple[int, int]:
+        """Write a piece: the number of its file, and where it stands there.
+
+        Raises
+        ------
+        StorageError
+            It cannot be written.
+        """
+        if self._file is None:
+            name = f"{self._stem}-{len(self.files)}{self._suffix}"
+            self.files.append(PieceFile(name, 0))
+            self._file = self._place.create(name, durable=self._durable, cached=self._cached)
+            self._file.write(self._header)
+        file, offset = len(self.files) - 1, self._file.tell()
+        self._file.write(data.data)
+        if self._file.tell() >= _FILE_BYTES:
+            self.finish()
+        return file, offset
+
+    def finish(self) -> None:
+        """Commit the file; a piece that comes later begins another."""
+        if self._file is not None:
+            size = self._file.tell()
+            self._file.commit()
+            self.files[-1] = PieceFile(self.files[-1].name, size)
+            self._file = None
+
+    def close(self) -> None:
+        """Give up what was not finished."""
+        if self._file is not None:
+            self._file.abort()
+            self._file = None
+
+
+def check_replaceable(
+    place: Place,
+    manifest: str,
+    what: str,
+    is_ours: Callable[[str], bool],
+    *,
+    overwrite: bool,
+    form: str | None = None,
+) -> None:
+    """Check that a directory may be replaced: it is not there, is empty, or is such a thing; nothing is changed.
+
+    Parameters
+    ----------
+    place : Place
+    manifest : str
+        The manifest's name.
+    what : str
+        What is to be written, for people: "a checkpoint".
+    is_ours : callable
+        As `Replacement` takes it: a writer that was killed before its manifest was there leaves such names.
+    overwrite : bool
+        Whether one that is there may be replaced.
+    form : str, optional
+        The format that a manifest must tell, where several formats have manifests of that name.
+
+    Raises
+    ------
+    ValueError
+        There is something else, or one that may not be replaced.
+    StorageError
+        It cannot be looked at.
+    """
+    if place.kind() != "directory":  # a file is refused by what makes the directory
+        return
+    if place.version(manifest) is not None:
+        if form is not None and f'"format":"{form}"'.encode() not in place.read(manifest)[:200]:
+            raise ValueError(f"{place} holds a {manifest} that is not of {what}: choose another name")
+        if not overwrite:
+            raise ValueError(f"{place} holds {what} already: pass overwrite=True (--overwrite), or choose another name")
+        return
+    left_behind = re.compile(rf"\.{re.escape(manifest)}\.[0-9a-f]{{8}}\.tmp")  # by a writer that was killed
+    for name in (*place.names(), *place.inner()):
+        if not (is_ours(name) or left_behind.fullmatch(name)):
+            raise ValueError(f"{place} is neither empty nor {what}, it holds {name}: choose another name")
+
+
+class Replacement:
+    """New files and the manifest that names them, in place of those of a directory. A context manager.
+
+    Parameters
+    ----------
+    place : Place
+        Made if it is not there.
+    manifest : str
+        The manifest's name.
+    is_ours : callable
+        Whether a name is one that belongs to such a manifest: those of before are removed at the end.
+    folders : bool
+        Whether a manifest names directories too.
+    durable : bool
+        Whether to wait for the disk.
+
+    Raises
+    ------
+    SaveConflictError
+        On leaving: somebody else has put another manifest there since this began. That one stays.
+    StorageError
+        The place refuses something. What was there stays.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        manifest: str,
+        is_ours: Callable[[str], bool],
+        *,
+        folders: bool = False,
+        durable: bool = True,
+    ) -> None:
+        self.stem = secrets.token_hex(4)
+        self._place = place
+        self._manifest = manifest
+        self._is_ours = is_ours
+        self._folders = folders
+        self._durable = durable
+        self._before: str | None = None
+        self._published: bytes | None = None
+        self._old: list[_Entry] = []
+        self._absent: list[Path] = []
+
+    def __enter__(self) -> Self:
+        self._absent = absent(self._place)
+        self._place.make(durable=self._durable)
+        self._before = self._place.version(self._manifest)
+        return self
+
+    def publish(self, body: bytes) -> None:
+        """Put the manifest in place: ``body``, one JSON value, under its checksum."""
+        # What is there now is of what is replaced, of writers that were killed, or of one that will find its manifest
+        # replaced. What comes later may be of a writer that begins behind this one: it stays.
+        self._old = [one for one in self._listed() if self._is_ours(one.name) and self.stem not in one.name]
+        self._published = seal(body)
+        self._place.publish(self._manifest, self._published, before=self._before, durable=self._durable)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # Nothing names what cannot be removed, and the next one removes it.
+        if kind is None:
+            try:
+                self._remove(self._old)
+            except StorageError as refused:
+                _log.warning("%s is in place, and what it replaces is not all gone: %s", self._address, refused)
+            return
+        with suppress(StorageError):
+            if not self._is_in_place():
+                self._remove([one for one in self._listed() if self.stem in one.name])
+                remove_empty(self._absent)
+
+    @property
+    def _address(self) -> str:
+        return self._place.address(self._manifest)
+
+    def _is_in_place(self) -> bool:
+        """Whether the manifest was put in place behind all: then the new files are what is there."""
+        with suppress(FileNotFoundError):
+            return self._place.read(self._manifest) == self._published
+        return False
+
+    def _listed(self) -> list[_Entry]:
+        inner = self._place.inner() if self._folders else []
+        return [*(_Entry(name, False) for name in self._place.names()), *(_Entry(name, True) for name in inner)]
+
+    def _remove(self, entries: Iterable[_Entry]) -> None:
+        for name, is_folder in entries:
+            if is_folder:
+                self._place.inside(name).clear()
+            else:
+                self._place.remove(name)
+
+
+class _Entry(NamedTuple):
+    """Of a directory."""
+
+    name: str
+    is_folder: bool
+
+
+def in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """Do ``work`` on the items in the pool, ``ahead`` of them before the consumer; the results in the items' order."""
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

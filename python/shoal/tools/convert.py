@@ -1,0 +1,481 @@
+"""Rows in other programs' files: Parquet out of tables and back, Vowpal Wabbit's readable models, npz.
+
+    write_parquet(table, path)    key, weights, optimizer state and sightings of every row
+    load_parquet(store, path)     such a file as a table again, to the bit
+    read_parquet_rows(path)       ┐
+    read_npz_rows(path)           │  keys and weights, for `Table.assign`
+    read_vw_model(path)           ┘
+
+What the last three read are weights: an optimizer's state starts fresh, as `Table.assign` says.
+
+A file that `write_parquet` wrote has the table's description in its schema's metadata, under "shoal" as JSON:
+
+    {"version": 1, "step": count, "clock": count, "table": {...}}      the table as in the manifest of a checkpoint
+
+Threads: any number of callers.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.base.machine import local_path
+from shoal.data import hash_strings
+from shoal.data.arrow import pyarrow
+from shoal.store.local import check_same
+from shoal.table.table import TableForm
+
+if TYPE_CHECKING:
+    from shoal.store.local import LocalStore
+    from shoal.table.table import Rows, Table, TableSpec
+
+__all__ = ["VW_CONSTANT", "load_parquet", "read_npz_rows", "read_parquet_rows", "read_vw_model", "write_parquet"]
+
+Keys = npt.NDArray[np.uint64]
+
+VW_CONSTANT = 11650396  # Vowpal Wabbit's index of the bias, before it is cut to the model's bits
+_ROW_GROUP = 1 << 20
+_ABOUT = b"shoal"  # in a schema's metadata
+_VERSION = 1
+_ALIGNMENT = 64  # of columns in a section
+# What rows remember of their sightings, and what one has that was sighted once, now; its clock is the table's.
+_MARKS = {"count": "uint32", "clock": "uint32", "score": "float32"}
+_SIGHTED = {"count": 1, "score": 1.0}
+
+
+def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = True) -> int:
+    """Write every row of a table: its key, its weights, and whatever else it remembers, each a column.
+
+    Parameters
+    ----------
+    table : Table
+    path : path
+        A file; one that is there is replaced once the new one is complete.
+    state : bool
+        Whether state and sightings are written; else ``key`` and ``weights`` alone.
+
+    Returns
+    -------
+    int
+        Rows.
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+
+    Notes
+    -----
+    ``key`` is uint64; the others are float32 at dim 1, else fixed-size lists of float32. ``weights`` is what
+    `Table.pull` reads; state has the names of docs/optimizers.md, where FTRL's z stands for its weights. A table of a
+    local store whose rules look at sightings has ``count`` and ``clock`` (uint32) and ``score`` (float32), as far as
+    its rows keep them (docs/checkpoint-format.md). Rows come in hash order.
+    """
+    arrow = pyarrow()
+    target = local_path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    names: list[str] = []
+    if state:
+        names = [name for name in table.state(np.zeros(0, np.uint64)) if name != "w"]
+
+    def type_of(width: int) -> Any:
+        return arrow.float32() if width == 1 else arrow.list_(arrow.float32(), width)
+
+    def column(rows: Rows) -> Any:
+        flat = arrow.array(np.ascontiguousarray(rows).reshape(-1))
+        return flat if rows.shape[1] == 1 else arrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])
+
+    shard = table.shard if state and isinstance(table.shard, _core.Shard) else None
+    marks = {} if shard is None else {name: getattr(arrow, _MARKS[name])() for name in shard.mark_names()}
+    empty = table.state(np.zeros(0, np.uint64)) if state else {}
+    fields = [("key", arrow.uint64()), ("weights", type_of(table.dim))]
+    fields += [(name, type_of(empty[name].shape[1])) for name in names]
+    fields += marks.items()
+    clock = 0 if shard is None else shard.table_clock(table.clock)
+    told = _Told(version=_VERSION, step=table.shard.step, clock=clock, table=TableForm.of(table.spec))
+    schema = arrow.schema(
+        fields,
+        metadata={"table": table.name, "optimizer": str(table.optimizer), _ABOUT: msgspec.json.encode(told)},
+    )
+    count = 0
+    try:
+        with arrow.parquet.ParquetWriter(temporary, schema) as writer:
+            for keys, weights in table.items(_ROW_GROUP):
+                more = table.state(keys) if names else {}
+                arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
+                if shard is not None and marks:
+                    batch = table.key_batch(keys).native  # in their order, which is that of the hashes
+                    arrays += [arrow.array(shard.marks(batch, k).view(_MARKS[name])) for k, name in enumerate(marks)]
+                writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+                count += len(keys)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def _parquet_of(path: str | os.PathLike[str]) -> Any:
+    arrow = pyarrow()
+    try:
+        return arrow.parquet.ParquetFile(path)
+    except arrow.ArrowInvalid as error:
+        raise ValueError(f"{os.fspath(path)} is not a Parquet file, or is damaged: {error}") from None
+
+
+def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
+    """Make a table of a file that `write_parquet` wrote with state: its description, its rows, their state.
+
+    Parameters
+    ----------
+    store : LocalStore
+        A table of that name in it gets these rows instead of what it has.
+    path : path
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    ValueError
+        The file tells of no table, or was written without state; a column is missing, of another type or width, holds
+        nulls or what the table's dtype cannot; a key is there twice; or the store's table has another description. The
+        store is as it was.
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+
+    Notes
+    -----
+    To the bit: `Table.digest` is that of the table that was written, and training goes on as it would have. Reads a
+    million rows at a time, in any order. For a cluster: save the store, and load the checkpoint there.
+
+    Where the table has rules, all rows of the file are admitted. Their counts, clocks and scores are those of the
+    file's columns; where it lacks one of these, rows count as sighted once, now. Keys that waited are not in the file:
+    they are counted anew.
+    """
+    arrow = pyarrow()
+    where = os.fspath(path)
+    with _parquet_of(path) as file:
+        told = _told_by(where, (file.schema_arrow.metadata or {}).get(_ABOUT))
+        spec = told.table.spec()
+        known = store.tables.get(spec.name)
+        if known is not None:
+            check_same(known.spec, spec, where)
+        shard = store.new_rows(spec)
+        nothing = _core.KeyBatch(np.empty(0, np.uint64), store.slots, store.workers)
+        widths = {name: shard.state(nothing, k).shape[1] for k, name in enumerate(shard.columns())}
+        columns = {"key": arrow.uint64()} | {
+            "weights" if name == "w" else name: arrow.float32() if width == 1 else arrow.list_(arrow.float32(), width)
+            for name, width in widths.items()
+        }
+        marks = shard.mark_names()
+        columns |= {name: getattr(arrow, _MARKS[name])() for name in marks if name in file.schema_arrow.names}
+        for name, kind in columns.items():
+            _check_column(where, spec, file.schema_arrow, name, kind)
+        shard.reserve([-(-file.metadata.num_rows // store.slots)] * store.slots)
+        last = -1
+        for batch in file.iter_batches(_ROW_GROUP, columns=list(columns)):
+            for name in columns:
+                if batch.column(name).null_count:
+                    raise ValueError(f"{where}: column {name!r} holds nulls")
+            cells = {name: _numbers(batch.column(name)) for name in columns}
+            keys = np.ascontiguousarray(cells.pop("key"))
+            hashes = _core.mix(keys)
+            order = np.argsort(hashes)
+            hashes = hashes[order]
+            sighted = {
+                name: np.full(len(keys), _SIGHTED.get(name, told.clock), _MARKS[name])
+                for name in marks
+                if name not in cells
+            }
+            is_behind = not len(hashes) or int(hashes[0]) > last  # of all that came before, as write_parquet has it
+            if np.any(hashes[1:] == hashes[:-1]) or not (
+                is_behind or not shard.contains(_core.KeyBatch(keys, store.slots, store.workers)).any()
+            ):
+                raise ValueError(f"{where}: a key of table {spec.name!r} is there twice")
+            last = max(last, int(hashes[-1])) if len(hashes) else last
+            try:
+                section = _section(
+                    spec,
+                    hashes,
+                    [cells[name][order] for name in cells if name not in _MARKS],
+                    {name: (cells | sighted)[name][order] for name in marks},
+                )
+            except ValueError as error:
+                raise ValueError(f"{where}, table {spec.name!r}: {error}") from None
+            shard.restore(len(hashes), section)
+    shard.step = told.step
+    shard.set_clock(told.clock, store.clock)
+    store.adopt([(spec, shard)])
+    return store.tables[spec.name]
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a file tells of its table."""
+
+    version: int
+    step: int
+    table: TableForm
+    clock: int = 0  # of the table, which rows tell their sightings by
+
+
+def _told_by(where: str, told: bytes | None) -> _Told:
+    if told is None:
+        raise ValueError(f"{where} tells of no table: it was not written by shoal.tools.convert.write_parquet")
+    try:
+        found = msgspec.json.decode(told, type=_Told)
+        found.table.spec()
+        if not 0 <= found.clock < 2**32:
+            raise ValueError(f"a clock of {found.clock}")
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise ValueError(f"{where} tells of its table what cannot be read: {error}") from None
+    if found.version != _VERSION:
+        raise ValueError(f"{where} is of version {found.version}: read it with a newer shoal")
+    return found
+
+
+def _check_column(where: str, spec: TableSpec, schema: Any, name: str, kind: Any) -> None:
+    if name not in schema.names:
+        raise ValueError(
+            f"{where} has no column {name!r}, which table {spec.name!r} has by {type(spec.optimizer).__name__}: it was "
+            "written with weights only, or changed"
+        )
+    found = schema.field(name).type
+    if found != kind:
+        raise ValueError(f"{where}: column {name!r} is {found} instead of {kind}, which table {spec.name!r} has")
+
+
+def _numbers(cells: Any) -> npt.NDArray[Any]:
+    """Take the numbers of a column: n, or n x width, bit for bit."""
+    width = getattr(cells.type, "list_size", 1)
+    numbers: npt.NDArray[Any] = (cells.flatten() if width > 1 else cells).to_numpy(zero_copy_only=False)
+    return numbers.reshape(-1, width) if width > 1 else numbers
+
+
+def _section(
+    spec: TableSpec, hashes: Keys, columns: list[npt.NDArray[np.float32]], marks: dict[str, npt.NDArray[Any]]
+) -> npt.NDArray[np.uint8]:
+    """Put columns into the form of a checkpoint (docs/checkpoint-format.md); the first one is weights or z."""
+    if "score" in marks and not (np.isfinite(marks["score"]) & (marks["score"] >= 0)).all():
+        raise ValueError("a score is not a finite number from 0 on")
+    first: npt.NDArray[Any] = columns[0]
+    if not np.isfinite(first).all():
+        raise ValueError("a weight is not finite")
+    if spec.dtype == "float16":
+        first = _exactly(columns[0].astype(np.float16), columns[0], spec.dtype)
+    elif spec.dtype == "bfloat16":
+        halves = (columns[0].view(np.uint32) >> 16).astype(np.uint16)
+        if np.any(columns[0].view(np.uint32) & 0xFFFF):
+            raise ValueError("a weight is no bfloat16 number, which the table has")
+        first = halves
+    section = bytearray()
+    for column in (hashes, first, *columns[1:], *marks.values()):
+        section += np.ascontiguousarray(column).tobytes()
+        section += bytes(-len(section) % _ALIGNMENT)
+    return np.frombuffer(section, np.uint8)
+
+
+def _exactly(rounded: npt.NDArray[np.float16], given: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float16]:
+    if not np.array_equal(rounded.astype(np.float32), given):
+        raise ValueError(f"a weight is no {dtype} number, which the table has")
+    return rounded
+
+
+def read_parquet_rows(path: str | os.PathLike[str], *, key: str = "key", weights: str = "weights") -> tuple[Keys, Rows]:
+    """Read keys and weights of a Parquet file.
+
+    Parameters
+    ----------
+    path : path
+    key : str
+        A column of integers; int64 is taken bit for bit.
+    weights : str
+        A column of numbers, or of lists of one length.
+
+    Returns
+    -------
+    uint64[n], float32[n, dim]
+
+    Raises
+    ------
+    ValueError
+        There is no such column, it holds nulls, or its lists differ in length.
+    ImportError
+        pyarrow is not installed (extra ``arrow``).
+    """
+    arrow = pyarrow()
+    with _parquet_of(path) as file:
+        known = file.schema_arrow.names
+        for name in (key, weights):
+            if name not in known:
+                raise ValueError(f"{os.fspath(path)} has no column {name!r}: it has {known}")
+        table = file.read(columns=[key, weights])
+    for name in (key, weights):
+        if table.column(name).null_count:
+            raise ValueError(f"{os.fspath(path)}: column {name!r} holds nulls")
+    keys = table.column(key).combine_chunks()
+    if not arrow.types.is_integer(keys.type):
+        raise ValueError(f"{os.fspath(path)}: column {key!r} is {keys.type}: keys are integers")
+    cells = table.column(weights).combine_chunks()
+    dim = 1
+    if arrow.types.is_nested(cells.type):
+        lengths = np.unique(cells.value_lengths().to_numpy(zero_copy_only=False)) if len(cells) else np.ones(1)
+        if len(lengths) != 1 or lengths[0] < 1:
+            raise ValueError(
+                f"{os.fspath(path)}: lists of column {weights!r} have {lengths.tolist()} numbers: not one dim"
+            )
+        dim = int(lengths[0])
+        cells = cells.flatten()
+    numbers = cells.cast(arrow.float32()).to_numpy(zero_copy_only=False).reshape(-1, dim)
+    return _checked(path, _bits(keys.to_numpy(zero_copy_only=False)), numbers)
+
+
+def read_npz_rows(path: str | os.PathLike[str], *, key: str = "keys", weights: str = "weights") -> tuple[Keys, Rows]:
+    """Read keys and weights of an archive of NumPy arrays.
+
+    Parameters
+    ----------
+    path : path
+    key : str
+        The name of an array of integers, n of them; int64 is taken bit for bit.
+    weights : str
+        The name of an array of n numbers, or of n rows of them.
+
+    Returns
+    -------
+    uint64[n], float32[n, dim]
+
+    Raises
+    ------
+    ValueError
+        It is no such archive, or the arrays do not go together.
+    """
+    path = local_path(path)
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as _, np.load(path, allow_pickle=False) as archive:
+            for name in (key, weights):
+                if name not in archive:
+                    raise ValueError(f"{os.fspath(path)} has no array {name!r}: it has {list(archive)}")
+            keys, rows = archive[key], archive[weights]
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{os.fspath(path)} is no npz file: {error}") from None
+    if keys.dtype.kind not in "iu" or keys.ndim != 1 or rows.dtype.kind not in "fiu" or rows.ndim not in (1, 2):
+        raise ValueError(
+            f"{os.fspath(path)}: {key!r} must be integers [n] and {weights!r} numbers [n] or [n, dim], they are "
+            f"{keys.dtype}{list(keys.shape)} and {rows.dtype}{list(rows.shape)}"
+        )
+    if len(keys) != len(rows):
+        raise ValueError(f"{os.fspath(path)}: {len(keys)} keys and {len(rows)} rows of weights")
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        numbers = rows.reshape(len(rows), -1).astype(np.float32)
+    return _checked(path, _bits(keys), numbers)
+
+
+def _bits(keys: npt.NDArray[Any]) -> Keys:
+    wide = keys.astype(np.int64) if keys.dtype.kind == "i" else keys.astype(np.uint64)
+    return np.ascontiguousarray(wide).view(np.uint64)
+
+
+def _checked(path: str | os.PathLike[str], keys: Keys, rows: Rows) -> tuple[Keys, Rows]:
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{os.fspath(path)}: {(~np.isfinite(rows)).sum()} weights are not finite in float32")
+    return keys, np.ascontiguousarray(rows)
+
+
+def read_vw_model(path: str | os.PathLike[str], *, bias_key: int) -> tuple[Keys, Rows]:
+    """Read a readable model of Vowpal Wabbit: linear weights.
+
+    Parameters
+    ----------
+    path : path
+        Written by ``vw --invert_hash FILE`` (lines ``namespace^name:index:weight``) or by ``vw --readable_model FILE``
+        (lines ``index:weight``).
+    bias_key : int
+        The key of Vowpal Wabbit's constant: `shoal.models.BIAS_KEY`, which our models give to their bias.
+
+    Returns
+    -------
+    uint64[n], float32[n, 1]
+        With names the keys are those that `shoal.read_vw` gives to the same features, so the model predicts from the
+        same files. Without them they are the indices, which only data that was hashed alike has.
+
+    Raises
+    ------
+    ValueError
+        It is no such file, or a model with more than linear weights; the line is named.
+
+    Notes
+    -----
+    Reads line by line, a few million a minute.
+    """
+    names: list[str] = []
+    fields: list[str] = []
+    indices: list[int] = []
+    weights: list[float] = []
+    constant: float | None = None
+    bits: int | None = None
+    named: bool | None = None
+    begun = False
+    with local_path(path).open(encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            text = line.rstrip("\n")
+            where = f"{os.fspath(path)}, line {number}"
+            if not begun:
+                if number == 1 and not text.startswith("Version"):
+                    raise ValueError(
+                        f"{where}: a readable model of Vowpal Wabbit starts with its version: {text[:60]!r}"
+                    )
+                if text.startswith("bits:"):
+                    bits = int(text[5:])
+                begun = text == ":0"
+                continue
+            *name, index, weight = text.rsplit(":", 2)
+            if named is None:
+                named = bool(name)
+            if bool(name) != named:
+                raise ValueError(f"{where}: not as the lines before it: {text[:60]!r}")
+            try:
+                at, value = int(index), float(weight)
+            except ValueError:
+                raise ValueError(
+                    f"{where}: not index:weight: {text[:60]!r}; write the model without --save_resume"
+                ) from None
+            if (named and name[0] == "Constant") or (not named and bits is not None and at == VW_CONSTANT % 2**bits):
+                constant = value
+                continue
+            weights.append(value)
+            if named:
+                field, mark, feature = name[0].partition("^")
+                fields.append(field if mark else "")
+                names.append(feature if mark else name[0])
+            else:
+                indices.append(at)
+    if not begun:
+        raise ValueError(f"{os.fspath(path)}: no line ':0' before weights: it is no readable model, or was cut short")
+    keys = _keys_of(fields, names) if named else np.array(indices, np.uint64)
+    if constant is not None:
+        keys, weights = np.append(keys, np.uint64(bias_key)), [*weights, constant]
+    return _checked(path, keys, np.array(weights, np.float32).reshape(-1, 1))
+
+
+def _keys_of(fields: list[str], names: list[str]) -> Keys:
+    """Give features the keys that `read_vw` gives them."""
+    keys = np.empty(len(names), np.uint64)
+    grouped: dict[str, list[int]] = {}
+    for at, field in enumerate(fields):
+        grouped.setdefault(field, []).append(at)
+    for field, places in grouped.items():
+        number = int(hash_strings([field.encode("utf-8", "surrogateescape")])[0])
+        some = [names[at].encode("utf-8", "surrogateescape") for at in places]
+        keys[places] = hash_strings(some, field=number)
+    return keys

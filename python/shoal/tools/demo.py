@@ -1,0 +1,508 @@
+"""The demonstration: a click log whose truth is known, a model trained on it, and how near it came.
+
+    planted model --draws--> planted_train.tsv --fit--> model ----evaluate on planted_test.tsv---> reached log-loss
+          |                                                                                              | gap
+          '---- its own probabilities of the same examples ------------------------------------> best reachable log-loss
+
+The log looks like Criteo's: 13 integers, 26 categories whose frequencies follow Zipf's law (Criteo's own numbers of
+categories, up to a million), missing columns, a quarter of the examples clicked. The truth is a logistic model,
+
+    margin = b + sum of 13 effects of an integer's log-squared bucket + sum of 26 effects of a category
+
+so that the trainer can represent it, and nothing predicts better than it does. Half of the categories have no effect;
+the others have normal ones that shrink with the root of the category's rank, since an effect that is seen three times
+cannot be learned by anybody. Every effect is a pure function of (column, bucket or rank): no table of them exists.
+
+Nothing here prints: progress and results go to ``say``, a callable of one line.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.data import Batch, Reader, read_criteo
+from shoal.data.readers import READERS
+from shoal.metrics import Metrics, measure, probabilities
+from shoal.models import History, LogisticRegression, Point, merged
+from shoal.optim import FTRL
+from shoal.store.local import local
+
+Floats = npt.NDArray[np.float64]
+Say = Callable[[str], None]
+
+# Settings of the demonstration: small batches learn more from one pass of a short log, see docs/training.md.
+BATCH_SIZE = 1024
+OPTIMIZER = FTRL(alpha=0.08, beta=1.0, l1=1.0)
+
+# Of the Kaggle log's 26 categorical columns, cut off at a million.
+_CATEGORIES = (
+    *(1460, 583, 1_000_000, 1_000_000, 305, 24, 12_517, 633, 3, 93_145, 5683, 1_000_000, 3194),
+    *(27, 14_992, 1_000_000, 10, 5652, 2173, 4, 1_000_000, 18, 15, 286_181, 105, 142_572),
+)
+_INTEGERS = 13
+_ZIPF = 1.2
+_CLICKED = 0.256
+_MISSING = (0.0, 0.1, 0.2, 0.4)  # share of empty columns, in turn
+_CHUNK = 1 << 15
+_WINDOWS = 64  # in the picture: more of them show noise
+
+
+# ---- the planted log -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Examples as drawn: what is written, and the margins that only the planted model knows."""
+
+    labels: npt.NDArray[np.uint8]  # n
+    integers: npt.NDArray[np.int64]  # n x 13, -1 is missing
+    tokens: npt.NDArray[np.uint32]  # n x 26, written as eight hexadecimal digits
+    missing: npt.NDArray[np.bool_]  # n x 26
+    margins: Floats  # n
+
+
+class PlantedModel:
+    """A logistic model over Criteo's columns that draws its own examples.
+
+    Parameters
+    ----------
+    seed : int
+        Of the model and of all examples.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._bias = 0.0
+        margins = self.draw(1 << 14, -1).margins
+        for _ in range(50):  # Newton's method: the mean probability becomes _CLICKED
+            p = probabilities(margins + self._bias)
+            self._bias -= (float(np.mean(p)) - _CLICKED) / float(np.mean(p * (1 - p)))
+
+    def draw(self, n: int, chunk: int) -> Drawn:
+        """Draw examples: a pure function of the seed and the number of the chunk."""
+        rng = np.random.default_rng([self._seed, chunk + 1])
+        margins = np.full(n, self._bias)
+        integers = np.empty((n, _INTEGERS), np.int64)
+        for column in range(_INTEGERS):
+            v = np.exp(rng.normal(0.5 + 0.35 * column, 1.5, n)).astype(np.int64)
+            v[rng.random(n) < _MISSING[column % 4]] = -1
+            phase = 6.0 * self._uniform(column, np.zeros(1, np.uint64), 0)[0]
+            margins += np.where(v < 0, 0.0, 0.3 * np.sin(np.sqrt(buckets(v)) + phase))
+            integers[:, column] = v
+        tokens = np.empty((n, len(_CATEGORIES)), np.uint32)
+        missing = np.empty((n, len(_CATEGORIES)), np.bool_)
+        for column, categories in enumerate(_CATEGORIES):
+            # Zipf's law by its inverse: the share of ranks up to r grows as r^(1 - _ZIPF).
+            most = (categories + 1.0) ** (1 - _ZIPF) - 1
+            rank = ((most * rng.random(n) + 1) ** (1 / (1 - _ZIPF))).astype(np.uint64)
+            effect = 0.6 * self._normal(_INTEGERS + column, rank) / np.sqrt(rank)
+            effect[self._uniform(_INTEGERS + column, rank, 2) < 0.5] = 0.0
+            missing[:, column] = rng.random(n) < _MISSING[column % 4] / 2
+            margins += np.where(missing[:, column], 0.0, effect)
+            # An odd factor modulo 2^32 is a bijection: no two categories of a column share a token.
+            tokens[:, column] = (rank * np.uint64(0x9E3779B1) + np.uint64(column)).astype(np.uint32)
+        labels = (rng.random(n) < probabilities(margins)).astype(np.uint8)
+        return Drawn(labels, integers, tokens, missing, margins)
+
+    def _uniform(self, column: int, rank: npt.NDArray[np.uint64], which: int) -> Floats:
+        salt = _core.mix(np.array([self._seed * 1024 + column * 4 + which], np.uint64))
+        return (_core.mix(rank ^ salt) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def _normal(self, column: int, rank: npt.NDArray[np.uint64]) -> Floats:
+        u, v = self._uniform(column, rank, 0), self._uniform(column, rank, 1)
+        return np.asarray(np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * math.pi * v))
+
+
+def buckets(v: npt.NDArray[np.int64]) -> Floats:
+    """Compute the bucket of an integer as `shoal.read_criteo` does: floor(ln(v)^2) above 2, else the integer."""
+    return np.where(v > 2, np.floor(np.log(np.maximum(v, 1)) ** 2) + 3, v).clip(0)
+
+
+_HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8).reshape(256, 2)
+
+
+def criteo_text(drawn: Drawn) -> bytes:
+    """Write examples as Criteo's lines: every column at its full width, the unused bytes 0, and the zeros dropped."""
+    n = len(drawn.labels)
+    digits = len(str(int(drawn.integers.max(initial=0))))
+    text = np.zeros((n, 1 + _INTEGERS * (1 + digits) + len(_CATEGORIES) * 9 + 1), np.uint8)
+    text[:, 0] = drawn.labels + ord("0")
+    at = 1
+    for column in range(_INTEGERS):
+        v = drawn.integers[:, column]
+        text[:, at] = ord("\t")
+        for place in range(digits):
+            power = 10 ** (digits - 1 - place)
+            shown = (v >= power) | ((v == 0) & (power == 1))
+            text[:, at + 1 + place] = np.where(shown, v // power % 10 + ord("0"), 0)
+        at += 1 + digits
+    for column in range(len(_CATEGORIES)):
+        token = _HEX[drawn.tokens[:, column].astype(">u4").view(np.uint8).reshape(n, 4)].reshape(n, 8)
+        text[:, at] = ord("\t")
+        text[:, at + 1 : at + 9] = np.where(drawn.missing[:, column, None], 0, token)
+        at += 9
+    text[:, at] = ord("\n")
+    flat = text.ravel()
+    return bytes(flat[flat != 0])
+
+
+def write_log(path: Path, model: PlantedModel, examples: int, first_chunk: int) -> tuple[npt.NDArray[np.uint8], Floats]:
+    """Draw a log and write it; returns the labels and the planted margins."""
+    labels: list[npt.NDArray[np.uint8]] = []
+    margins: list[Floats] = []
+    with path.open("wb") as file:
+        for chunk, begin in enumerate(range(0, examples, _CHUNK), first_chunk):
+            drawn = model.draw(min(_CHUNK, examples - begin), chunk)
+            file.write(criteo_text(drawn))
+            labels.append(drawn.labels)
+            margins.append(drawn.margins)
+    return np.concatenate(labels), np.concatenate(margins)
+
+
+# ---- a real file -----------------------------------------------------------------------------------------------------
+
+
+class _Part:
+    """The batches [begin, end) of a reader, as something to fit or evaluate on."""
+
+    def __init__(self, reader: Reader, begin: int, end: int) -> None:
+        self._reader = reader
+        self._begin = begin
+        self._end = end
+        self._at = 0
+
+    @property
+    def format(self) -> str:
+        """Name of the reader's format."""
+        return self._reader.format
+
+    @property
+    def skipped(self) -> int:
+        return self._reader.skipped
+
+    def progress(self) -> float:
+        return max(0, self._at - self._begin) / (self._end - self._begin)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = iter(self._reader)
+        try:
+            for self._at, batch in enumerate(batches, 1):
+                if self._at > self._begin:
+                    yield batch
+                if self._at == self._end:
+                    return
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+
+
+# ---- the demonstration -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What came out of the demonstration.
+
+    Attributes
+    ----------
+    train : Metrics
+        Progressive: every batch as predicted before it was learned from.
+    held_out : Metrics
+        Of examples that were not learned from.
+    best : Metrics or None
+        Of the planted model on the same held-out examples; None of a real file.
+    entropy : float or None
+        Mean entropy of the planted probabilities of the held-out examples: what ``best.logloss`` is on average.
+    seconds, examples_per_second : float
+        Of the training pass, reading included.
+    rows, table_bytes, nonzero : int
+        Of the table of weights.
+    peak_rss_bytes : int
+        The most memory that the process held, all of Python included.
+    model, picture, data : str or None
+        Where things are; no picture without matplotlib.
+    """
+
+    train: Metrics
+    held_out: Metrics
+    best: Metrics | None
+    entropy: float | None
+    seconds: float
+    examples_per_second: float
+    rows: int
+    table_bytes: int
+    nonzero: int
+    peak_rss_bytes: int
+    model: str
+    picture: str | None
+    data: dict[str, str]
+
+
+def run(
+    out: Path,
+    *,
+    data: str | None = None,
+    data_format: str = "criteo",
+    valid: str | None = None,
+    examples: int = 300_000,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: bool = True,
+    say: Say,
+) -> Report:
+    """Draw a log (or take a real one), train one pass on it, measure, draw the learning curve.
+
+    Parameters
+    ----------
+    out : Path
+        Folder of the results: ``model``, ``learning_curve.png`` and, unless ``data`` is given, ``planted_train.tsv``
+        and ``planted_test.tsv``. Made if it is not there; what is there under these names is replaced.
+    data : str, optional
+        A real file. Without ``valid`` its last tenth is held out, cut between batches.
+    data_format : str
+        "criteo" or "libsvm"; of ``data`` and ``valid``.
+    valid : str, optional
+        The held-out file of a real one.
+    examples : int
+        How many to draw for training; a sixth as many more are held out.
+    seed : int
+        Of the planted model and of the table.
+    threads : int, optional
+        Of the store.
+    progress : bool
+        Show a bar on standard error.
+    say : callable
+        Takes the lines of the account.
+
+    Returns
+    -------
+    Report
+    """
+    if data is None and examples < BATCH_SIZE:
+        raise ValueError(f"examples is {examples}: draw {BATCH_SIZE} or more")
+    out.mkdir(parents=True, exist_ok=True)
+    truth: tuple[npt.NDArray[np.uint8], Floats] | None = None
+    train: Reader | _Part
+    held_out: Reader | _Part
+    if data is None:
+        train, held_out, truth = _planted(out, examples, seed, say)
+        sources = {"train": str(out / "planted_train.tsv"), "held_out": str(out / "planted_test.tsv")}
+    else:
+        train, held_out, sources = _real(data, data_format, valid, say)
+
+    with local(threads=threads) as store:
+        model = LogisticRegression(OPTIMIZER, store, seed=seed)
+        say(
+            f"training: FTRL(alpha={OPTIMIZER.alpha:g}, beta={OPTIMIZER.beta:g}, l1={OPTIMIZER.l1:g}), one pass in "
+            f"batches of {BATCH_SIZE:,}"
+        )
+        model.fit(train, progress=progress)
+        reached = model.evaluate(held_out)
+        path = model.save(out / "model", overwrite=True)
+        stats = model.table.stats()
+        nonzero = len(model.weights()[0])
+        history = model.history
+    (trained,) = history.passes
+    best = measure(*truth) if truth else None
+    entropy = _entropy(truth[1]) if truth else None
+    picture = draw(out / "learning_curve.png", history, reached, best)
+    report = Report(
+        train=trained.metrics,
+        held_out=reached,
+        best=best,
+        entropy=entropy,
+        seconds=trained.seconds,
+        examples_per_second=trained.metrics.examples / trained.seconds,
+        rows=stats.rows,
+        table_bytes=stats.bytes,
+        nonzero=nonzero,
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        model=str(path),
+        picture=None if picture is None else str(picture),
+        data=sources,
+    )
+    for line in account(report, history, data_format):
+        say(line)
+    return report
+
+
+def _planted(
+    out: Path, examples: int, seed: int, say: Say
+) -> tuple[Reader, Reader, tuple[npt.NDArray[np.uint8], Floats]]:
+    begin = time.perf_counter()
+    held_out = max(1, examples // 6)
+    say(f"drawing {examples:,} + {held_out:,} examples from a planted model, as Criteo text")
+    planted = PlantedModel(seed)
+    train_path, test_path = out / "planted_train.tsv", out / "planted_test.tsv"
+    write_log(train_path, planted, examples, 0)
+    truth = write_log(test_path, planted, held_out, 1 << 40)
+    size = train_path.stat().st_size + test_path.stat().st_size
+    say(f"    {size / 1e6:,.0f} MB in {time.perf_counter() - begin:.1f} s: {train_path}, {test_path}")
+    return read_criteo(train_path, batch_size=BATCH_SIZE), read_criteo(test_path, batch_size=8 * BATCH_SIZE), truth
+
+
+def _real(
+    data: str, data_format: str, valid: str | None, say: Say
+) -> tuple[Reader | _Part, Reader | _Part, dict[str, str]]:
+    read = READERS[data_format]
+    reader = read(data, batch_size=BATCH_SIZE)
+    if valid is not None:
+        say(f"training on {data}, holding out {valid}")
+        return reader, read(valid, batch_size=BATCH_SIZE), {"train": data, "held_out": valid}
+    sizes = [len(batch) for batch in reader]
+    if len(sizes) < 2:
+        raise ValueError(
+            f"{data} has {sum(sizes)} examples: the demonstration needs more than {BATCH_SIZE}, or --valid"
+        )
+    ends = np.cumsum(sizes)
+    cut = 1 + int(np.argmin(np.abs(ends[:-1] - 0.9 * ends[-1])))  # the batch boundary nearest to nine tenths
+    said = f"the last {sum(sizes[cut:]):,} of {sum(sizes):,} examples"
+    say(f"training on the beginning of {data}, holding out {said}")
+    return (
+        _Part(reader, 0, cut),
+        _Part(reader, cut, len(sizes)),
+        {"train": data, "held_out": f"{said} of {data}"},
+    )
+
+
+def _entropy(margins: Floats) -> float:
+    p, q = probabilities(margins), probabilities(-margins)
+    return float(np.mean(p * np.logaddexp(0, -margins) + q * np.logaddexp(0, margins)))
+
+
+def account(report: Report, history: History, data_format: str) -> Iterator[str]:
+    """Tell what came out, line by line."""
+    yield ""
+    yield "progressive: each batch is predicted before it is learned from"
+    yield f"    {'examples':>12}  {'logloss so far':>14}  {'in the window':>13}  {'AUC so far':>10}"
+    for point in _widened(history, 16):
+        yield f"    {point.examples:>12,}  {point.logloss:>14.4f}  {point.window_logloss:>13.4f}  {point.auc:>10.4f}"
+    yield ""
+    yield f"held out: {report.held_out.examples:,} examples, {100 * report.held_out.base_rate:.1f} % positive"
+    yield f"    {'':<30}  {'logloss':>8}  {'AUC':>8}  {'calibration':>11}"
+    rows = [("reached", report.held_out)] + ([("best reachable (planted model)", report.best)] if report.best else [])
+    for name, m in rows:
+        yield f"    {name:<30}  {m.logloss:>8.4f}  {m.auc:>8.4f}  {m.calibration:>11.4f}"
+    if report.best is not None and report.entropy is not None:
+        gap = report.held_out.logloss - report.best.logloss
+        always = _always(report.held_out)
+        share = (always - report.held_out.logloss) / (always - report.best.logloss)
+        yield f"    {'gap':<30}  {gap:>8.4f}  {report.held_out.auc - report.best.auc:>8.4f}"
+        yield (
+            f"    {100 * share:.1f} % of what can be gained over always predicting the base rate ({always:.4f});"
+            f" entropy of the planted probabilities {report.entropy:.4f}"
+        )
+    yield ""
+    yield (
+        f"speed     {report.examples_per_second:,.0f} examples/s ({report.train.examples:,} in {report.seconds:.2f} s,"
+        " reading and parsing included)"
+    )
+    yield (
+        f"table     {report.rows:,} rows, {report.table_bytes / 1e6:.1f} MB, "
+        f"{report.table_bytes / report.rows:.1f} bytes a key; "
+        f"{report.nonzero:,} weights are not zero (l1 = {OPTIMIZER.l1:g})"
+    )
+    yield f"memory    {report.peak_rss_bytes / 1e6:,.0f} MB at most, Python included"
+    yield f"model     {report.model}"
+    yield f"picture   {report.picture or 'none: matplotlib is not installed (pip install shoal[plot])'}"
+    yield ""
+    yield "try next"
+    yield f"    shoal inspect {report.model}"
+    if report.best is not None:
+        yield f"    shoal evaluate --model {report.model} --data {report.data['held_out']}"
+        yield "    make demo DATA=your_clicks.tsv FORMAT=criteo"
+    else:
+        yield f"    shoal predict --model {report.model} --data {report.data['train']} --output -"
+    yield f"    shoal train lr --train {report.data['train']} --format {data_format} --model other --alpha 0.1 --l1 2"
+
+
+def _widened(history: History, most: int) -> list[Point]:
+    """Merge the windows of the learning curve until there are at most ``most``."""
+    points = list(history.points)
+    while len(points) > most:
+        points = merged(points)
+    return points
+
+
+def _always(m: Metrics) -> float:
+    """Log-loss of always predicting the base rate."""
+    return m.logloss / m.normalized_entropy
+
+
+def _windows_label(points: Sequence[Point]) -> str:
+    """Describe the windows of the learning curve: those of small first batches and the last one are shorter."""
+    return f"in windows of up to {max(p.window_examples for p in points):,} examples"
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def draw(path: Path, history: History, reached: Metrics, best: Metrics | None) -> Path | None:
+    """Draw the learning curve as a PNG; None without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter
+    except ImportError:
+        return None
+    points = history.points
+    examples = np.array([p.examples for p in points])
+    wide = _widened(history, _WINDOWS)
+    windows = np.array([p.window_logloss for p in wide])
+    blue, green, orange, grey = "#1f5fa8", "#2a8c5a", "#d9731a", "#666666"
+
+    figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, area = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    title = f"Logistic regression, one pass over {points[-1].examples:,} examples"
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+
+    ends = np.array([p.examples for p in wide])
+    widths = np.array([p.window_examples for p in wide])
+    loss.plot(ends - widths / 2, windows, color=blue, alpha=0.45, lw=1.2, label=_windows_label(wide))
+    loss.plot(examples, [p.logloss for p in points], color=blue, lw=2.2, label="since the beginning")
+    always = _always(reached)
+    bounds = [("always the base rate", always, grey, ":")]
+    if best is not None:
+        bounds.append(("best reachable", best.logloss, green, "--"))
+    for name, y, color, style in bounds:
+        loss.axhline(y, color=color, ls=style, lw=1.5, label=f"{name}: {y:.4f}")
+    dot = {"color": orange, "ms": 8, "zorder": 5, "clip_on": False}
+    loss.plot(examples[-1:], [reached.logloss], "o", label=f"held out, at the end: {reached.logloss:.4f}", **dot)
+    lowest = min(float(windows.min()), *(y for _, y, _, _ in bounds), reached.logloss)
+    loss.set_ylim(lowest - 0.08 * (always - lowest), always + 0.25 * (always - lowest))
+    loss.set_ylabel("log-loss (nats per example)")
+    loss.set_title("progressive: each batch is predicted before it is learned from", loc="left", fontsize=9, color=grey)
+    loss.legend(frameon=False, fontsize=9, bbox_to_anchor=(1.0, 0.8), loc="upper right")
+
+    area.plot(examples, [p.auc for p in points], color=blue, lw=2.2, label="since the beginning")
+    if best is not None:
+        area.axhline(best.auc, color=green, ls="--", lw=1.5, label=f"best reachable: {best.auc:.4f}")
+    area.plot(examples[-1:], [reached.auc], "o", label=f"held out, at the end: {reached.auc:.4f}", **dot)
+    area.set_ylabel("AUC")
+    area.set_xlabel("examples learned from")
+    area.xaxis.set_major_formatter(FuncFormatter(_short))
+    area.set_xlim(0, examples[-1])
+    area.legend(frameon=False, fontsize=9, loc="lower right")
+    for axes in (loss, area):
+        axes.grid(axis="y", color="#dddddd", lw=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+    return path
+
+
+def _short(x: float, _place: int) -> str:
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if x >= size:
+            return f"{x / size:g}{unit}"
+    return f"{x:g}"

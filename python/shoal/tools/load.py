@@ -1,0 +1,67 @@
+"""Opening what was saved: a model of any kind, by its directory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal import models
+from shoal.checkpoint import checkpoint
+from shoal.export.manifest import is_export
+from shoal.models import files
+from shoal.storage.base import Where, place_of
+from shoal.store.local import Store
+
+if TYPE_CHECKING:
+    from shoal.models.saved_predictor import KeptPredictor
+
+__all__ = ["load"]
+
+
+def load(
+    directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+) -> models.Model | KeptPredictor:
+    """Read a model of whatever kind it is: logistic regression, a factorisation machine, a click model of PyTorch.
+
+    Parameters
+    ----------
+    directory : path or URL
+        As written by `save`, or by ``shoal train``.
+    store : Store, optional
+        Where the tables go; without one into a new local store, closed by the model's `close`.
+    storage_options : mapping, optional
+        Of the file system that a URL is opened by: see `shoal.Store.save`.
+
+    Returns
+    -------
+    LogisticRegression, FactorizationMachine or shoal.torch.ClickModel
+        It predicts, bit for bit, as the one that was saved, and may learn on.
+
+    Raises
+    ------
+    CorruptionError
+        A file is missing, cut short or changed: the message names it.
+    ImportError
+        A click model, and PyTorch is not installed (extra ``torch``).
+    ValueError
+        There is no such directory, or it holds something else than a model; or the store has a table of one of the
+        model's names already.
+
+    Examples
+    --------
+    >>> with shoal.load("model") as model:  # doctest: +SKIP
+    ...     model.predict_proba(shoal.read_libsvm("test.libsvm"))
+    """
+    place = place_of(directory, storage_options)
+    if place.kind() != "directory":
+        raise ValueError(f"{place}: there is no such directory")
+    if not files.is_model(place):
+        if is_export(place):
+            raise ValueError(f"{place} is an export, not a model: open it with shoal.open_export(...)")
+        if place.version(checkpoint.MANIFEST) is not None:
+            raise ValueError(f"{place} is a checkpoint of tables, not a model: read it with store.load(...)")
+    if files.read(place).model != files.CLICK:
+        return models.load(place, store=store)
+    from shoal.torch import load as load_click
+
+    return load_click(place, store=store)

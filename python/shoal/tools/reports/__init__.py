@@ -1,0 +1,231 @@
+"""Reports: what a model learned, from what and how well it predicts, as one HTML file to look at.
+
+    model directory --> history, settings, counts, largest weights --+--> page.py --> report.html
+    held-out data ----> margins --> metrics, deciles, ROC -----------+      |
+                                                                          svg.py
+
+Threads: `report` makes a store of its own; any thread may call it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal import models
+from shoal.checkpoint import checkpoint
+from shoal.data import Batch, columns
+from shoal.models import Fit, Model, files
+from shoal.models.predictor import Predictor
+from shoal.optim import Optimizer
+from shoal.storage.base import Place, Where, place_of
+from shoal.store.local import Store, local
+from shoal.tools.reports.page import Facts, HeldOut, page
+
+if TYPE_CHECKING:
+    from shoal.torch import ClickModel
+
+__all__ = ["report"]
+
+FILE = "report.html"
+TOP = 30
+
+
+def report(
+    model_dir: Where,
+    out: str | os.PathLike[str] | None = None,
+    data: Iterable[Batch] | None = None,
+    *,
+    data_name: str | None = None,
+    names: Mapping[int, str] | None = None,
+    top: int = TOP,
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Path | str:
+    """Write a report of a model: one HTML file that needs nothing else and loads nothing.
+
+    Parameters
+    ----------
+    model_dir : path or URL
+        Of any kind of model, as its `save` writes it.
+    out : path or URL, optional
+        The file; ``report.html`` in the model's directory if not given. What is there is replaced, at one moment.
+    data : Reader or iterable of Batch, optional
+        Held-out examples of the model's format, measured exactly. Without them the report shows what the model
+        recorded about its validation data.
+    data_name : str, optional
+        What to call them; the name of the reader's file, or "held out", if not given.
+    names : mapping of int to str, optional
+        Names of features by their keys; if not given, those that were saved with the model. Others show as numbers.
+    top : int
+        How many of the largest weights to show; 0 for none.
+    threads : int, optional
+        Of the store; all cores if not given.
+    storage_options : mapping, optional
+        Of the file system that URLs are opened by: see `shoal.Store.save`.
+
+    Returns
+    -------
+    Path or str
+        The file, or its URL.
+
+    Raises
+    ------
+    CorruptionError
+        A file of the model is missing, cut short or changed.
+    ValueError
+        ``out`` is a directory, ``top`` is negative, or the data is of another format.
+    StorageError
+        The file cannot be written.
+
+    Notes
+    -----
+    Reads the whole model into memory, and keeps 12 bytes for each example of ``data``, more while sorting.
+    """
+    directory = place_of(model_dir, storage_options)
+    target = directory.inside(FILE) if out is None else place_of(out, storage_options)
+    if top < 0:
+        raise ValueError(f"top is {top}: pass 0 or more")
+    if target.kind() == "directory":
+        raise ValueError(f"{target} is a directory: name a file")
+    with local(threads=threads) as store:
+        model = _loaded(directory, store)
+        held_out = None if data is None else _held_out(model, data, data_name)
+        if names is None:
+            names = models.load_names(directory) or {}
+        facts = _facts(directory, model, held_out, names, top)
+    folder = directory if out is None else place_of(os.path.dirname(os.fspath(out)) or ".", storage_options)
+    folder.publish(target.name, page(facts).encode(), before=folder.version(target.name))
+    return target.given
+
+
+def _loaded(directory: Place, store: Store) -> Model | ClickModel:
+    if files.read(directory).model != files.CLICK:
+        return models.load(directory, store=store)
+    from shoal.torch import load
+
+    return load(directory, store=store)
+
+
+def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> HeldOut:
+    metrics, curves = model.measure(model.reading(data))
+    path = getattr(data, "path", None)
+    return HeldOut(
+        name=name or (Path(path).name if path is not None else "held out"),
+        metrics=metrics,
+        curves=curves,
+        calibrated=model.calibration is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """What a kind of model tells of itself alone."""
+
+    rule: str
+    settings: list[tuple[str, str]]
+    nonzero: int | None = None
+    weights: list[tuple[str, float]] = field(default_factory=list)
+
+
+def _of_model(model: Model, names: Mapping[int, str], top: int) -> _Own:
+    largest, weights = model.top(top, names=names)
+    return _Own(
+        rule=_rule(model.optimizer),
+        settings=[("bias", f"{model.bias:.4f}" if model.has_bias else "no")],
+        nonzero=sum(int(np.count_nonzero(rows)) for _, rows in model.table.items()) - (model.bias != 0),
+        weights=list(zip(largest, weights.tolist(), strict=True)),
+    )
+
+
+def _of_click(model: ClickModel) -> _Own:
+    made_by = model.made_by
+    network = dict(made_by["model"])
+    return _Own(
+        rule=str(network.pop("name")),
+        settings=[
+            *((name.replace("_", " "), str(value)) for name, value in network.items()),
+            ("dense parameters", f"{model.dense_parameters:,}"),
+            ("their optimizer", ", ".join(f"{name} {value}" for name, value in made_by["optimizer"].items())),
+            *((name, _named(value)) for name, value in made_by["fields"].items() if value and name != "form"),
+        ],
+    )
+
+
+def _named(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _facts(
+    directory: Place, model: Model | ClickModel, held_out: HeldOut | None, names: Mapping[int, str], top: int
+) -> Facts:
+    own = _of_model(model, names, top) if isinstance(model, Model) else _of_click(model)
+    manifest = checkpoint.read_manifest(directory.inside(files.read(directory).checkpoint))
+    on_disk = sum(file.bytes for table in manifest.tables for file in table.files)
+    stats = [table.stats() for table in model.tables]
+    rows = stats[0].rows
+    in_memory = sum(one.bytes for one in stats)
+    passes = model.history.passes
+    fits = model.history.fits
+    settings = [
+        ("model", model.kind),
+        *own.settings,
+        *(
+            (f"table {table.name!r}", f"dim {table.dim}, {table.dtype}, seed {table.seed}, {_rule(table.optimizer)}")
+            for table in model.tables
+        ),
+        ("slots", f"{manifest.slots:,}"),
+        ("calibration", "no" if model.calibration is None else str(model.calibration)),
+        *(fits[-1].told() if fits else []),
+        *([("fits before this one", _earlier(fits))] if len(fits) > 1 else []),
+    ]
+    examples = sum(done.metrics.examples for done in passes)
+    positives = sum(done.metrics.base_rate * done.metrics.weight for done in passes if done.metrics.weight > 0)
+    weight = sum(done.metrics.weight for done in passes)
+    features = sum(done.features for done in passes)
+    data = [
+        *([("file", fits[-1].data)] if fits and fits[-1].data is not None else []),
+        *([("held out while training", fits[-1].valid)] if fits and fits[-1].valid is not None else []),
+        *([] if held_out is None else [("held out", f"{held_out.name}, {held_out.metrics.examples:,} examples")]),
+        ("format", model.format or "not told"),
+        *columns.told(model.schema),
+        ("passes", f"{len(passes):,}"),
+        ("examples learned from", f"{model.examples:,}"),
+        *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 else []),
+        *([("features an example", f"{features / examples:.1f}")] if features and examples else []),
+        ("malformed lines skipped", f"{sum(done.skipped for done in passes):,}"),
+        ("time of the passes", f"{sum(done.seconds for done in passes):,.1f} s"),
+        ("rows", f"{rows:,}"),
+        ("in memory", f"{in_memory:,} bytes" + (f", {in_memory / rows:.1f} a row" if rows else "")),
+        ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} a row" if rows else "")),
+    ]
+    return Facts(
+        title=directory.real().name or str(directory),
+        subtitle=f"{model.kind}, {own.rule}, {model.examples:,} examples in {len(passes)} "
+        f"{'pass' if len(passes) == 1 else 'passes'}",
+        rows=rows,
+        nonzero=own.nonzero,
+        history=model.history,
+        held_out=held_out,
+        settings=settings,
+        data=data,
+        weights=own.weights,
+        version=importlib.metadata.version("shoal"),
+        calibration=None if model.calibration is None else str(model.calibration),
+    )
+
+
+def _earlier(fits: Sequence[Fit]) -> str:
+    last = fits[-1].told()
+    others = sum(fit.told() != last for fit in fits[:-1])
+    return f"{len(fits) - 1:,}, " + (f"{others:,} with other settings" if others else "with the same settings")
+
+
+def _rule(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__name__}({', '.join(f'{name}={value:g}' for name, value in optimizer.params().items())})"
