@@ -1,8 +1,8 @@
-"""What a Python user gets: key batches, pull and push through the API, saving and loading, training from text.
+"""Measure the Python API: key batches, pull and push, saving and loading, training from text.
 
     python bench/bench_api.py [--rows 10000000] [--threads 1 2]
 
-Rates are millions of keys (or examples) a second, median (least to most); every measurement checks its result.
+Rates are millions of keys (or examples) a second, median (minimum-maximum). Every measurement checks its result.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from shoal.tools import demo
 
 
 def rates(work: Callable[[], int], rounds: int) -> str:
-    """Time ``work``, which returns how many items it did, after one round that warms up."""
+    """Time ``work``, which returns the number of items processed, after one warm-up round."""
     work()
     figures = []
     for _ in range(rounds):
@@ -49,7 +49,7 @@ def bench_batches(threads: int, rounds: int) -> None:
 
 
 def bench_pull_push(threads: int, rounds: int, rows: int) -> Path:
-    """Pull and push resident keys by key and by batch; leaves a checkpoint behind."""
+    """Pull and push existing keys, by key and by batch; writes a checkpoint."""
     random = np.random.default_rng(2)
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     with shoal.local(threads=threads) as store:

@@ -1,26 +1,26 @@
 """A billion keys in one process: created, pushed, pulled, trained on, saved, verified, loaded.
 
-    python bench/bench_billion.py --keys 1e8                     all steps, in processes of their own; then tables
-    python bench/bench_billion.py --keys 1e9 --dir /large/disk   19.6 GB of memory, 16.1 GB of disk
+    python bench/bench_billion.py --keys 1e8                     all steps, in separate processes; then tables
+    python bench/bench_billion.py --keys 1e9 --dir /large/disk   20.0 GB of memory, 16.1 GB of disk
     python bench/bench_billion.py --keys fit --kind rowwise      16 weights in bfloat16, as many rows as fit in 21 GB
     python bench/bench_billion.py --keys 1e7 --steps create lr   some steps in this process
 
-    raw       random cache lines of a region of the table's size, before there is a table
-    create    every key is pushed once, 65,536 at a time, into an empty table; each push is timed
-    traffic   Zipf traffic over all keys: pulls and pushes, beside raw memory
-    pull      the same with keys that are all alike
-    lr        logistic regression on examples whose features cover all keys (FTRL alone)
-    save      digest, and a full checkpoint
-    verify    every byte of it checked
-    load      the checkpoint, in a process that has nothing else; its digest must be the same
+    raw       read random cache lines of a region of the table's size, before there is a table
+    create    push every key once, 65,536 at a time, into an empty table; each push is timed
+    traffic   pull and push Zipf traffic over all keys, compared with raw memory
+    pull      the same with uniformly distributed keys
+    lr        train logistic regression on examples whose features cover all keys (FTRL only)
+    save      compute the digest, and write a full checkpoint
+    verify    check every byte of the checkpoint
+    load      load the checkpoint in a process that holds nothing else; its digest must be the same
 
-Steps of one process share its table; those behind ``load`` work on what was loaded. Every step checks its results, and
-says the peak of its resident set. Figures are kept in DIR/figures.json, the checkpoint in DIR/checkpoint.
+The steps of one process share its table; steps after ``load`` use the loaded table. Every step checks its results and
+reports the peak of its resident set. Figures are kept in DIR/figures.json, the checkpoint in DIR/checkpoint.
 
-What is checked. After create, a sample of rows must be what one push leaves, to the bit, and keys that were never
-pushed must be absent. Traffic may create nothing, and must leave n of the 256 hottest keys at the sum of their squared
-gradients. The trained model must order unseen examples. The engine's invariants hold, and nothing became infinite. What
-is loaded must have the digest of what was saved.
+Checks. After create, a sample of rows must be what one push leaves, to the bit, and keys that were never pushed must be
+absent. Traffic must create no row, and must leave n of the 256 hottest keys at the sum of their squared gradients. The
+trained model must order unseen examples. The engine's invariants hold, and no row has become infinite. The loaded table
+must have the digest of the saved one.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from billion.watch import PROGRAM, Growth, Raw, distribution, resident, step
 from figures import check, spread
 from shoal.checkpoint import checkpoint
 
-BYTES = {"ftrl": 20.0, "rowwise": 53.5}  # of memory a key, by kind of table
+BYTES = {"ftrl": 20.0, "rowwise": 53.5}  # bytes of memory a key, by kind of table
 STEPS = ("raw", "create", "traffic", "pull", "lr", "save", "verify", "load")
 PROCESSES = (("raw",), ("create", "traffic", "pull", "lr", "save"), ("verify",), ("load", "pull"))
 HOT = 256
 SMALL_REGION = 1 << 30
 LIMIT = 21_000_000_000
-BESIDE = 700_000_000  # of memory: Python, batches, pieces of a checkpoint
+BESIDE = 700_000_000  # bytes of memory: Python, batches, pieces of a checkpoint
 SAMPLE = 100_000
-FEW, MANY = 20_000_000, 400_000_000  # keys whose invariants are checked after every step, or once
+FEW, MANY = 20_000_000, 400_000_000  # keys up to which invariants are checked after every step; once
 
 
 class Run:
@@ -68,7 +68,7 @@ class Run:
         self.directory = Path(options.dir)
         self.stream = Stream(self.n)
         self.figures: dict[str, Any] = {}
-        self.squares = np.zeros(HOT)  # of the gradients that the hottest keys were pushed
+        self.squares = np.zeros(HOT)  # sums of the squared gradients of the hottest keys
         self.store: shoal.LocalStore | None = None
         self._told = 0.0
 
@@ -87,7 +87,7 @@ class Run:
         print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
     def progress(self, what: str, done: int, of: int, began: float) -> None:
-        """Say how far a step is, every five seconds."""
+        """Report the progress of a step every five seconds."""
         now = time.perf_counter()
         if now - self._told > 5:
             self._told = now
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def table(self) -> shoal.Table:
-        """The table, made where there is none."""
+        """The table; created if it does not exist."""
         if self.store is None:
             self.store = shoal.local(threads=self.threads)
         return self.store.table("keys", **description(self.kind))
@@ -108,7 +108,7 @@ class Run:
         return np.ascontiguousarray(np.broadcast_to(each[:, None], (len(each), self.table.dim)))
 
     def regions(self) -> list[int]:
-        """Choose sizes for raw memory beside the table: a small one, and the table's own where there is room for it."""
+        """Choose sizes for raw memory: a small region, and one of the table's size if there is room for it."""
         if not self.with_raw:
             return []
         own = self.table.stats().bytes
@@ -116,7 +116,7 @@ class Run:
         return [SMALL_REGION, own] if 3 * own < total else [SMALL_REGION]
 
     def check_table(self, last: bool = False) -> None:
-        """Check what must hold at any time; the engine's invariants, which take sorting, as often as there is time."""
+        """Check invariants that always hold; those of the engine, which require sorting, as often as time allows."""
         table = self.table
         if self.n <= (MANY if last else FEW) or (last and self.deep):
             broken = table.shard.verify()
@@ -149,7 +149,7 @@ class Run:
     def create(self, told: dict[str, Any]) -> None:
         """Push every key once."""
         table = self.table
-        check(len(table) == 0, "there is a table already")
+        check(len(table) == 0, "the table already exists")
         growth = Growth(lambda: table.shard.stats())
         began = time.perf_counter()
         for begin, end in self.stream.batches():
@@ -172,7 +172,7 @@ class Run:
         self.look_at_hot()
 
     def check_created(self) -> None:
-        """Check a sample of rows to the bit, and that of keys that were never pushed."""
+        """Check a sample of rows to the bit, and that keys that were never pushed are absent."""
         table, random = self.table, np.random.default_rng(1)
         check(len(table) == self.n, f"{self.n} keys made {len(table)} rows")
         keys = self.stream.of(self.stream.uniform(random, min(SAMPLE, self.n)))
@@ -183,15 +183,15 @@ class Run:
         squares = state["n" if self.kind == "ftrl" else "m"][:, 0]
         check(bool((squares == grads * grads).all()), "the accumulator is not the square of the first gradient")
         others = self.stream.of(np.arange(self.n, self.n + 1000, dtype=np.uint64))
-        check(not table.contains(others).any(), "a key is there that nobody pushed")
+        check(not table.contains(others).any(), "a key exists that was never pushed")
         self.check_table()
 
     def traffic(self, told: dict[str, Any]) -> None:
-        """Pull and push keys as they come in clicks."""
+        """Pull and push keys with the frequencies of clicks."""
         self._measure(told, "traffic", self.stream.zipf)
 
     def pull(self, told: dict[str, Any]) -> None:
-        """Pull and push keys that are all alike."""
+        """Pull and push uniformly distributed keys."""
         self._measure(told, "pull", self.stream.uniform)
 
     def _measure(
@@ -233,7 +233,7 @@ class Run:
                     table.push(keys, grads).wait()
                     latencies.append(time.perf_counter() - start)
                     spent["call"] += latencies[-1]
-                if turn:  # the first one warms up
+                if turn:  # the first turn is a warm-up
                     turns.append(
                         {
                             "sort": calls * BATCH / spent["sort"] / 1e6,
@@ -246,14 +246,14 @@ class Run:
                     )
                     self.say(f"{name}: round {turn} of {self.rounds}")
         told |= {"regions": raw.regions, "rounds": turns, "push_ms": distribution(np.array(latencies))}
-        check(len(table) == rows, f"traffic over keys that are there made {len(table) - rows} rows")
+        check(len(table) == rows, f"traffic over existing keys made {len(table) - rows} rows")
         self.check_hot()
         self.check_table()
 
     def _drawn(
         self, random: np.random.Generator, draw: Callable[[np.random.Generator, int], Keys]
     ) -> tuple[Keys, np.ndarray]:
-        """Draw numbers and small gradients, and note what the hottest keys get."""
+        """Draw numbers and small gradients, and record the gradients of the hottest keys."""
         numbers = draw(random, BATCH)
         each = np.where(random.random(BATCH) < 0.5, np.float32(-(2.0**-10)), np.float32(2.0**-10))
         hot = numbers < HOT
@@ -261,7 +261,7 @@ class Run:
         return numbers, each
 
     def lr(self, told: dict[str, Any]) -> None:
-        """Train on examples whose tails are every key once."""
+        """Train on examples whose tails contain every key once."""
         if self.kind != "ftrl":
             told["left_out"] = "a row of 16 weights is no logistic regression's"
             return
@@ -287,7 +287,7 @@ class Run:
             "auc": found.auc,
         }
         self.look_at_hot()
-        check(self.n <= len(table) <= self.n + 1, "training made rows of keys that were there")  # and the bias
+        check(self.n <= len(table) <= self.n + 1, "training made rows for existing keys")  # and the bias
         check(found.auc > 0.6, f"the model has learned nothing: an AUC of {found.auc}")
         self.check_table()
 
@@ -335,13 +335,13 @@ class Run:
         saved = figures_of(self.directory).get("steps", {}).get("save")
         if saved is not None:
             check(stats.rows == saved["rows"], f"{saved['rows']} rows were saved, {stats.rows} loaded")
-            check(told["digest"] == saved["digest"], "what was loaded is not what was saved")
+            check(told["digest"] == saved["digest"], "the loaded table differs from the saved one")
         self.check_table(last=True)
         self.look_at_hot()
 
 
 def optimizer() -> shoal.FTRL:
-    """Return the rule of the keys' table and of the model on it."""
+    """Return the optimizer of the keys' table and of the model that uses it."""
     return shoal.FTRL(alpha=0.1, beta=1.0, l1=1.0, l2=0.1)
 
 
@@ -358,7 +358,7 @@ def description(kind: str) -> dict[str, Any]:
 
 
 def fitting(options: argparse.Namespace) -> int:
-    """Find the number of keys, in millions, whose table leaves room below the limit for what works on it."""
+    """Find the number of keys, in millions, whose table leaves enough memory below the limit for the other steps."""
     most = int(options.limit or LIMIT) - BESIDE
     fits, too_many = 1, 1 << 20
     while too_many - fits > 1:
@@ -374,13 +374,13 @@ def fitting(options: argparse.Namespace) -> int:
 
 
 def figures_of(directory: Path) -> dict[str, Any]:
-    """Read what earlier processes of a run found."""
+    """Read the figures of earlier processes of a run."""
     path = directory / "figures.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def keep(run: Run) -> None:
-    """Add what a process found, in place of earlier figures of the same steps."""
+    """Add the figures of a process, replacing earlier figures of the same steps."""
     found = figures_of(run.directory)
     if found.get("keys") != run.n or found.get("kind") != run.kind:
         found = {}
@@ -478,15 +478,15 @@ def _what(name: str, figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the steps asked for."""
+    """Run the requested steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", default="1e7", help="a number, or `fit`: as many as the limit has room for")
+    parser.add_argument("--keys", default="1e7", help="a number, or `fit`: as many as fit within the limit")
     parser.add_argument(
         "--kind", choices=list(BYTES), default="ftrl", help="FTRL at dim 1, or RowWiseAdagrad at 16, bfloat16"
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5, help="of traffic and pulls beside raw memory")
-    parser.add_argument("--dir", default="build/billion", help="where the checkpoint goes; removed at the end")
+    parser.add_argument("--rounds", type=int, default=5, help="of traffic and pulls compared with raw memory")
+    parser.add_argument("--dir", default="build/billion", help="directory of the checkpoint; removed at the end")
     parser.add_argument("--keep", action="store_true", help="do not remove the checkpoint")
     parser.add_argument("--limit", type=float, help="bytes of memory that a step may take; default: 21e9 or less")
     parser.add_argument("--deep", action="store_true", help="check the engine's invariants at any size: minutes")
@@ -513,10 +513,10 @@ def main() -> None:
             subprocess.run([sys.executable, __file__, *arguments, "--steps", *steps], check=True)
     if not options.keep:
         shutil.rmtree(directory / "checkpoint")
-    # What Python and batches take is most of a small run.
+    # Python and batches take most of the memory of a small run.
     limit = options.limit or min(LIMIT, BYTES[options.kind] * options.keys + BESIDE)
     tell(figures_of(directory), limit)
-    print(f"\n{time.perf_counter() - began:.0f} s in all")
+    print(f"\n{time.perf_counter() - began:.0f} s in total")
 
 
 if __name__ == "__main__":

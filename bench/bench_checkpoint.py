@@ -1,12 +1,12 @@
-"""What a save costs: how long pushes wait meanwhile, memory, and bandwidth beside ``dd``.
+"""The cost of a save: how long pushes are delayed, memory, and bandwidth compared with ``dd``.
 
     python bench/bench_checkpoint.py [--keys 10000000] [--rounds 5] [--directory DIR]
 
-In turns, --rounds times: pushes of 65,536 keys alone; a save while they go on; a save with nothing beside it, timed;
-another one, whose memory is watched; ``dd`` of as many bytes with the same sync at the end (conv=fsync), through the
-system's cache and past it (oflag=direct, as saves write; blocks of 1 MiB and 2 MiB). What was saved first is checked
-against the rows of the moment. Memory is the resident set's peak during a save above its level before, looked at a
-thousand times a second. At the end deltas, and what they come to.
+These take turns, --rounds times: pushes of 65,536 keys alone; a save during pushes; a save without pushes, timed;
+another one, whose memory is measured; ``dd`` of as many bytes with the same sync at the end (conv=fsync), through the
+page cache and bypassing it (oflag=direct, as saves write; blocks of 1 MiB and 2 MiB). The first save is checked against
+the rows at that moment. Memory is the peak of the resident set during a save minus its level before, sampled a thousand
+times a second. Finally deltas are saved and compacted.
 """
 
 import argparse
@@ -28,12 +28,12 @@ DD = {"dd": ["bs=1M"], "dd, direct": ["bs=2M", "oflag=direct"]}
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 class Peak:
-    """The highest resident set while it is open."""
+    """The highest resident set while the context is open."""
 
     def __enter__(self) -> Self:
         self.before = self.most = resident()
@@ -57,7 +57,7 @@ class Peak:
 
 
 def pushes(table: shoal.Table, batches: list, grads: np.ndarray, until) -> np.ndarray:
-    """Milliseconds of each push until ``until()``."""
+    """Return milliseconds of each push until ``until()``."""
     took = []
     at = 0
     while not until():
@@ -70,18 +70,18 @@ def pushes(table: shoal.Table, batches: list, grads: np.ndarray, until) -> np.nd
 
 
 def spread(took: np.ndarray) -> str:
-    """Percentiles of the pushes of all rounds."""
+    """Return percentiles of the pushes of all rounds."""
     p50, p99 = np.percentile(took, (50, 99))
     return f"{p50:6.1f} {p99:6.1f} {took.max():6.1f}  ({len(took)} pushes)"
 
 
 def size(directory: Path) -> int:
-    """Bytes of a checkpoint."""
+    """Return the bytes of a checkpoint."""
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
 def fill(table: shoal.Table, count: int, rng: np.random.Generator) -> None:
-    """Make the rows."""
+    """Create the rows."""
     for first in range(0, count, 1_000_000):
         keys = np.arange(first, min(first + 1_000_000, count), dtype=np.uint64)
         table.push(keys, rng.standard_normal((len(keys), table.dim), np.float32)).wait()
@@ -115,12 +115,12 @@ def changed(store: shoal.LocalStore, table: shoal.Table, folder: Path, rng: np.r
 
 
 def median(values: list[float]) -> str:
-    """Show the middle one, and the range."""
+    """Format the median and the range."""
     return f"{np.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def dd(path: Path, total: int, flags: list[str]) -> float:
-    """MB/s of ``dd`` to a new file, which is removed."""
+    """Return MB/s of ``dd`` to a new file, which is removed."""
     size = int(flags[0].removeprefix("bs=").removesuffix("M")) << 20
     began = time.perf_counter()
     command = ["dd", "if=/dev/zero", f"of={path}", f"count={total // size}", "conv=fsync", *flags]
@@ -183,9 +183,9 @@ def main() -> None:
             deltas = changed(store, table, folder, rng)
         mib = stats.bytes >> 20, total >> 20
         print(f"{asked.keys:,} rows of dim {asked.dim}, {mib[0]} MiB; a checkpoint of {mib[1]} MiB")
-        print(f"a push of {BATCH} keys, ms (p50, p99, most): alone       {spread(np.concatenate(alone))}")
+        print(f"a push of {BATCH} keys, ms (p50, p99, longest): alone       {spread(np.concatenate(alone))}")
         print(f"                                             with a save {spread(np.concatenate(beside))}")
-        print(f"seconds of a save beside pushes: {median(seconds)}; extra memory, MiB: {median(extras)}")
+        print(f"seconds of a save during pushes: {median(seconds)}; extra memory, MiB: {median(extras)}")
         print(f"alone: MB/s {median(rates)}; extra memory, MiB: {median(quiet)}")
         print("\n".join(deltas))
         for name, its in dd_rates.items():

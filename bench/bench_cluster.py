@@ -1,18 +1,20 @@
-"""A cluster on loopback: one server process, one worker process, beside raw pyzmq and the local store.
+"""A cluster on loopback, one server and one worker process, compared with raw pyzmq and the local store.
 
     python bench/bench_cluster.py [--rows 1000000] [--rounds 5] [--batches 1000 10000 100000]
 
-Batches are sorted, unique keys of rows that are there; dim 1 has FTRL, dim 16 Adagrad; ASP. In turns, within one run:
+Batches are sorted, unique keys of existing rows; dim 1 uses FTRL, dim 16 Adagrad; the consistency is ASP. These take
+turns within one run:
 
     local   the store in this process: table and kernel alone, one thread
-    raw     pyzmq moves the same bytes, header frame included, in one message each way: a Python loop that looks at none
-            sends back what it has, always from the same memory; the worker copies what comes to where rows belong
-    read    the same, and each side reads every byte that came once: to tell what moving without looking is worth
+    raw     pyzmq moves the same bytes, header frame included, in one message each way: a Python loop that reads none of
+            them replies always from the same memory; the worker copies the reply into its rows
+    read    the same, and each side reads every byte that it received once: shows the cost of reading
     shoal   a worker's calls, a data loop and a table: checksums, exactly-once windows, optimizer steps
 
-One request at a time, and four under way. Rates are millions of keys a second, median (least-most); latency is that
-of a call in microseconds; CPU time is in nanoseconds a key, of the worker's and of the server's process. Then the same
-pulls while a Python thread of the server computes without a pause. Every measurement checks its result.
+Each is measured with one request at a time, and with four in flight. Rates are millions of keys a second, median
+(minimum-maximum); latency is that of a call in microseconds; CPU time is in nanoseconds a key, of the worker's and of
+the server's process. Then pulls are repeated while a Python thread of the server computes without a pause. Every
+measurement checks its result.
 """
 
 import argparse
@@ -52,8 +54,8 @@ TABLES = {
 
 
 def serve(threads: int, busy: bool) -> None:
-    """Serve a table of each dim by some data loops, and raw messages; end with the standard input."""
-    _core.keep_freed_memory()  # as a server's process does: the raw peer, in the same process, has it too
+    """Serve a table of each dim with some data loops, and raw messages, until standard input ends."""
+    _core.keep_freed_memory()  # as a server's process does; this also helps the raw peer, which is in the same process
     context = zmq.Context()
     where = cut_evenly(1, SLOTS, [("tcp://127.0.0.1:0", 0)] * threads)
     loops = [start_loop(service_of(each), context, each.address) for each in where.endpoints]
@@ -67,7 +69,7 @@ def serve(threads: int, busy: bool) -> None:
 
 
 def service_of(endpoint: Endpoint) -> _core.Service:
-    """Make what answers for an endpoint's slots."""
+    """Make the service of an endpoint's slots."""
     service = _core.Service(SLOTS, endpoint.first_slot, endpoint.end_slot)
     service.set_map(1, endpoint.first_slot, endpoint.end_slot)
     service.start_job(JOB, "asp")
@@ -88,7 +90,7 @@ def service_of(endpoint: Endpoint) -> _core.Service:
 
 
 def echo(router: zmq.Socket) -> None:
-    """Answer each message with a header and as many bytes as its first 8 ask for; look at it if its next says so."""
+    """Answer each message with a header and as many bytes as its first 8 request; read it if its next one says so."""
     replies: dict[int, bytearray] = {}
     while True:
         peer, header, *payload = router.recv_multipart(copy=False)
@@ -108,7 +110,7 @@ def look_at(buffer: memoryview) -> None:
 
 
 def compute() -> None:
-    """Hold the interpreter's lock for as long as it lets one."""
+    """Compute in Python without a pause, holding the interpreter's lock."""
     x = 0
     while True:
         x += 1
@@ -128,11 +130,11 @@ def server(threads: int, busy: bool = False) -> Iterator[tuple[psutil.Process, s
             process.stdin.close()
 
 
-# ---- who asks --------------------------------------------------------------------------------------------------------
+# ---- the worker ------------------------------------------------------------------------------------------------------
 
 
 class Shoal:
-    """A worker's tables, without the scheduler: the map is told."""
+    """A worker's tables without the scheduler: the slot map is given."""
 
     def __init__(self, loops: list[str]) -> None:
         where = cut_evenly(1, SLOTS, [(address, 0) for address in loops])
@@ -140,7 +142,7 @@ class Shoal:
         self.shards = {dim: RemoteShard(self.channel, dim, spec) for dim, spec in TABLES.items()}
 
     def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
-        """Begin a pull: what waits for it."""
+        """Begin a pull; returns the function that waits for it."""
         return self.shards[rows.shape[1]].pull(batch, rows).wait
 
     def push(self, batch: _core.KeyBatch, grads: np.ndarray) -> Callable[[], None]:
@@ -163,7 +165,7 @@ class Raw:
         self.socket.send_multipart([header, *frames], copy=False)
 
     def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
-        """Send the hashes; the reply's values are copied to where the rows belong."""
+        """Send the hashes; the values of the reply are copied to their rows."""
         self._ask([batch.hashes], rows.nbytes)
 
         def wait() -> None:
@@ -177,7 +179,7 @@ class Raw:
     def push(self, batch: _core.KeyBatch, grads: np.ndarray) -> Callable[[], None]:
         """Send hashes and gradients."""
         self._ask([batch.hashes, grads], 0)
-        return lambda: check(len(self.socket.recv_multipart(copy=False)) == 1, "an odd reply")
+        return lambda: check(len(self.socket.recv_multipart(copy=False)) == 1, "an unexpected reply")
 
 
 class Local:
@@ -200,7 +202,7 @@ class Local:
 
 @dataclass
 class Figures:
-    """What the rounds of one line gave."""
+    """The results of the rounds of one line."""
 
     rates: list[float] = field(default_factory=list)  # keys a second
     latencies: list[float] = field(default_factory=list)  # seconds
@@ -216,12 +218,12 @@ class Figures:
         return float(np.percentile(self.latencies, percent)) * 1e6
 
     def cpu(self) -> str:
-        """Tell nanoseconds a key: worker + server."""
+        """Format nanoseconds a key: worker + server."""
         return " + ".join(f"{statistics.median(each) * 1e9:.1f}" for each in (self.worker_cpu, self.server_cpu))
 
 
 def measure(begin: Callable, batches: list, arrays: list, depth: int, seconds: float, of: psutil.Process) -> tuple:
-    """Ask for some time with ``depth`` requests under way: keys, seconds, latencies, CPU seconds here and there."""
+    """Send requests for some time with ``depth`` in flight: keys, seconds, latencies, CPU seconds of both processes."""
     under_way: deque = deque()
     latencies: list[float] = []
     keys = 0
@@ -248,7 +250,7 @@ def measure(begin: Callable, batches: list, arrays: list, depth: int, seconds: f
 
 
 class Bench:
-    """Batches, tables that hold them, and rounds in turns."""
+    """Batches, the tables that hold their keys, and rounds in turns."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -258,7 +260,7 @@ class Bench:
         self.random = random
 
     def batches(self, n: int) -> list[_core.KeyBatch]:
-        """Make some batches of n keys that are there."""
+        """Make some batches of n existing keys."""
         count = max(4, min(64, 400_000 // n))
         return [
             _core.KeyBatch(self.random.choice(self.keys, n, replace=False), SLOTS, self.local.workers)
@@ -273,7 +275,7 @@ class Bench:
                 system.push(some, np.full((len(some), dim), 0.3, np.float32))()
 
     def check(self, system: Shoal) -> None:
-        """Both stores have had the same pushes: they must hold the same bits."""
+        """Compare the bits of both stores, which have received the same pushes."""
         for dim in TABLES:
             for batch in self.batches(50_000)[:2]:
                 far, near = (np.full((50_000, dim), np.nan, np.float32) for _ in range(2))

@@ -1,12 +1,13 @@
-"""Logistic regression on a cluster beside one process: examples/s, bytes an example, and what each filter does to both.
+"""Logistic regression on a cluster compared with one process: examples/s, bytes an example, and the effect of filters.
 
     python bench/bench_cluster_lr.py                             300,000 examples: about two minutes
     python bench/bench_cluster_lr.py --examples 50000 --rounds 1 --servers 1 --workers 1
 
 Draws a click log (39 features an example, as `shoal demo` does), and trains one pass over its text: in one process with
 two threads, and with servers and workers that are processes of this machine, one thread each, on shares of the same
-file. All take turns. The clock runs from before the reader to behind the last worker's fit. Each round checks that all
-examples were learned, that exact filters end at the same bits as none, and that one worker has those of one process.
+file. All take turns. The time is from before the reader is opened until the last worker's fit has ended. Each round
+checks that all examples were learned, that exact filters give the same bits as no filter, and that one worker gives the
+bits of one process.
 """
 
 import argparse
@@ -78,14 +79,14 @@ with shoal.local(threads=2) as store:
 
 
 def started(code: str, arguments: list[Any]) -> subprocess.Popen[str]:
-    """Start a child."""
+    """Start a child process."""
     return subprocess.Popen([sys.executable, "-c", code, json.dumps(arguments)], stdout=subprocess.PIPE, text=True)
 
 
 def told(child: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for a child: what it printed."""
     out = child.communicate()[0]
-    check(child.returncode == 0, "a child ended well")
+    check(child.returncode == 0, "a child failed")
     found: dict[str, Any] = json.loads(out)
     return found
 
@@ -122,10 +123,10 @@ def main() -> None:
             for name, filters in SETTINGS.items():
                 found[name].append(on_cluster(arguments, log, test, filters))
     every = [*alone, *(one for some in found.values() for one in some)]
-    check(all(one["examples"] == arguments.examples for one in every), "every example was learned once")
+    check(all(one["examples"] == arguments.examples for one in every), "not every example was learned once")
     exact = {one["bits"] for name in EXACT for one in found[name]}
-    check(len(exact) == 1, "exact filters change no bit")
-    check(arguments.workers > 1 or exact == {alone[0]["bits"]}, "one worker has the bits of one process")
+    check(len(exact) == 1, "an exact filter changed bits")
+    check(arguments.workers > 1 or exact == {alone[0]["bits"]}, "one worker does not have the bits of one process")
 
     def rate(some: list[dict[str, Any]]) -> str:
         return spread([one["examples"] / one["seconds"] / 1e3 for one in some])

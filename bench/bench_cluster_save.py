@@ -1,11 +1,11 @@
-"""What saves and loads on a cluster cost, beside local ones: seconds, and how long steps wait for saves.
+"""The cost of saves and loads on a cluster, compared with local ones: seconds, and how long steps are delayed.
 
     python bench/bench_cluster_save.py [--keys 10000000] [--rounds 3] [--directory DIR]
 
-In turns: a local store, one server, two servers that write side by side, and two servers whose rows all go through the
-worker (shared_storage=False); each saves, and loads the local one's checkpoint. A step is a push of 20,000 keys, a
-tick, and a pull that waits for both. Each checkpoint, and what was loaded, is checked against the local one by the
-digest of its table.
+These take turns: a local store; one server; two servers that write in parallel; and two servers whose rows all go
+through the worker (shared_storage=False). Each saves, and loads the local store's checkpoint. A step is a push of
+20,000 keys, a tick, and a pull that waits for both. Each checkpoint, and each loaded table, is compared with the local
+one by the digest of its table.
 """
 
 import argparse
@@ -22,18 +22,18 @@ BATCH = 20_000
 
 
 def fill(store: shoal.Store, keys: np.ndarray) -> shoal.Table:
-    """Make the rows."""
+    """Create the rows."""
     table = store.table("t", optimizer=shoal.FTRL())
     for first in range(0, len(keys), 1 << 19):
         some = keys[first : first + (1 << 19)]
         table.push(some, np.ones(len(some), np.float32)).wait()
         store.tick()
-    len(table)  # waits for the last
+    len(table)  # waits for the last push
     return table
 
 
 def steps(store: shoal.Store, keys: np.ndarray, until) -> np.ndarray:
-    """Milliseconds of each step until ``until()``."""
+    """Return milliseconds of each step until ``until()``."""
     table, took, at = store.tables["t"], [], 0
     while not until():
         some = keys[at * BATCH % len(keys) :][:BATCH]
@@ -47,7 +47,7 @@ def steps(store: shoal.Store, keys: np.ndarray, until) -> np.ndarray:
 
 
 def spread(took: np.ndarray) -> str:
-    """Percentiles."""
+    """Format percentiles."""
     p50, p99 = np.percentile(took, (50, 99))
     return f"{p50:.1f} / {p99:.1f} / {took.max():.1f}"
 
@@ -97,7 +97,7 @@ def main() -> None:
             for name, took in figures.items():
                 rate = size / np.median(took) / 1e6
                 print(f"{what} {name:22} {np.median(took):.2f} s ({min(took):.2f}-{max(took):.2f}), {rate:.0f} MB/s")
-        print("a step, ms (p50 / p99 / most), alone and beside saves:")
+        print("a step, ms (p50 / p99 / longest), alone and during saves:")
         for name, store in stores.items():
             stop = time.perf_counter() + 2
             alone = steps(store, keys, lambda stop=stop: time.perf_counter() > stop)

@@ -1,23 +1,25 @@
-"""What waiting costs: BSP, SSP and ASP from 2 to 1000 workers, some of them slow, on a simulated cluster.
+"""The cost of waiting: BSP, SSP and ASP from 2 to 1000 workers, some of them slow, on a simulated cluster.
 
-    python bench/bench_consistency.py                            tables
+    python bench/bench_consistency.py                            print the tables
     python bench/bench_consistency.py --picture docs/staleness.svg
 
-The requests are the client's own, the endpoint is the one that servers run; the network, the time that things take and
-the workers are a model (tests/sim), so that a thousand of them fit into one process and the same seed gives the same
-figures. Times are simulated: another machine prints the same tables.
+The requests are those of the real client, and the endpoint is the one that servers run; the network, the durations and
+the workers are a model (tests/sim). A thousand workers therefore fit into one process, and the same seed gives the same
+figures on every machine.
 
-The model. A worker pulls, computes, pushes, ticks, and begins again. Computing takes 100 ms on average (log-normal, a
-fifth of it standard deviation). A message takes 100 us and a little (exponential, mean 20 us). There is a server for
-every 8 workers; each batch has 20,000 different keys, split over all servers, and each server hears every worker:
-15 us a message, 50 ns a key pulled or stepped, 5 ns a key kept for its clock. Servers are alike, so one stands for all.
+The model. A worker pulls, computes, pushes, ticks, and begins again. Computing takes 100 ms on average (log-normal,
+with a standard deviation of a fifth). A message takes 100 us plus a random delay (exponential, mean 20 us). There is a
+server for every 8 workers; each batch has 20,000 distinct keys, split over all servers, and each server receives
+messages from every worker: 15 us a message, 50 ns a key pulled or stepped, 5 ns a key kept for its clock. Servers are
+alike, so one represents all.
 
-    hiccups       one batch in 50 takes five times as long, wherever it is computed
+    hiccups       one batch in 50, of any worker, takes five times as long
     slow workers  one worker in 50, at least one, always takes twice as long
 
-Throughput is batches a second as a share of what workers without stragglers, messages or waiting would do. Staleness is
-measured where a pull is answered: its clock less the slowest worker's. "Missed" is how many pushes of others the
-server took between a worker's pull and its push, per other worker: 1 means one of each. Both after a third of the run.
+Throughput is batches a second relative to workers without stragglers, messages or waiting. Staleness is measured when a
+pull is answered: its clock minus the slowest worker's. "Missed" is the number of pushes of other workers that the
+server applied between a worker's pull and its push, per other worker: 1 means one push of each. The first third of each
+run is left out.
 """
 
 import argparse
@@ -50,7 +52,7 @@ GRAD = np.array([[-1.0]], np.float32)
 
 
 class Measured(Cluster):
-    """A cluster whose endpoint takes its time, one message after the other; it counts what it does."""
+    """A cluster whose endpoint takes time for each message, one after the other; it counts its work."""
 
     def __init__(self, seed: int, mode: str, staleness: int, workers: int, scenario: str, seconds: float):
         patient = Policy(resend_after=1e3, parked_after=1e3, longest=1e3)
@@ -60,13 +62,13 @@ class Measured(Cluster):
             policy=patient, tables={1: SUM},
         )  # fmt: skip
         self.scenario, self.seconds = scenario, seconds
-        self.keys = KEYS / max(1, workers // WORKERS_PER_SERVER)  # of a batch, at one server
+        self.keys = KEYS / max(1, workers // WORKERS_PER_SERVER)  # of a batch, on one server
         self.queue: deque[tuple[str, bytes, list[bytes]]] = deque()
         self.busy = False
         self.ticked: Counter[int] = Counter()  # clock -> workers
         self.slowest = 0
         self.pushes = 0
-        self.at_pull = [0] * workers  # pushes taken when a worker's last pull was answered
+        self.at_pull = [0] * workers  # pushes applied when a worker's last pull was answered
         self.own = [0] * workers
         self.lags: list[int] = []
         self.missed: list[float] = []
@@ -74,11 +76,11 @@ class Measured(Cluster):
 
     @property
     def warm(self) -> bool:
-        """Whether to count."""
+        """Whether the warm-up is over."""
         return self.network.now > self.seconds / 3
 
     def arrive(self, address: str, peer: bytes, frames: list[bytes]) -> None:
-        """Take a place in the queue."""
+        """Enter the queue."""
         self.queue.append((address, peer, frames))
         if not self.busy:
             self._begin()
@@ -176,7 +178,7 @@ STYLE = """
 def panel(
     left: float, title: str, note: str, figures: dict[str, list[tuple[int, float]]], top: float, step: float, unit: str
 ) -> list[str]:
-    """One diagram: a line for each mode, named where it ends; names that would touch are moved apart."""
+    """One diagram: a line for each mode, labelled at its end; overlapping labels are moved apart."""
     x0, x1, y0, y1 = left + 44, left + 226, 300.0, 84.0
     sizes = sorted({workers for line in figures.values() for workers, _ in line})
     most, least = np.log(sizes[-1]), np.log(sizes[0])
@@ -199,7 +201,7 @@ def panel(
     for i, workers in enumerate(sizes):
         out.append(f'<path class="axis" d="M{x(workers):.1f} {y0} v4"/>')
         if i + 1 < len(sizes) and x(sizes[i + 1]) - x(workers) < 30:
-            continue  # no room for its number
+            continue  # there is no room for its number
         out.append(f'<text class="soft small" x="{x(workers):.1f}" y="{y0 + 18}" text-anchor="middle">{workers}</text>')
     out.append(f'<text class="soft small" x="{(x0 + x1) / 2}" y="{y0 + 38}" text-anchor="middle">workers</text>')
     ends = sorted((y(line[-1][1]), mode) for mode, line in figures.items())

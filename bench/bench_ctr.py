@@ -1,26 +1,26 @@
-"""A click model of embeddings and a network: shoal's tables beside torch's EmbeddingBag(sparse=True), examples/s.
+"""A click model of embeddings and a network: shoal's tables compared with torch's EmbeddingBag(sparse=True).
 
     pip install torch psutil
     python bench/bench_ctr.py                        5.2e6 rows in this process: two minutes, 3 GB of memory
     python bench/bench_ctr.py --rows 5e7             three minutes, 16 GB
-    python bench/bench_ctr.py --servers 1 2          over a launched cluster too
+    python bench/bench_ctr.py --servers 1 2          on a launched cluster as well
     python bench/bench_ctr.py --ids bounded          fewer rare ids: ctr/draw.py
-    python bench/bench_ctr.py --spins                all with OpenMP's threads told to spin less, too
-    python bench/bench_ctr.py --quick                one round of a few steps: whether it runs
+    python bench/bench_ctr.py --spins                all sides a second time, with OpenMP's threads spinning less
+    python bench/bench_ctr.py --quick                one round of a few steps, as a test
     python bench/bench_ctr.py --json ctr.json
 
-An example has 26 ids, one a field, drawn by Zipf's law (exponent 1.05) within its field; all rows, of dim 16, are there
-from the start. Their 416 numbers go through 400, 400, 400 to one, with ReLU between, by torch; the loss is the log-loss
-of 4096 examples; Adam steps the network. The rows are stepped by Adagrad or SGD. ctr/draw.py has the data, ctr/sides.py
-the sides.
+An example has 26 ids, one for each field, drawn by Zipf's law (exponent 1.05) within its field; all rows, of dim 16,
+exist from the start. Their 416 numbers are the input of a network of 400, 400, 400 and one output, with ReLU, in torch;
+the loss is the log-loss of 4096 examples; Adam steps the network, Adagrad or SGD steps the rows. ctr/draw.py has the
+data, ctr/sides.py the sides.
 
-The sides are processes with two threads each that take turns (the one that begins goes round); those that wait do
-nothing. All see the same batches in the same order. OpenMP's threads spin between two loops as GNU's runtime has it;
-with --spins each side is there once more with GOMP_SPINCOUNT=10000, 0.1 ms.
+The sides are processes with two threads each that take turns in rotating order; waiting processes are idle. All use the
+same batches in the same order. OpenMP's threads spin between two loops, as is the default of GNU's runtime; with
+--spins each side is run a second time with GOMP_SPINCOUNT=10000, 0.1 ms.
 
-Checked: all losses of shoal are torch's, within a tolerance; the rows of a batch have moved, and as torch's have; the
-loss has fallen. Then what is required of shoal in this process at 5.2e6 rows: at least 1.35 times torch with Adagrad,
-and at most 15 % of a step for all that is done to rows. A figure that is missed makes the exit status 1.
+Checks: all losses of shoal equal torch's within a tolerance; the rows of a batch have moved as torch's have; the loss
+has fallen. Requirements for shoal in this process at 5.2e6 rows: at least 1.35 times torch with Adagrad, and at most 15
+% of a step for all work on rows. If one is missed, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from figures import check, spread
 FASTER = 1.35  # than torch with Adagrad
 SHARE = 0.15  # of a step
 REQUIRED_AT = 5_200_000  # rows
-FIRST, NEAR, FAR = 10, 1e-5, 2e-3  # how far losses may be apart: the first ones, and all
+FIRST, NEAR, FAR = 10, 1e-5, 2e-3  # number of first losses; allowed differences of these, and of all losses
 SPINS = "10000"  # some 0.1 ms
 OPENMP = "GOMP_SPINCOUNT"
 FEW = ", few spins"
@@ -80,7 +80,7 @@ class Child:
         before = os.environ.get(OPENMP)
         few = name.endswith(FEW)
         if few:
-            os.environ[OPENMP] = SPINS  # OpenMP reads it once, as a process loads it
+            os.environ[OPENMP] = SPINS  # OpenMP reads it once, when a process loads it
         self._process.start()
         if few:
             os.environ.pop(OPENMP)
@@ -90,7 +90,7 @@ class Child:
         self.turns: list[Turn] = []
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the side and wait for what it returns."""
+        """Call a method of the side and wait for its result."""
         self._pipe.send((method, *arguments))
         return self._answer()
 
@@ -98,7 +98,7 @@ class Child:
         try:
             return self._pipe.recv()
         except EOFError:
-            raise SystemExit(f"the side {self.name!r} has died: what it said is above") from None
+            raise SystemExit(f"the side {self.name!r} has died; its output is above") from None
 
     def close(self) -> None:
         """End the process."""
@@ -107,16 +107,16 @@ class Child:
         self._process.join()
 
     def rates(self, steps: int) -> list[float]:
-        """Thousands of examples a second, by turn."""
+        """Return thousands of examples a second, by turn."""
         return [steps * BATCH / turn.seconds / 1e3 for turn in self.turns]
 
     def share(self) -> list[float]:
-        """Return the share of the steps' time that went to rows, by turn: all that is not the network's."""
+        """Return the share of the steps' time spent on rows, by turn: everything except the network."""
         dense = [sum(seconds for lap, seconds in turn.laps.items() if LAPS[lap] == "dense") for turn in self.turns]
         return [1 - spent / turn.seconds for spent, turn in zip(dense, self.turns, strict=True)]
 
     def laps(self, steps: int) -> dict[str, float]:
-        """Milliseconds of a step, by lap: medians of the turns."""
+        """Return milliseconds of a step, by lap: medians of the turns."""
         return {
             name: statistics.median(
                 sum(seconds for lap, seconds in turn.laps.items() if LAPS[lap] == name) / steps * 1e3
@@ -127,7 +127,7 @@ class Child:
 
     @property
     def losses(self) -> npt.NDArray[np.float64]:
-        """The losses of all steps so far."""
+        """Return the losses of all steps so far."""
         return np.array([loss for turn in self.turns for loss in turn.losses])
 
 
@@ -152,7 +152,7 @@ def agree(children: list[Child], ids: npt.NDArray[np.int64]) -> dict[str, float]
 
 
 def measure(plan: Plan, sides: list[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Let the sides take turns: the figures."""
+    """Run the sides in turns; returns the figures."""
     children: list[Child] = []
     draw = Draw(plan.rows, plan.ids)
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def measure(plan: Plan, sides: list[str], rounds: int, steps: int) -> dict[str, 
             children.append(Child(name, plan))
             stack.callback(children[-1].close)
         number = 0
-        for turn in range(-1, rounds):  # the first one warms up
+        for turn in range(-1, rounds):  # the first turn is a warm-up
             for k in range(len(children)):
                 child = children[(k + turn) % len(children)]
                 child.turns.append(child.ask("turn", number, 1, steps))
@@ -200,7 +200,7 @@ def tell(found: dict[str, Any]) -> None:
         + ", ".join(f"{apart:.0e} ({name})" for name, apart in found["apart"].items())
         + f". {sides['torch']['empty'] / 1e9:.2f} GB of the memory are code.\n"
     )
-    print("| side | thousand examples/s | beside torch | rows' share of a step, % | peak memory, GB |")
+    print("| side | thousand examples/s | ratio to torch | rows' share of a step, % | peak memory, GB |")
     print("|---|---|---|---|---|")
     for name, side in sides.items():
         ratio = [ours / theirs for ours, theirs in zip(side["rates"], sides["torch"]["rates"], strict=True)]
@@ -214,14 +214,14 @@ def tell(found: dict[str, Any]) -> None:
 
 def _table(title: str, rows: dict[str, dict[str, float]]) -> None:
     columns = list(next(iter(rows.values()), {}))
-    print(f"\n| {title} | " + " | ".join(columns) + " | all |")
+    print(f"\n| {title} | " + " | ".join(columns) + " | total |")
     print("|---" * (len(columns) + 2) + "|")
     for name, row in rows.items():
         print(f"| {name} | " + " | ".join(f"{row[column]:.1f}" for column in columns) + f" | {sum(row.values()):.1f} |")
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    """Say which of the required figures are missed."""
+    """List the requirements that are missed."""
     if found["rows"] != REQUIRED_AT or found["optimizer"] != "Adagrad":
         return []
     ours, theirs = found["sides"]["shoal"], found["sides"]["torch"]
@@ -240,11 +240,13 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=count, default=[REQUIRED_AT], metavar="N")
     parser.add_argument("--optimizer", nargs="+", choices=["Adagrad", "SGD"], default=["Adagrad", "SGD"])
     parser.add_argument("--ids", choices=KINDS, default=KINDS[0], help="how they are drawn")
-    parser.add_argument("--servers", nargs="*", type=int, default=[], metavar="N", help="a cluster of so many, too")
+    parser.add_argument(
+        "--servers", nargs="*", type=int, default=[], metavar="N", help="also clusters of so many servers"
+    )
     parser.add_argument("--spins", action="store_true", help="each side once more, with OpenMP spinning less")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=4, help="of a turn, behind one that is not measured")
+    parser.add_argument("--steps", type=int, default=4, help="measured steps of a turn, after an unmeasured one")
     parser.add_argument("--quick", action="store_true", help="one round of three steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()

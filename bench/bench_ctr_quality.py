@@ -1,20 +1,20 @@
-"""Click models on real data, each trained twice: over shoal's tables, and over torch's nn.Embedding and optimizers.
+"""Click models on real data, each trained twice: with shoal's tables, and with torch's nn.Embedding and optimizers.
 
     pip install torch pyarrow
-    export SHOAL_DATA=/where/the/data/is               README.md has the names; a set that is not there is left out
-    python bench/bench_ctr_quality.py                  all of it: some ten minutes on two cores
+    export SHOAL_DATA=/path/to/the/data                README.md has the file names; missing sets are left out
+    python bench/bench_ctr_quality.py                  everything: some ten minutes on two cores
     python bench/bench_ctr_quality.py --sets criteo_attribution --models lr deepfm --rules Adagrad --json FILE
-    python bench/bench_ctr_quality.py --search         choose the settings anew: quality/twins.json; four minutes
+    python bench/bench_ctr_quality.py --search         search the settings again: quality/twins.json; four minutes
 
-quality/twins.py says how the two are made alike. Settings (the rate of the rows' optimizer, the passes) were chosen by
-AUC on a part that is cut from the training examples, for logistic regression, FM and DeepFM, whose settings the other
-models share; then the rate was lowered until torch repeated itself. The test part is for the end
-(docs/ctr-quality.md names four rates that were lowered behind it).
+quality/twins.py describes what the two have in common. Settings (the learning rate of the rows, the passes) were chosen
+by AUC on a part of the training examples, for logistic regression, FM and DeepFM, whose settings the other models
+share; then the rate was lowered until torch reproduced its own losses. The test part is used at the end
+(docs/ctr-quality.md names four rates that were lowered after that).
 
-Required, and checked: the losses of the first 200 steps agree to 1e-5, or to four times what torch differs from itself
-when the examples of a batch come in another order (two orders; where they do not do, up to thirty more); the AUCs of
-the test part are within 0.0005; and what a model is better (or worse) than logistic regression is on both sides the
-same within twice that. What is missed makes the exit status 1.
+Requirements, which are checked: the losses of the first 200 steps agree to 1e-5, or to four times the difference
+between runs of torch whose batches have their examples in another order (two orders; if they are not enough, up to
+thirty more); the AUCs of the test part are within 0.0005; and the difference between a model and logistic regression is
+the same on both sides, within twice that. If one is missed, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ NAMES = ("movielens_tags", "flights_nyc2017", "flights_nyc2017_in_time", "criteo
 SETTINGS = Path(__file__).parent / "quality" / "twins.json"
 SEARCHED = ("lr", "fm", "deepfm")  # the others take DeepFM's
 PASSES = 2  # at most
-NEAR, TIMES = 1e-5, 4.0  # of a loss; of what torch differs from itself
+NEAR, TIMES = 1e-5, 4.0  # of a loss; times the difference of torch from itself
 WITHIN = 0.0005  # of AUC
 MARKS = ("<!-- the table of bench_ctr_quality.py -->", "<!-- its end -->")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Task:
-    """What one run is about."""
+    """The subject of one run."""
 
     name: str
     model: str
@@ -58,7 +58,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was measured: AUCs of the test part, the furthest that losses of the first steps were apart."""
+    """The results: AUCs of the test part, and the largest difference between losses of the first steps."""
 
     task: Task
     ours: float
@@ -69,7 +69,7 @@ class Found:
     seconds: float
 
     def missed(self) -> list[str]:
-        """Say what is required and was not reached."""
+        """List the requirements that are missed."""
         where = f"{self.task.name}, {self.task.model}, {self.task.rule}"
         most = allowed(self.itself)
         return [
@@ -79,18 +79,18 @@ class Found:
 
 
 def allowed(itself: float) -> float:
-    """Return how far losses may be apart, where torch is so far from itself."""
+    """Return the allowed difference between losses, given that of torch from itself."""
     return max(NEAR, TIMES * itself)
 
 
 @functools.lru_cache(maxsize=1)
 def load(name: str, *, choose: bool) -> Data:
-    """Read a set, once for the tasks about it."""
+    """Read a set, once for all of its tasks."""
     return data_of(name, SETS[name](Path(os.environ["SHOAL_DATA"])), choose=choose)
 
 
 def search(task: Task) -> tuple[Task, dict[str, Any]]:
-    """Find the rate and the passes by AUC, on torch's side: both are the same model."""
+    """Find the rate and the passes by AUC, with torch's rows: both sides are the same model."""
     data = load(task.name, choose=True)
     rule = RULES[task.rule]
     passes: dict[float, int] = {}
@@ -107,7 +107,7 @@ def search(task: Task) -> tuple[Task, dict[str, Any]]:
 
 
 def follow(task: Task, settings: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
-    """Take settings with the next rate, from theirs downwards, that is steady."""
+    """Return settings with the greatest steady rate that is not above the given one."""
     data = load(task.name, choose=True)
     lower = [lr for lr in RULES[task.rule].rates if lr <= settings["lr"]]
     best = next((lr for lr in reversed(lower) if steady(task.model, data, task.rule, lr)), lower[0])
@@ -116,7 +116,7 @@ def follow(task: Task, settings: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
 
 
 def measure(task: Task, settings: dict[str, Any]) -> Found:
-    """Train the model on both sides, and a little of it a third time."""
+    """Train the model on both sides, and a few steps of it a third time."""
     begun = time.perf_counter()
     data = load(task.name, choose=False)
     given = (task.model, data, task.rule, settings["lr"], settings["passes"])
@@ -125,20 +125,20 @@ def measure(task: Task, settings: dict[str, Any]) -> Found:
     far, itself = apart(first, theirs), 0.0
     for number, turned in enumerate((*TURNS, *MIXED)):
         if number >= len(TURNS) and far <= allowed(itself):
-            break  # losses part at a few steps, where rounding decides a ReLU: two orders may have missed the step
+            break  # losses diverge at a few steps, where rounding decides a ReLU: two orders may have missed the step
         itself = max(itself, apart(train("torch", *given, turned=turned, steps=STEPS), theirs))
     seconds = time.perf_counter() - begun
     return Found(task, ours.aucs[-1], theirs.aucs[-1], far, itself, settings, seconds)
 
 
 def begin() -> None:
-    """Begin a process: one thread each, they are two."""
+    """Start a process with one thread; there are two."""
     torch.set_num_threads(1)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, which torch warns of
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default; without this call torch warns
 
 
 def tasks_of(names: Iterable[str], models: Iterable[str], rules: Iterable[str]) -> list[Task]:
-    """List what there is to do; DIN where there is a history."""
+    """List the tasks; DIN only if the set has a history."""
     return [
         Task(name, model, rule)
         for name in names
@@ -149,7 +149,7 @@ def tasks_of(names: Iterable[str], models: Iterable[str], rules: Iterable[str]) 
 
 
 def margins(found: list[Found]) -> list[str]:
-    """Compare what models are better than logistic regression, here and there."""
+    """Compare the differences between models and logistic regression on both sides."""
     at = {one.task: one for one in found}
     missed = []
     for task, one in at.items():
@@ -158,7 +158,7 @@ def margins(found: list[Found]) -> list[str]:
             continue
         ours, theirs = one.ours - base.ours, one.theirs - base.theirs
         if not abs(ours - theirs) <= 2 * WITHIN:
-            missed.append(f"{task}: {ours:+.4f} beside logistic regression, with torch {theirs:+.4f}")
+            missed.append(f"{task}: {ours:+.4f} compared with logistic regression, with torch {theirs:+.4f}")
     return missed
 
 
@@ -177,7 +177,7 @@ def table(found: list[Found], rules: list[str]) -> str:
 
 
 def put(text: str, page: Path) -> None:
-    """Put the table into a page, between its two marks."""
+    """Write the table into a page, between its two marks."""
     before, _, rest = page.read_text().partition(MARKS[0])
     _, _, behind = rest.partition(MARKS[1])
     page.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{behind}")
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
     if not os.environ.get("SHOAL_DATA"):
-        print("SHOAL_DATA is not set: it names the folder of the data sets; nothing is measured")
+        print("SHOAL_DATA, the directory of the data sets, is not set: nothing is measured")
         return
     tasks = tasks_of(options.sets, options.models, options.rules)
     settings: dict[str, Any] = json.loads(SETTINGS.read_text()) if SETTINGS.is_file() else {}

@@ -1,16 +1,16 @@
-"""Embeddings: a table of shoal beside torch.nn.EmbeddingBag(sparse=True) with torch.optim.Adagrad, and plain NumPy.
+"""Embeddings: a table compared with torch.nn.EmbeddingBag(sparse=True) and torch.optim.Adagrad, and with plain NumPy.
 
-    pip install torch                                (left out where it is not installed, and that is said)
+    pip install torch                                (if it is missing, a message says that it is left out)
     python bench/bench_embedding.py                  a million rows of dim 16 and 64: a minute, 3 GB of memory
     python bench/bench_embedding.py --dim 16 --bag 26 --threads 2 --rounds 3
 
-An example is a bag of ids (one, or 26). A step looks the bags of a batch up, sums the rows of each, and gives the
-gradient of every sum back to its rows: duplicate ids add up, then each row makes one step of Adagrad. The gradients of
-the sums are given, so nothing but the embedding is measured. All three take the same ids, int64 below the number of
-rows, drawn uniformly or log-uniformly (the frequency of an id falls as 1/rank), begin with the same rows, and take
-turns. shoal's ids are keys: any 64-bit number would do, where torch and NumPy index arrays whose size was fixed before.
+An example is a bag of ids (one, or 26). A step looks up the bags of a batch, sums the rows of each, and applies the
+gradient of every sum to its rows: gradients of duplicate ids are added, then each row makes one step of Adagrad. The
+gradients of the sums are given, so only the embedding is measured. All three use the same ids, int64 below the number
+of rows, drawn uniformly or log-uniformly (the frequency of an id falls as 1/rank), begin with the same rows, and take
+turns. The ids of shoal are keys, which may be any 64-bit numbers; torch and NumPy index arrays of fixed size.
 
-Checked: the sums of the first batch, and at the end rows of all three, within float32's rounding.
+Checks: the sums of the first batch, and the final rows of all three, agree within float32's rounding.
 """
 
 import argparse
@@ -31,7 +31,7 @@ except ImportError:
 
 LR = 0.05
 EPS = 1e-10
-IDS = 400_000  # a turn: several batches of them
+IDS = 400_000  # in a turn: several batches
 BATCH = 8192  # examples
 
 Ids = npt.NDArray[np.int64]
@@ -39,16 +39,16 @@ Rows = npt.NDArray[np.float32]
 
 
 class Contender(Protocol):
-    """Rows of an embedding, and how they are read and learned."""
+    """Rows of an embedding, and how they are read and updated."""
 
     name: str
 
     def step(self, ids: Ids, slopes: Rows) -> Rows:
-        """Look the bags ids[n, bag] up and give slopes[n, dim] back; returns the sums [n, dim]."""
+        """Look up the bags ids[n, bag] and apply the gradients slopes[n, dim]; returns the sums [n, dim]."""
         ...
 
     def rows(self, ids: Ids) -> Rows:
-        """Read rows as they are."""
+        """Return rows."""
         ...
 
 
@@ -86,7 +86,7 @@ class Torch:
 
     def __init__(self, start: Rows, threads: int) -> None:
         torch.set_num_threads(threads)
-        torch.sparse.check_sparse_tensor_invariants.disable()  # the default, which torch warns of
+        torch.sparse.check_sparse_tensor_invariants.disable()  # the default; without this call torch warns
         self._bag = torch.nn.EmbeddingBag.from_pretrained(
             torch.from_numpy(start.copy()), freeze=False, mode="sum", sparse=True
         )
@@ -106,7 +106,7 @@ class Torch:
 
 
 class NumPy:
-    """Two arrays; duplicates are found by sorting. One thread, whatever is asked for."""
+    """Two arrays; duplicates are found by sorting. Always one thread."""
 
     name = "NumPy"
 
@@ -142,7 +142,7 @@ def draw(random: np.random.Generator, rows: int, skewed: bool, bag: int, dim: in
     for _ in range(max(1, IDS // (BATCH * bag))):
         u = random.random((BATCH, bag))
         ids = (np.exp(u * np.log(rows)) - 1 if skewed else u * rows).astype(np.int64)
-        # The frequent ids are no neighbours in memory.
+        # Frequent ids are not neighbours in memory.
         ids = ids * 7_368_787 % rows
         batches.append((ids, random.standard_normal((BATCH, dim)).astype(np.float32)))
     return batches
@@ -151,7 +151,7 @@ def draw(random: np.random.Generator, rows: int, skewed: bool, bag: int, dim: in
 def measure(
     random: np.random.Generator, contenders: list[Contender], rows: int, skewed: bool, bag: int, dim: int, rounds: int
 ) -> tuple[dict[str, list[float]], float]:
-    """Take turns; returns thousands of examples a second of each, and the share of a batch's ids that differ."""
+    """Measure in turns; returns thousands of examples a second of each, and the share of distinct ids in a batch."""
     rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     distinct = 1.0
     for turn in range(rounds + 1):
@@ -168,7 +168,7 @@ def measure(
                 spent += time.perf_counter() - start
                 if i == 0:
                     firsts.append(sums)
-            if turn:  # the first one warms up
+            if turn:  # the first turn is a warm-up
                 rates[contender.name].append(len(batches) * BATCH / spent / 1e3)
         for sums in firsts[1:]:
             check(np.allclose(sums, firsts[0], rtol=1e-3, atol=1e-4 * bag), "the sums of the bags differ")
@@ -176,7 +176,7 @@ def measure(
 
 
 def agree(random: np.random.Generator, contenders: list[Contender], start: Rows) -> None:
-    """Compare rows of all; they must have moved."""
+    """Compare the rows of all contenders; they must have moved."""
     ids = random.integers(0, len(start), 100_000)
     rows = [contender.rows(ids) for contender in contenders]
     check(float(np.mean(rows[0] != start[ids])) > 0.5, "the rows have not moved")
@@ -185,7 +185,7 @@ def agree(random: np.random.Generator, contenders: list[Contender], start: Rows)
 
 
 def lines(rows: int, dim: int, bags: list[int], threads: int, rounds: int) -> Iterator[str]:
-    """Measure one dim on some threads."""
+    """Measure one dim with some numbers of threads."""
     random = np.random.default_rng([11, dim, threads])
     start = random.uniform(-0.01, 0.01, (rows, dim)).astype(np.float32)
     kinds: list[Any] = [Shoal, NumPy] if torch is None else [Shoal, Torch, NumPy]
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     if torch is None:
-        print("torch is not installed: it is left out (pip install torch)")
+        print("torch is not installed and is left out (pip install torch)")
     print(
         "| dim | ids an example | drawn, distinct | threads | shoal | torch | NumPy | shoal / torch | shoal / NumPy |"
     )

@@ -1,13 +1,13 @@
-"""Exports: lookups beside the raw limit of random reads in the same file, bytes per key, and what processes share.
+"""Exports: lookups compared with the raw limit of random reads in the same file, bytes per key, and sharing.
 
     python bench/bench_export.py                       1e5, 1e6, 1e7 keys at dim 1, 1e5, 2e6 at dim 16, every dtype
     python bench/bench_export.py --keys 1e8 --dtype float32 --dim 1 --batch 65536
 
-In every round random lines of the export's files are read (bench/cpp/lines_bench.cc, a process that maps the
-same pages), then random keys are looked up, then keys that the export does not have; medians and ranges of the rounds,
-ratios round by round. raw is lines, asked for 16 ahead into the nearest cache, 64 and 128 ahead into the second one;
-pairs is two lines, where the place of the second depends on the first, 64 ahead. Then two more processes open the
-export, and the kernel is asked how much of it is theirs alone, how much in huge pages.
+In every round random lines of the export's files are read (bench/cpp/lines_bench.cc, a process that maps the same
+pages), then random keys are looked up, then keys that are absent from the export. The figures are medians and ranges of
+the rounds, the ratios are taken round by round. "raw" is lines prefetched 16 ahead into the L1 cache, or 64 and 128
+ahead into the L2 cache; "pairs" is two lines, where the address of the second depends on the first, 64 ahead. Then two
+more processes open the export, and the kernel reports how much of its memory is private to each, and in huge pages.
 """
 
 import argparse
@@ -55,7 +55,7 @@ sys.stdin.readline()
 
 
 def fill(keys: int, dim: int, directory: Path, dtypes: list[str]) -> dict[str, Any]:
-    """Export a table of keys 0..keys-1 with normal weights, in each dtype: seconds and what was written."""
+    """Export a table of keys 0..keys-1 with normal weights, in each dtype: seconds, and the written export."""
     told = {}
     with shoal.local() as store:
         table = store.table("t", dim=dim, optimizer=shoal.SGD())
@@ -67,16 +67,16 @@ def fill(keys: int, dim: int, directory: Path, dtypes: list[str]) -> dict[str, A
             began = time.perf_counter()
             exported = store.export(directory / dtype, dtype=dtype).tables["t"]
             told[dtype] = (time.perf_counter() - began, exported)
-            check(exported.rows + exported.dropped == keys, "every key is exported, but for weights of zero")
+            check(exported.rows + exported.dropped == keys, "not every key with a nonzero weight is exported")
             sample = rng.integers(0, keys, 10_000).astype(np.uint64)
             with shoal.open_export(directory / dtype, verify=False) as export:
                 off = np.abs(export.table("t").pull(sample) - table.pull(sample)).max()
-            check(off <= exported.largest_error, "no weight is further off than the export says")
+            check(off <= exported.largest_error, "the error of a weight exceeds that stated by the export")
     return told
 
 
 def rates(directory: Path, keys: int, dim: int, threads: int, batch: int, rounds: int, clock: str) -> list[list[float]]:
-    """Measure in turns what lines_bench does, lookups, absent keys: millions a second."""
+    """Measure lines_bench, lookups and absent keys in turns: millions a second."""
     files = sorted(map(str, directory.glob("*.frozen")))
     figures: list[list[float]] = []
     rng = np.random.default_rng(2)
@@ -99,7 +99,7 @@ def rates(directory: Path, keys: int, dim: int, threads: int, batch: int, rounds
         table = export.table("t")
         there = [rng.integers(0, keys, batch).astype(np.uint64) for _ in range(max(1, READS // batch))]
         absent = [some + np.uint64(keys) for some in there]
-        for _ in range(rounds + 1):  # the first to warm up
+        for _ in range(rounds + 1):  # the first round is a warm-up
             probe.stdin.write("go\n")
             probe.stdin.flush()
             figures.append(list(map(float, probe.stdout.readline().split())))
@@ -108,7 +108,7 @@ def rates(directory: Path, keys: int, dim: int, threads: int, batch: int, rounds
                 for some in batches:
                     table.pull(some, out=out)
                 figures[-1].append(batch * len(batches) / (seconds() - began) / 1e6)
-        check(not out.any(), "absent keys read zeros")
+        check(not out.any(), "an absent key does not read as zeros")
         probe.stdin.close()
     return figures[1:]
 
@@ -119,7 +119,7 @@ def shares(directory: Path, keys: int) -> tuple[int, ...]:
     readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for reader in readers:
         assert reader.stdout is not None
-        check(reader.stdout.readline() == "ready\n", "a second process reads the export")
+        check(reader.stdout.readline() == "ready\n", "a second process cannot read the export")
     figures = []
     for reader in readers:
         assert reader.stdin is not None
@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--batch", nargs="+", type=int, default=[65536])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: where others use the same cores")
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: if other processes use the same cores"
+    )
     parser.add_argument("--directory", type=Path, help="where exports are written; default: a temporary one")
     options = parser.parse_args()
     if not PROGRAM.exists():
@@ -164,7 +166,7 @@ def measure(keys: int, dim: int, folder: Path, options: argparse.Namespace) -> N
     for dtype, (_, told) in written.items():
         for threads in options.threads:
             for batch in options.batch:
-                # In a process that has no store, as those that read exports have none.
+                # In a process without a store, as is usual for readers of exports.
                 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
                     how = place / dtype, keys, dim, threads, batch, options.rounds, options.clock
                     rounds = fresh.submit(rates, *how).result()

@@ -1,11 +1,11 @@
-"""From training to serving: how long a push takes to be what a reader in another process looks up.
+"""From training to serving: the time from a push until a reader in another process looks up the new weights.
 
     python bench/bench_fresh.py                     1e7 keys, of which 1 % change, dims 1 and 16 (2e6 keys), float16
     python bench/bench_fresh.py --keys 1e8 --dim 1 --changed 0.001
 
-In every round a share of the keys is pushed, a delta is exported upon the export before it, and a process that watches
-the directory, 20 times a second, puts it in place. The round ends when that process has looked up the first of the
-pushed keys and seen its new weight; then all of them are compared. Medians and ranges of the rounds.
+In every round a share of the keys is pushed, a delta is exported on top of the last export, and a process that polls
+the directory 20 times a second loads it. The round ends when that process has looked up the first of the pushed keys
+and seen its new weight; then all of them are compared. Medians and ranges of the rounds.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
         )
         assert reader.stdin is not None
         assert reader.stdout is not None
-        check(reader.stdout.readline() == "ready\n", "the reader has opened the export")
+        check(reader.stdout.readline() == "ready\n", "the reader has not opened the export")
         times: list[list[float]] = [[], [], [], []]
         for k in range(1, rounds + 1):
             some = random.choice(keys, int(keys * changed), replace=False).astype(np.uint64)
@@ -64,8 +64,8 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
             told = store.export(directory / str(k), since=directory / str(k - 1))
             exported = time.monotonic()
             version, _, seen = reader.stdout.readline().split()
-            check(int(version) == told.version, "the reader has the version that was exported")
-            check(0 < told.tables["t"].rows <= len(some), "the delta has what has changed")
+            check(int(version) == told.version, "the reader has another version than the exported one")
+            check(0 < told.tables["t"].rows <= len(some), "the delta does not have the changed rows")
             for kept, seconds in zip(
                 times, (pushed - began, exported - pushed, float(seen) - exported, float(seen) - began), strict=True
             ):
@@ -73,7 +73,7 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
         with shoal.open_export(directory, threads=1) as export:
             given = table.pull(some)
             off = float(np.abs(export.table("t").pull(some) - given).max())
-        check(off <= 2.0**-10 * float(np.abs(given).max()), "what is served is what was learned, rounded")
+        check(off <= 2.0**-10 * float(np.abs(given).max()), "a served weight is not the learned one, rounded")
         reader.stdin.close()
         reader.wait(30)
     print(
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="where exports are written; default: a temporary one")
     options = parser.parse_args()
-    print("| keys | dim | dtype | changed | push s | delta export s | until it is read s | all s |")
+    print("| keys | dim | dtype | changed | push s | delta export s | until it is read s | total s |")
     print("|---|---|---|---|---|---|---|---|")
     for dim in options.dim:
         with tempfile.TemporaryDirectory(dir=options.directory) as folder:

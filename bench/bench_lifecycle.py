@@ -1,12 +1,12 @@
-"""What admission saves and costs: logistic regression whose rare keys wait, against one that takes all.
+"""The memory that admission rules save and what they cost: logistic regression with and without them.
 
     python bench/bench_lifecycle.py [--examples 400000]
 
-The figures to set beside are those of McMahan et al., "Ad click prediction: a view from the trenches", KDD'13, table 1:
-memory saved and relative rise of 1 - AUC for Bloom filters, which there admit a key that was sighted more than n times
-before, and for coins. The log is generated: keys of heavy tails under a planted model, so most keys are seen once, and
-teach nothing. Each run trains on the same examples in one pass; AUC is that of the last half, each example predicted
-before it is learned. Memory is that of rows, index and what waits.
+Compare with McMahan et al., "Ad click prediction: a view from the trenches", KDD'13, table 1: memory saved and relative
+increase of 1 - AUC for Bloom filters (which there admit a key that occurred more than n times before), and for
+admission with a probability. The log is generated: keys with heavy tails under a planted model, so most keys occur once
+and add nothing to the model. Each run trains on the same examples in one pass; AUC is that of the second half, each
+example predicted before it is learned. Memory is that of rows, index and waiting keys.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from shoal.metrics import auc
 
 FIELDS = 16
 BATCH = 4096
-CAPACITY = 1_500_000  # about as many keys as wait
+CAPACITY = 1_500_000  # about the number of waiting keys
 
 RULES = {
     "all": None,
@@ -33,12 +33,12 @@ RULES = {
 
 
 def click_log(examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys uint64[examples, FIELDS], field by field, and labels: heavy tails, and weights that a key has for good."""
+    """Return keys uint64[examples, FIELDS], field by field, and labels: heavy tails, a constant weight for each key."""
     rng = np.random.default_rng(7)
     keys = np.empty((examples, FIELDS), np.uint64)
     margin = np.full(examples, -1.5)
     for field in range(FIELDS):
-        # Every power of two of ranks is as likely as any other: new keys never end.
+        # Every power of two of ranks is equally likely: there are always new keys.
         rank = (2.0 ** (rng.random(examples) * (8 + 2 * field))).astype(np.uint64)
         keys[:, field] = rank * np.uint64(FIELDS) + np.uint64(field)
         bits = shoal.mix(keys[:, field]) >> np.uint64(11)
@@ -47,7 +47,7 @@ def click_log(examples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(keys: np.ndarray, labels: np.ndarray, admit) -> tuple[shoal.table.table.TableStats, float, float]:
-    """Figures of the table, AUC of the second half, seconds."""
+    """Return figures of the table, AUC of the second half, seconds."""
     began = time.perf_counter()
     margins = np.empty(len(labels))
     with shoal.local() as store:
@@ -68,12 +68,12 @@ def trained(keys: np.ndarray, labels: np.ndarray, admit) -> tuple[shoal.table.ta
 
 
 def main() -> None:
-    """Train with each rule and print what it saved and cost."""
+    """Train with each rule and print its memory and cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=400_000)
     keys, labels = click_log(parser.parse_args().examples)
     unique = len(np.unique(keys))
-    print(f"{len(labels):,} examples, {keys.size:,} keys, {unique:,} of them differ")
+    print(f"{len(labels):,} examples, {keys.size:,} keys, {unique:,} of them distinct")
     print(f"{'rule':15} {'rows':>10} {'MB':>7} {'saved':>7} {'AUC':>8} {'1-AUC':>8} {'seconds':>8}")
     whole = None
     for name, admit in RULES.items():

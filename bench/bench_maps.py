@@ -1,12 +1,13 @@
-"""The store beside absl::flat_hash_map and boost::unordered_flat_map: runs build/release/bench/cpp/maps_bench.
+"""The store compared with absl::flat_hash_map and boost::unordered_flat_map: runs build/release/bench/cpp/maps_bench.
 
-    apt-get install libabsl-dev libboost1.81-dev     (where they are not installed, nothing is measured)
+    apt-get install libabsl-dev libboost1.81-dev     (without them nothing is measured)
     make bench                                       everything; or, for this alone:
     cmake --preset release && cmake --build --preset release && python bench/bench_maps.py
     python bench/bench_maps.py --keys 1e7 --threads 2 --pages stock
 
-A process for each number of keys and threads holds all three, and they take turns. Rates are millions of keys a second,
-median (least to most) of the rounds; ratios are taken round by round. The program's first lines say what is measured.
+One process for each number of keys and threads holds all three, and they take turns. Rates are millions of keys a
+second, median (minimum-maximum) of the rounds; ratios are taken round by round. The head of the program describes what
+is measured.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""What models are worth on real data: shoal's logistic regression beside scikit-learn's and Vowpal Wabbit's.
+"""Quality on real data: shoal's logistic regression compared with scikit-learn's and Vowpal Wabbit's.
 
-    pip install scikit-learn vowpalwabbit pyarrow     (a peer that is not installed is left out, and that is said)
-    export SHOAL_DATA=/where/the/data/is              (so is a set that is not there; README.md has their names)
+    pip install scikit-learn vowpalwabbit pyarrow     (if a peer is missing, a message says that it is left out)
+    export SHOAL_DATA=/path/to/the/data               (so is a missing set; README.md has the file names)
     python bench/bench_quality.py                     all sets: some minutes, one core
     python bench/bench_quality.py --only a9a,ijcnn1 --metric auc --json quality.json
 
-Each program finds its settings on a fifth that is cut from the training examples, by the same search
-(quality/search.py), and then learns from all training examples with them. The test part is looked at once, at the end.
-The figures: AUC and log-loss of the test part, and the sampling error of the AUC (Hanley and McNeil, Radiology 143,
-1982): what it would vary by on other test parts of that size. Differences on the same part vary by less.
+Each program finds its settings on a fifth of the training examples, by the same search (quality/search.py), and then
+learns from all training examples with them. The test part is used once, at the end. The figures are AUC and log-loss of
+the test part, and the sampling error of the AUC (Hanley and McNeil, Radiology 143, 1982): its standard deviation over
+other test parts of that size. Differences between programs on the same part vary by less.
 
-The figures are taken by `shoal.metrics`; where scikit-learn is there, it must find the same AUC.
+The figures are computed by `shoal.metrics`; if scikit-learn is installed, it must find the same AUC.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def check(labels: np.ndarray, margins: np.ndarray, area: float, where: str) -> N
 
 
 def measure(name: str, split: Split, metric: Metric) -> list[dict[str, Any]]:
-    """Let every program search, learn and predict."""
+    """Have every program search, learn and predict."""
     labels = split.test.labels
     lines = []
     with tempfile.TemporaryDirectory(prefix="shoal-quality-") as folder:
@@ -103,14 +103,16 @@ def main() -> None:
     """Measure, print a Markdown table, write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SETS), metavar="SET,...", help="of: " + ", ".join(SETS))
-    parser.add_argument("--metric", choices=["auc", "logloss"], default="logloss", help="what settings are chosen by")
+    parser.add_argument(
+        "--metric", choices=["auc", "logloss"], default="logloss", help="metric by which settings are chosen"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and settings")
     options = parser.parse_args()
     names = options.only.split(",")
     if unknown := set(names) - set(SETS):
         parser.error(f"no set is called {', '.join(sorted(unknown))}: choose out of {', '.join(SETS)}")
     if not (folder := os.environ.get("SHOAL_DATA")):
-        print("SHOAL_DATA is not set: it names the folder of the data sets; nothing is measured")
+        print("SHOAL_DATA, the directory of the data sets, is not set: nothing is measured")
         return
     everything = []
     rows = []
@@ -130,7 +132,7 @@ def main() -> None:
     if not rows:
         return
     titles = list(rows[0][1])
-    print("| set | examples | " + " | ".join(titles) + " | shoal less the best other | sampling error |")
+    print("| set | examples | " + " | ".join(titles) + " | shoal minus the best other | sampling error |")
     print("|---" * (len(titles) + 4) + "|")
     for title, cells, behind, error in rows:
         flag = "" if not behind > ALLOWED else " (!)"

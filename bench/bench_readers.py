@@ -1,15 +1,15 @@
-"""The readers: text a second of one core, beside pyarrow's readers and scikit-learn's svmlight loader.
+"""Readers: text per second of one core, compared with pyarrow's readers and scikit-learn's svmlight loader.
 
-    pip install pyarrow scikit-learn                 (a peer that is not installed is left out, and that is said)
-    python bench/bench_readers.py                    files of 100 MB in the folder for temporary files, 0.7 GB in all
+    pip install pyarrow scikit-learn                 (if a peer is missing, a message says that it is left out)
+    python bench/bench_readers.py                    files of 100 MB in the directory for temporary files, 0.7 GB in all
     python bench/bench_readers.py --megabytes 20 --rounds 3
 
 Draws Criteo-like examples (13 whole numbers, 26 categories of eight hexadecimal digits, some missing), writes them in
-every format, plain and gzipped, and reads each file from begin to end, in turns. shoal gives batches of 8192 examples
-as CSR arrays, keys hashed; pyarrow gives columns of int64 and strings, a record batch at a time, on one thread;
-scikit-learn gives one sparse matrix. A rate is the file's text (unzipped; that of the CSV file for Parquet) by the CPU
-time of all threads of the process, or by the wall clock: shoal reads ahead in a thread of its own. Each round checks
-how many examples and features were read, and the sum of the labels.
+every format, plain and gzipped, and reads each file from beginning to end, in turns. shoal produces batches of 8192
+examples as CSR arrays with hashed keys; pyarrow produces columns of int64 and strings, a record batch at a time, on one
+thread; scikit-learn produces one sparse matrix. A rate is the file's text (unzipped; that of the CSV file for Parquet)
+divided by the CPU time of all threads of the process, or by the elapsed time: shoal reads ahead in a second thread.
+Each round checks the numbers of examples and features, and the sum of the labels.
 """
 
 import argparse
@@ -38,13 +38,13 @@ try:
 except ImportError:
     load_svmlight_file = None
 
-EXAMPLES = 50_000  # drawn; their text is repeated
+EXAMPLES = 50_000  # drawn; their text is repeated to fill a file
 INTEGERS = [f"I{i}" for i in range(1, 14)]
 CATEGORIES = [f"C{i}" for i in range(1, 27)]
 
 
 class Count(NamedTuple):
-    """What a pass over a file found."""
+    """The contents of a file as read in one pass."""
 
     examples: int
     features: int
@@ -52,7 +52,7 @@ class Count(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A file, and what is in it."""
+    """A file and its contents."""
 
     path: Path
     bytes: int
@@ -67,7 +67,7 @@ class Figures(NamedTuple):
 
 
 def lines(cells: list[list[bytes]]) -> Iterator[tuple[str, bytes, int]]:
-    """Write rows of Criteo's cells in every format: its name, the text, the features of it."""
+    """Write rows of Criteo's cells in every format: its name, the text, its features."""
     features = sum(1 for row in cells for cell in row[1:] if cell)
     yield "criteo", b"".join(b"\t".join(row) + b"\n" for row in cells), features
     head = b",".join(name.encode() for name in ["label", *INTEGERS, *CATEGORIES]) + b"\n"
@@ -75,7 +75,7 @@ def lines(cells: list[list[bytes]]) -> Iterator[tuple[str, bytes, int]]:
     svm, ffm, vw = [], [], []
     for row in cells:
         numbers = [(i, f"{np.log1p(max(0, int(cell))):.4f}") for i, cell in enumerate(row[1:14], 1) if cell]
-        # A million ids for each column: scikit-learn wants them to rise within a line.
+        # A million ids for each column: scikit-learn requires ascending ids within a line.
         ids = [(i, i * 1_000_000 + int(cell, 16) % 1_000_000) for i, cell in enumerate(row[14:], 14) if cell]
         label = row[0].decode()
         svm.append(
@@ -92,7 +92,7 @@ def lines(cells: list[list[bytes]]) -> Iterator[tuple[str, bytes, int]]:
 
 
 def write(folder: Path, megabytes: int) -> dict[str, Text]:
-    """Write every format, plain and gzipped; the key of the zipped one ends in .gz."""
+    """Write every format, plain and gzipped; the name of a gzipped one ends in .gz."""
     drawn = folder / "drawn.tsv"
     demo.write_log(drawn, demo.PlantedModel(), EXAMPLES, 0)
     cells = [line.split(b"\t") for line in drawn.read_bytes().splitlines()]
@@ -121,7 +121,7 @@ def write(folder: Path, megabytes: int) -> dict[str, Text]:
 
 
 def read(reader: shoal.data.Reader) -> Count:
-    """Make a pass over a reader of shoal's."""
+    """Make one pass with a reader of shoal."""
     examples = features = positives = 0
     for batch in reader:
         examples += len(batch.labels)
@@ -144,7 +144,7 @@ def columns_of(path: Path, delimiter: str, names: list[str] | None) -> Iterator[
 
 
 def read_columns(batches: Callable[[], Iterator[Any]]) -> Count:
-    """Make a pass over record batches."""
+    """Make one pass over record batches."""
     examples = features = positives = 0
     for batch in batches():
         examples += batch.num_rows
@@ -160,7 +160,7 @@ def read_sklearn(path: Path) -> Count:
 
 
 def contenders(files: dict[str, Text]) -> Iterator[tuple[str, str, Callable[[], Count]]]:
-    """List what is measured: the file's key, the reader's name, a pass."""
+    """List the measurements: the file's name, the reader's name, a function that makes one pass."""
     columns = ["label", *INTEGERS, *CATEGORIES]
     for key, text in files.items():
         path, name = text.path, key.removesuffix(".gz")
@@ -189,7 +189,7 @@ def main() -> None:
     options = parser.parse_args()
     for module, name in ((pa, "pyarrow"), (load_svmlight_file, "scikit-learn")):
         if module is None:
-            print(f"{name} is not installed: it is left out (pip install {name})")
+            print(f"{name} is not installed and is left out (pip install {name})")
     with tempfile.TemporaryDirectory(prefix="shoal-readers-") as folder:
         files = write(Path(folder), options.megabytes)
         found: dict[tuple[str, str], Figures] = {}
@@ -203,7 +203,7 @@ def main() -> None:
                 figures = found.setdefault((key, name), Figures([], []))
                 figures.by_cpu.append(text.bytes / cpu / 1e6)
                 figures.by_wall.append(text.bytes / wall / 1e6)
-    print("| file | bytes a line | reader | MB/s of a core | MB/s by the clock | shoal beside it |\n|" + "---|" * 6)
+    print("| file | bytes a line | reader | MB/s of a core | MB/s by the clock | shoal / peer |\n|" + "---|" * 6)
     for (key, name), figures in found.items():
         ours = found[key, f"shoal.read_{key.removesuffix('.gz')}"]
         ratio = [a / b for a, b in zip(ours.by_cpu, figures.by_cpu, strict=True)]

@@ -1,12 +1,12 @@
-"""The prediction server beside the bare kernel: requests a second, and how long they take.
+"""The prediction server compared with its kernel alone: requests per second, and their latency.
 
     python bench/bench_serve.py
     python bench/bench_serve.py --examples 1 32 256 --clients 1 4 --seconds 5
 
-A logistic regression of a million keys is exported in float16 and served by a process of its own (`shoal serve`).
-Clients are threads of this one that send requests of so many examples with 39 keys each over kept connections, one
-after the other. The kernel is the same prediction of the same batches without HTTP and JSON, in this process. Answers
-are checked.
+A logistic regression of a million keys is exported in float16 and served by a separate process (`shoal serve`). Clients
+are threads of this process; each sends requests of so many examples with 39 keys each over one connection, one after
+the other. The kernel is the same prediction of the same batches without HTTP and JSON, in this process. Answers are
+checked.
 """
 
 import argparse
@@ -30,7 +30,7 @@ FEATURES = 39
 
 
 def train(folder: Path, keys: int) -> Path:
-    """Export a model of so many keys."""
+    """Export a model with so many keys."""
     rng = np.random.default_rng(1)
     with shoal.LogisticRegression(optimizer=shoal.Adagrad(lr=0.1)) as model:
         for start in range(0, keys, 1 << 17):
@@ -56,13 +56,13 @@ def requests(count: int, examples: int, keys: int) -> list[shoal.Batch]:
 
 
 def body_of(batch: shoal.Batch) -> bytes:
-    """Write a request."""
+    """Encode a request."""
     rows = batch.keys.reshape(-1, FEATURES).tolist()
     return json.dumps({"instances": [{"keys": row} for row in rows]}).encode()
 
 
 def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> tuple[float, np.ndarray]:
-    """Send requests: how many a second, and their seconds."""
+    """Send requests; returns the rate per second, and the latencies."""
     taken: list[list[float]] = [[] for _ in range(clients)]
     end = time.perf_counter() + seconds
 
@@ -73,7 +73,7 @@ def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> tuple[
             connection.request("POST", "/predict", bodies[k % len(bodies)])
             response = connection.getresponse()
             response.read()
-            check(response.status == 200, "every request is answered")
+            check(response.status == 200, "a request failed")
             taken[number].append(time.perf_counter() - began)
             k += clients
         connection.close()
@@ -117,7 +117,7 @@ def main() -> None:
                     connection.request("POST", "/predict", bodies[0])
                     told = json.loads(connection.getresponse().read())["probabilities"]
                     connection.close()
-                    check(told == model.predict_proba(batches[0]).tolist(), "answers are the model's own")
+                    check(told == model.predict_proba(batches[0]).tolist(), "an answer differs from the model's")
                     for clients in options.clients:
                         count, began = 0, time.perf_counter()
                         while time.perf_counter() - began < options.seconds / 3:

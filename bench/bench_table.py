@@ -1,11 +1,11 @@
-"""The table beside raw memory: runs build/release/bench/cpp/shoal_bench at the sizes of bench/README.md.
+"""The table compared with raw memory: runs build/release/bench/cpp/shoal_bench at the sizes of bench/README.md.
 
     make bench                                     everything
     python bench/bench_table.py --keys 1e6 1e7     some sizes, FTRL at dim 1
     python bench/bench_table.py --wide             dim 16 and 64, Adagrad and RowWiseAdagrad
 
-Each line is a process of its own; within it raw reads, raw updates, pulls and pushes take turns. Rates are millions a
-second, median (least to most) of the rounds; ratios are taken round by round.
+Each line is a separate process; within it raw reads, raw updates, pulls and pushes take turns. Rates are millions a
+second, median (minimum-maximum) of the rounds; ratios are taken round by round.
 """
 
 import argparse

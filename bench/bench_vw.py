@@ -1,16 +1,16 @@
-"""Beside Vowpal Wabbit: FTRL logistic regression from text to saved model, one pass, both on the same examples.
+"""Compared with Vowpal Wabbit: FTRL logistic regression from text to saved model, one pass, on the same examples.
 
-    pip install vowpalwabbit                         (a peer that is not installed is left out, and that is said)
+    pip install vowpalwabbit                         (if it is missing, a message says that it is left out)
     python bench/bench_vw.py                         a million examples: about two minutes, 5 GB of memory
     python bench/bench_vw.py --examples 100000 --vw="-b 24" --rounds 1
 
-Draws a log from a planted logistic model: 39 features an example, one of each field, whose frequencies fall as 1/rank;
-of a million examples about five million different ones. Each program reads its own text of it (libsvm and Vowpal
-Wabbit's), with the same alpha, beta, l1 and l2, in a process of its own, in turns. Held-out log-losses are taken by the
-planted labels; the best reachable one is known. Vowpal Wabbit takes names that are numbers as they are; with --hash all
-it hashes them, as it does with the text of categories, and spreads them over its whole table. Each round checks that
-the saved model predicts better than the base rate, and that shoal's has a row for every feature. A second table tells
-where shoal's time goes.
+Draws a log from a planted logistic model: 39 features an example, one of each field, with frequencies that fall as
+1/rank; a million examples have about five million distinct features. Each program reads the log in its own format
+(libsvm and Vowpal Wabbit's), with the same alpha, beta, l1 and l2, in a separate process, in turns. Held-out log-losses
+use the planted labels; the best reachable one is known. Vowpal Wabbit uses names that are numbers as they are; with
+--hash all it hashes them, as it does with the text of categories, and spreads them over its whole table. Each round
+checks that the saved model predicts better than the base rate, and that shoal's has a row for every feature. A second
+table shows the time of each step of shoal.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LARGE = 24  # fields of 620,000 values; the others have 1,000
 HYPER = {"alpha": 0.1, "beta": 1.0, "l1": 1.0, "l2": 1.0}
 CHUNK = 1 << 16
 
-# Children: they print one line of JSON. The clock runs from before the reader to behind the save. The peak is the
+# Children print one line of JSON. The time is from opening the reader to the end of the save. The peak is the
 # kernel's VmHWM: the maximum of getrusage would begin with that of the parent.
 PEAK = """
 import re
@@ -58,7 +58,7 @@ stats = model.table.stats()
 print(json.dumps([seconds, high, stats.rows]))
 """
 )
-# Where the time goes: the steps of `fit` one after the other in one thread, on batches that were read before.
+# The time of each step: the steps of `fit` one after the other in one thread, on batches that were read before.
 SPLIT = """
 import collections, json, sys, time
 import numpy as np
@@ -169,7 +169,7 @@ def main() -> None:
     try:
         import vowpalwabbit  # noqa: F401
     except ImportError:
-        print("vowpalwabbit is not installed: it is left out (pip install vowpalwabbit)")
+        print("vowpalwabbit is not installed and is left out (pip install vowpalwabbit)")
         options.vw = []
     with tempfile.TemporaryDirectory(prefix="shoal-vw-") as name:
         folder = Path(name)
@@ -214,7 +214,7 @@ def main() -> None:
         for program, seen in runs.items():
             print(f"| {program} | {spread(seen['rate'])} | {spread(seen['loss'], 4)} | {spread(seen['peak'])} |")
         steps = list(splits[options.batch_size[0]])
-        print("\nSeconds in each step of shoal's, one after the other in one thread:\n")
+        print("\nSeconds in each step of shoal, one after the other in one thread:\n")
         print("| batches of | " + " | ".join(steps) + " | sum |")
         print("|---" * (len(steps) + 2) + "|")
         for size, spent in splits.items():

@@ -1,4 +1,4 @@
-"""What the benchmarks share: how figures are told, and where a wrong result ends them."""
+"""Shared by the benchmarks: formatting of figures, and checks of their results."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ __all__ = ["check", "spread"]
 
 
 def spread(figures: Sequence[float], digits: int = 0) -> str:
-    """Write median (least-most), of rounds or of [median, least, most]."""
+    """Format median (minimum-maximum), of rounds or of [median, minimum, maximum]."""
     return f"{statistics.median(figures):,.{digits}f} ({min(figures):,.{digits}f}-{max(figures):,.{digits}f})"
 
 
 def check(condition: bool, what: str) -> None:
-    """Stop where a benchmark's own result is wrong."""
+    """Stop if the result of a benchmark is wrong."""
     if not condition:
         raise SystemExit(f"the benchmark's own check failed: {what}")

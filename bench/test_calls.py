@@ -1,9 +1,9 @@
-"""What one call costs, from a few keys to a batch: for those who serve or learn example by example.
+"""The cost of one call, from a few keys to a batch: for serving, and for learning example by example.
 
-    pytest bench/test_calls.py                            the table
-    pytest bench/test_calls.py --benchmark-autosave       and kept, to be compared by pytest-benchmark compare
+    pytest bench/test_calls.py                            print the table
+    pytest bench/test_calls.py --benchmark-autosave       keep it as well, for pytest-benchmark compare
 
-A table of a million FTRL rows; keys are drawn from them, and each benchmark checks what its last call gave.
+A table of a million FTRL rows; keys are drawn from them, and each benchmark checks the result of its last call.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Benchmark = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[shoal.LocalStore]:
-    """Give a store whose table holds the keys 0 to ROWS - 1, each pushed once."""
+    """Return a store whose table holds the keys 0 to ROWS - 1, each pushed once."""
     with shoal.local(threads=1) as store:
         table = store.table("ctr", optimizer=shoal.FTRL(alpha=0.1, l1=0.0))
         table.push(np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, 1), np.float32)).wait()
@@ -31,7 +31,7 @@ def store() -> Iterator[shoal.LocalStore]:
 
 
 def keys_of(size: int) -> np.ndarray:
-    """Draw different keys, in no order."""
+    """Draw distinct keys, in random order."""
     return np.random.default_rng(size).choice(ROWS, size, replace=False).astype(np.uint64)
 
 
@@ -56,7 +56,7 @@ def test_pull(benchmark: Benchmark, store: shoal.LocalStore, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.benchmark(group="push")
 def test_push(benchmark: Benchmark, store: shoal.LocalStore, size: int) -> None:
-    """Push gradients of 0, which move nothing."""
+    """Push gradients of 0, which change nothing."""
     table = store.tables["ctr"]
     keys = keys_of(size)
     before = table.pull(keys)

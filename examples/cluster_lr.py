@@ -1,13 +1,14 @@
-"""Logistic regression on a cluster. One thing changes: the store. The tables live on servers, workers share the data.
+"""Logistic regression on a cluster. Only the store differs: tables are on servers, and workers share the data.
 
     python examples/cluster_lr.py                                           # one worker, two servers that it starts
     shoal launch --servers 2 --workers 4 examples/cluster_lr.py --train 'day_0/*.tsv' --test day_1.tsv --model ctr
     python examples/cluster_lr.py --cluster tcp://scheduler:5570 --workers 16 --train ...     # on each of 16 machines
 
-Under bsp the workers make every step together: the same bits on any number of servers, and with one worker those of
-shoal.local(). Under ssp a worker may be some batches ahead of the slowest, and pushes count as they come: faster where
-workers are not equally fast, and no two runs alike. Each learns its share; `store.parts(train)` would hand the files
-out piece by piece instead. The first worker measures and saves; others may leave before it is done.
+Under BSP the workers make every step together: the bits are the same on any number of servers, and with one worker they
+are those of shoal.local(). Under SSP a worker may be some batches ahead of the slowest, and pushes take effect on
+arrival: this is faster if workers differ in speed, but runs are not repeatable. Each worker learns a fixed share of the
+data; `store.splits(train)` would assign splits dynamically instead. The first worker measures and saves; others may
+leave before that.
 """
 
 import argparse
@@ -22,7 +23,7 @@ OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
 
 
 def open_store(arguments: argparse.Namespace) -> shoal.Store:
-    """Join the cluster that we were started on, or start one."""
+    """Join the cluster that has started this process, or start one."""
     rule = shoal.SSP(arguments.staleness) if arguments.staleness else shoal.BSP()
     if arguments.cluster:
         return shoal.connect(arguments.cluster, consistency=rule, workers=arguments.workers)
@@ -30,7 +31,7 @@ def open_store(arguments: argparse.Namespace) -> shoal.Store:
 
 
 def learn(store: shoal.Store, train: shoal.Reader, test: shoal.Reader, directory: str | None) -> None:
-    """Do what one worker does."""
+    """Do the work of one worker."""
     with shoal.LogisticRegression(OPTIMIZER, store) as model:
         model.fit(train.shard(store.rank, store.num_workers), progress=False)
         done = model.history.passes[-1]
@@ -48,12 +49,12 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", metavar="ADDRESS", default=os.environ.get("SHOAL_SCHEDULER"), help="the scheduler")
-    parser.add_argument("--workers", type=int, metavar="N", help="how many (default: as the environment says)")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of workers (default: from the environment)")
     parser.add_argument("--servers", type=int, default=2, metavar="N", help="to start without a cluster (default: 2)")
-    parser.add_argument("--staleness", type=int, default=0, metavar="N", help="batches apart, 0 is bsp (default: 0)")
+    parser.add_argument("--staleness", type=int, default=0, metavar="N", help="in batches; 0 is BSP (default: 0)")
     parser.add_argument("--train", nargs="+", metavar="FILE", help="click logs (Criteo's format; default: drawn)")
-    parser.add_argument("--test", nargs="+", metavar="FILE", help="what is never learned from")
-    parser.add_argument("--model", metavar="DIR", help="where the model goes")
+    parser.add_argument("--test", nargs="+", metavar="FILE", help="logs for evaluation only")
+    parser.add_argument("--model", metavar="DIR", help="directory of the model")
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as scratch:

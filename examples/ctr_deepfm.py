@@ -1,11 +1,11 @@
-"""DeepFM over tables of a store: train on a click log, stop early, load what was kept, score.
+"""DeepFM with tables of a store: train on a click log, stop early, load the model, predict.
 
-    python examples/ctr_deepfm.py                                   # writes a log to try this on
+    python examples/ctr_deepfm.py                                   # draws a log
     python examples/ctr_deepfm.py --train day_0.csv --valid day_1.csv --label click --fields user,ad,site
 
-Any columns of texts will do: keys are hashes, so there is no vocabulary to build and no number of rows to choose. A
-second start goes on where a first one was stopped. `shoal train ctr` does the same from a configuration (docs/ctr.md).
-It takes PyTorch: pip install 'shoal[torch]'
+Columns may contain any text: keys are hashes, so there is no vocabulary to build and no number of rows to choose. If
+the program is interrupted, the next start continues from the last checkpoint. `shoal train ctr` does the same with a
+configuration file (docs/ctr.md). Requires PyTorch: pip install 'shoal[torch]'
 """
 
 import argparse
@@ -18,7 +18,7 @@ import shoal
 
 
 def write_log(path: Path, rows: int, seed: int) -> None:
-    """Write impressions of ads: a user likes some ads, whatever the site."""
+    """Write impressions of ads: each user likes some ads, on any site."""
     rng = np.random.default_rng(seed)
     user, ad, site = rng.zipf(1.3, rows) % 2000, rng.zipf(1.3, rows) % 300, rng.integers(0, 20, rows)
     taste = np.random.default_rng(0)
@@ -30,21 +30,21 @@ def write_log(path: Path, rows: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Train, and score what was held out."""
+    """Train, and predict the held-out examples."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", help="csv with a header (default: draws one)")
-    parser.add_argument("--valid", help="csv that the model does not learn from")
+    parser.add_argument("--train", help="CSV with a header (default: drawn)")
+    parser.add_argument("--valid", help="CSV for validation")
     parser.add_argument("--label", default="click")
-    parser.add_argument("--fields", default="user,ad,site", help="columns of texts, the user first")
+    parser.add_argument("--fields", default="user,ad,site", help="text columns, the user first")
     parser.add_argument("--model", default="clicks", help="directory of the model and its checkpoints")
-    parser.add_argument("--epochs", type=int, default=8, help="passes at most")
+    parser.add_argument("--epochs", type=int, default=8, help="maximum number of passes")
     given = parser.parse_args()
     if given.train is None:
         given.train, given.valid = "day_0.csv", "day_1.csv"
         for seed, (name, rows) in enumerate([(given.train, 30_000), (given.valid, 10_000)], start=1):
             write_log(Path(name), rows, seed)
     names = given.fields.split(",")
-    fields = shoal.torch.Fields(names=names, group=names[0])  # GAUC is of each user's impressions
+    fields = shoal.torch.Fields(names=names, group=names[0])  # GAUC groups impressions by user
     log = {"label": given.label, "categorical": names, "batch_size": 512}
 
     torch.manual_seed(7)

@@ -1,11 +1,11 @@
-"""The classic example: a small CNN on scikit-learn's digits. Pull the weights, push gradients; the store updates.
+"""A small CNN on scikit-learn's digits: workers pull the weights and push gradients; the store updates them.
 
     python examples/digits_cnn.py                                                 # one process; needs scikit-learn
-    shoal launch --servers 2 --workers 2 examples/digits_cnn.py                   # the same steps, shared by two
+    shoal launch --servers 2 --workers 2 examples/digits_cnn.py                   # the same steps, on two workers
     python examples/digits_cnn.py --cluster tcp://scheduler:5570                  # as one worker of a cluster
 
 Each worker takes its share of every mini-batch. The servers add up the workers' gradients and make one step of SGD when
-all have ticked, so the losses are those of plain SGD on whole mini-batches, whatever the number of workers.
+all workers have ticked, so the losses are those of plain SGD on whole mini-batches, for any number of workers.
 """
 
 import argparse
@@ -21,14 +21,14 @@ SHAPES = {"kernel": (SIZE * SIZE, FILTERS), "shift": (FILTERS,), "dense": (9 * F
 
 
 def start(name: str, seed: int = 1) -> np.ndarray:
-    """Draw the first weights (He et al., ICCV'15), the same in every worker."""
+    """Draw the initial weights (He et al., ICCV'15), the same in every worker."""
     shape = SHAPES[name]
     scale = np.sqrt(2 / shape[0]) if len(shape) == 2 else 0.0
     return (scale * np.random.default_rng([seed, len(name)]).normal(size=shape)).astype(np.float32)
 
 
 def backward(w: dict[str, np.ndarray], images: np.ndarray, digits: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-    """Sum up the losses of some images, and their gradients: convolution, ReLU, pooling of 2 x 2, softmax."""
+    """Return the summed loss of some images, and its gradients: convolution, ReLU, 2 x 2 pooling, softmax."""
     n = len(images)
     patches = np.lib.stride_tricks.sliding_window_view(images, (SIZE, SIZE), axis=(1, 2)).reshape(n, 6, 6, SIZE * SIZE)
     filtered = patches @ w["kernel"] + w["shift"]

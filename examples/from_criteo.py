@@ -1,12 +1,11 @@
-"""From a Criteo click log to a model in use: train, measure, save, load, predict.
+"""From a Criteo click log to a deployed model: train, evaluate, save, load, predict.
 
-    shoal demo --out demo                     # draws a log to try this on
+    shoal demo --output demo                  # draws a log
     python examples/from_criteo.py --train demo/planted_train.tsv --test demo/planted_test.tsv --model ctr
     python examples/from_criteo.py --train day_0.tsv.gz --test day_1.tsv.gz --model ctr --l1 4
 
-A line of the log is a label, 13 integers and 26 categories, separated by tabs; no column has to be prepared, encoded
-or counted beforehand. One pass is enough: FTRL gives every feature a learning rate of its own, and l1 keeps the weights
-of rare ones at 0.
+A line of the log is a label, 13 integers and 26 categories, separated by tabs; columns need no preparation or encoding.
+One pass is enough: FTRL gives every feature its own learning rate, and l1 keeps the weights of rare features at 0.
 """
 
 import argparse
@@ -26,7 +25,7 @@ def train(log: Path, directory: Path, optimizer: shoal.FTRL) -> None:
 
 
 def use(log: Path, directory: Path, show: int) -> None:
-    """Load the model, measure it on examples that it has not seen, and predict some of them one by one."""
+    """Load the model, evaluate it on unseen examples, and predict some of them one by one."""
     with shoal.LogisticRegression.load(directory) as model:
         print(f"never seen      {model.evaluate(shoal.read_criteo(log))}")
         few = next(iter(shoal.read_criteo(log, batch_size=show)))
@@ -37,11 +36,11 @@ def use(log: Path, directory: Path, show: int) -> None:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=Path, required=True, metavar="FILE", help="the log to learn from")
-    parser.add_argument("--test", type=Path, required=True, metavar="FILE", help="a later one, to be measured on")
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="where the model goes")
+    parser.add_argument("--train", type=Path, required=True, metavar="FILE", help="the log to train on")
+    parser.add_argument("--test", type=Path, required=True, metavar="FILE", help="a later log, for evaluation")
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="directory of the model")
     parser.add_argument("--alpha", type=float, default=0.08, help="learning rate (default: %(default)s)")
-    parser.add_argument("--l1", type=float, default=1.0, help="larger: fewer features weigh (default: %(default)s)")
+    parser.add_argument("--l1", type=float, default=1.0, help="larger: fewer nonzero weights (default: %(default)s)")
     parser.add_argument("--show", type=int, default=5, metavar="N", help="predictions to print (default: %(default)s)")
     arguments = parser.parse_args()
 

@@ -1,11 +1,11 @@
-"""From a pandas frame to a model in use: train, measure, see what it learned, save, load, score a frame.
+"""From a pandas frame to a deployed model: train, evaluate, inspect the weights, save, load, predict.
 
-    python examples/from_pandas.py                                  # draws a frame to try this on
+    python examples/from_pandas.py                                  # draws a frame
     python examples/from_pandas.py --csv ads.csv.gz --label click --numeric price --pairs site,device
 
-Texts, numbers, missing cells and categories are taken as they are: each text of a column is a feature of its own, a
-numeric column is one feature, a missing cell is none. A frame of polars, a table of pyarrow or a relation of DuckDB
-does as well. It takes pandas and pyarrow: pip install 'shoal[arrow]' pandas
+Text, numbers, missing cells and categories need no preparation: each distinct text of a column is a feature, a numeric
+column is one feature, and a missing cell is no feature. Frames of polars, tables of pyarrow and relations of DuckDB are
+accepted as well. Requires pandas and pyarrow: pip install 'shoal[arrow]' pandas
 """
 
 import argparse
@@ -18,7 +18,7 @@ import shoal
 
 
 def draw(rows: int, seed: int = 7) -> pd.DataFrame:
-    """Draw impressions of ads: who clicks depends on the site, the price, and on the site and the device together."""
+    """Draw impressions of ads: clicks depend on the site, the price, and the pair of site and device."""
     rng = np.random.default_rng(seed)
     site, device = rng.zipf(1.5, rows) % 500, rng.integers(0, 3, rows)
     price = rng.lognormal(size=rows)
@@ -35,7 +35,7 @@ def draw(rows: int, seed: int = 7) -> pd.DataFrame:
 
 
 def train(frame: pd.DataFrame, directory: Path, label: str, numeric: list[str], pairs: list[str]) -> None:
-    """Learn from the frame in one pass, tell what weighs most, and save the model."""
+    """Learn from the frame in one pass, print the largest weights, and save the model."""
     names = shoal.FeatureNames()
     reader = shoal.read_arrow(frame, label=label, numeric=numeric, interactions=pairs, batch_size=256, names=names)
     with shoal.LogisticRegression(shoal.FTRL(alpha=0.2, l1=0.5)) as model:
@@ -47,7 +47,7 @@ def train(frame: pd.DataFrame, directory: Path, label: str, numeric: list[str], 
 
 
 def use(frame: pd.DataFrame, directory: Path, label: str) -> None:
-    """Load the model, measure it on rows that it has not seen, and score rows without a label."""
+    """Load the model, evaluate it on unseen rows, and predict rows without a label."""
     with shoal.LogisticRegression.load(directory) as model:
         schema = model.schema  # label, numeric columns, pairs: the model remembers
         print(f"never seen      {model.evaluate(shoal.read_arrow(frame, **schema))}")

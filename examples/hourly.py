@@ -1,12 +1,12 @@
-"""An online loop: every hour, load the model of the hour before, see how it does on the new log, learn it, save.
+"""Online learning: every hour, load the last model, evaluate it on the new log, train on the log, save.
 
     python examples/hourly.py                                     # on eight small hours that it draws
     python examples/hourly.py --model ctr --format criteo logs/2026-11-21T*.tsv
-    python examples/hourly.py --model ctr --format criteo logs/2026-11-22T00.tsv       # an hour later, say by cron
+    python examples/hourly.py --model ctr --format criteo logs/2026-11-22T00.tsv       # an hour later, by cron
 
-One reading of an hour measures and teaches: each batch is predicted before it is learned from, so the figures are those
-of a model that had not seen it (progressive validation). The model is saved as a whole or not at all, with the state of
-its optimizer: the next hour learns on as if there had been no break, and a run that was killed is simply repeated.
+One pass over an hour both evaluates and trains: each batch is predicted before it is learned, so the metrics are those
+of a model that had not seen it (progressive validation). The model is saved atomically, with the state of its
+optimizer: training on the next hour continues as without a break, and a run that was killed is simply repeated.
 """
 
 import argparse
@@ -22,7 +22,7 @@ OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
 
 
 def learn_hour(hour: shoal.Reader, directory: Path) -> tuple[shoal.Metrics, int]:
-    """Learn one hour; return how well it was predicted before, and how many features the model now knows."""
+    """Learn one hour; return the metrics of its predictions, and the number of features that the model now has."""
     known = directory.exists()
     with shoal.LogisticRegression.load(directory) if known else shoal.LogisticRegression(OPTIMIZER) as model:
         model.fit(hour, progress=False)
@@ -31,7 +31,7 @@ def learn_hour(hour: shoal.Reader, directory: Path) -> tuple[shoal.Metrics, int]
 
 
 def draw_hours(folder: Path, hours: int = 8, examples: int = 4000) -> list[Path]:
-    """Draw logs of a world that moves: 300 ads on 40 sites, and every hour some ads win favour and some lose it."""
+    """Draw logs with drift: 300 ads on 40 sites; every hour the popularity of some ads changes."""
     rng = np.random.default_rng(7)
     ads, sites = rng.normal(0.0, 0.8, 300), rng.normal(-1.5, 0.6, 40)
     paths = [folder / f"hour-{hour:02}.libsvm" for hour in range(hours)]
@@ -48,8 +48,8 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hours", nargs="*", type=Path, metavar="FILE", help="logs in the order of time")
-    parser.add_argument("--format", choices=READERS, default="libsvm", help="of the logs (default: %(default)s)")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="where the model lives (default: gone at the end)")
+    parser.add_argument("--format", choices=READERS, default="libsvm", help="format of the logs (default: %(default)s)")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="directory of the model (default: temporary)")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="examples a step (default: 32)")
     arguments = parser.parse_args()
 

@@ -1,11 +1,11 @@
-"""Kill a training process at random moments, go on from its last checkpoint, and come to the same bits.
+"""Kill a training process at random moments, resume from its last checkpoint, and get the same bits.
 
     python examples/killed.py                             # draws a log, kills three times
     python examples/killed.py --kills 10 --every 50 --seed 1
 
-A process trains by `shoal train lr --every N --resume` and is killed (SIGKILL: nothing is tidied up) a random time
-after its first checkpoint, again and again; the last one is let run to its end. What it learned, weights, state of the
-optimizer and metrics, is compared with what a run learned that nobody killed.
+A process trains by `shoal train lr --checkpoint-every N --resume` and is killed (SIGKILL, without any cleanup) a random
+time after its first checkpoint, several times; the last process runs to its end. Its weights, optimizer state and
+metrics are compared with those of a run that was not killed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from shoal.tools.demo import PlantedModel, write_log
 
 
 def learned(directory: Path) -> list[object]:
-    """Tell all that a model has learned, to the bit, and how it did on the way."""
+    """Return everything that a model has learned, to the bit, and its metrics."""
     with shoal.LogisticRegression.load(directory) as model:
         rows = [(keys.tobytes(), model.table.state(keys)["z"].tobytes()) for keys, _ in model.table.items()]
         metrics = [(done.metrics, done.valid, done.features) for done in model.history.passes]
@@ -35,9 +35,11 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, default=7, metavar="N", help="batches between two checkpoints (%(default)s)"
     )
-    parser.add_argument("--examples", type=int, default=10_000, metavar="N", help="of the log (default: %(default)s)")
+    parser.add_argument(
+        "--examples", type=int, default=10_000, metavar="N", help="examples of the log (default: %(default)s)"
+    )
     parser.add_argument("--epochs", type=int, default=4, metavar="N", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, help="of the moments; default: other ones each time")
+    parser.add_argument("--seed", type=int, help="of the random moments (default: a new one each time)")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
     moments = random.Random(seed)
@@ -52,13 +54,13 @@ def main() -> None:
             process = subprocess.Popen([*command, "--model", killed], stdout=subprocess.DEVNULL)
             while process.poll() is None and not (killed / "model.json").exists():
                 time.sleep(0.01)
-            time.sleep(moments.random() * (0.5 if kill == 0 else 2.0))  # later ones take a while to start
+            time.sleep(moments.random() * (0.5 if kill == 0 else 2.0))  # later processes take a while to start
             if process.poll() is None:
                 process.kill()
             print(f"kill {kill + 1}: {'killed' if process.wait() else 'it had ended'}, seed {seed}")
             if process.returncode == 0:
                 break
-        # The fit may be over, where the last kill came behind the model: that is success too.
+        # The fit may have finished already, if the last kill came after the model was saved: this is a success too.
         subprocess.run([*command, "--model", killed], check=True, stdout=subprocess.DEVNULL)
         same = learned(whole) == learned(killed)
         print("the same bits" if same else "OTHER BITS")

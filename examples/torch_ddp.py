@@ -1,11 +1,12 @@
-"""Embeddings on servers, the dense part in DistributedDataParallel: PyTorch's all-reduce beside shoal's tables.
+"""Embeddings on servers, the dense part in DistributedDataParallel: PyTorch's all-reduce with shoal's tables.
 
     python examples/torch_ddp.py                                               # one worker, two servers that it starts
     shoal launch --servers 2 --workers 2 examples/torch_ddp.py                 # two workers; needs PyTorch
     torchrun --nproc-per-node 2 examples/torch_ddp.py --cluster tcp://scheduler:5570      # as PyTorch starts them
 
-Rows live on the servers; the small dense part is in every worker, and DDP averages its gradients (the hybrid of Persia:
-Lian et al., KDD 2022). The servers average those of rows: two workers with half batches learn as one with whole ones.
+Rows are on the servers; every worker holds the small dense part, and DDP averages its gradients (the hybrid of Persia:
+Lian et al., KDD 2022). The servers average the gradients of rows: two workers with half batches learn as one worker
+with whole batches.
 """
 
 import argparse
@@ -32,7 +33,7 @@ class Net(torch.nn.Module):
         self.wide = shoal.torch.EmbeddingBag(store.table("wide", dim=1, optimizer=rule))
         self.deep = shoal.torch.EmbeddingBag(store.table("deep", dim=8, optimizer=rule, init=init))
         tower = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        self.tower = DistributedDataParallel(tower)  # it begins with the numbers of worker 0
+        self.tower = DistributedDataParallel(tower)  # it starts with the parameters of worker 0
 
     def forward(self, batch: shoal.Batch) -> torch.Tensor:
         """Give the log-odds of the examples."""
@@ -40,7 +41,7 @@ class Net(torch.nn.Module):
 
 
 def join(store: shoal.Store) -> None:
-    """Make the store's workers a process group of torch: torchrun has said where they meet, else worker 0 tells it."""
+    """Make a torch process group of the workers, at torchrun's address, or else at one that worker 0 chooses."""
     workers, meeting = store.num_workers, None
     if "MASTER_ADDR" not in os.environ:
         board = store.dense("port", 1)
@@ -60,11 +61,11 @@ def main() -> None:
     opened = shoal.connect(cluster, consistency=mean) if cluster else shoal.launch(servers=2, consistency=mean)
     with opened as store, tempfile.TemporaryDirectory() as scratch:
         join(store)
-        demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # every worker draws the same
+        demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # the same in every worker
         mine = shoal.read_criteo(Path(scratch, "log.tsv"), batch_size=128).shard(store.rank, store.num_workers)
         torch.manual_seed(0)
         model, seen = Net(store), Accumulator()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # of the tower: rows are no parameters
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # of the tower: rows are not parameters
         asks = dict.fromkeys([model.wide, model.deep], lambda batch: torch.from_numpy(batch.keys))
         for batch in shoal.torch.Pipeline(mine, asks, staleness=1, store=store, group=dist.group.WORLD):
             logits = model(batch)

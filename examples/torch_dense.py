@@ -4,10 +4,10 @@
     shoal launch --servers 2 --workers 2 examples/torch_dense.py               # two workers
     shoal launch --servers 2 --workers 2 examples/torch_dense.py --optimizer adam
 
-There is no all-reduce and no process group: the tower's numbers are an array on the servers, which step it by the
-optimizer that is named here, once a clock, with the mean of the workers' gradients. A checkpoint (store.save) holds all
-there is to save: rows, tower, and the states of both optimizers. A tower of many megabytes is better kept in the
-workers: see torch_ddp.py.
+There is no all-reduce and no process group. The dense parameters are an array on the servers, which step it with the
+chosen optimizer, once per clock, with the mean of the workers' gradients. A checkpoint (store.save) contains
+everything: rows, dense parameters, and the states of both optimizers. Dense parts of many megabytes should be kept in
+the workers: see torch_ddp.py.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
 
 
 def learn(store: shoal.Store, data: shoal.Reader, rule: shoal.SGD | shoal.Adagrad | shoal.Adam) -> Accumulator:
-    """Learn from this worker's shard of the data; return how good each batch was predicted before it was learned."""
+    """Learn from this worker's shard of the data; return the metrics of batches predicted before they were learned."""
     torch.manual_seed(0)
     model, seen = Net(store), Accumulator()
     dense = shoal.torch.DenseParameters(store, model.tower, optimizer=rule, name="tower")
@@ -62,10 +62,10 @@ def main() -> None:
     parser.add_argument("--cluster", metavar="ADDRESS", default=os.environ.get("SHOAL_SCHEDULER"), help="the scheduler")
     parser.add_argument("--optimizer", choices=RULES, default="adam", help="of the tower (default: adam)")
     arguments = parser.parse_args()
-    mean = shoal.BSP(reduce="mean")  # as the losses are means: the step is that of the mean over all workers
+    mean = shoal.BSP(reduce="mean")  # losses are means: the step uses the mean over all workers
     connected = shoal.connect(arguments.cluster, consistency=mean) if arguments.cluster else shoal.local()
     with connected as store, tempfile.TemporaryDirectory() as scratch:
-        demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # every worker draws the same
+        demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # the same in every worker
         data = shoal.read_criteo(Path(scratch, "log.tsv"), batch_size=128)
         seen = learn(store, data, RULES[arguments.optimizer])
         print(f"worker {store.rank} of {store.num_workers}: {seen.result()}", flush=True)

@@ -1,1 +1,1 @@
-"""What bench_billion.py works with: a stream of keys that takes no memory, and the watch over memory and time."""
+"""The parts of bench_billion.py: a stream of keys that takes no memory, and measurement of memory and time."""

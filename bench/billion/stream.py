@@ -1,13 +1,13 @@
-"""A stream of keys, gradients and examples that takes no memory: all is computed from numbers 0 .. n-1.
+"""A stream of keys, gradients and examples that takes no memory: all of it is computed from the numbers 0 .. n-1.
 
     number i --odd factor--> key         a bijection of 64 bits: all keys differ
-    key --> first gradient               one of 126 exact values, so what a first push must leave is known to the bit
-    Zipf traffic                         number of rank r is r, probability about 1 / (r + 1)^1.05, over all n
+    key --> first gradient               one of 126 exact values, so the result of a first push is known to the bit
+    Zipf traffic                         the number of rank r is r, with probability about 1 / (r + 1)^1.05, over all n
     examples                             HEADS features of Zipf traffic, from whose planted weights the label is drawn,
                                          and TAILS features that walk over all numbers, each once, in steps of a stride
-                                         that has no factor in common with n
+                                         that is coprime to n
 
-The same for every process that has the same n.
+All processes with the same n compute the same stream.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Stream:
         self._reach = (n + 1.0) ** self._power - 1
 
     def keys(self, begin: int, end: int) -> Keys:
-        """Return the keys of the numbers from ``begin`` to ``end``, BATCH of them at most."""
+        """Return the keys of the numbers from ``begin`` to ``end``, at most BATCH of them."""
         return self.of(self._counter[: end - begin] + np.uint64(begin))
 
     def of(self, numbers: Keys) -> Keys:
@@ -57,7 +57,7 @@ class Stream:
         return np.minimum(drawn.astype(np.uint64) - np.uint64(1), np.uint64(self.n - 1))
 
     def uniform(self, random: np.random.Generator, count: int) -> Keys:
-        """Draw numbers, all alike."""
+        """Draw numbers uniformly."""
         return random.integers(0, self.n, count, np.uint64)
 
     def batches(self) -> Iterator[tuple[int, int]]:
@@ -66,7 +66,7 @@ class Stream:
             yield begin, min(begin + BATCH, self.n)
 
     def examples(self, number: int) -> shoal.Batch:
-        """Draw a batch of examples: the same one for the same number."""
+        """Draw a batch of examples; the same number gives the same batch."""
         random = np.random.default_rng([7, number])
         heads = self.zipf(random, (EXAMPLES, HEADS))
         keys = np.empty((EXAMPLES, HEADS + TAILS), np.uint64)

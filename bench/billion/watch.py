@@ -1,4 +1,4 @@
-"""The watch over a run: peak memory of each step, the times of many calls, and the raw limit of memory beside them.
+"""Measurement of a run: peak memory of each step, the times of many calls, and the raw limit of memory.
 
 ``peak`` needs Linux: it resets and reads the peak of the resident set in /proc.
 """
@@ -19,14 +19,14 @@ PROGRAM = Path(__file__).parents[2] / "build" / "release" / "bench" / "cpp" / "r
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     return _status("VmRSS")
 
 
 @contextmanager
 def step(figures: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Fill ``figures[name]`` with seconds, peak memory and page faults of a step, beside what the step itself tells."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    """Fill ``figures[name]`` with seconds, peak memory and page faults of a step, in addition to its own figures."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     told: dict[str, Any] = {}
     yield told
@@ -51,7 +51,7 @@ def _status(field: str) -> int:
 
 
 def distribution(values: np.ndarray, scale: float = 1e3) -> dict[str, float]:
-    """Tell how values are spread, in milliseconds if they are seconds."""
+    """Return the distribution of values, in milliseconds if they are seconds."""
     if not len(values):
         return {}
     points = np.percentile(values, [50, 90, 99, 99.9]) * scale
@@ -62,9 +62,9 @@ def distribution(values: np.ndarray, scale: float = 1e3) -> dict[str, float]:
 
 
 class Growth:
-    """What growing cost each push: times, milliseconds of moving cells and of getting memory from the system.
+    """The cost of growth for each push: times, milliseconds of moving cells and of getting memory from the system.
 
-    Those are sums over the store's threads, which grow slots side by side: no more than this was a push held up.
+    The latter two are sums over the store's threads, which grow slots in parallel: a push was delayed by at most that.
     """
 
     def __init__(self, read: Callable[[], dict[str, int]]) -> None:
@@ -74,7 +74,7 @@ class Growth:
         self.rows: list[tuple[int, float, float]] = []
 
     def pushed(self, seconds: float) -> None:
-        """Note a push."""
+        """Record a push."""
         now = self._read()
         before, self._last = self._last, now
         self.seconds.append(seconds)
@@ -111,9 +111,9 @@ class Growth:
 
 
 class Raw:
-    """Random cache lines a second, in regions of another process, whose memory is not this one's.
+    """Random cache lines a second, in regions of another process, whose memory is separate from this one's.
 
-    Without the program, or with no regions, it measures nothing.
+    Without the program, or without regions, it measures nothing.
     """
 
     def __init__(self, threads: int, regions: list[int]) -> None:
@@ -134,7 +134,7 @@ class Raw:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.communicate()  # the end of its input ends it
+            self._process.communicate()  # it ends when its input ends
 
     def _line(self) -> str:
         assert self._process is not None

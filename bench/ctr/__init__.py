@@ -1,1 +1,1 @@
-"""Embeddings and a network, trained: batches (draw.py), and the sides that take turns (sides.py)."""
+"""Training of embeddings and a network: batches (draw.py), and the sides that take turns (sides.py)."""

@@ -1,11 +1,11 @@
-"""Click logs without files: Zipf ids, labels of a planted model, rows to begin with.
+"""Click logs without files: Zipf ids, labels of a planted model, initial rows.
 
     rows R, fields F    field f owns the ids [f * (R // F), (f + 1) * (R // F)), and gives one to every example
-    zipf                token k = 1, 2, 3, ... of a field has a probability that falls as 1 / k^1.05, without an end
+    zipf                token k = 1, 2, 3, ... of a field has a probability that falls as 1 / k^1.05, unbounded
     bounded             the same up to k = R // F: fewer ids are rare
-    uniform             every id of a field is as likely as any other
-    id of a token       k * 7368787 modulo R // F, as the hashing trick has it: frequent ids are no neighbours in
-                        memory, and rare tokens share an id
+    uniform             every id of a field is equally likely
+    id of a token       k * 7368787 modulo R // F, a hashing trick: frequent ids are not neighbours in memory, and rare
+                        tokens share an id
     label               drawn from a logistic model in which every id has a fixed weight
 
 All of them are functions of a seed: every process draws the same.
@@ -62,7 +62,7 @@ class Draw:
         return random.integers(1, self.each + 1, shape)
 
     def batch(self, number: int) -> Examples:
-        """Draw a batch: the same one for the same number."""
+        """Draw a batch; the same number gives the same batch."""
         random = np.random.default_rng([self._seed, number])
         ids = self._tokens(random) % self.each * _SPREAD % self.each + np.arange(FIELDS) * self.each
         weight = (ids.astype(np.uint64) * _MIXER >> np.uint64(40)).astype(np.float64) / (1 << 24) - 0.5
@@ -71,11 +71,11 @@ class Draw:
 
 
 def pieces(rows: int) -> list[tuple[int, int]]:
-    """Return the pieces [begin, end) in which the rows to begin with are made."""
+    """Return the pieces [begin, end) in which the initial rows are made."""
     return [(begin, min(rows, begin + _PIECE)) for begin in range(0, rows, _PIECE)]
 
 
 def first(begin: int, end: int, dim: int) -> Rows:
-    """Make the rows that the ids of a piece begin with: uniform in [-0.01, 0.01)."""
+    """Make the initial rows of the ids of a piece: uniform in [-0.01, 0.01)."""
     random = np.random.default_rng([begin, end, dim])
     return (random.random((end - begin, dim), np.float32) - np.float32(0.5)) * np.float32(0.02)

@@ -1,14 +1,14 @@
-"""The sides that take turns, a process each: the same network over the same ids, with embeddings of its own kind.
+"""The sides that take turns, one process each: the same network with the same ids, with different embeddings.
 
-    dense        no embeddings: the network's input is a copy of a fixed tensor, and wants its gradient. What is left
+    dense        no embeddings: the network's input is a copy of a fixed tensor that requires a gradient; a lower bound
     torch        nn.EmbeddingBag(sparse=True), one of all rows, a bag for every id; torch's Adagrad or SGD
-    shoal        shoal.torch.Embedding over a table of a local store that holds all rows
-    1 server, .. shoal.torch.Embedding over a table of a launched cluster, by server processes
+    shoal        shoal.torch.Embedding with a table of a local store that holds all rows
+    1 server, .. shoal.torch.Embedding with a table of a launched cluster, with server processes
 
-A side waits on its pipe until it is its turn; then it draws the batches of the turn, takes a step unmeasured and the
-others by the clock. A step is cut into laps: `look up` (ids to the network's input), `dense
-forward`, `dense backward` (to the gradient of that input, which a hook of autograd tells), `give back` (the rest of
-autograd: here the push, there a sparse gradient), `dense step`, `sparse step` (torch's optimizer).
+A side waits on its pipe for its turn. It then draws the batches of the turn, takes one unmeasured step, and times the
+others. A step is divided into laps: `look up` (ids to the network's input), `dense forward`, `dense backward` (to the
+gradient of that input, which a hook of autograd reports), `give back` (the rest of autograd: the push of shoal, the
+sparse gradient of torch), `dense step`, `sparse step` (torch's optimizer).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EPS = 1e-10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all sides have in common."""
+    """Common to all sides."""
 
     rows: int
     ids: str
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a side tells of its turn: seconds of the measured steps, whole and by lap; the loss of every step."""
+    """A side's report on its turn: seconds of the measured steps, in total and by lap; the loss of every step."""
 
     seconds: float
     laps: dict[str, float]
@@ -76,25 +76,25 @@ class Laps:
 
 
 class Embeddings(Protocol):
-    """Rows by id, and how they are read and learned."""
+    """Rows by id, and how they are read and updated."""
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids[n, fields] side by side: float32[n, fields * dim], part of autograd's graph."""
+        """Return the rows of ids[n, fields], concatenated: float32[n, fields * dim], part of autograd's graph."""
 
     def step(self, laps: Laps) -> None:
-        """Do what is left to do after ``backward``."""
+        """Do the remaining work after ``backward``."""
 
     def settle(self) -> None:
         """Wait for what is under way."""
 
     def rows(self, ids: Ids) -> Rows:
-        """Read rows as they are."""
+        """Return rows."""
 
     def parts(self, ids: Ids) -> dict[str, float]:
-        """Seconds of what a step does to the rows, part by part, which spoils them; nothing where it cannot be told."""
+        """Return seconds of each part of the work on rows, which destroys them; empty if they cannot be measured."""
 
     def others(self) -> list[int]:
-        """Return the processes besides this one that hold rows."""
+        """Return the other processes that hold rows."""
 
 
 class Nothing:
@@ -128,11 +128,11 @@ class Nothing:
 
 
 class Torch(Nothing):
-    """One EmbeddingBag of all rows; each id is a bag of its own, so that the rows come side by side."""
+    """One EmbeddingBag of all rows; each id is its own bag, so the rows are concatenated."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        torch.sparse.check_sparse_tensor_invariants.disable()  # the default, which torch warns of
+        torch.sparse.check_sparse_tensor_invariants.disable()  # the default; without this call torch warns
         weight = torch.empty(plan.rows, plan.dim)
         for begin, end in pieces(plan.rows):
             weight[begin:end] = torch.from_numpy(first(begin, end, plan.dim))
@@ -149,7 +149,7 @@ class Torch(Nothing):
         return self._bag(ids.view(-1, 1)).view(len(ids), self._width)
 
     def step(self, laps: Laps) -> None:
-        """See `Embeddings`. Adagrad would coalesce the gradient itself: it finds that done."""
+        """See `Embeddings`. Coalesces the gradient, which Adagrad would otherwise do itself."""
         if self._adagrad:
             self._bag.weight.grad = self._bag.weight.grad.coalesce()
             laps.end("coalesce")
@@ -163,7 +163,7 @@ class Torch(Nothing):
 
 
 class Shoal(Nothing):
-    """An Embedding over a table that holds all rows."""
+    """An Embedding with a table that holds all rows."""
 
     def __init__(self, plan: Plan, store: shoal.Store) -> None:
         super().__init__(plan)
@@ -187,7 +187,7 @@ class Shoal(Nothing):
         return self._table.pull(ids)
 
     def parts(self, ids: Ids) -> dict[str, float]:
-        """See `Embeddings`. By hand, with gradients of no meaning: nothing is compared afterwards."""
+        """See `Embeddings`. With arbitrary gradients: nothing is compared afterwards."""
         grads = np.full((ids.size, self._table.dim), 1e-3, np.float32)
         laps = Laps()
         laps.start()
@@ -209,7 +209,7 @@ class Shoal(Nothing):
 
 
 def embeddings(kind: str, plan: Plan, stack: ExitStack) -> Embeddings:
-    """Make the embeddings of a side; what must be closed goes on the stack."""
+    """Make the embeddings of a side; resources are registered with the stack."""
     if kind == "dense":
         return Nothing(plan)
     if kind == "torch":
@@ -221,7 +221,7 @@ def embeddings(kind: str, plan: Plan, stack: ExitStack) -> Embeddings:
 
 
 class Side:
-    """A network over embeddings, and its training."""
+    """A network with embeddings, and its training."""
 
     def __init__(self, kind: str, plan: Plan, stack: ExitStack) -> None:
         self._plan = plan
@@ -255,7 +255,7 @@ class Side:
         return float(loss.detach())
 
     def turn(self, begin: int, warm: int, steps: int) -> Turn:
-        """Take steps on the batches begin, begin + 1, ...: some unmeasured, then those that count."""
+        """Take steps on the batches begin, begin + 1, ...: some unmeasured, then the measured ones."""
         examples = [self._draw.batch(number) for number in range(begin, begin + warm + steps)]
         given = [(torch.from_numpy(one.ids), torch.from_numpy(one.labels)) for one in examples]
         losses = [self._step(*one) for one in given[:warm]]
@@ -267,36 +267,36 @@ class Side:
         return Turn(time.perf_counter() - start, dict(self._laps.spent), losses)
 
     def rows(self, ids: Ids) -> Rows:
-        """Read rows as they are."""
+        """Return rows."""
         return self._embeddings.rows(ids)
 
     def first_rows(self, ids: Ids) -> Rows:
-        """Make the rows that these ids, ascending, began with."""
+        """Make the initial rows of these ids, which ascend."""
         cuts = pieces(self._plan.rows)
         found = [first(b, e, self._plan.dim)[ids[(ids >= b) & (ids < e)] - b] for b, e in cuts]
         return np.concatenate(found)
 
     def parts(self, begin: int, steps: int) -> dict[str, float]:
-        """Seconds a step of the parts, by hand."""
+        """Return seconds a step of the parts, measured separately."""
         total: Counter[str] = Counter()
         for number in range(begin, begin + steps):
             total.update(self._embeddings.parts(self._draw.batch(number).ids))
         return {name: seconds / steps for name, seconds in total.items()}
 
     def peaks(self) -> list[int]:
-        """Peak of resident memory, in bytes: of this process, and of each other that holds rows."""
+        """Return the peak of resident memory, in bytes: of this process, and of each other that holds rows."""
         return [peak(pid) for pid in [os.getpid(), *self._embeddings.others()]]
 
 
 def peak(pid: int) -> int:
-    """Return the most resident memory that a process has had, in bytes."""
+    """Return the peak resident memory of a process, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) * 1024 if found else 0
 
 
 def serve(pipe: Connection, kind: str, plan: Plan) -> None:
-    """Be a side: answer (method, arguments) until there is None."""
+    """Run a side: answer (method, arguments) until None is received."""
     torch.set_num_threads(plan.threads)
     empty = peak(os.getpid())
     with ExitStack() as stack:

@@ -1,1 +1,1 @@
-"""What a model is worth on real data: sets (sets.py), a search for settings (search.py), programs (programs.py)."""
+"""Quality of models on real data: sets (sets.py), a search for settings (search.py), programs (programs.py)."""

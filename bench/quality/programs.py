@@ -1,13 +1,13 @@
-"""The programs that are measured: each finds settings on a part of the training examples, then learns from all of them.
+"""The compared programs: each finds settings on a part of the training examples, then learns from all of them.
 
     shoal                    LogisticRegression by FTRL: alpha, l2, batch size, passes
     scikit-learn             LogisticRegression by L-BFGS, to the optimum: C
     Vowpal Wabbit            its default update: learning rate, l2, passes
     Vowpal Wabbit --ftrl     alpha, l2, passes
 
-All learn from the same features with the same values, a constant one included. Where examples are in the order of time,
-whether they are learned from in that order is a setting of all that learn one by one; elsewhere they are mixed. One
-thread each.
+All learn from the same features with the same values, including a constant one, with one thread each. If examples are
+in the order of time, a setting of all programs that learn example by example decides whether they keep this order;
+otherwise examples are shuffled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Settings, their gain on the examples that they were chosen by, and how many were tried."""
+    """Settings, their gain on the validation examples, and how many were tried."""
 
     settings: Settings
     gain: float
@@ -43,19 +43,19 @@ class Found:
 
 
 class Program(Protocol):
-    """What learns and predicts."""
+    """A program that learns and predicts."""
 
     name: str
 
     def search(self, split: Split, metric: Metric) -> Found:
-        """Find settings without a look at the test part."""
+        """Find settings without using the test part."""
 
     def margins(self, train: Batch, test: Batch, settings: Settings) -> Floats:
         """Learn from ``train`` and return the margins of ``test``."""
 
 
 def _gain(program: Program, split: Split, metric: Metric) -> Callable[[Settings], float]:
-    """Return what a search wants more of: the mean over the parts to choose by."""
+    """Return the objective of the search: the mean gain over the validation parts."""
     parts = split.parts()
 
     def gain(settings: Settings) -> float:
@@ -73,7 +73,7 @@ def _orders(split: Split) -> list[str]:
 
 
 class Shoal:
-    """Passes are as many as are best on the examples to choose by, seen after each pass."""
+    """The number of passes is the best on the validation examples, evaluated after each pass."""
 
     name = "shoal"
 
@@ -83,7 +83,7 @@ class Shoal:
     BATCH = (16, 64, 256, 1024, 4096)
 
     def search(self, split: Split, metric: Metric) -> Found:
-        """Climb from the best of a coarse grid, all of which learns at once, in each order."""
+        """Climb from the best point of a coarse grid, which is trained at once, for each order."""
         parts = split.parts()
         start, tried = self._start(split, *parts[0], metric)
         passes: dict[tuple[Any, ...], int] = {}
@@ -94,7 +94,7 @@ class Shoal:
                 with _fitted(learn, settings, self.PASSES, batches(choose, 8192), metric) as model:
                     seen = [one.valid for one in model.history.passes if one.valid is not None]
                     curves.append([one.auc if metric == "auc" else -one.logloss for one in seen])
-            together = [statistics.fmean(gains) for gains in zip(*curves, strict=False)]  # up to the first that stopped
+            together = [statistics.fmean(gains) for gains in zip(*curves, strict=False)]  # up to the shortest
             best = max(together)
             passes[tuple(settings.values())] = together.index(best) + 1
             return best
@@ -104,7 +104,7 @@ class Shoal:
         return Found(settings={**best, "passes": passes[tuple(best.values())]}, gain=found, tried=tried + climbed)
 
     def _start(self, split: Split, learn: Batch, choose: Batch, metric: Metric) -> tuple[Settings, int]:
-        """Return the best of a coarse grid for each order, and how many settings that were."""
+        """Return the best point of a coarse grid for each order, and the number of settings tried."""
         size = 256 if len(learn) > FEW else 16
         told, seen = batches(learn, size), batches(choose, 8192)
         found: list[tuple[float, Settings]] = []
@@ -130,7 +130,7 @@ class Shoal:
         return max(found, key=lambda one: one[0])[1], tried
 
     def margins(self, train: Batch, test: Batch, settings: Settings) -> Floats:
-        """Learn from all, so many passes."""
+        """Learn from all examples, for the given number of passes."""
         with _fitted(train, settings, settings["passes"]) as model:
             return model.decision_function(batches(test, 8192))
 
@@ -143,7 +143,7 @@ def _fitted(
     seen: list[Batch] | None = None,
     metric: Metric = "logloss",
 ) -> Iterator[shoal.LogisticRegression]:
-    """Give a model that has learned; from its best pass where there is something to see that by."""
+    """Return a trained model; from its best pass if there are validation examples."""
     told = batches(train, settings["batch"])
     with shoal.local(slots=64, threads=1) as store:
         model = shoal.LogisticRegression(shoal.FTRL(alpha=settings["alpha"], l2=settings["l2"]), store)
@@ -183,7 +183,7 @@ class ScikitLearn:
 
 
 def _matrix(examples: Batch, columns: npt.NDArray[np.uint64]) -> Any:
-    """Return a matrix of scikit-learn's kind; features without a column are left out."""
+    """Return a sparse matrix for scikit-learn; features without a column are left out."""
     from scipy.sparse import csr_matrix
 
     numbers, known = numbered(examples.keys, columns)
@@ -194,15 +194,15 @@ def _matrix(examples: Batch, columns: npt.NDArray[np.uint64]) -> Any:
 def numbered(
     keys: npt.NDArray[np.uint64], columns: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the number of the column of each key, and whether it has one (else the number is of another)."""
+    """Return the column number of each key, and whether it has one (otherwise the number belongs to another key)."""
     numbers = np.minimum(np.searchsorted(columns, keys), len(columns) - 1)
     return numbers, columns[numbers] == keys
 
 
 class VowpalWabbit:
-    """Its command line, from text: features are numbers below 2^b, so that no two share a weight.
+    """Its command line, with text files: features are numbers below 2^b, so no two share a weight.
 
-    Passes are its own, over its cache; what it holds out for itself is switched off.
+    Its own passes over its cache are used; its hold-out set is disabled.
     """
 
     CONSTANT = 11_650_396  # the number of Vowpal Wabbit's constant feature, before it is cut to b bits
@@ -214,10 +214,10 @@ class VowpalWabbit:
         self._folder.mkdir()
         self._ftrl = ftrl
         self._texts: dict[tuple[int, str], Path] = {}  # by (identity of the examples, order)
-        self._kept: list[Batch] = []  # so that identities stay theirs
+        self._kept: list[Batch] = []  # keeps the identities unique
 
     def search(self, split: Split, metric: Metric) -> Found:
-        """Climb from its own defaults, in each order."""
+        """Climb from its default settings, for each order."""
         if self._ftrl:
             axes: dict[str, tuple[float, ...]] = {"alpha": Shoal.ALPHA, "l2": Shoal.L2}
             start = {"alpha": 0.1, "l2": 0.0}

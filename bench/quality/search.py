@@ -1,9 +1,9 @@
-"""The search for settings, the same for every program: from a start, one step along one axis at a time, while it helps.
+"""The search for settings, the same for every program: coordinate ascent on a grid, one step at a time.
 
     axes {"alpha": [0.1, 0.3, 1], "l2": [0, 1, 3]}, start {"alpha": 0.3, "l2": 0}
-    --> measures (0.3, 0), (0.1, 0), (1, 0): the best of them; then along l2; then along alpha again; ...
+    --> measures (0.3, 0), (0.1, 0), (1, 0): takes the best of them; then along l2; then along alpha again; ...
 
-It ends where no step along any axis is better by more than LEAST: one or two dozen measurements as a rule.
+It ends when no step along any axis improves the gain by more than LEAST: usually after one or two dozen measurements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The data sets: files below SHOAL_DATA into training and test examples.
 
-Every set gives a `Split` of one `shoal.Batch` to learn from and one to be measured on: all programs learn from the same
-keys and values. Nothing of the test part reaches a search: `Split.parts` cuts what settings are chosen by from the
-training part, at random, or by time where the split itself is.
+Every set is a `Split` of one `shoal.Batch` for training and one for testing: all programs learn from the same keys and
+values. The search never uses the test part: `Split.parts` cuts the validation examples from the training part, at
+random, or by time if the split itself is by time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import shoal
 from shoal import Batch
 from shoal.models.preprocessing import joined, take
 
-FEW = 10_000  # training examples, below which a fifth of them is too little to choose settings by
+FEW = 10_000  # training examples, below which a fifth of them is too few for validation
 
 
 def batches(examples: Batch, size: int) -> list[Batch]:
-    """Cut into batches of so many examples, the last one of what is left."""
+    """Cut into batches of the given size; the last one may be smaller."""
     rows = np.arange(len(examples))
     return [take(examples, rows[begin : begin + size]) for begin in range(0, len(rows), size)]
 
@@ -47,9 +47,9 @@ class Split:
     in_time: bool = False
 
     def parts(self) -> list[tuple[Batch, Batch]]:
-        """Cut the training part into what to learn from and what to choose settings by: a fifth of it.
+        """Cut the training part into training and validation examples: a fifth of it.
 
-        Once, the last fifth in time or a random one; five times, each fifth in its turn, where there are few examples.
+        Once, the last fifth in time or a random one; if there are few examples, five times, each fifth in turn.
         """
         n = len(self.train)
         rows = np.arange(n) if self.in_time else _mixed(n, 2)
@@ -100,7 +100,7 @@ def _movielens(folder: Path) -> Split:
 
 
 def _flights(folder: Path) -> Batch:
-    """Read what was known of a flight before it departed, and the pairs of columns that tell something together."""
+    """Read the columns known before departure, and the pairs of columns that are informative together."""
     kept = ["month", "day", "carrier", "flight", "tailnum", "origin", "dest"]
     derived = io.StringIO(newline="")
     out = csv.writer(derived, lineterminator="\n")

@@ -1,15 +1,15 @@
-"""The same click model twice: over tables of shoal, and over torch's own nn.Embedding with torch's own optimizer.
+"""The same click model twice: with tables of shoal, and with torch's nn.Embedding and torch's optimizer.
 
     keys of all examples --sorted, numbered--> nn.Embedding(sparse=True), row i for the i-th key
-    shoal's tables, unseen keys --pull--> its rows to begin with: every key that shoal would make a row for has one
+    shoal's tables, unknown keys --pull--> its initial rows: every key for which shoal would make a row has one
 
-Both are made behind the same seed of torch, so the dense parts begin alike too; both see the same batches in the same
-order. Rows are stepped by shoal's rule or by the torch optimizer that is its twin (RULES), dense parts by torch's Adam.
+Both are made with the same seed of torch, so the dense parts start equal too; both use the same batches in the same
+order. Rows are stepped by shoal's optimizer or by the corresponding one of torch (RULES), dense parts by torch's Adam.
 
-Where the two come apart is how gradients of one key are added up (shoal: in float64, rounded once; torch: in float32),
-and the rounding of what Adagrad keeps: parts in 10^8. What training makes of that is its own affair: with too large a
-rate any two runs part. So two more runs tell how far torch is from itself when the examples of each batch come in
-another order, and settings are sought with which torch repeats itself (`steady`).
+The two differ in the summation of the gradients of one key (shoal: in float64, rounded once; torch: in float32), and in
+the rounding of Adagrad's state: by parts in 10^8. Training may amplify this: with too large a learning rate any two
+runs diverge. Two more runs therefore measure how far torch differs from itself when the examples of each batch come in
+another order, and the search looks for settings with which torch reproduces its losses (`steady`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from shoal.models.preprocessing import take
 from shoal.torch.fields import Inputs
 from shoal.torch.models import MODELS, Maker
 
-ENOUGH = 100_000  # examples to learn from in a search, and a quarter of them to choose by
-MANY = 200_000  # examples, from which on batches are of 1024, else of 512
+ENOUGH = 100_000  # training examples in a search, and a quarter of them for validation
+MANY = 200_000  # examples, from which on batches have 1024 examples, otherwise 512
 DIM = 16
-MOST = 10  # of a history, the latest
+MOST = 10  # latest entries of a history
 DENSE_LR = 1e-3
-# Of Adagrad: the square of 0.001, a gradient's usual size. From 0 the first step is lr * sgn(g), whatever rounding left
-# of g, and no two runs stay together for long.
+# Of Adagrad: the square of 0.001, the size of a typical gradient. From 0 the first step is lr * sgn(g), even if g is
+# only a rounding error, and any two runs diverge soon.
 N0 = 1e-6
-STEPS = 200  # at which losses are looked at
+STEPS = 200  # whose losses are compared
 STEADY = 1e-5  # of a loss
 TURNS = ("backwards", "from the middle")  # other orders of a batch
-MIXED = tuple(f"mixed {number}" for number in range(1, 31))  # more of them, where two do not tell
+MIXED = tuple(f"mixed {number}" for number in range(1, 31))  # more of them, if two are not enough
 INIT = shoal.Normal(0.01, seed=3)
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An optimizer of shoal, its twin in torch, and the learning rates that a search may choose from."""
+    """An optimizer of shoal, the corresponding one of torch, and the learning rates of the search."""
 
     ours: Callable[[float], shoal.Optimizer]
     theirs: Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
@@ -118,7 +118,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What is learned from and what is measured on; ``item`` is the field that the history is about."""
+    """Training and test examples; ``item`` is the field of which the history is."""
 
     learn: Examples
     seen: Examples
@@ -127,7 +127,7 @@ class Data:
 
     @property
     def fields(self) -> int:
-        """How many there are."""
+        """The number of fields."""
         return self.learn.keys.shape[1]
 
     def all_keys(self) -> Tensor:
@@ -138,7 +138,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Whose history it is and of what: columns; and whether only examples with label 1 enter it."""
+    """The columns whose history is taken, and of what; and whether only examples with label 1 are part of it."""
 
     whose: int
     item: int
@@ -146,7 +146,7 @@ class History:
 
 
 # In both sets of flights: where the same aircraft flew before. MovieLens: what the same user tagged before. The
-# attribution sample tells of no user.
+# attribution sample identifies no user.
 HISTORIES = {
     "movielens_tags": History(whose=0, item=1, clicked=True),
     "flights_nyc2017": History(whose=6, item=8, clicked=False),
@@ -192,7 +192,7 @@ def _histories(
 
 
 def data_of(name: str, split: Split, *, choose: bool) -> Data:
-    """Arrange a set: all of it, or some to learn from and some to choose settings by, both of the training part."""
+    """Arrange a set: all of it, or training and validation examples that are both of the training part."""
     learn, seen = split.parts()[0] if choose else (split.train, split.test)
     if choose:
         learn = take(learn, np.arange(max(0, len(learn) - ENOUGH), len(learn)))
@@ -201,7 +201,7 @@ def data_of(name: str, split: Split, *, choose: bool) -> Data:
 
 
 class Numbered(nn.Module):
-    """torch's rows: an nn.Embedding of all keys, which are found by where they stand among all of them."""
+    """torch's rows: an nn.Embedding of all keys, indexed by their rank among all keys."""
 
     def __init__(self, keys: Tensor, rows: Tensor) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Numbered(nn.Module):
         self.rows = nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
 
     def forward(self, keys: Tensor) -> Tensor:
-        """Look rows up."""
+        """Look up rows."""
         rows: Tensor = self.rows(torch.searchsorted(self.keys, keys.contiguous()))
         return rows
 
@@ -232,11 +232,11 @@ class Side:
         return float(loss.detach())
 
     def together(self) -> AbstractContextManager[None]:
-        """Hold until the whole gradient is there."""
+        """Defer steps until the whole gradient is known."""
         return nullcontext()
 
     def step(self) -> None:
-        """Step what ``backward`` has not stepped."""
+        """Step the parameters that ``backward`` has not stepped."""
 
     def logits(self, examples: Examples) -> npt.NDArray[np.float64]:
         """Predict."""
@@ -248,7 +248,7 @@ class Side:
 
 
 class Ours(Side):
-    """Over tables of a local store."""
+    """With tables of a local store."""
 
     def __init__(self, model: str, data: Data, rule: Rule, lr: float, store: shoal.Store) -> None:
         super().__init__(
@@ -261,7 +261,7 @@ class Ours(Side):
         self._dense = torch.optim.Adam(self.model.parameters(), lr=DENSE_LR)
 
     def together(self) -> AbstractContextManager[None]:
-        """Two lookups of one table are one step of it, as they are in torch."""
+        """Two lookups of one table are one step of it, as in torch."""
         return shoal.torch.accumulate(self.model)
 
     def step(self) -> None:
@@ -271,7 +271,7 @@ class Ours(Side):
 
 
 class Theirs(Side):
-    """Over torch's own rows."""
+    """With torch's own rows."""
 
     def __init__(self, model: str, data: Data, rule: Rule, lr: float, store: shoal.Store) -> None:
         keys = data.all_keys()
@@ -298,27 +298,27 @@ SIDES = {"shoal": Ours, "torch": Theirs}
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a run gave: the loss of each step, and the AUC after each pass, 0 if it has left the finite numbers."""
+    """The results of a run: the loss of each step, and the AUC after each pass, 0 if it is not finite."""
 
     losses: list[float]
     aucs: list[float]
 
 
 def apart(some: Learned, others: Learned) -> float:
-    """Return the furthest that losses of two runs are apart, over the steps that both made."""
+    """Return the largest difference between the losses of two runs, over the steps that both made."""
     n = min(len(some.losses), len(others.losses))
     return float(np.max(np.abs(np.array(some.losses[:n]) - np.array(others.losses[:n])), initial=0.0))
 
 
 def steady(model: str, data: Data, rule: str, lr: float) -> bool:
-    """Tell whether torch repeats the losses of the first STEPS to STEADY when batches are turned."""
+    """Return whether torch reproduces the losses of the first STEPS to STEADY when the order within batches changes."""
     runs = [train("torch", model, data, rule, lr, STEPS, steps=STEPS, turned=turned) for turned in ("", *TURNS)]
     finite = bool(np.all(np.isfinite(runs[0].losses)))
     return finite and max(apart(runs[0], other) for other in runs[1:]) <= STEADY
 
 
 def batches(data: Data, number: int, turned: str = "") -> Iterator[tuple[Inputs, Tensor]]:
-    """Cut the examples to learn from into the batches of a pass: mixed, or in the order of time."""
+    """Cut the training examples into the batches of a pass: shuffled, or in the order of time."""
     n = len(data.learn)
     order = torch.arange(n) if data.in_time else torch.from_numpy(np.random.default_rng([4, number]).permutation(n))
     mixing = np.random.default_rng([5, MIXED.index(turned)]) if turned in MIXED else None
