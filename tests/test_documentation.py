@@ -17,6 +17,7 @@ import tomllib
 import numpy as np
 import pytest
 
+import check_layers
 import documents
 from documents import PAGES, ROOT, blocks, commands
 from shoal import cli
@@ -26,6 +27,9 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 RUNNABLE = [
     name for name in NAMES if any(b.kind in documents.RUN and "not run" not in b.marks for b in blocks(ROOT / name))
 ]
+
+# Pages that show everything a reader needs, from the installation of extras on.
+SELF_CONTAINED = {"README.md", "docs/quick-start.md"}
 
 # What the modules of each extra are. An environment that `make demo` has made has those of plot alone.
 EXTRAS = {
@@ -106,7 +110,7 @@ def test_every_block_of_a_page_runs_in_its_order(name, data, programs, tmp_path)
     folder = tmp_path / "page"
     shutil.copytree(data, folder)
     (tmp_path / "blocked").write_text(
-        " ".join(sorted({module for modules in EXTRAS.values() for module in modules})) if name == "README.md" else ""
+        " ".join(sorted({module for modules in EXTRAS.values() for module in modules})) * (name in SELF_CONTAINED)
     )
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
@@ -137,8 +141,8 @@ def test_no_block_of_a_page_is_left_out_without_a_reason(name):
         assert not block.is_command or "not run" in block.marks, f"{where}: mark it, or fence it as one that runs"
         if "not run" in block.marks:
             assert len(block.marks["not run"]) > 10, f"{where}: the reason is missing"
-        if name == "README.md":
-            assert "before" not in block.marks, f"{where}: the README's blocks need nothing that it does not show"
+        if name in SELF_CONTAINED:
+            assert "before" not in block.marks, f"{where}: this page shows all that its blocks need"
 
 
 def parses(words):
@@ -159,14 +163,57 @@ def test_what_is_not_run_is_at_least_python_and_commands_that_there_are(name):
                 assert parses(words), f"{name}, line {block.line}: {words}"
 
 
-def test_the_requirements_of_the_readme_are_those_of_the_package():
+def test_the_documented_requirements_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    text = (ROOT / "README.md").read_text().partition("## Requirements")[2].partition("\n## ")[0]
+    text = (ROOT / "docs" / "install.md").read_text().partition("## Requirements")[2].partition("\n## ")[0]
     for requirement in project["dependencies"]:
         assert re.match(r"[\w-]+", requirement)[0] in text
     for extra in set(project["optional-dependencies"]) - {"test", "dev"}:
         assert f"`{extra}`" in text, extra
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"test", "dev", "plot"}
+
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+PROSE = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "csrc/README.md"))]
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: there is no such file"
+        assert not anchor or anchor in anchors(target), f"{link}: {target.name} has no such heading"
+
+
+def test_every_page_is_linked_from_the_index():
+    docs = ROOT / "docs"
+    indexes = (docs / "index.md", docs / "decisions" / "README.md")
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve() for page in indexes for link in LINK.findall(page.read_text())
+    }
+    missing = {*PROSE} - linked - {indexes[0]}
+    assert not missing, sorted(str(page.relative_to(ROOT)) for page in missing)
+
+
+def test_every_room_of_the_source_has_a_line_in_the_architecture():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for heading, table in (("of the C++ engine", check_layers.CSRC), ("of the Python package", check_layers.PYTHON)):
+        section = text.partition(f"## Rooms {heading}")[2].partition("\n## ")[0]
+        first = re.findall(r"^\| ([^|]*) \|", section, re.MULTILINE)
+        described = {name.strip("/").replace("/", ".") for cell in first for name in re.findall(r"`([\w/]+)`", cell)}
+        assert {room for room in table if not room.startswith("tools.")} <= described | {"tools"}, heading
 
 
 def test_every_module_of_the_documentation_is_reached_from_the_package():
