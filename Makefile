@@ -24,7 +24,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install lint format types cpp py fast asan tsan fuzz fuzz-corpus bench clean
+.PHONY: help demo test install lint format types cpp py fast asan tsan fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -34,6 +34,7 @@ help:
 	@echo 'make fast    the Python tests that need no object store, no examples and no processes: five minutes'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
+	@echo 'make docs    the documentation site, in build/docs'
 	@echo 'make bench   the benchmarks of bench/'
 	@echo 'make format  rewrite the sources as the formatters want them'
 	@echo 'make clean   remove build and .venv'
@@ -73,6 +74,11 @@ $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev-tools
 $(STAMPS)/install: $(PACKAGE) $(STAMPS)/build-tools
 	$(say) 'building and installing shoal into .venv'
 	@$(PIP) install --no-build-isolation '.[plot]'
+	@touch $@
+
+$(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dev-tools
+	$(say) '.venv: documentation tools'
+	@$(PIP) install -r requirements/docs.txt
 	@touch $@
 
 install: $(STAMPS)/install
@@ -200,6 +206,12 @@ fuzz-wire-corpus fuzz-service-corpus: fuzz-%-corpus: $(FUZZ)/fuzz_%
 	@rm -rf $(FUZZ)/least && mkdir -p $(FUZZ)/least $(FUZZ)/corpus/$*
 	@$(FUZZ)/fuzz_$* -set_cover_merge=1 -use_counters=$(if $(filter wire,$*),1,0) -max_len=1000 $(FUZZ)/least $(fuzz_seeds_of) $(FUZZ)/corpus/$*
 	@rm -rf $(fuzz_seeds_of) && mv $(FUZZ)/least $(fuzz_seeds_of)
+
+# ---- the documentation site: docs/decisions/0021-documentation-site.md ----
+
+docs: $(STAMPS)/docs $(STAMPS)/install $(STAMPS)/torch
+	$(say) 'documentation: build/docs/index.html'
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/docs-cache . build/docs
 
 # ---- the rest ----
 

@@ -65,9 +65,9 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     classes_ : ndarray of shape (2,)
         The second one is what `decision_function` is positive for.
     n_features_in_ : int
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray, one name for each feature
         Only where ``X`` had names.
-    coef_ : float32[1, n_features_in_]
+    coef_ : float32[1, features]
         Made when asked for.
     intercept_ : float64[1]
 
@@ -257,7 +257,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     @property
     def coef_(self) -> npt.NDArray[np.float32]:
-        """The weight of every column, float32[1, n_features_in_]."""
+        """The weight of every column, float32[1, features]."""
         check_is_fitted(self)
         return self._model.table.pull(np.arange(self.n_features_in_, dtype=np.uint64)).reshape(1, -1)
 

@@ -154,7 +154,7 @@ def logit(probabilities: npt.ArrayLike) -> Floats:
 
 
 def logloss(labels: npt.ArrayLike, margins: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
-    """Mean log-loss of margins: max(a, 0) - a y + log1p(e^-|a|).
+    """Mean log-loss of margins: ``max(a, 0) - a y + log1p(e^-|a|)``.
 
     Parameters
     ----------

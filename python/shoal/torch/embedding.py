@@ -52,7 +52,7 @@ class Embedding(SparseModule):
 
         Returns
         -------
-        float32 tensor, shape (*keys.shape, dim)
+        float32 tensor, shape ``(*keys.shape, dim)``
 
         Raises
         ------
