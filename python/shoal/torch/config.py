@@ -51,93 +51,98 @@ _OF_DATA = ("make", "fields", "item", "dense")  # parameters of models that foll
 class Data(Struct, frozen=True, kw_only=True):
     """What is read, and which of its fields the model takes."""
 
-    train: Annotated[list[str], Meta(description="Files, patterns or URLs to learn from.")]
-    format: Annotated[Literal["libffm", "vw", "criteo", "csv", "tsv", "parquet"], Meta(description="Of all the files.")]
-    valid: Annotated[list[str], Meta(description="Held-out files, measured after every pass.")] = []
-    label: Annotated[str | None, Meta(description="Column of labels; csv, tsv and parquet.")] = None
-    categorical: Annotated[list[str], Meta(description="Columns of texts; csv, tsv and parquet.")] = []
-    numeric: Annotated[list[str], Meta(description="Columns of numbers; csv, tsv and parquet.")] = []
-    weight: Annotated[str | None, Meta(description="Column of the examples' weights.")] = None
-    positive: Annotated[str | None, Meta(description="Text of the label that is 1; else labels are numbers.")] = None
-    columns: Annotated[list[str], Meta(description="Columns of csv and tsv without a header.")] = []
-    na_values: Annotated[list[str], Meta(description="More texts of cells that hold nothing.")] = []
+    train: Annotated[list[str], Meta(description="Files, patterns or URLs of the training data.")]
+    format: Annotated[
+        Literal["libffm", "vw", "criteo", "csv", "tsv", "parquet"], Meta(description="Format of all files.")
+    ]
+    valid: Annotated[list[str], Meta(description="Held-out files, evaluated after every pass.")] = []
+    label: Annotated[str | None, Meta(description="Column of labels (csv, tsv, parquet).")] = None
+    categorical: Annotated[list[str], Meta(description="Categorical columns (csv, tsv, parquet).")] = []
+    numeric: Annotated[list[str], Meta(description="Numeric columns (csv, tsv, parquet).")] = []
+    weight: Annotated[str | None, Meta(description="Column of the weights of examples.")] = None
+    positive: Annotated[str | None, Meta(description="Text of the positive label. Default: labels are numbers.")] = None
+    columns: Annotated[list[str], Meta(description="Names of the columns of csv and tsv files without a header.")] = []
+    na_values: Annotated[list[str], Meta(description="Additional texts that mark a missing cell.")] = []
     fields: Annotated[
         list[str],
         Meta(
-            description="The model's fixed fields, in order. Default: all categorical and numeric columns that are not "
-            "dense, or the 39 columns of criteo."
+            description="Fields of the model, in order. Default: all categorical and numeric columns that are not dense, "
+            "or the 39 columns of criteo."
         ),
     ] = []
-    dense: Annotated[list[str], Meta(description="Numeric columns that the model takes as numbers.")] = []
-    log: Annotated[bool, Meta(description="Whether dense columns become sign(x) ln(1 + |x|).")] = False
+    dense: Annotated[list[str], Meta(description="Numeric columns that are inputs of the dense part.")] = []
+    log: Annotated[bool, Meta(description="Transform dense columns to sign(x) ln(1 + |x|).")] = False
     history: Annotated[str | None, Meta(description="Column of lists of items, for din.")] = None
-    item: Annotated[str | None, Meta(description="The fixed field that the history is about.")] = None
-    list_separator: Annotated[str, Meta(description="Between the items of a history in csv and tsv.")] = "|"
-    group: Annotated[str | None, Meta(description="Field whose key tells which examples belong together: GAUC.")] = None
-    on_error: Annotated[Literal["raise", "skip"], Meta(description="What a malformed line does.")] = "raise"
-    parsers: Annotated[int, Meta(ge=1, description="Threads that parse.")] = 1
+    item: Annotated[str | None, Meta(description="Field whose keys the items of the history have.")] = None
+    list_separator: Annotated[str, Meta(description="Separator of the items of a history in csv and tsv.")] = "|"
+    group: Annotated[str | None, Meta(description="Field that groups examples for GAUC, such as the user.")] = None
+    on_error: Annotated[
+        Literal["raise", "skip"], Meta(description="How malformed lines are handled: raise or skip.")
+    ] = "raise"
+    parsers: Annotated[int, Meta(ge=1, description="Threads that parse the files.")] = 1
 
 
 class TableSettings(Struct, frozen=True, kw_only=True):
     """How a table is made; what is not given is as `[tables]` has it."""
 
     optimizer: Annotated[Spec | None, Meta(description="Update rule: its name and settings.")] = None
-    init: Annotated[Spec | None, Meta(description="Where rows start: Zeros, Constant, Uniform or Normal.")] = None
-    dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Meta(description="How rows are stored.")] = None
-    admit: Annotated[Spec | None, Meta(description="Which keys get a row; the others wait.")] = None
-    expire: Annotated[list[Spec] | None, Meta(description="Which rows go when a pass ends; [] for none.")] = None
+    init: Annotated[Spec | None, Meta(description="Initial rows: Zeros, Constant, Uniform or Normal.")] = None
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Meta(description="Storage type of rows.")] = None
+    admit: Annotated[Spec | None, Meta(description="Admission rule: which keys get a row.")] = None
+    expire: Annotated[
+        list[Spec] | None, Meta(description="Expiry rules: which rows are removed at the end of a pass; [] for none.")
+    ] = None
 
 
 class Tables(TableSettings, frozen=True, kw_only=True):
     """How tables are made."""
 
-    linear_optimizer: Annotated[
-        Spec | None, Meta(description="Update rule of the weights of first order, if another.")
-    ] = None
+    linear_optimizer: Annotated[Spec | None, Meta(description="Update rule of the linear weights, if different.")] = (
+        None
+    )
     rules: dict[str, TableSettings] = {}
 
 
 class Train(Struct, frozen=True, kw_only=True):
     """How the model is trained."""
 
-    batch_size: Annotated[int, Meta(ge=1, description="Examples of a batch.")] = 4096
-    epochs: Annotated[int, Meta(ge=1, description="Passes over the data, at most.")] = 1
+    batch_size: Annotated[int, Meta(ge=1, description="Examples per batch.")] = 4096
+    epochs: Annotated[int, Meta(ge=1, description="Maximum number of passes over the data.")] = 1
     optimizer: Annotated[
-        Spec, Meta(description="Of the dense parameters: a class of torch.optim and its settings.")
+        Spec, Meta(description="Optimizer of the dense part: a class of torch.optim and its settings.")
     ] = msgspec.field(default_factory=lambda: {"name": "Adam", "lr": 0.001})
-    staleness: Annotated[
-        int, Meta(ge=0, description="Batches whose pushes the rows of a batch may miss: they are pulled so far ahead.")
-    ] = 0
-    shuffle: Annotated[int, Meta(ge=0, description="Batches in the buffer of the shuffle; 0: as they come.")] = 0
+    staleness: Annotated[int, Meta(ge=0, description="Number of batches by which rows are pulled ahead.")] = 0
+    shuffle: Annotated[int, Meta(ge=0, description="Batches in the shuffle buffer; 0: no shuffle.")] = 0
     negative_rate: Annotated[float, Meta(description="Share of the negatives to learn from, reweighted.")] = 1.0
     patience: Annotated[
-        int | None, Meta(description="Stop when so many passes in a row were not better on valid; keep the best.")
+        int | None,
+        Meta(description="Stop after this many passes in a row without improvement on valid; keep the best pass."),
     ] = None
-    min_delta: Annotated[float, Meta(description="Better means by more than this.")] = 0.0
-    metric: Annotated[Literal["logloss", "auc"], Meta(description="What patience looks at.")] = "logloss"
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Of initial values, shuffle and sample.")] = 0
+    min_delta: Annotated[float, Meta(description="Smallest change of the metric that counts as an improvement.")] = 0.0
+    metric: Annotated[Literal["logloss", "auc"], Meta(description="Metric for patience.")] = "logloss"
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Seed of initial values, shuffle and sampling.")] = 0
 
 
 class Logging(Struct, frozen=True, kw_only=True):
     """Where numbers go while it trains."""
 
-    every: Annotated[int, Meta(ge=1, description="Batches between two numbers.")] = 100
+    every: Annotated[int, Meta(ge=1, description="Batches between two log entries.")] = 100
     tensorboard: Annotated[
-        str | None, Meta(description="Directory of TensorBoard's event files, a directory below it for each run.")
+        str | None, Meta(description="Directory of TensorBoard's event files, with a subdirectory for each run.")
     ] = None
     mlflow: Annotated[str | None, Meta(description="URI of MLflow's tracking server, or a folder for a database.")] = (
         None
     )
-    experiment: Annotated[str, Meta(description="MLflow's experiment.")] = "shoal"
+    experiment: Annotated[str, Meta(description="Name of the MLflow experiment.")] = "shoal"
 
 
 class Output(Struct, frozen=True, kw_only=True):
     """Where the model goes."""
 
-    dir: Annotated[str | None, Meta(description="Directory of the model and of its checkpoints; or a URL.")] = None
-    every: Annotated[
-        int | None, Meta(description="Batches between two checkpoints; each pass ends with one anyway.")
-    ] = None
+    dir: Annotated[str | None, Meta(description="Directory or URL of the model and its checkpoints.")] = None
+    every: Annotated[int | None, Meta(description="Batches between two checkpoints, besides one after each pass.")] = (
+        None
+    )
 
 
 class Config(Struct, frozen=True, kw_only=True):
