@@ -66,8 +66,8 @@ class Data(Struct, frozen=True, kw_only=True):
     fields: Annotated[
         list[str],
         Meta(
-            description="Fields of the model, in order. Default: all categorical and numeric columns that are not dense, "
-            "or the 39 columns of criteo."
+            description="Fields of the model, in order. Default: all categorical and numeric columns that are not "
+            "dense, or the 39 columns of criteo."
         ),
     ] = []
     dense: Annotated[list[str], Meta(description="Numeric columns that are inputs of the dense part.")] = []
