@@ -70,29 +70,29 @@ class Run:
         self.figures: dict[str, Any] = {}
         self.squares = np.zeros(HOT)  # sums of the squared gradients of the hottest keys
         self.store: shoal.LocalStore | None = None
-        self._told = 0.0
+        self._logged_at = 0.0
 
     def __call__(self, names: list[str]) -> None:
         """Do some steps."""
         for name in names:
-            self.say(f"{name}: begins")
-            told = name if name not in self.figures else f"{name} again"
-            with step(self.figures, told) as told_by_step:
-                getattr(self, name)(told_by_step)
-            done = self.figures[told]
-            self.say(f"{name}: {done['seconds']:.1f} s, peak {done['peak_bytes'] / 1e9:.2f} GB")
+            self.log(f"{name}: begins")
+            label = name if name not in self.figures else f"{name} again"
+            with step(self.figures, label) as results:
+                getattr(self, name)(results)
+            done = self.figures[label]
+            self.log(f"{name}: {done['seconds']:.1f} s, peak {done['peak_bytes'] / 1e9:.2f} GB")
 
-    def say(self, what: str) -> None:
+    def log(self, what: str) -> None:
         """Write a line for those who wait."""
         print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
     def progress(self, what: str, done: int, of: int, began: float) -> None:
         """Report the progress of a step every five seconds."""
         now = time.perf_counter()
-        if now - self._told > 5:
-            self._told = now
+        if now - self._logged_at > 5:
+            self._logged_at = now
             rate = done / (now - began) / 1e6
-            self.say(f"{what}: {done / of:.0%}, {rate:.2f} M/s, {resident() / 1e9:.2f} GB")
+            self.log(f"{what}: {done / of:.0%}, {rate:.2f} M/s, {resident() / 1e9:.2f} GB")
 
     # ---- the table ---------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class Run:
         """Read n of the hottest keys."""
         return self.table.state(self.stream.of(np.arange(HOT, dtype=np.uint64)))["n"][:, 0].astype(np.float64)
 
-    def look_at_hot(self) -> None:
+    def start_hot_check(self) -> None:
         """Begin to add up what the hottest keys are pushed at what they have."""
         if self.kind == "ftrl":
             self.squares = self.hot()
@@ -139,14 +139,14 @@ class Run:
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def raw(self, told: dict[str, Any]) -> None:
+    def raw(self, results: dict[str, Any]) -> None:
         """Measure random lines in a region as large as the table will be, and in a small one."""
         size = int(self.n * BYTES[self.kind])
         with Raw(self.threads, [SMALL_REGION, size]) as raw:
             rates = [raw.rates() for _ in range(self.rounds)]
-        told |= {"regions": raw.regions, "rates": rates, "touch_gb_per_second": raw.touch_gb_per_second}
+        results |= {"regions": raw.regions, "rates": rates, "touch_gb_per_second": raw.touch_gb_per_second}
 
-    def create(self, told: dict[str, Any]) -> None:
+    def create(self, results: dict[str, Any]) -> None:
         """Push every key once."""
         table = self.table
         check(len(table) == 0, "the table already exists")
@@ -161,15 +161,15 @@ class Run:
             self.progress("create", end, self.n, began)
         stats = table.stats()
         pushing = sum(growth.seconds)
-        told |= {
+        results |= {
             "inserts_per_second": self.n / pushing,
             "pushing_seconds": pushing,
             "bytes_per_key": stats.bytes_per_row,
             "load": stats.load,
-            **growth.told(),
+            **growth.summary(),
         }
         self.check_created()
-        self.look_at_hot()
+        self.start_hot_check()
 
     def check_created(self) -> None:
         """Check a sample of rows to the bit, and that keys that were never pushed are absent."""
@@ -186,16 +186,16 @@ class Run:
         check(not table.contains(others).any(), "a key exists that was never pushed")
         self.check_table()
 
-    def traffic(self, told: dict[str, Any]) -> None:
+    def traffic(self, results: dict[str, Any]) -> None:
         """Pull and push keys with the frequencies of clicks."""
-        self._measure(told, "traffic", self.stream.zipf)
+        self._measure(results, "traffic", self.stream.zipf)
 
-    def pull(self, told: dict[str, Any]) -> None:
+    def pull(self, results: dict[str, Any]) -> None:
         """Pull and push uniformly distributed keys."""
-        self._measure(told, "pull", self.stream.uniform)
+        self._measure(results, "pull", self.stream.uniform)
 
     def _measure(
-        self, told: dict[str, Any], name: str, draw: Callable[[np.random.Generator, int], Keys], calls: int = 16
+        self, results: dict[str, Any], name: str, draw: Callable[[np.random.Generator, int], Keys], calls: int = 16
     ) -> None:
         table, store = self.table, self.store
         assert store is not None
@@ -244,8 +244,8 @@ class Run:
                             "raw": raw.rates(),
                         }
                     )
-                    self.say(f"{name}: round {turn} of {self.rounds}")
-        told |= {"regions": raw.regions, "rounds": turns, "push_ms": distribution(np.array(latencies))}
+                    self.log(f"{name}: round {turn} of {self.rounds}")
+        results |= {"regions": raw.regions, "rounds": turns, "push_ms": distribution(np.array(latencies))}
         check(len(table) == rows, f"traffic over existing keys made {len(table) - rows} rows")
         self.check_hot()
         self.check_table()
@@ -260,10 +260,10 @@ class Run:
         self.squares += np.bincount(numbers[hot].astype(np.int64), weights=each[hot], minlength=HOT) ** 2
         return numbers, each
 
-    def lr(self, told: dict[str, Any]) -> None:
+    def lr(self, results: dict[str, Any]) -> None:
         """Train on examples whose tails contain every key once."""
         if self.kind != "ftrl":
-            told["left_out"] = "a row of 16 weights is no logistic regression's"
+            results["left_out"] = "a row of 16 weights is no logistic regression's"
             return
         table, store, stream = self.table, self.store, self.stream
         batches = stream.example_batches()
@@ -279,29 +279,29 @@ class Run:
         model.fit(examples(), progress=False)
         seconds = time.perf_counter() - began
         found = model.evaluate(fresh)
-        told |= {
+        results |= {
             "examples": batches * EXAMPLES,
             "examples_per_second": batches * EXAMPLES / seconds,
             "features_per_second": batches * EXAMPLES * (HEADS + TAILS) / seconds,
             "logloss": found.logloss,
             "auc": found.auc,
         }
-        self.look_at_hot()
+        self.start_hot_check()
         check(self.n <= len(table) <= self.n + 1, "training made rows for existing keys")  # and the bias
         check(found.auc > 0.6, f"the model has learned nothing: an AUC of {found.auc}")
         self.check_table()
 
-    def save(self, told: dict[str, Any]) -> None:
+    def save(self, results: dict[str, Any]) -> None:
         """Take the digest and write a checkpoint."""
         start = time.perf_counter()
         digest = self.table.digest()
-        told["digest_seconds"] = time.perf_counter() - start
+        results["digest_seconds"] = time.perf_counter() - start
         start = time.perf_counter()
         assert self.store is not None
         self.store.save(self.directory / "checkpoint", progress=sys.stderr.isatty())
         seconds = time.perf_counter() - start
         size = sum(file.stat().st_size for file in (self.directory / "checkpoint").iterdir())
-        told |= {
+        results |= {
             "digest": digest,
             "rows": len(self.table),
             "saving_seconds": seconds,
@@ -309,16 +309,16 @@ class Run:
             "gb_per_second": size / seconds / 1e9,
         }
 
-    def verify(self, told: dict[str, Any]) -> None:
+    def verify(self, results: dict[str, Any]) -> None:
         """Check every byte of the checkpoint."""
         start = time.perf_counter()
         manifest = checkpoint.verify(self.directory / "checkpoint", self.threads, progress=sys.stderr.isatty())
-        told |= {
+        results |= {
             "rows": sum(table.rows for table in manifest.tables),
             "verifying_seconds": time.perf_counter() - start,
         }
 
-    def load(self, told: dict[str, Any]) -> None:
+    def load(self, results: dict[str, Any]) -> None:
         """Load the checkpoint and compare the digest."""
         check(self.store is None, "load comes first in its process")
         self.store = shoal.local(threads=self.threads)
@@ -326,7 +326,7 @@ class Run:
         self.store.load(self.directory / "checkpoint", progress=sys.stderr.isatty())
         seconds = time.perf_counter() - start
         stats = self.table.stats()
-        told |= {
+        results |= {
             "loading_seconds": seconds,
             "rows_per_second": stats.rows / seconds,
             "bytes_per_key": stats.bytes_per_row,
@@ -335,9 +335,9 @@ class Run:
         saved = figures_of(self.directory).get("steps", {}).get("save")
         if saved is not None:
             check(stats.rows == saved["rows"], f"{saved['rows']} rows were saved, {stats.rows} loaded")
-            check(told["digest"] == saved["digest"], "the loaded table differs from the saved one")
+            check(results["digest"] == saved["digest"], "the loaded table differs from the saved one")
         self.check_table(last=True)
-        self.look_at_hot()
+        self.start_hot_check()
 
 
 def optimizer() -> shoal.FTRL:
@@ -386,13 +386,13 @@ def keep(run: Run) -> None:
         found = {}
     steps = found.get("steps", {})
     for name, figures in run.figures.items():
-        told = f"{name}, loaded" if "load" in run.figures and name != "load" else name
-        steps[told] = figures
+        label = f"{name}, loaded" if "load" in run.figures and name != "load" else name
+        steps[label] = figures
     found |= {"keys": run.n, "kind": run.kind, "threads": run.threads, "steps": steps}
     (run.directory / "figures.json").write_text(json.dumps(found, indent=1))
 
 
-def tell(found: dict[str, Any], limit: float) -> None:
+def print_tables(found: dict[str, Any], limit: float) -> None:
     """Print Markdown tables of a run, and fail where memory went beyond its limit."""
     steps, keys = found["steps"], found["keys"]
     print(f"\n{keys:.3g} keys, {found['kind']}, {found['threads']} threads\n")
@@ -453,8 +453,8 @@ def _what(name: str, figures: dict[str, Any]) -> str:
             f"{np.median([turn[r][1] for turn in figures['rates']]):.0f}"
             for r in range(len(reads))
         ]
-        told = ", ".join(f"{size}: {rate} M lines/s read / updated" for size, rate in zip(reads, rates, strict=True))
-        return f"{told}; first touch {figures['touch_gb_per_second']:.2f} GB/s"
+        text = ", ".join(f"{size}: {rate} M lines/s read / updated" for size, rate in zip(reads, rates, strict=True))
+        return f"{text}; first touch {figures['touch_gb_per_second']:.2f} GB/s"
     if name == "create":
         return (
             f"{figures['inserts_per_second'] / 1e6:.1f} M new keys/s, {figures['bytes_per_key']:.2f} B/key, "
@@ -515,7 +515,7 @@ def main() -> None:
         shutil.rmtree(directory / "checkpoint")
     # Python and batches take most of the memory of a small run.
     limit = options.limit or min(LIMIT, BYTES[options.kind] * options.keys + BESIDE)
-    tell(figures_of(directory), limit)
+    print_tables(figures_of(directory), limit)
     print(f"\n{time.perf_counter() - began:.0f} s in total")
 
 

@@ -149,7 +149,7 @@ def main() -> None:
             batches = [store.key_batch(rng.integers(0, asked.keys, BATCH, np.uint64)) for _ in range(64)]
             grads = np.ones((BATCH, asked.dim), np.float32)
             sample = np.arange(0, asked.keys, max(1, asked.keys // 100_000), dtype=np.uint64)
-            alone, beside, seconds, extras, rates, quiet = [], [], [], [], [], []
+            alone, during, seconds, extras, rates, quiet = [], [], [], [], [], []
             dd_rates: dict[str, list[float]] = {name: [] for name in DD}
             for number in range(asked.rounds):
                 stop = time.perf_counter() + 2
@@ -161,7 +161,7 @@ def main() -> None:
                         began = time.perf_counter()
                         save = store.save(here, wait=False)
                         if state == "pushed":
-                            beside.append(pushes(table, batches, grads, lambda save=save: save.done))
+                            during.append(pushes(table, batches, grads, lambda save=save: save.done))
                         save.wait(600)
                         took = time.perf_counter() - began
                     total = size(here)
@@ -184,7 +184,7 @@ def main() -> None:
         mib = stats.bytes >> 20, total >> 20
         print(f"{asked.keys:,} rows of dim {asked.dim}, {mib[0]} MiB; a checkpoint of {mib[1]} MiB")
         print(f"a push of {BATCH} keys, ms (p50, p99, longest): alone       {spread(np.concatenate(alone))}")
-        print(f"                                             with a save {spread(np.concatenate(beside))}")
+        print(f"                                             with a save {spread(np.concatenate(during))}")
         print(f"seconds of a save during pushes: {median(seconds)}; extra memory, MiB: {median(extras)}")
         print(f"alone: MB/s {median(rates)}; extra memory, MiB: {median(quiet)}")
         print("\n".join(deltas))

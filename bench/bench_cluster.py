@@ -97,14 +97,14 @@ def echo(router: zmq.Socket) -> None:
         size = int.from_bytes(header.buffer[:8], "little")
         if header.buffer[8]:
             for frame in payload:
-                look_at(frame.buffer)
+                read_bytes(frame.buffer)
         if size not in replies:
             replies[size] = bytearray(size)
         frames = [peer, bytes(64)] + ([replies[size]] if size else [])
         router.send_multipart(frames, copy=False)
 
 
-def look_at(buffer: memoryview) -> None:
+def read_bytes(buffer: memoryview) -> None:
     """Read every byte of some whole words."""
     np.bitwise_xor.reduce(np.frombuffer(buffer, np.uint32))
 
@@ -171,7 +171,7 @@ class Raw:
         def wait() -> None:
             _, values = self.socket.recv_multipart(copy=False)
             if self.reads:
-                look_at(values.buffer)
+                read_bytes(values.buffer)
             memoryview(rows).cast("B")[:] = values.buffer
 
         return wait

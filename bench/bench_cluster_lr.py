@@ -52,14 +52,14 @@ with shoal.connect(address, workers=workers, threads=1, timeout=300, **where) as
     model.fit(share, progress=False)
     store.barrier()
     seconds, after = time.perf_counter() - start, store.metrics()
-    told = {"seconds": seconds, "examples": model.examples, "rank": store.rank}
-    told |= {name: after.get(name, 0) - before.get(name, 0) for name in ("bytes_sent", "bytes_received")}
+    report = {"seconds": seconds, "examples": model.examples, "rank": store.rank}
+    report |= {name: after.get(name, 0) - before.get(name, 0) for name in ("bytes_sent", "bytes_received")}
     if store.rank == 0:
         margins = model.decision_function(shoal.read_criteo(test))
-        told |= {"logloss": model.evaluate(shoal.read_criteo(test)).logloss}
-        told |= {"bits": hashlib.sha256(margins.tobytes()).hexdigest()}
+        report |= {"logloss": model.evaluate(shoal.read_criteo(test)).logloss}
+        report |= {"bits": hashlib.sha256(margins.tobytes()).hexdigest()}
     store.barrier()
-print(json.dumps(told))
+print(json.dumps(report))
 """
 
 # The same in one process, without a cluster.
@@ -73,8 +73,9 @@ with shoal.local(threads=2) as store:
     model.fit(shoal.read_criteo(path, batch_size=batch_size), progress=False)
     seconds = time.perf_counter() - start
     margins = model.decision_function(shoal.read_criteo(test))
-    told = {"seconds": seconds, "examples": model.examples, "logloss": model.evaluate(shoal.read_criteo(test)).logloss}
-    print(json.dumps(told | {"bits": hashlib.sha256(margins.tobytes()).hexdigest()}))
+    logloss = model.evaluate(shoal.read_criteo(test)).logloss
+    report = {"seconds": seconds, "examples": model.examples, "logloss": logloss}
+    print(json.dumps(report | {"bits": hashlib.sha256(margins.tobytes()).hexdigest()}))
 """
 
 
@@ -83,7 +84,7 @@ def started(code: str, arguments: list[Any]) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, json.dumps(arguments)], stdout=subprocess.PIPE, text=True)
 
 
-def told(child: subprocess.Popen[str]) -> dict[str, Any]:
+def output_of(child: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for a child: what it printed."""
     out = child.communicate()[0]
     check(child.returncode == 0, "a child failed")
@@ -95,7 +96,7 @@ def on_cluster(arguments: argparse.Namespace, log: Path, test: Path, filters: di
     """Train on a cluster of its own: the figures of all workers together."""
     with running(arguments.servers, workers=arguments.workers) as cluster:
         what = [cluster.address, arguments.workers, str(log), str(test), arguments.batch_size, filters]
-        found = [told(child) for child in [started(WORKER, what) for _ in range(arguments.workers)]]
+        found = [output_of(child) for child in [started(WORKER, what) for _ in range(arguments.workers)]]
     whole: dict[str, Any] = next(one for one in found if one["rank"] == 0)
     for name in ("examples", "bytes_sent", "bytes_received"):
         whole[name] = sum(one[name] for one in found)
@@ -119,7 +120,7 @@ def main() -> None:
         demo.write_log(log, planted, arguments.examples, 0)
         demo.write_log(test, planted, 20_000, 1 << 40)
         for _ in range(arguments.rounds):
-            alone.append(told(started(ALONE, [str(log), str(test), arguments.batch_size])))
+            alone.append(output_of(started(ALONE, [str(log), str(test), arguments.batch_size])))
             for name, filters in SETTINGS.items():
                 found[name].append(on_cluster(arguments, log, test, filters))
     every = [*alone, *(one for some in found.values() for one in some)]

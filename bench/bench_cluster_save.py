@@ -101,12 +101,12 @@ def main() -> None:
         for name, store in stores.items():
             stop = time.perf_counter() + 2
             alone = steps(store, keys, lambda stop=stop: time.perf_counter() > stop)
-            beside = []
+            during = []
             for number in range(asked.rounds):
                 save = store.save(folder / f"{name} {number}", wait=False)
-                beside.append(steps(store, keys, lambda save=save: save.done))
+                during.append(steps(store, keys, lambda save=save: save.done))
                 save.wait()
-            print(f"{name:22} {spread(alone):22} {spread(np.concatenate(beside))}")
+            print(f"{name:22} {spread(alone):22} {spread(np.concatenate(during))}")
 
 
 if __name__ == "__main__":

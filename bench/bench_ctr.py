@@ -190,7 +190,7 @@ def measure(plan: Plan, sides: list[str], rounds: int, steps: int) -> dict[str, 
         }
 
 
-def tell(found: dict[str, Any]) -> None:
+def print_tables(found: dict[str, Any]) -> None:
     """Print the tables of one plan."""
     sides = found["sides"]
     print(
@@ -259,7 +259,7 @@ def main() -> None:
         for optimizer in options.optimizer:
             plan = Plan(rows, options.ids, 16, optimizer, (400, 400, 400), options.threads)
             every.append(measure(plan, sides, rounds, steps))
-            tell(every[-1])
+            print_tables(every[-1])
     if options.json:
         options.json.write_text(json.dumps(every, indent=1) + "\n")
     misses = [line for found in every for line in missed(found)]

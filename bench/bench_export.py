@@ -56,7 +56,7 @@ sys.stdin.readline()
 
 def fill(keys: int, dim: int, directory: Path, dtypes: list[str]) -> dict[str, Any]:
     """Export a table of keys 0..keys-1 with normal weights, in each dtype: seconds, and the written export."""
-    told = {}
+    exports = {}
     with shoal.local() as store:
         table = store.table("t", dim=dim, optimizer=shoal.SGD())
         rng = np.random.default_rng(1)
@@ -66,13 +66,13 @@ def fill(keys: int, dim: int, directory: Path, dtypes: list[str]) -> dict[str, A
         for dtype in dtypes:
             began = time.perf_counter()
             exported = store.export(directory / dtype, dtype=dtype).tables["t"]
-            told[dtype] = (time.perf_counter() - began, exported)
+            exports[dtype] = (time.perf_counter() - began, exported)
             check(exported.rows + exported.dropped == keys, "not every key with a nonzero weight is exported")
             sample = rng.integers(0, keys, 10_000).astype(np.uint64)
             with shoal.open_export(directory / dtype, verify=False) as export:
                 off = np.abs(export.table("t").pull(sample) - table.pull(sample)).max()
             check(off <= exported.largest_error, "the error of a weight exceeds that stated by the export")
-    return told
+    return exports
 
 
 def rates(directory: Path, keys: int, dim: int, threads: int, batch: int, rounds: int, clock: str) -> list[list[float]]:
@@ -163,7 +163,7 @@ def measure(keys: int, dim: int, folder: Path, options: argparse.Namespace) -> N
     """Measure exports of one size."""
     place = folder / f"{dim}-{keys}"
     written = fill(keys, dim, place, options.dtype)
-    for dtype, (_, told) in written.items():
+    for dtype, (_, export) in written.items():
         for threads in options.threads:
             for batch in options.batch:
                 # In a process without a store, as is usual for readers of exports.
@@ -173,19 +173,19 @@ def measure(keys: int, dim: int, folder: Path, options: argparse.Namespace) -> N
                 *raw, there, absent = (list(column) for column in zip(*rounds, strict=True))
                 ratios = [[a / b for a, b in zip(there, some, strict=True)] for some in raw]
                 print(
-                    f"| {dim} | {keys:.0e} | {dtype} | {told.bytes / keys:.2f} | {threads} | {batch} | "
+                    f"| {dim} | {keys:.0e} | {dtype} | {export.bytes / keys:.2f} | {threads} | {batch} | "
                     + " | ".join(spread(some) for some in (*raw, there, absent))
                     + " | "
                     + " | ".join(spread(some, 2) for some in ratios)
                     + " |",
                     flush=True,
                 )
-    seconds, told = written[options.dtype[0]]
+    seconds, export = written[options.dtype[0]]
     rss, pss, private, huge = shares(place / options.dtype[0], keys)
     print(
         f"\ntwo processes, {keys:.0e} keys, dim {dim}, {options.dtype[0]}: {rss / 1024:.0f} MiB resident in each, "
         f"{pss / 1024:.0f} MiB its share, {private / 1024:.0f} MiB its own, {huge / 1024:.0f} MiB in huge pages; "
-        f"written in {seconds:.1f} s, largest and rms error {told.largest_error:.2g}, {told.rms_error:.2g}\n",
+        f"written in {seconds:.1f} s, largest and rms error {export.largest_error:.2g}, {export.rms_error:.2g}\n",
         flush=True,
     )
     shutil.rmtree(place)

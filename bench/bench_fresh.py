@@ -61,11 +61,11 @@ def measure(keys: int, dim: int, dtype: str, changed: float, rounds: int, direct
             for first in range(0, len(some), 65536):
                 table.push(some[first : first + 65536], grads[first : first + 65536]).wait()
             pushed = time.monotonic()
-            told = store.export(directory / str(k), since=directory / str(k - 1))
+            delta = store.export(directory / str(k), since=directory / str(k - 1))
             exported = time.monotonic()
             version, _, seen = reader.stdout.readline().split()
-            check(int(version) == told.version, "the reader has another version than the exported one")
-            check(0 < told.tables["t"].rows <= len(some), "the delta does not have the changed rows")
+            check(int(version) == delta.version, "the reader has another version than the exported one")
+            check(0 < delta.tables["t"].rows <= len(some), "the delta does not have the changed rows")
             for kept, seconds in zip(
                 times, (pushed - began, exported - pushed, float(seen) - exported, float(seen) - began), strict=True
             ):

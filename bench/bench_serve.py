@@ -115,9 +115,9 @@ def main() -> None:
                     bodies = [body_of(batch) for batch in batches]
                     connection = http.client.HTTPConnection("127.0.0.1", port)
                     connection.request("POST", "/predict", bodies[0])
-                    told = json.loads(connection.getresponse().read())["probabilities"]
+                    answer = json.loads(connection.getresponse().read())["probabilities"]
                     connection.close()
-                    check(told == model.predict_proba(batches[0]).tolist(), "an answer differs from the model's")
+                    check(answer == model.predict_proba(batches[0]).tolist(), "an answer differs from the model's")
                     for clients in options.clients:
                         count, began = 0, time.perf_counter()
                         while time.perf_counter() - began < options.seconds / 3:

@@ -28,8 +28,8 @@ def step(figures: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
     """Fill ``figures[name]`` with seconds, peak memory and page faults of a step, in addition to its own figures."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    told: dict[str, Any] = {}
-    yield told
+    results: dict[str, Any] = {}
+    yield results
     after = resource.getrusage(resource.RUSAGE_SELF)
     figures[name] = {
         "seconds": time.perf_counter() - began,
@@ -39,7 +39,7 @@ def step(figures: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
         "major_faults": after.ru_majflt - before.ru_majflt,
         "user_seconds": after.ru_utime - before.ru_utime,
         "system_seconds": after.ru_stime - before.ru_stime,
-        **told,
+        **results,
     }
 
 
@@ -86,7 +86,7 @@ class Growth:
             )
         )
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Tell the distributions, and the ten slowest pushes."""
         seconds, rows = np.array(self.seconds), np.array(self.rows).reshape(-1, 3)
         slowest = np.argsort(seconds)[::-1][:10]

@@ -84,7 +84,7 @@ class Embeddings(Protocol):
     def step(self, laps: Laps) -> None:
         """Do the remaining work after ``backward``."""
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait for what is under way."""
 
     def rows(self, ids: Ids) -> Rows:
@@ -111,7 +111,7 @@ class Nothing:
     def step(self, laps: Laps) -> None:
         """See `Embeddings`."""
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """See `Embeddings`."""
 
     def rows(self, ids: Ids) -> Rows:
@@ -178,7 +178,7 @@ class Shoal(Nothing):
         """See `Embeddings`."""
         return self._embedding(ids).view(len(ids), self._width)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """See `Embeddings`."""
         self._store.flush()
 
@@ -259,11 +259,11 @@ class Side:
         examples = [self._draw.batch(number) for number in range(begin, begin + warm + steps)]
         given = [(torch.from_numpy(one.ids), torch.from_numpy(one.labels)) for one in examples]
         losses = [self._step(*one) for one in given[:warm]]
-        self._embeddings.settle()
+        self._embeddings.finish()
         self._laps.spent.clear()
         start = time.perf_counter()
         losses += [self._step(*one) for one in given[warm:]]
-        self._embeddings.settle()
+        self._embeddings.finish()
         return Turn(time.perf_counter() - start, dict(self._laps.spent), losses)
 
     def rows(self, ids: Ids) -> Rows:

@@ -106,7 +106,7 @@ class Shoal:
     def _start(self, split: Split, learn: Batch, choose: Batch, metric: Metric) -> tuple[Settings, int]:
         """Return the best point of a coarse grid for each order, and the number of settings tried."""
         size = 256 if len(learn) > FEW else 16
-        told, seen = batches(learn, size), batches(choose, 8192)
+        training, seen = batches(learn, size), batches(choose, 8192)
         found: list[tuple[float, Settings]] = []
         tried = 0
         for order in _orders(split):
@@ -115,10 +115,10 @@ class Shoal:
                 shoal.LogisticRegressionGrid({"alpha": self.ALPHA[1::2], "l2": self.L2[::3]}, store=store) as grid,
             ):
                 grid.fit(
-                    told,
+                    training,
                     epochs=8,
                     valid=seen,
-                    shuffle=len(told) if order == "mixed" else False,
+                    shuffle=len(training) if order == "mixed" else False,
                     patience=2,
                     metric=metric,
                     progress=False,
@@ -144,14 +144,14 @@ def _fitted(
     metric: Metric = "logloss",
 ) -> Iterator[shoal.LogisticRegression]:
     """Return a trained model; from its best pass if there are validation examples."""
-    told = batches(train, settings["batch"])
+    training = batches(train, settings["batch"])
     with shoal.local(slots=64, threads=1) as store:
         model = shoal.LogisticRegression(shoal.FTRL(alpha=settings["alpha"], l2=settings["l2"]), store)
         model.fit(
-            told,
+            training,
             epochs=passes,
             valid=seen,
-            shuffle=len(told) if settings["order"] == "mixed" else False,
+            shuffle=len(training) if settings["order"] == "mixed" else False,
             patience=None if seen is None else 3,
             min_delta=LEAST / 10,
             metric=metric,
@@ -241,7 +241,7 @@ class VowpalWabbit:
 
         columns = np.unique(train.keys)
         bits = next(b for b in range(8, 32) if 2**b > len(columns) <= self.CONSTANT % 2**b)
-        told = self._text(train, settings["order"], columns)
+        text = self._text(train, settings["order"], columns)
         asked = self._text(test, "time", columns)
         if self._ftrl:
             update = f"--ftrl --ftrl_alpha {settings['alpha']} --ftrl_beta 1 --l2 {settings['l2']}"
@@ -249,7 +249,7 @@ class VowpalWabbit:
             update = f"--learning_rate {settings['learning_rate']} --l2 {settings['l2']}"
         model, raw = self._folder / "model", self._folder / "raw"
         vowpalwabbit.Workspace(
-            f"{update} -b {bits} --loss_function logistic --holdout_off --quiet -d {told} --cache_file {told}.cache "
+            f"{update} -b {bits} --loss_function logistic --holdout_off --quiet -d {text} --cache_file {text}.cache "
             f"--passes {settings['passes']} -f {model}"
         ).finish()
         vowpalwabbit.Workspace(f"-t -i {model} -d {asked} -r {raw} --quiet").finish()
