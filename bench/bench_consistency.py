@@ -55,7 +55,7 @@ class Measured(Cluster):
     """A cluster whose endpoint takes time for each message, one after the other; it counts its work."""
 
     def __init__(self, seed: int, mode: str, staleness: int, workers: int, scenario: str, seconds: float):
-        patient = Policy(resend_after=1e3, parked_after=1e3, longest=1e3)
+        patient = Policy(resend_after=1e3, deferred_after=1e3, longest=1e3)
         weather = Weather(base=100e-6, jitter=20e-6, ordered=True)
         super().__init__(
             seed, _core.Service, mode=mode, staleness=staleness, workers=workers, endpoints=1, weather=weather,

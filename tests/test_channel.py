@@ -312,21 +312,21 @@ def test_a_tick_lists_the_tables_that_were_pushed_to_and_moves_the_clock():
 
 
 def test_a_parked_pull_is_answered_later():
-    parked = []
+    deferred = []
 
     def script(number, asked):
-        if asked.op == Op.PULL and not parked:
-            parked.append(asked)
-            return answer(asked, Status.PARKED)
+        if asked.op == Op.PULL and not deferred:
+            deferred.append(asked)
+            return answer(asked, Status.DEFERRED)
         if asked.op == Op.PUSH:
-            rows = np.full((parked[0].count, 2), 5, np.float32)
-            late = answer(parked[0], Status.OK, payload=[rows], count=len(rows), dim=2, dtype=1)
+            rows = np.full((deferred[0].count, 2), 5, np.float32)
+            late = answer(deferred[0], Status.OK, payload=[rows], count=len(rows), dim=2, dtype=1)
             return late + answer(asked, Status.OK)
         return None
 
     with connected(Peer(0, 16, script)) as channel, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pull, channel, range(10))
-        eventually(lambda: parked)
+        eventually(lambda: deferred)
         push(channel, range(3)).wait()
         assert np.all(waiting.result(TIMEOUT) == 5)
 

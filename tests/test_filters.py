@@ -293,11 +293,11 @@ def test_a_digest_with_another_count_finds_nothing():
         return _core.decode(cluster.services["tcp://h:0"].handle(b"p", frames)[0][1]).status
 
     name = _core.digest(hashes, JOB)
-    assert ask([name], count=20, digest=True) == _core.Status.NO_LIST
+    assert ask([name], count=20, digest=True) == _core.Status.UNKNOWN_KEY_LIST
     assert ask([hashes], count=20, keep=True) == _core.Status.OK
     assert ask([name], count=20, digest=True) == _core.Status.OK
-    assert ask([name], count=19, digest=True) == _core.Status.NO_LIST
-    assert ask([bytes(16)], count=20, digest=True) == _core.Status.NO_LIST
+    assert ask([name], count=19, digest=True) == _core.Status.UNKNOWN_KEY_LIST
+    assert ask([bytes(16)], count=20, digest=True) == _core.Status.UNKNOWN_KEY_LIST
 
 
 @pytest.mark.parametrize("dim", [1, 5])

@@ -37,7 +37,7 @@ class Listing(model.Service):
         if self.random.random() < 0.2:
             self.lists.pop(message.digest, None)
         if message.digest not in self.lists:
-            self.reply(peer, message, Status.NO_LIST)
+            self.reply(peer, message, Status.UNKNOWN_KEY_LIST)
             return self.released()
         payload = [self.lists[message.digest]]
         if message.op == _core.Op.PUSH:

@@ -390,7 +390,7 @@ def test_replies_that_a_control_call_releases_are_sent_at_once(context):
             )
             assert reply.status == Status.OK, reply.text
             sequence = client.send(Op.PULL, [hashes], dtype=1, dim=1, count=len(hashes), clock=1)
-            assert client.receive().status == Status.PARKED
+            assert client.receive().status == Status.DEFERRED
             assert not client.socket.poll(50)
             service.dismiss(1, 1)
             reply = client.receive()

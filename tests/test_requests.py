@@ -114,7 +114,7 @@ def test_counts_go_with_their_rows_and_only_where_some_are_more_than_one(filters
         named, _ = taken(r)
         assert named.message.digest
         assert named.message.counts.tolist() == counts[:half].tolist()
-        r.receive(A, named.answer(Status.NO_LIST), 0.2)
+        r.receive(A, named.answer(Status.UNKNOWN_KEY_LIST), 0.2)
         (whole,) = taken(r)
         assert whole.message.hashes.tolist() == b.hashes[:half].tolist()
         assert whole.message.counts.tolist() == counts[:half].tolist()
@@ -241,16 +241,16 @@ def test_rows_of_another_shape_are_a_protocol_error():
 
 
 def test_a_parked_pull_is_asked_again_after_a_while_only():
-    r = requests(resend_after=1.0, parked_after=5.0)
+    r = requests(resend_after=1.0, deferred_after=5.0)
     pull(r)
     for asked in taken(r):
-        r.receive(asked.address, asked.answer(Status.PARKED), 0.5)
+        r.receive(asked.address, asked.answer(Status.DEFERRED), 0.5)
     assert r.next_time() == pytest.approx(5.5)
     r.on_time(5.5)
     assert len(taken(r)) == 2
 
 
-@pytest.mark.parametrize("status", [Status.OVERLOADED, Status.NOT_ADMITTED, Status.EARLY])
+@pytest.mark.parametrize("status", [Status.OVERLOADED, Status.NOT_ADMITTED, Status.RETRY])
 def test_not_now_is_asked_again_after_growing_pauses(status):
     r = requests(pause=0.1, longest_pause=0.4)
     call = push(r, 1)
@@ -327,7 +327,7 @@ def test_a_parked_pull_is_not_on_the_wire():
     pull(r)
     waiting = pull(r)
     for asked in taken(r):
-        r.receive(asked.address, asked.answer(Status.PARKED), 0.1)
+        r.receive(asked.address, asked.answer(Status.DEFERRED), 0.1)
     assert len(taken(r)) == 2
     assert not waiting.done
 
@@ -435,7 +435,7 @@ def test_a_tick_that_waits_for_a_read_is_not_late():
     r = requests()
     slow = pull(r, clock=1, deadline=10.0)
     for asked in taken(r):
-        r.receive(asked.address, asked.answer(Status.PARKED), 0.1)
+        r.receive(asked.address, asked.answer(Status.DEFERRED), 0.1)
     tick = r.tick(1, [1], 0.0, 10.0)
     for _ in range(100):
         time = r.next_time()
@@ -458,7 +458,7 @@ def test_early_sends_at_once_what_was_lost():
     lost = taken(r)
     r.tick(0, [1], 0.1, 9.0)
     tick = taken(r)[0]
-    r.receive(A, tick.answer(Status.EARLY), 0.2)
+    r.receive(A, tick.answer(Status.RETRY), 0.2)
     (again,) = taken(r)
     assert again.frames == lost[0].frames
 
@@ -468,7 +468,7 @@ def test_a_new_connection_sends_at_once_and_in_order_what_the_former_one_left_un
     pushed, pulled, waiting = push(r), pull(r), pull(r, 10, clock=3)
     first = [asked for asked in taken(r) if asked.address == A]
     r.receive(A, first[0].answer(), 0.1)
-    r.receive(A, first[1].answer(Status.PARKED), 0.1)  # its answer would go to the former connection
+    r.receive(A, first[1].answer(Status.DEFERRED), 0.1)  # its answer would go to the former connection
     r.receive(A, first[2].answer(Status.OVERLOADED), 0.1)  # it comes again later, as it was told to
     again = push(r, now=0.1)
     r.reconnected(A, "it was cut", 0.11)
@@ -592,7 +592,7 @@ def test_the_deadline_names_the_peer_the_operation_and_the_silence():
         call.get()
     again = pull(r, now=10.0, deadline=12.0)
     for one in taken(r)[-2:]:
-        r.receive(one.address, one.answer(Status.PARKED), 10.5)
+        r.receive(one.address, one.answer(Status.DEFERRED), 10.5)
     r.on_time(12.0)
     with pytest.raises(
         DeadlineExceededError, match=r"waits for a slower worker \(last heard of 1.5 s ago\); look for one"
@@ -630,7 +630,7 @@ def test_a_stale_worker_is_fenced_and_everything_ends():
     r = requests()
     calls = [push(r), pull(r)]
     asked = taken(r)[0]
-    r.receive(A, asked.answer(Status.STALE), 0.1)
+    r.receive(A, asked.answer(Status.FENCED), 0.1)
     for call in [*calls, pull(r)]:
         with pytest.raises(FencedError, match=r"worker 3 \(incarnation 2\) was declared dead"):
             call.get()

@@ -69,12 +69,12 @@ def test_a_worker_is_served_once_admitted_and_fenced_once_replaced() -> None:
     assert one(deliver(service, old.pull([5]))).status == Status.OK
     assert one(deliver(service, new.pull([5]))).status == Status.NOT_ADMITTED
     service.dismiss(0, 1)
-    assert one(deliver(service, old.push([5], [1], sequence=1))).status == Status.STALE
+    assert one(deliver(service, old.push([5], [1], sequence=1))).status == Status.FENCED
     service.admit(0, 2, 0)
     assert one(deliver(service, new.pull([5]))).status == Status.OK
-    assert one(deliver(service, old.pull([5]))).status == Status.STALE
+    assert one(deliver(service, old.pull([5]))).status == Status.FENCED
     assert one(deliver(service, Worker(job=2, incarnation=2).pull([5]))).status == Status.WRONG_JOB
-    assert service.metrics()["statuses"] == {"ok": 2, "not admitted": 3, "stale": 2, "wrong job": 1}
+    assert service.metrics()["statuses"] == {"ok": 2, "not admitted": 3, "fenced": 2, "wrong job": 1}
 
 
 def test_nobody_may_read_but_not_write() -> None:
@@ -147,18 +147,20 @@ def test_a_parked_read_is_refused_when_its_slots_move_away() -> None:
     service = served("bsp", workers=2)
     a = Worker()
     deliver(service, a.tick(0))
-    assert one(deliver(service, a.pull([hash_in(3)], clock=1), b"a")).status == Status.PARKED
-    assert one(deliver(service, a.bare(Op.SLOT, aux=3, clock=1, sequence=(1 << 63) + 1), b"a")).status == Status.PARKED
-    assert one(deliver(service, a.pull([hash_in(9)], clock=1, sequence=(1 << 63) + 2))).status == Status.PARKED
+    assert one(deliver(service, a.pull([hash_in(3)], clock=1), b"a")).status == Status.DEFERRED
+    assert (
+        one(deliver(service, a.bare(Op.SLOT, aux=3, clock=1, sequence=(1 << 63) + 1), b"a")).status == Status.DEFERRED
+    )
+    assert one(deliver(service, a.pull([hash_in(9)], clock=1, sequence=(1 << 63) + 2))).status == Status.DEFERRED
     service.set_map(2, 8, 16)
     assert [(r.peer, r.status, r.slots) for r in released(service)] == [(b"a", Status.WRONG_EPOCH, (3,))] * 2
-    assert service.metrics()["parked"] == 1
+    assert service.metrics()["deferred_reads"] == 1
 
 
 def test_a_function_that_waits_while_the_map_changes_is_refused() -> None:
     service = served("bsp", workers=2)
     deliver(service, Worker(0).tick(0, [], []))
-    assert one(deliver(service, Worker(0).reduce(1, clock=1, sequence=1 << 63))).status == Status.PARKED
+    assert one(deliver(service, Worker(0).reduce(1, clock=1, sequence=1 << 63))).status == Status.DEFERRED
     service.set_map(1, 0, 8)
     assert released(service) == []
     replies = deliver(service, Worker(1, epoch=1).tick(0, [], []))
@@ -242,15 +244,15 @@ def test_a_tick_waits_for_every_message_that_it_names() -> None:
         a.push([hash_in(5), hash_in(6)], [1, 1], sequence=1),
     )
     tick = a.tick(0, [part_named(2, 1), part_named(6, 1)])
-    assert one(deliver(service, tick)).status == Status.EARLY
+    assert one(deliver(service, tick)).status == Status.RETRY
     deliver(service, first)
-    assert one(deliver(service, tick)).status == Status.EARLY
+    assert one(deliver(service, tick)).status == Status.RETRY
     deliver(service, second)
     assert one(deliver(service, tick)).status == Status.OK
     assert weights(service, [hash_in(1), hash_in(6)]) == [-1, -1]
     assert one(deliver(service, tick)).status == Status.OK  # again
-    assert one(deliver(service, a.tick(2))).status == Status.EARLY  # out of order
-    assert one(deliver(service, a.tick(1, [part_named(99, 1)]))).status == Status.EARLY  # no such slot
+    assert one(deliver(service, a.tick(2))).status == Status.RETRY  # out of order
+    assert one(deliver(service, a.tick(1, [part_named(99, 1)]))).status == Status.RETRY  # no such slot
     assert service.metrics()["clocks"] == {0: 1}
 
 
@@ -264,7 +266,7 @@ def test_under_bsp_a_clock_is_one_step_in_rank_order_seen_by_pulls_of_the_next()
             deliver(service, workers[rank].push([5], [grad], sequence=sequence))
         assert one(deliver(service, workers[rank].pull([5]))).values.tolist() == [[0]]
     assert statuses(deliver(service, workers[1].tick(0, [5]))) == [Status.OK]
-    assert one(deliver(service, workers[1].pull([5], clock=1), b"early")).status == Status.PARKED
+    assert one(deliver(service, workers[1].pull([5], clock=1), b"early")).status == Status.DEFERRED
     assert statuses(deliver(service, workers[0].tick(0, [7]))) == [Status.OK]
     last = deliver(service, workers[2].tick(0, [2, 3]), b"last")
     assert [(r.peer, r.status) for r in last] == [(b"last", Status.OK), (b"early", Status.OK)]
@@ -303,7 +305,7 @@ def test_under_bsp_a_fast_worker_goes_ahead_and_each_clock_stays_one_step() -> N
         deliver(service, fast.tick(clock, [clock + 1]))
     for clock in (2, 1, 3):
         pull = fast.pull([5], clock=clock, sequence=(1 << 63) + clock)
-        assert one(deliver(service, pull, b"%d" % clock)).status == Status.PARKED
+        assert one(deliver(service, pull, b"%d" % clock)).status == Status.DEFERRED
     seen = []
     for clock in range(3):
         replies = deliver(service, slow.tick(clock, [], []))
@@ -325,7 +327,7 @@ def test_ssp_lets_a_worker_run_ahead_by_the_staleness() -> None:
         deliver(service, fast.push([5], [1], sequence=clock + 1, clock=clock))
         assert one(deliver(service, fast.pull([5], clock=clock))).values.item() == -clock - 1
         deliver(service, fast.tick(clock, [clock + 1]))
-    assert one(deliver(service, fast.pull([5], clock=3), b"f")).status == Status.PARKED
+    assert one(deliver(service, fast.pull([5], clock=3), b"f")).status == Status.DEFERRED
     deliver(service, slow.push([5], [10], sequence=1))
     replies = deliver(service, slow.tick(0, [1]))
     assert [(r.peer, r.status) for r in replies] == [(b"peer", Status.OK), (b"f", Status.OK)]
@@ -363,7 +365,7 @@ def test_a_repeated_read_takes_the_place_of_the_one_that_waits() -> None:
     a, b = Worker(0), Worker(1)
     deliver(service, a.tick(0, [], []))
     for peer in (b"one", b"two"):
-        assert one(deliver(service, a.pull([5], clock=1), peer)).status == Status.PARKED
+        assert one(deliver(service, a.pull([5], clock=1), peer)).status == Status.DEFERRED
     replies = deliver(service, b.tick(0, [], []))
     assert [r.peer for r in replies] == [b"peer", b"two"]
 
@@ -383,7 +385,7 @@ def test_all_reads_of_a_worker_wait_for_its_clock() -> None:
         a.reduce(1, clock=1, sequence=top + 5),
     ]
     for read in reads:
-        assert one(deliver(service, read)).status == Status.PARKED
+        assert one(deliver(service, read)).status == Status.DEFERRED
     contains, state, slot, section, stats, total = deliver(service, b.tick(0, [1]))[1:]
     assert contains.values.tolist() == [1, 0]
     assert state.values.tolist() == [[-4]]
@@ -403,16 +405,16 @@ def test_a_dismissed_worker_releases_its_clock_and_takes_unticked_pushes_along()
     deliver(service, b.push([5], [1], sequence=1))
     deliver(service, b.tick(0, [1]))
     deliver(service, b.push([5], [10], sequence=2, clock=1))  # not ticked
-    assert one(deliver(service, b.pull([5], clock=1), b"b")).status == Status.PARKED
+    assert one(deliver(service, b.pull([5], clock=1), b"b")).status == Status.DEFERRED
     deliver(service, a.push([5], [100], sequence=1))
     deliver(service, a.tick(0, [1]))
     # b's pull was answered by a's tick; once more, now to be fenced.
-    assert one(deliver(service, b.pull([5], clock=2), b"b")).status == Status.PARKED
+    assert one(deliver(service, b.pull([5], clock=2), b"b")).status == Status.DEFERRED
     assert one(deliver(service, a.pull([5], clock=1))).values.item() == -101
     deliver(service, a.tick(1, [], []))
-    assert one(deliver(service, a.pull([5], clock=2), b"a")).status == Status.PARKED
+    assert one(deliver(service, a.pull([5], clock=2), b"a")).status == Status.DEFERRED
     service.dismiss(1, 1)
-    assert [(r.peer, r.status) for r in released(service)] == [(b"b", Status.STALE), (b"a", Status.OK)]
+    assert [(r.peer, r.status) for r in released(service)] == [(b"b", Status.FENCED), (b"a", Status.OK)]
     assert weights(service, [5]) == [-101]
     assert service.metrics()["dropped_pushes"] == 1
 
@@ -426,11 +428,11 @@ def test_a_fenced_worker_is_refused_and_holds_the_others_back_until_it_is_dismis
     assert service.fence(1, 1) == (1, [0])
     assert service.fence(1, 1) == (1, [0])
     assert service.fence(1, 2) == service.fence(7, 1) == (0, [])  # who is not in
-    assert statuses(deliver(service, b.tick(1, [2]))) == [Status.STALE]
+    assert statuses(deliver(service, b.tick(1, [2]))) == [Status.FENCED]
     for clock in (0, 1):
         deliver(service, a.tick(clock, [], []))
     assert one(deliver(service, a.pull([5], clock=1))).values.item() == -10
-    assert one(deliver(service, a.pull([5], clock=2))).status == Status.PARKED
+    assert one(deliver(service, a.pull([5], clock=2))).status == Status.DEFERRED
     assert service.dismiss(1, 1, 1, [0]) == 2
     assert one(released(service)).values.item() == -10
     assert service.shard(0).step == 1
@@ -510,7 +512,7 @@ def test_a_hold_stops_ssp_reads_as_well() -> None:
     assert service.hold() == 0
     deliver(service, a.tick(0, [], []))
     deliver(service, a.tick(1, [], []))
-    assert one(deliver(service, a.pull([5], clock=2), b"a")).status == Status.PARKED
+    assert one(deliver(service, a.pull([5], clock=2), b"a")).status == Status.DEFERRED
     service.admit(1, 1, 2)
     assert [(r.peer, r.status) for r in released(service)] == [(b"a", Status.OK)]
 
@@ -519,16 +521,16 @@ def test_a_hold_stops_ssp_reads_as_well() -> None:
 
 
 def test_reads_that_wait_are_bounded_and_a_repeated_one_keeps_its_place() -> None:
-    service = served("bsp", workers=2, parked_limit=2)
+    service = served("bsp", workers=2, deferred_reads=2)
     a = Worker()
     deliver(service, a.tick(0, [], []))
     got = [one(deliver(service, a.pull([5], clock=1, sequence=(1 << 63) + i))).status for i in (0, 1, 2, 1)]
-    assert got == [Status.PARKED, Status.PARKED, Status.OVERLOADED, Status.PARKED]
-    assert service.metrics()["parked_peak"] == 2
-    service = served("bsp", workers=2, parked_bytes=2000)
+    assert got == [Status.DEFERRED, Status.DEFERRED, Status.OVERLOADED, Status.DEFERRED]
+    assert service.metrics()["deferred_peak"] == 2
+    service = served("bsp", workers=2, deferred_bytes=2000)
     deliver(service, a.tick(0, [], []))
     assert one(deliver(service, a.pull(range(1000), clock=1))).status == Status.OVERLOADED
-    assert service.metrics()["parked_bytes"] == 0
+    assert service.metrics()["deferred_bytes"] == 0
 
 
 def test_pushes_ahead_take_half_of_the_room_and_those_of_the_next_clock_never_wait_for_it() -> None:
@@ -555,7 +557,7 @@ def test_ticks_ahead_are_bounded_as_pushes_are() -> None:
     service = served("bsp", workers=2, pending_bytes=100_000)
     got = [one(deliver(service, Worker(0).tick(clock, [], []))).status for clock in range(300)]
     assert got.index(Status.OVERLOADED) == 197  # 256 bytes each
-    assert set(got[197:]) == {Status.OVERLOADED, Status.EARLY}
+    assert set(got[197:]) == {Status.OVERLOADED, Status.RETRY}
     for clock in range(197):
         deliver(service, Worker(1).tick(clock, [], []))
     assert service.metrics()["pending_bytes"] == 0
@@ -614,7 +616,7 @@ def test_a_table_that_is_not_there_is_told_also_to_those_who_wait() -> None:
     assert one(deliver(service, a.pull([5], table=9))).status == Status.NO_TABLE
     deliver(service, a.push([5], [1], sequence=1))
     deliver(service, a.tick(0, [1]))
-    assert one(deliver(service, a.pull([5], clock=1))).status == Status.PARKED
+    assert one(deliver(service, a.pull([5], clock=1))).status == Status.DEFERRED
     service.drop_table(0)
     assert statuses(released(service)) == [Status.NO_TABLE]
     assert statuses(deliver(service, Worker(1).tick(0, [], [0]))) == [Status.OK]

@@ -165,7 +165,7 @@ def test_under_bsp_a_sweep_waits_for_its_clock_and_acts_at_its_end() -> None:
     a, b = Worker(0), Worker(1)
     done(deliver(service, a.push([5, 6], [1, 2], sequence=1)))
     tick(service, 0, a)
-    assert one(deliver(service, a.sweep(sequence=2, clock=1))).status == Status.PARKED
+    assert one(deliver(service, a.sweep(sequence=2, clock=1))).status == Status.DEFERRED
     assert there(service, 5, 6) == [0, 0]
     answers = deliver(service, b.tick(0))
     swept = next(reply for reply in answers if reply.op == Op.SWEEP)
@@ -287,12 +287,15 @@ def test_a_push_beyond_the_budget_is_refused_and_changes_nothing() -> None:
     service = served(memory=20_000)
     a = Worker()
     refused = grow(service, a)
-    assert refused.status == Status.NO_ROOM
+    assert refused.status == Status.RESOURCE_EXHAUSTED
     assert "bytes" in refused.text
     before = done(deliver(service, a.bare(Op.STATS, sequence=1 << 63))).values
     hashes = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(refused.sequence)
     assert there(service, *hashes.tolist()) == [0] * 200
-    assert one(deliver(service, a.push(hashes, np.ones(200), sequence=refused.sequence))).status == Status.NO_ROOM
+    assert (
+        one(deliver(service, a.push(hashes, np.ones(200), sequence=refused.sequence))).status
+        == Status.RESOURCE_EXHAUSTED
+    )
     assert done(deliver(service, a.bare(Op.STATS, sequence=1 << 63))).values == before
     old = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(1)
     done(deliver(service, a.push(old, np.ones(200), sequence=refused.sequence + 1)))  # rows that are there
@@ -311,8 +314,8 @@ def test_under_bsp_a_step_beyond_the_budget_is_told_to_whoever_comes_next() -> N
         if reply.status != Status.OK:
             break
         tick(service, clock, a, b)
-    assert reply.status == Status.NO_ROOM
-    assert one(deliver(service, b.pull([5], clock=clock))).status == Status.NO_ROOM
+    assert reply.status == Status.RESOURCE_EXHAUSTED
+    assert one(deliver(service, b.pull([5], clock=clock))).status == Status.RESOURCE_EXHAUSTED
     assert there(service, *(hashes - np.uint64(1)).tolist()) == [0] * 200  # the step that failed
     old = np.arange(200, dtype=np.uint64) * np.uint64(1 << 40) + np.uint64(1)
     done(deliver(service, b.keys(Op.ERASE, old, sequence=1, clock=clock)))

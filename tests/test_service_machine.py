@@ -159,7 +159,7 @@ class Histories(RuleBasedStateMachine):
         fenced = [m for m in self.waiting if m.rank == rank]
         self.waiting = [m for m in self.waiting if m.rank != rank]
         told, others = replies[: len(fenced)], replies[len(fenced) :]
-        assert all(reply.status == Status.STALE for reply in told)
+        assert all(reply.status == Status.FENCED for reply in told)
         assert sorted(reply.sequence for reply in told) == sorted(m.sequence for m in fenced)
         self.kept = [m for m in self.kept if m.rank != rank or m.clock < member.clock]
         self.expect(others, self.go_on())
@@ -276,7 +276,7 @@ class Histories(RuleBasedStateMachine):
         assert (int(reply.peer), reply.sequence) == (message.rank, message.sequence)
         member = self.members.get(message.rank)
         if member is None or message.incarnation < member.worker.incarnation:
-            assert reply.status == Status.STALE
+            assert reply.status == Status.FENCED
         elif message.op == Op.PULL:
             self.pulled(message, reply)
         elif message.op == Op.TICK:
@@ -292,7 +292,7 @@ class Histories(RuleBasedStateMachine):
         elif self.mode == "bsp" and message.clock < self.applied:
             assert reply.status == Status.BAD_REQUEST
         elif not self.may_go(message.clock):
-            assert reply.status == Status.PARKED
+            assert reply.status == Status.DEFERRED
             self.waiting = [m for m in self.waiting if (m.rank, m.sequence) != (message.rank, message.sequence)]
             self.waiting.append(message)
         else:
@@ -303,7 +303,7 @@ class Histories(RuleBasedStateMachine):
         if message.clock < member.clock:
             assert reply.status == Status.OK
         elif message.clock > member.clock or not all(part in member.seen for part in message.named):
-            assert reply.status == Status.EARLY
+            assert reply.status == Status.RETRY
         else:
             assert reply.status == Status.OK
             member.clock += 1
@@ -335,7 +335,7 @@ class Histories(RuleBasedStateMachine):
             return
         metrics = self.service.metrics()
         assert metrics["clocks"] == {rank: member.clock for rank, member in sorted(self.members.items())}
-        assert metrics["parked"] == len(self.waiting)
+        assert metrics["deferred_reads"] == len(self.waiting)
         if self.mode == "bsp":
             assert metrics["applied"] == self.applied
             assert self.service.shard(0).step == self.steps

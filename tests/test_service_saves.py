@@ -47,7 +47,7 @@ def begin(*tables: int, sequence: int, rank: int = 0, base: list[int] | None = N
 def tell(save: int, words: bytes = b"", rank: int = 0, more: list[int] | None = None) -> list[Any]:
     numbers = np.array([save, *(more or [])], np.uint64)
     how = {"dtype": WireDtype.UINT8, "count": len(numbers), "sequence": (1 << 63) + 9}
-    return Worker(rank)._message(Op.SAVE_TELL, [numbers, words], **how)
+    return Worker(rank)._message(Op.SAVE_POLL, [numbers, words], **how)
 
 
 def end(save: int, *digest: int, sequence: int, rank: int = 0) -> list[Any]:
@@ -100,7 +100,7 @@ def test_it_begins_at_its_clock_in_all_tables_and_what_comes_behind_is_not_in_it
     pushed(service, 1)
     deliver(service, Worker(0).tick(0, [1]))
     status, _ = asked(service, begin(PLAIN | 0, BASED | 1, sequence=2, clock=1))
-    assert status == Status.PARKED
+    assert status == Status.DEFERRED
     pushed(service, 3, clock=1)
     ended, began = (_core.decode(frames) for _, frames in service.handle(b"two", Worker(1).tick(0, [])))
     if ended.op == Op.SAVE_BEGIN:
@@ -180,7 +180,7 @@ def test_a_delta_is_of_the_save_before_and_of_no_other() -> None:
         (begin(4 << 32, sequence=1), "there is no kind of save 4"),
         (begin(PLAIN, PLAIN | 1, PLAIN, sequence=1), "this table is being saved already"),
         (
-            Worker()._message(Op.SAVE_TELL, [np.zeros(2, np.uint64), b""], dtype=WireDtype.UINT8, count=2, sequence=1),
+            Worker()._message(Op.SAVE_POLL, [np.zeros(2, np.uint64), b""], dtype=WireDtype.UINT8, count=2, sequence=1),
             "one",
         ),
         (end(1, 2, sequence=1), "got 2 numbers"),
@@ -238,7 +238,7 @@ def test_a_table_that_goes_is_saved_as_it_was() -> None:
 def test_parked_it_is_not_another_tables_business() -> None:
     service = served()
     deliver(service, Worker(0).tick(0, []))
-    assert asked(service, begin(PLAIN | 1, sequence=1, clock=1))[0] == Status.PARKED
+    assert asked(service, begin(PLAIN | 1, sequence=1, clock=1))[0] == Status.DEFERRED
     service.drop_table(0)
     assert released(service) == []
     deliver(service, Worker(1).tick(0, []))

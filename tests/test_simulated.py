@@ -57,7 +57,7 @@ def test_every_schedule_keeps_every_promise(service, plan, mode):
     for seed in range(12 if service == "native" else 3):
         cluster = run(seed, plan_of(mode, PLANS[plan]), SERVICES[service])
         assert violations(cluster) == [], f"seed {seed}"
-        assert all(one.metrics()["parked"] == 0 for one in cluster.services.values())
+        assert all(one.metrics()["deferred_reads"] == 0 for one in cluster.services.values())
 
 
 def forgetful(slots, first, end):

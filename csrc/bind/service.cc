@@ -20,11 +20,11 @@ namespace shoal::bind {
 namespace {
 
 std::unique_ptr<Service> make_service(std::size_t slots, std::size_t first, std::size_t end,
-                                      std::size_t parked_limit, std::size_t parked_bytes,
+                                      std::size_t deferred_reads, std::size_t deferred_bytes,
                                       std::size_t pending_bytes, std::size_t reply_bytes,
                                       std::size_t list_bytes) {
-  const ServiceLimits limits{.parked = parked_limit,
-                             .parked_bytes = parked_bytes,
+  const ServiceLimits limits{.deferred_reads = deferred_reads,
+                             .deferred_bytes = deferred_bytes,
                              .pending_bytes = pending_bytes,
                              .reply_bytes = reply_bytes,
                              .list_bytes = list_bytes};
@@ -130,9 +130,9 @@ py::dict metrics(const Service& service) {
   all["duplicates"] = now.duplicates;
   all["dropped_pushes"] = now.dropped_pushes;
   all["failed_turns"] = now.failed_turns;
-  all["parked"] = now.parked;
-  all["parked_peak"] = now.parked_peak;
-  all["parked_bytes"] = now.parked_bytes;
+  all["deferred_reads"] = now.deferred_reads;
+  all["deferred_peak"] = now.deferred_peak;
+  all["deferred_bytes"] = now.deferred_bytes;
   all["pending_bytes"] = now.pending_bytes;
   all["pending_peak"] = now.pending_peak;
   all["lists"] = now.lists;
@@ -226,9 +226,9 @@ void add_service(py::module_& module) {
   const ServiceLimits limits;
   py::class_<Service>(module, "Service")
       .def(py::init(&make_service), py::arg("slots"), py::arg("first"), py::arg("end"), py::kw_only(),
-           py::arg("parked_limit") = limits.parked, py::arg("parked_bytes") = limits.parked_bytes,
-           py::arg("pending_bytes") = limits.pending_bytes, py::arg("reply_bytes") = limits.reply_bytes,
-           py::arg("list_bytes") = limits.list_bytes)
+           py::arg("deferred_reads") = limits.deferred_reads,
+           py::arg("deferred_bytes") = limits.deferred_bytes, py::arg("pending_bytes") = limits.pending_bytes,
+           py::arg("reply_bytes") = limits.reply_bytes, py::arg("list_bytes") = limits.list_bytes)
       .def("set_map", &Service::set_map, py::arg("epoch"), py::arg("first"), py::arg("end"), Nogil())
       .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
            py::arg("mean") = false, py::arg("before") = 0)

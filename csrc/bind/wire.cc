@@ -288,24 +288,24 @@ void add_wire(py::module_& module) {
       .value("LOAD_FILTER", wire::Op::kLoadFilter)
       .value("SWEEP", wire::Op::kSweep)
       .value("SAVE_BEGIN", wire::Op::kSaveBegin)
-      .value("SAVE_TELL", wire::Op::kSaveTell)
+      .value("SAVE_POLL", wire::Op::kSavePoll)
       .value("SAVE_END", wire::Op::kSaveEnd)
       .finalize();
   py::native_enum<wire::Status>(module, "Status", "enum.IntEnum")
       .value("OK", wire::Status::kOk)
-      .value("PARKED", wire::Status::kParked)
+      .value("DEFERRED", wire::Status::kDeferred)
       .value("BAD_REQUEST", wire::Status::kBadRequest)
       .value("WRONG_EPOCH", wire::Status::kWrongEpoch)
-      .value("STALE", wire::Status::kStale)
+      .value("FENCED", wire::Status::kFenced)
       .value("NOT_ADMITTED", wire::Status::kNotAdmitted)
       .value("NO_TABLE", wire::Status::kNoTable)
-      .value("EARLY", wire::Status::kEarly)
+      .value("RETRY", wire::Status::kRetry)
       .value("OVERLOADED", wire::Status::kOverloaded)
       .value("INTERNAL", wire::Status::kInternal)
       .value("VERSION", wire::Status::kWrongVersion)
       .value("WRONG_JOB", wire::Status::kWrongJob)
-      .value("NO_LIST", wire::Status::kNoList)
-      .value("NO_ROOM", wire::Status::kNoRoom)
+      .value("UNKNOWN_KEY_LIST", wire::Status::kUnknownKeyList)
+      .value("RESOURCE_EXHAUSTED", wire::Status::kResourceExhausted)
       .finalize();
   py::native_enum<wire::Dtype>(module, "WireDtype", "enum.IntEnum")
       .value("NONE", wire::Dtype::kNone)
@@ -356,7 +356,7 @@ void add_wire(py::module_& module) {
       });
   module.def("encode_header", &encode_header, py::kw_only(), py::arg("op"), py::arg("payload") = py::tuple(),
              py::arg("status") = 0, py::arg("reply") = false, py::arg("dtype") = 0, py::arg("dim") = 0,
-             py::arg("table") = 0, py::arg("worker") = wire::kNobody, py::arg("incarnation") = 0,
+             py::arg("table") = 0, py::arg("worker") = wire::kAnonymous, py::arg("incarnation") = 0,
              py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
              py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
              py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false);

@@ -15,7 +15,7 @@ Clocks::Standing Clocks::standing(std::uint32_t rank, std::uint32_t incarnation)
   }
   const Worker& worker = workers_[rank];
   const bool serves = incarnation == worker.incarnation && worker.admitted && !worker.fenced;
-  return serves ? Standing::kAdmitted : Standing::kStale;
+  return serves ? Standing::kAdmitted : Standing::kFenced;
 }
 
 void Clocks::check(std::uint32_t rank, std::uint32_t incarnation) {

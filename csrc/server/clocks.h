@@ -30,7 +30,7 @@ class Clocks {
 
   enum class Standing : std::uint8_t {
     kAdmitted,
-    kStale,    // fenced, dismissed, or somebody else has taken the rank since
+    kFenced,   // fenced, dismissed, or somebody else has taken the rank since
     kUnknown,  // not admitted yet
   };
 

@@ -1,4 +1,4 @@
-// Parked: reads that wait for a clock, in the order in which they may go.
+// DeferredReads: reads that wait for a clock, in the order in which they may go.
 //
 // A read that is asked for again replaces the one that waits: its peer may have connected anew.
 //
@@ -19,7 +19,7 @@
 
 namespace shoal {
 
-class Parked {
+class DeferredReads {
  public:
   struct Read {
     Peer peer;
@@ -41,7 +41,7 @@ class Parked {
 
   bool has(const wire::Header& header) const { return reads_.contains(key(header)); }
 
-  void park(Read&& read) {
+  void defer(Read&& read) {
     const auto where = reads_.find(key(read.header));
     const std::size_t bytes = read.bytes();
     if (where == reads_.end()) {

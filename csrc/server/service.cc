@@ -103,8 +103,8 @@ bool Service::check_worker(const Call& call) {
   switch (clocks_.standing(call.header.worker, call.header.incarnation)) {
     case Clocks::Standing::kAdmitted:
       return true;
-    case Clocks::Standing::kStale:
-      send(call, Status::kStale);
+    case Clocks::Standing::kFenced:
+      send(call, Status::kFenced);
       return false;
     case Clocks::Standing::kUnknown:
       send(call, Status::kNotAdmitted);
@@ -123,7 +123,7 @@ bool Service::check_epoch(const Call& call) {
 
 void Service::serve(const Call& call) {
   const Header& header = call.header;
-  if (header.worker == wire::kNobody) {
+  if (header.worker == wire::kAnonymous) {
     if (!is_read(header)) {
       return send_text(call, Status::kBadRequest,
                        "a " + std::string(wire::name(header.op)) + " needs a worker: join the job first");
@@ -134,7 +134,7 @@ void Service::serve(const Call& call) {
   if (header.op == Op::kTick) {
     return tick(call, decoded_.numbers, decoded_.tables);
   }
-  if (header.op == Op::kSaveBegin || header.op == Op::kSaveTell || header.op == Op::kSaveEnd) {
+  if (header.op == Op::kSaveBegin || header.op == Op::kSavePoll || header.op == Op::kSaveEnd) {
     return serve_save(call);
   }
   Table* const table = find(header.table);
@@ -159,7 +159,7 @@ void Service::serve(const Call& call) {
 bool Service::recall(Call& call) {
   const Header& header = call.header;
   if ((header.flags & wire::kDigest) == 0) {
-    if (header.worker != wire::kNobody) {
+    if (header.worker != wire::kAnonymous) {
       lists_.keep(digest(call.hashes, job_), call.hashes);
     }
     return true;
@@ -167,7 +167,7 @@ bool Service::recall(Call& call) {
   const auto list = lists_.find(Digest::read(decoded_.digest), header.count);
   ++(list ? metrics_.lists_found : metrics_.lists_missed);
   if (!list) {
-    send(call, Status::kNoList);
+    send(call, Status::kUnknownKeyList);
     return false;
   }
   call.hashes = *list;  // stays where it is: one message is served at a time
@@ -281,7 +281,7 @@ void Service::send(const Call& call, Status status) { send(call, Header{.status 
 
 void Service::send_text(const Call& call, Status status, std::string_view text) {
   const bool has_text =
-      status == Status::kBadRequest || status == Status::kInternal || status == Status::kNoRoom;
+      status == Status::kBadRequest || status == Status::kInternal || status == Status::kResourceExhausted;
   if (!has_text) {
     return send(call, status);
   }
@@ -308,7 +308,9 @@ void Service::fail(const Call& call, const std::exception& error) noexcept {
   const bool theirs = dynamic_cast<const std::invalid_argument*>(&error) != nullptr;
   const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
   const bool budget = dynamic_cast<const MemoryBudgetExceededError*>(&error) != nullptr;
-  const Status status = theirs ? Status::kBadRequest : budget ? Status::kNoRoom : Status::kInternal;
+  const Status status = theirs   ? Status::kBadRequest
+                        : budget ? Status::kResourceExhausted
+                                 : Status::kInternal;
   try {
     try {
       send_text(call, status, memory ? "the server has no memory left for this request" : error.what());
@@ -323,8 +325,8 @@ void Service::fail(const Call& call, const std::exception& error) noexcept {
 ServiceMetrics Service::metrics() const {
   const std::lock_guard lock(mutex_);
   ServiceMetrics now = metrics_;
-  now.parked = parked_.size();
-  now.parked_bytes = parked_.bytes();
+  now.deferred_reads = deferred_.size();
+  now.deferred_bytes = deferred_.bytes();
   now.pending_bytes = pending_.bytes();
   now.lists = lists_.size();
   now.list_bytes = lists_.bytes();

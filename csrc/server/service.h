@@ -13,27 +13,27 @@
 //
 //   a message  -> decode -> job, worker -> table -> slots that are here | slots that are not: told, the rest is done
 //              -> slots that have seen this call (server/dedup_window.h): skipped, so sending again changes nothing
-//              -> Shard, or Pending, or Parked -> reply, and whatever else may go now
+//              -> Shard, or Pending, or DeferredReads -> reply, and whatever else may go now
 //
 // A save (server/checkpoint_session.h) is begun at a clock as a read is: what it holds is what a pull of that clock would see, in all of its
 // tables. Others write it down, in threads of their own; it ends with the worker that began it at the latest. The rows of a
 // load are sent, or the same threads read them.
 //
 // Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change) are done once per slot and sequence. A TICK is taken when
-// it is the worker's next one and all pushes that it names have been here; taken already: told so again; else EARLY. It
+// it is the worker's next one and all pushes that it names have been here; taken already: told so again; else RETRY. It
 // names them by epoch's map: WRONG_EPOCH if there is a newer one here.
 // A change that a save beside it has no room for is told to come again, a few times: nothing here waits for a disk.
-// Only workers that are admitted are served; wire::kNobody may read at any time, whatever the job.
+// Only workers that are admitted are served; wire::kAnonymous may read at any time, whatever the job.
 //
 // Invariants
 //   I1  in BSP, applied() <= floor; nothing is kept for a clock below applied().
-//   I2  no read is parked that may go.
+//   I2  no read is deferred that may go.
 //   I3  an exception in a request leaves windows and clocks as they were: sent again, it is done. A push that memory
 //       stopped halfway goes on where it was stopped, and so does a step of many workers.
 //
 // Bounds: reads that wait (number, bytes with their replies), pushes that are kept (bytes; those ahead of the next clock may
 // take half), bytes of a reply. Who meets one is told OVERLOADED, to come again. The rows' memory has a budget
-// (policy/budget.h): who meets that is told NO_ROOM. A step of BSP that does is not made, and who pulls or pushes next is told.
+// (policy/budget.h): who meets that is told RESOURCE_EXHAUSTED. A step of BSP that does is not made, and who pulls or pushes next is told.
 //
 // Threads: any; one mutex, which no call holds while it waits for anything. Blocks of replies come from the outbox.
 
@@ -83,8 +83,8 @@ struct LastTick {
 };
 
 struct ServiceLimits {
-  std::size_t parked = 4096;  // reads
-  std::size_t parked_bytes = std::size_t{1} << 30U;
+  std::size_t deferred_reads = 4096;
+  std::size_t deferred_bytes = std::size_t{1} << 30U;
   std::size_t pending_bytes = std::size_t{1} << 30U;
   std::size_t reply_bytes = std::size_t{1} << 30U;
   std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has a bound of its own
@@ -101,9 +101,9 @@ struct ServiceMetrics {
   std::uint64_t duplicates = 0;      // writes, or slots of them, that had been done before
   std::uint64_t dropped_pushes = 0;  // of workers that were dismissed before they ticked
   std::uint64_t failed_turns = 0;    // merges that memory, or something else, stopped; they are tried again
-  std::size_t parked = 0;
-  std::size_t parked_peak = 0;
-  std::size_t parked_bytes = 0;
+  std::size_t deferred_reads = 0;
+  std::size_t deferred_peak = 0;
+  std::size_t deferred_bytes = 0;
   std::size_t pending_bytes = 0;
   std::size_t pending_peak = 0;
   std::uint32_t applied = 0;
@@ -176,7 +176,7 @@ class Service {
 
  private:
   struct Table;
-  // A request, its message or what was parked of it.
+  // A request, its message or what was deferred of it.
   struct Call {
     std::string_view peer;
     const wire::Header& header;
@@ -268,7 +268,7 @@ class Service {
   // Notes the slots of a read that are not here.
   void find_refused(const wire::Header& header, std::span<const std::uint64_t> hashes);
   void read(const Call& call, Table& table);
-  void park(const Call& call, std::size_t reply_bytes);
+  void defer(const Call& call, std::size_t reply_bytes);
   std::size_t reply_bytes(const Call& call, const Table& table) const noexcept;
   void answer(const Call& call, Table& table);
   void answer_pull(const Call& call, Table& table);
@@ -291,7 +291,7 @@ class Service {
   void advance(Outbox& out) noexcept;
   void apply_turn();
   void apply(std::uint32_t id, Table& table, Pending::Turn& turn);
-  void release(Parked::Read&& read, Outbox& out) noexcept;
+  void release(DeferredReads::Read&& read, Outbox& out) noexcept;
 
   mutable std::mutex mutex_;
   std::function<void()> waker_;
@@ -314,9 +314,9 @@ class Service {
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
   Disposal disposal_;  // of tables that others have replaced: after what they use
 
-  Blocks blocks_;  // of what is kept and parked, and of replies that control calls set free
+  Blocks blocks_;  // of what is kept and deferred, and of replies that control calls set free
   Pending pending_;
-  Parked parked_;
+  DeferredReads deferred_;
   Lists lists_;
   std::vector<std::shared_ptr<Save>> saves_;  // under way, or ended while somebody still takes from them
   std::vector<std::shared_ptr<Save>> begun_;  // that nobody writes yet

@@ -38,12 +38,12 @@ void Service::set_map(std::uint32_t epoch, std::size_t first, std::size_t end) {
     first_slot_ = first;
     end_slot_ = end;
     // Reads of slots that have gone are told so now, not when their clock comes.
-    auto& reads = parked_.reads();
+    auto& reads = deferred_.reads();
     for (auto where = reads.begin(); where != reads.end();) {
       const auto next = std::next(where);
       find_refused(where->second.header, where->second.hashes.as<std::uint64_t>());
       if (!refused_.empty()) {
-        release(parked_.take(where), released_);
+        release(deferred_.take(where), released_);
       }
       where = next;
     }
@@ -66,7 +66,7 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
     seen_.clear();
     tick_tables_.clear();
     pending_.clear();
-    parked_.clear();
+    deferred_.clear();
     lists_.clear();
     drop_saves(std::nullopt);
     for (auto& [id, table] : tables_) {
@@ -80,13 +80,13 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
 
 void Service::forget_worker(std::uint32_t rank) {
   metrics_.dropped_pushes += pending_.drop(rank, clocks_.clock(rank));
-  auto& reads = parked_.reads();
+  auto& reads = deferred_.reads();
   for (auto where = reads.begin(); where != reads.end();) {
     const auto next = std::next(where);
     if (where->second.header.worker == rank) {
-      const Parked::Read read = parked_.take(where);
+      const DeferredReads::Read read = deferred_.take(where);
       try {
-        send({read.peer, read.header, {}, {}, {}, {}, released_}, Status::kStale);
+        send({read.peer, read.header, {}, {}, {}, {}, released_}, Status::kFenced);
       } catch (const std::bad_alloc&) {
         // It is told when it asks again.
       }
@@ -165,7 +165,7 @@ void Service::set_memory(std::uint64_t slot_bytes) {
   const std::uint64_t quarter = slot_bytes / 4 * (end_slot_ - first_slot_);
   const std::size_t most = std::max<std::uint64_t>(quarter, kLeastWaiting);
   limits_.pending_bytes = std::min(limits_.pending_bytes, most);
-  limits_.parked_bytes = std::min(limits_.parked_bytes, most);
+  limits_.deferred_bytes = std::min(limits_.deferred_bytes, most);
 }
 
 void Service::add_table(std::uint32_t id, const TableSpec& spec) {
@@ -183,11 +183,11 @@ void Service::drop_table(std::uint32_t id) {
     disposal_.add(std::move(dropped.mapped()->shard));
     disposal_.add(std::move(dropped.mapped()->loading));
     pending_.drop_table(id);
-    auto& reads = parked_.reads();
+    auto& reads = deferred_.reads();
     for (auto where = reads.begin(); where != reads.end();) {
       const auto next = std::next(where);
       if (where->second.header.table == id && where->second.header.op != wire::Op::kSaveBegin) {
-        release(parked_.take(where), released_);
+        release(deferred_.take(where), released_);
       }
       where = next;
     }

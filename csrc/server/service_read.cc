@@ -56,7 +56,7 @@ void Service::read(const Call& call, Table& table) {
     return send_done(call, refusal(call.out));
   }
   if (header.op == Op::kPull && !table.full.empty()) {
-    return send_text(call, Status::kNoRoom, table.full);
+    return send_text(call, Status::kResourceExhausted, table.full);
   }
   const std::size_t bytes = reply_bytes(call, table);
   if (bytes > limits_.reply_bytes) {
@@ -64,7 +64,7 @@ void Service::read(const Call& call, Table& table) {
                      "the reply would have " + std::to_string(bytes) + " bytes, at most " +
                          std::to_string(limits_.reply_bytes) + " are sent: ask for fewer keys at a time");
   }
-  if (header.worker != wire::kNobody) {
+  if (header.worker != wire::kAnonymous) {
     if (mode_ == Mode::kBsp && header.op == Op::kPull && header.clock < applied_) {
       return send_text(call, Status::kBadRequest,
                        "a pull at clock " + std::to_string(header.clock) +
@@ -72,33 +72,34 @@ void Service::read(const Call& call, Table& table) {
                            " were applied: tick a clock when its pulls are answered");
     }
     if (!may_go(header.clock)) {
-      return park(call, bytes);
+      return defer(call, bytes);
     }
   }
   answer(call, table);
 }
 
-void Service::park(const Call& call, std::size_t reply_bytes) {
+void Service::defer(const Call& call, std::size_t reply_bytes) {
   const std::size_t bytes = call.hashes.size_bytes() + call.bytes.size() + reply_bytes;
-  const bool full = parked_.size() >= limits_.parked || parked_.bytes() + bytes > limits_.parked_bytes;
-  if (full && !parked_.has(call.header)) {
+  const bool full =
+      deferred_.size() >= limits_.deferred_reads || deferred_.bytes() + bytes > limits_.deferred_bytes;
+  if (full && !deferred_.has(call.header)) {
     return send(call, Status::kOverloaded);
   }
   Lease hashes = blocks_.take(call.hashes.size_bytes());
   std::ranges::copy(call.hashes, hashes.as<std::uint64_t>().begin());
   Lease parameters = blocks_.take(call.bytes.size());
   std::ranges::copy(call.bytes, parameters.bytes().begin());
-  parked_.park({.peer = Peer(call.peer),
-                .header = call.header,
-                .hashes = std::move(hashes),
-                .parameters = std::move(parameters),
-                .reply_bytes = reply_bytes});
-  metrics_.parked_peak = std::max(metrics_.parked_peak, parked_.size());
-  send(call, Status::kParked);
+  deferred_.defer({.peer = Peer(call.peer),
+                   .header = call.header,
+                   .hashes = std::move(hashes),
+                   .parameters = std::move(parameters),
+                   .reply_bytes = reply_bytes});
+  metrics_.deferred_peak = std::max(metrics_.deferred_peak, deferred_.size());
+  send(call, Status::kDeferred);
 }
 
 void Service::answer(const Call& call, Table& table) {
-  if (call.header.worker != wire::kNobody && call.header.op == Op::kPull) {
+  if (call.header.worker != wire::kAnonymous && call.header.op == Op::kPull) {
     View& last = view(table, call.header.worker);
     last = {.pushes = table.pushes, .own = 0};
     const std::uint32_t slowest = clocks_.slowest();

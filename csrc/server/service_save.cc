@@ -74,7 +74,7 @@ void Service::serve_save(const Call& call) {
       whole.bytes = std::as_bytes(decoded_.numbers);
       return save_begin(whole);
     }
-    case Op::kSaveTell:
+    case Op::kSavePoll:
       return save_tell(call, decoded_.numbers);
     default:
       return save_end(call, decoded_.numbers);
@@ -106,7 +106,7 @@ void Service::save_begin(const Call& call) {
                      "a save of clock " + std::to_string(header.clock) + " came after its end");
   }
   if (!loads && !may_go(header.clock)) {  // what a load brings is of no clock here
-    return park(call, 0);
+    return defer(call, 0);
   }
   const std::string base = wire::base_name(numbers.first(wire::kBaseWords));
   // It has one of each at a time: what it began before it has given up, and could not say so.
@@ -128,7 +128,7 @@ void Service::save_begin(const Call& call) {
       return;
     }
     if (!loads && !table->full.empty()) {
-      return send_text(call, Status::kNoRoom, table->full);
+      return send_text(call, Status::kResourceExhausted, table->full);
     }
     const auto& shard = loads ? table->loading : table->shard;
     for (const auto& other : saves_) {

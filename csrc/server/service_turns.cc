@@ -27,8 +27,8 @@ bool Service::may_go(std::uint32_t clock) const noexcept {
 void Service::advance(Outbox& out) noexcept {
   for (;;) {
     // Before the next turn: a read at this clock sees nothing of it.
-    while (!parked_.empty() && may_go(parked_.next_clock())) {
-      release(parked_.pop(), out);
+    while (!deferred_.empty() && may_go(deferred_.next_clock())) {
+      release(deferred_.pop(), out);
     }
     if (mode_ != Mode::kBsp || applied_ >= clocks_.floor()) {
       return;
@@ -42,8 +42,8 @@ void Service::advance(Outbox& out) noexcept {
   }
 }
 
-void Service::release(Parked::Read&& read, Outbox& out) noexcept {
-  const Parked::Read mine = std::move(read);
+void Service::release(DeferredReads::Read&& read, Outbox& out) noexcept {
+  const DeferredReads::Read mine = std::move(read);
   const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, {}, mine.parameters.bytes(),
                   out};
   try {

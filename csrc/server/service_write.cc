@@ -79,7 +79,7 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
            (slot == 0 ? seen.calls().seen(sequence) : seen.slot(slot - 1).seen(sequence));
   });
   if (header.clock > clock || !all_here) {
-    return send(call, Status::kEarly);
+    return send(call, Status::kRetry);
   }
   if (mode_ == Mode::kBsp) {
     if (clock > applied_ && pending_.bytes() - pending_.bytes(applied_) > limits_.pending_bytes / 2) {
@@ -182,7 +182,7 @@ void Service::push(const Call& call, Table& table) {
                          " has no rule that counts sightings: send its pushes without counts");
   }
   if (!table.full.empty()) {
-    return send_text(call, Status::kNoRoom, table.full);
+    return send_text(call, Status::kResourceExhausted, table.full);
   }
   Seen& seen = history(call.header.worker);
   const auto part = fresh_part(call, call.header.dim, seen);
@@ -342,7 +342,7 @@ void Service::sweep(const Call& call, Table& table) {
                      "a sweep of clock " + std::to_string(header.clock) + " came after its end");
   }
   if (turns && !may_go(header.clock)) {
-    return park(call, 0);
+    return defer(call, 0);
   }
   // Place for the answer first: rows that are gone do not come back.
   auto& answer = seen.swept(header.sequence);

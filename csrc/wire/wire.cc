@@ -20,7 +20,7 @@ namespace {
 constexpr std::array<std::string_view, 20> kOps = {
     "none",   "pull",        "push",    "tick",       "assign",    "erase",    "contains",
     "state",  "slot",        "section", "load begin", "load rows", "load end", "stats",
-    "reduce", "load filter", "sweep",   "save begin", "save tell", "save end"};
+    "reduce", "load filter", "sweep",   "save begin", "save poll", "save end"};
 static_assert(kOps.size() == static_cast<std::size_t>(kLastOp) + 1);
 
 constexpr std::array<std::string_view, 7> kDtypes = {"none",  "float32", "float16", "bfloat16",
@@ -78,7 +78,7 @@ Shape shape_of_request(Op op) noexcept {
     case Op::kSaveBegin:
     case Op::kSaveEnd:
       return {{Part::kNumbers}, 1, bit(Dtype::kNone), 0};
-    case Op::kSaveTell:
+    case Op::kSavePoll:
       return {{Part::kNumbers, Part::kBytes}, 2, bit(Dtype::kUint8), 0};
     case Op::kLoadRows:
     case Op::kLoadFilter:
@@ -106,7 +106,7 @@ Shape shape_of_answer(Op op) noexcept {
     case Op::kSlot:
       return {{Part::kHashes, Part::kValues}, 2, bit(Dtype::kFloat32), 0};
     case Op::kSection:
-    case Op::kSaveTell:
+    case Op::kSavePoll:
       return {{Part::kBytes}, 1, bit(Dtype::kUint8), 0};
     case Op::kStats:
     case Op::kSweep:
@@ -138,19 +138,19 @@ Shape shape_without_flags(const Header& header) noexcept {
       return shape_of_answer(header.op);
     case Status::kBadRequest:
     case Status::kInternal:
-    case Status::kNoRoom:
+    case Status::kResourceExhausted:
       return kText;
     case Status::kWrongEpoch:
       return {{Part::kSlots}, 1, bit(Dtype::kNone), 0};
-    case Status::kParked:
-    case Status::kStale:
+    case Status::kDeferred:
+    case Status::kFenced:
     case Status::kNotAdmitted:
     case Status::kNoTable:
-    case Status::kEarly:
+    case Status::kRetry:
     case Status::kOverloaded:
     case Status::kWrongVersion:
     case Status::kWrongJob:
-    case Status::kNoList:
+    case Status::kUnknownKeyList:
       break;
   }
   return kNothing;
@@ -510,20 +510,20 @@ std::string_view name(Status status) noexcept {
   switch (status) {
     case Status::kOk:
       return "ok";
-    case Status::kParked:
-      return "parked";
+    case Status::kDeferred:
+      return "deferred";
     case Status::kBadRequest:
       return "bad request";
     case Status::kWrongEpoch:
       return "wrong epoch";
-    case Status::kStale:
-      return "stale";
+    case Status::kFenced:
+      return "fenced";
     case Status::kNotAdmitted:
       return "not admitted";
     case Status::kNoTable:
       return "no table";
-    case Status::kEarly:
-      return "early";
+    case Status::kRetry:
+      return "retry";
     case Status::kOverloaded:
       return "overloaded";
     case Status::kInternal:
@@ -532,10 +532,10 @@ std::string_view name(Status status) noexcept {
       return "version";
     case Status::kWrongJob:
       return "wrong job";
-    case Status::kNoList:
-      return "no list";
-    case Status::kNoRoom:
-      return "no room";
+    case Status::kUnknownKeyList:
+      return "unknown key list";
+    case Status::kResourceExhausted:
+      return "resource exhausted";
   }
   return "?";
 }

@@ -56,7 +56,7 @@ inline constexpr std::size_t kMostDim = 4096;
 // The name of a checkpoint that deltas are of, a SHA-256, in four numbers: its bytes as they stand, the first one lowest.
 inline constexpr std::size_t kBaseWords = 4;
 // Who is no worker: a tool, a server that reads another's rows.
-inline constexpr std::uint32_t kNobody = 0xffffffffU;
+inline constexpr std::uint32_t kAnonymous = 0xffffffffU;
 
 enum class Op : std::uint8_t {
   kNone,  // only in replies to what could not be read
@@ -77,26 +77,26 @@ enum class Op : std::uint8_t {
   kLoadFilter,
   kSweep,
   kSaveBegin,
-  kSaveTell,
+  kSavePoll,
   kSaveEnd,
 };
 inline constexpr Op kLastOp = Op::kSaveEnd;
 
 enum class Status : std::uint8_t {
   kOk = 0,
-  kParked = 1,  // it arrived; the answer follows
+  kDeferred = 1,  // it arrived; the answer follows
   kBadRequest = 16,
   kWrongEpoch = 17,
-  kStale = 18,
+  kFenced = 18,
   kNotAdmitted = 19,
   kNoTable = 20,
-  kEarly = 21,
+  kRetry = 21,
   kOverloaded = 22,
   kInternal = 23,
   kWrongVersion = 24,
   kWrongJob = 25,
-  kNoList = 26,  // nothing is kept under that digest: send the list itself
-  kNoRoom = 27,  // beyond the budget of memory
+  kUnknownKeyList = 26,     // nothing is kept under that digest: send the list itself
+  kResourceExhausted = 27,  // beyond the budget of memory
 };
 
 enum class Dtype : std::uint8_t { kNone, kFloat32, kFloat16, kBfloat16, kUint8, kUint64, kFloat64 };
@@ -123,7 +123,7 @@ struct Header {
   std::uint16_t flags = 0;
   std::uint16_t dim = 0;
   std::uint32_t table = 0;
-  std::uint32_t worker = kNobody;
+  std::uint32_t worker = kAnonymous;
   std::uint32_t incarnation = 0;
   std::uint64_t sequence = 0;
   std::uint32_t epoch = 0;
@@ -174,7 +174,7 @@ struct Decoded {
       numbers;                            // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP; SAVE_*
   std::span<const std::uint32_t> tables;  // TICK
   std::span<const std::uint16_t> slots;   // WRONG_EPOCH: those that are not here
-  std::string_view text;                  // BAD_REQUEST, INTERNAL, NO_ROOM: UTF-8, as the peer sent it
+  std::string_view text;  // BAD_REQUEST, INTERNAL, RESOURCE_EXHAUSTED: UTF-8, as the peer sent it
 
   // Weights or gradients, count x dim.
   std::span<const float> floats() const noexcept {

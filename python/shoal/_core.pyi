@@ -196,8 +196,8 @@ class Service:
         first: int,
         end: int,
         *,
-        parked_limit: int = ...,
-        parked_bytes: int = ...,
+        deferred_reads: int = ...,
+        deferred_bytes: int = ...,
         pending_bytes: int = ...,
         reply_bytes: int = ...,
         list_bytes: int = ...,
@@ -383,24 +383,24 @@ class Op(enum.IntEnum):
     LOAD_FILTER = 15
     SWEEP = 16
     SAVE_BEGIN = 17
-    SAVE_TELL = 18
+    SAVE_POLL = 18
     SAVE_END = 19
 
 class Status(enum.IntEnum):
     OK = 0
-    PARKED = 1
+    DEFERRED = 1
     BAD_REQUEST = 16
     WRONG_EPOCH = 17
-    STALE = 18
+    FENCED = 18
     NOT_ADMITTED = 19
     NO_TABLE = 20
-    EARLY = 21
+    RETRY = 21
     OVERLOADED = 22
     INTERNAL = 23
     VERSION = 24
     WRONG_JOB = 25
-    NO_LIST = 26
-    NO_ROOM = 27
+    UNKNOWN_KEY_LIST = 26
+    RESOURCE_EXHAUSTED = 27
 
 class WireDtype(enum.IntEnum):
     NONE = 0

@@ -203,7 +203,7 @@ TEST(replies_that_control_calls_release_leave_at_once) {
   world.fake.arrive(message("a", {.op = wire::Op::kTick}, {{}, {}}));
   CHECK(header_of(world.fake.wait(1)[0]).status == wire::Status::kOk);
   world.fake.arrive(pull("a", 1, 1));
-  CHECK(header_of(world.fake.wait(2)[1]).status == wire::Status::kParked);
+  CHECK(header_of(world.fake.wait(2)[1]).status == wire::Status::kDeferred);
   std::thread([&] { world.service.dismiss(1, 1); }).join();
   const auto replies = world.fake.wait(3);
   CHECK(replies[2].at(0) == bytes_of("a"));

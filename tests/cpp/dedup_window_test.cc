@@ -88,7 +88,7 @@ TEST(clocks_follow_the_slowest_who_is_admitted) {
   CHECK(clocks.admit(0, 1, 0));
   CHECK(clocks.admit(2, 4, 0));
   CHECK(clocks.standing(1, 1) == Clocks::Standing::kUnknown);
-  CHECK(clocks.standing(2, 3) == Clocks::Standing::kStale);
+  CHECK(clocks.standing(2, 3) == Clocks::Standing::kFenced);
   CHECK(clocks.standing(2, 4) == Clocks::Standing::kAdmitted);
   CHECK(clocks.standing(2, 5) == Clocks::Standing::kUnknown);
   clocks.tick(0);
@@ -109,11 +109,11 @@ TEST(clocks_follow_the_slowest_who_is_admitted) {
   CHECK_EQ(clocks.floor(), 3);
   CHECK(clocks.dismiss(2, 4));
   CHECK(!clocks.dismiss(2, 4));
-  CHECK(clocks.standing(2, 4) == Clocks::Standing::kStale);
+  CHECK(clocks.standing(2, 4) == Clocks::Standing::kFenced);
   CHECK(!clocks.admit(2, 4, 0));
   clocks.tick(0);
   CHECK(clocks.dismiss(0, 7));  // fences what is to come up to 7
-  CHECK(clocks.standing(0, 6) == Clocks::Standing::kStale);
+  CHECK(clocks.standing(0, 6) == Clocks::Standing::kFenced);
   CHECK_EQ(clocks.admitted(), 0);
   CHECK_EQ(clocks.floor(), 4);
   CHECK_THROWS(clocks.admit(Clocks::kMostWorkers, 1, 0), "at most 65536");

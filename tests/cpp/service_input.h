@@ -88,7 +88,7 @@ inline Made make(Source& from) {
   const std::uint8_t bits = from.byte();
   h.table = from.below(3);
   h.worker = (bits & 1U) != 0 ? from.below(3) : 0;
-  h.worker = (bits & 0x7eU) == 0x7eU ? wire::kNobody : h.worker;
+  h.worker = (bits & 0x7eU) == 0x7eU ? wire::kAnonymous : h.worker;
   h.incarnation = (bits & 2U) != 0 ? from.below(4) : 1;
   h.sequence = from.byte();
   h.epoch = (bits & 4U) != 0 ? from.below(4) : 3;
@@ -231,7 +231,7 @@ inline Made make(Source& from) {
       made.payload.push_back(raw(numbers));
       break;
     }
-    case Op::kSaveTell: {
+    case Op::kSavePoll: {
       numbers.assign(1 + from.below(16) / 15, from.byte());
       h.count = static_cast<std::uint32_t>(numbers.size());
       h.dtype = Dtype::kUint8;
@@ -300,8 +300,8 @@ inline void order(Service& service, Source& from) {
 // Throws Broken where something does not hold.
 inline void check(std::span<const std::uint8_t> bytes) {
   Source from(bytes);
-  const ServiceLimits limits{.parked = 4,
-                             .parked_bytes = 4000,
+  const ServiceLimits limits{.deferred_reads = 4,
+                             .deferred_bytes = 4000,
                              .pending_bytes = 4000,
                              .reply_bytes = 4000,
                              .request_bytes = 4000,

@@ -149,7 +149,7 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
     service.start_job(kJob, Mode::kAsp, 0, false);
     service.admit(0, 1, 0);
     Peer1 peer{service};
-    Peer1 nobody{service, wire::kNobody, 0};
+    Peer1 nobody{service, wire::kAnonymous, 0};
     std::map<std::uint64_t, float> weights;
     std::map<std::uint64_t, std::set<std::uint64_t>> seen;  // slot -> sequences
     std::uint64_t newest = 1;
@@ -225,7 +225,7 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
 
 TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
   std::mt19937_64 random(5);
-  Service service(Slots(16), 2, 14, {.parked = 20, .pending_bytes = 1 << 16});
+  Service service(Slots(16), 2, 14, {.deferred_reads = 20, .pending_bytes = 1 << 16});
   service.add_table(0, sgd(1));
   service.start_job(kJob, Mode::kBsp, 0, true);
   service.admit(0, 1, 0);
@@ -246,7 +246,7 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
                   .dtype = static_cast<wire::Dtype>(random() % 8),
                   .dim = static_cast<std::uint16_t>(random() % 4 == 0 ? random() : 1),
                   .table = static_cast<std::uint32_t>(random() % 8 == 0),
-                  .worker = random() % 16 == 0 ? wire::kNobody : static_cast<std::uint32_t>(random() % 3),
+                  .worker = random() % 16 == 0 ? wire::kAnonymous : static_cast<std::uint32_t>(random() % 3),
                   .incarnation = static_cast<std::uint32_t>(random() % 16 != 0),
                   .sequence = random() % 100,
                   .clock = service.metrics().applied + static_cast<std::uint32_t>(random() % 3) -
@@ -331,12 +331,12 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
     }
     const auto metrics = service.metrics();
     CHECK(metrics.applied <= metrics.floor);
-    CHECK(metrics.parked <= 20);
+    CHECK(metrics.deferred_reads <= 20);
     CHECK(metrics.pending_bytes <= (3U << 15U) + 10'000);
   }
   for (const Status status :
-       {Status::kOk, Status::kParked, Status::kBadRequest, Status::kWrongEpoch, Status::kStale,
-        Status::kNotAdmitted, Status::kNoTable, Status::kEarly, Status::kOverloaded, Status::kWrongJob}) {
+       {Status::kOk, Status::kDeferred, Status::kBadRequest, Status::kWrongEpoch, Status::kFenced,
+        Status::kNotAdmitted, Status::kNoTable, Status::kRetry, Status::kOverloaded, Status::kWrongJob}) {
     CHECK(met[status] > 0);
   }
   CHECK_EQ(met[Status::kInternal], 0);
@@ -449,7 +449,7 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
     if (service.metrics().failed_turns != 0) {
       ++stopped;
       CHECK_EQ(service.metrics().applied, 0);
-      Peer1 nobody{service, wire::kNobody, 0};
+      Peer1 nobody{service, wire::kAnonymous, 0};
       // Any message tries again; this one reads first.
       const auto some = nobody.pull(work.hashes);
       halfway += std::ranges::count(some.values, -2.0F) != 0 ? 1 : 0;
@@ -490,11 +490,11 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
         CHECK(peer.write(Op::kPush, clock + 1, hashes, ones, clock).header.status == Status::kOk);
         peer.tick(clock);
         const auto back = peer.pull(hashes, clock);
-        CHECK(back.header.status == Status::kOk || back.header.status == Status::kParked);
+        CHECK(back.header.status == Status::kOk || back.header.status == Status::kDeferred);
         Outbox out(blocks);
         service.released(out);
       }
-      Peer1 nobody{service, wire::kNobody, 0};
+      Peer1 nobody{service, wire::kAnonymous, 0};
       last = nobody.pull(hashes).values;
       ended.store(true);
     } else {
@@ -510,7 +510,7 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
         service.add_table(round, sgd(2));
         service.drop_table(round);
         CHECK_EQ(service.snapshot(0)->verify(), "");
-        CHECK(service.metrics().parked <= kClocks);
+        CHECK(service.metrics().deferred_reads <= kClocks);
         service.set_waker([&] { woken.fetch_add(1); });
       }
       service.set_waker({});
@@ -572,7 +572,7 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
         }
         const std::vector<std::uint64_t> named = {number};
         const std::array<wire::Frame, 2> words{std::as_bytes(std::span(named)), wire::Frame()};
-        const Header tell{.op = Op::kSaveTell,
+        const Header tell{.op = Op::kSavePoll,
                           .dtype = wire::Dtype::kUint8,
                           .sequence = std::uint64_t{1} << 63U,
                           .count = 1};
@@ -643,7 +643,7 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
         // Until the other thread has said that all is taken; or it is given up, or its table goes.
         const std::vector<std::uint64_t> named = {number};
         const std::array<wire::Frame, 2> words{std::as_bytes(std::span(named)), wire::Frame()};
-        const Header tell{.op = Op::kSaveTell,
+        const Header tell{.op = Op::kSavePoll,
                           .dtype = wire::Dtype::kUint8,
                           .sequence = std::uint64_t{1} << 63U,
                           .count = 1};

@@ -123,17 +123,17 @@ std::vector<Sent> samples() {
   add(Op::kSweep, kReply, Dtype::kNone, {numbers});
   add(Op::kSaveBegin, 0, Dtype::kNone, {numbers});
   add(Op::kSaveBegin, kReply, Dtype::kNone, {numbers});
-  add(Op::kSaveTell, 0, Dtype::kUint8, {numbers, text});
-  add(Op::kSaveTell, kReply, Dtype::kUint8, {text});
+  add(Op::kSavePoll, 0, Dtype::kUint8, {numbers, text});
+  add(Op::kSavePoll, kReply, Dtype::kUint8, {text});
   add(Op::kSaveEnd, 0, Dtype::kNone, {numbers});
   add(Op::kSaveEnd, kReply, Dtype::kNone, {});
   add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kBadRequest);
-  add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kNoRoom);
+  add(Op::kPush, kReply, Dtype::kNone, {text}, 0, Status::kResourceExhausted);
   add(Op::kNone, kReply, Dtype::kNone, {text}, 0, Status::kInternal);
   add(Op::kErase, kReply, Dtype::kNone, {bytes_of_all<std::uint16_t>({1, 2, 900})}, 1, Status::kWrongEpoch);
   for (const Status status :
-       {Status::kParked, Status::kStale, Status::kNotAdmitted, Status::kNoTable, Status::kEarly,
-        Status::kOverloaded, Status::kWrongVersion, Status::kWrongJob, Status::kNoList}) {
+       {Status::kDeferred, Status::kFenced, Status::kNotAdmitted, Status::kNoTable, Status::kRetry,
+        Status::kOverloaded, Status::kWrongVersion, Status::kWrongJob, Status::kUnknownKeyList}) {
     add(Op::kPull, kReply, Dtype::kNone, {}, 0, status, 0);
   }
   // Nothing at all of each.
@@ -358,7 +358,7 @@ TEST(what_is_wrong_is_told_with_its_numbers) {
   sent.header.flags = 0;
   check_refused(sent, "a request where replies are taken", {.replies = true});
   sent = push;
-  sent.header.status = Status::kParked;
+  sent.header.status = Status::kDeferred;
   check_refused(sent, "status 1 in a request");
   sent = push;
   sent.header.flags = kReply;

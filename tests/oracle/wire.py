@@ -14,7 +14,7 @@ NAMES = [
 MAGIC = int.from_bytes(b"SHOL", "little")
 REPLY, PACKED, KEEP, DIGEST, COUNTED = 1, 2, 4, 8, 16
 PULL, PUSH, TICK, ASSIGN, ERASE, CONTAINS, STATE, SLOT, SECTION, LOAD_BEGIN, LOAD_ROWS, LOAD_END, STATS = range(1, 14)
-REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_TELL, SAVE_END = range(14, 20)
+REDUCE, LOAD_FILTER, SWEEP, SAVE_BEGIN, SAVE_POLL, SAVE_END = range(14, 20)
 BYTES = {0: 0, 1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 8}
 WEIGHTS = {1, 2, 3}
 TEXT, SLOTS, EMPTY = {16, 23, 27}, {17}, {1, 18, 19, 20, 21, 22, 24, 25, 26}
@@ -37,7 +37,7 @@ REQUESTS = {
     LOAD_FILTER: (["bytes"], {4}, 0),
     SWEEP: (["ones"], {6}, 0),
     SAVE_BEGIN: (["numbers"], {0}, 0),
-    SAVE_TELL: (["numbers", "bytes"], {4}, 0),
+    SAVE_POLL: (["numbers", "bytes"], {4}, 0),
     SAVE_END: (["numbers"], {0}, 0),
 }
 ANSWERS = {
@@ -50,7 +50,7 @@ ANSWERS = {
     REDUCE: (["ones"], {6}, 0),
     SWEEP: (["numbers"], {0}, 0),
     SAVE_BEGIN: (["numbers"], {0}, 0),
-    SAVE_TELL: (["bytes"], {4}, 0),
+    SAVE_POLL: (["bytes"], {4}, 0),
 }
 
 

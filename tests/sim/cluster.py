@@ -20,7 +20,7 @@ from sim.network import CALM, Network, Weather
 Op = _core.Op
 THREAD = _core.Workers(1)
 PATIENCE = 20.0  # seconds of simulated time; only a defect takes as long
-POLICY = Policy(resend_after=0.03, parked_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
+POLICY = Policy(resend_after=0.03, deferred_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
 
 SUM = {
     "dim": 1,

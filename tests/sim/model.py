@@ -55,7 +55,7 @@ class Service:
         self.cap = None
         self.pending = []
         self.ticked = defaultdict(dict)  # clock -> rank -> tables
-        self.parked = {}  # (rank, sequence) -> (peer, message)
+        self.deferred = {}  # (rank, sequence) -> (peer, message)
         self.out = []
         self.counts = Counter()
 
@@ -68,7 +68,7 @@ class Service:
         self.job, self.mode, self.staleness, self.mean = job, mode, staleness, mean
         if mode == "ssp" and staleness == 0:
             self.mode = "bsp"
-        self.members, self.latest, self.pending, self.parked = {}, {}, [], {}
+        self.members, self.latest, self.pending, self.deferred = {}, {}, [], {}
         self.ticked.clear()
         self.applied, self.greatest, self.cap = 0, 0, None
         for shard in self.tables.values():
@@ -96,7 +96,7 @@ class Service:
             self.end_clock(rank, tables if member.clock + 1 == clock else ())
         del self.members[rank]
         self.pending = [push for push in self.pending if push.rank != rank or push.clock < member.clock]
-        self.parked = {key: value for key, value in self.parked.items() if key[0] != rank}
+        self.deferred = {key: value for key, value in self.deferred.items() if key[0] != rank}
         self.go_on()
 
     def hold(self):
@@ -116,7 +116,7 @@ class Service:
         return out
 
     def metrics(self):
-        return {**self.counts, "parked": len(self.parked), "pending": len(self.pending)}
+        return {**self.counts, "deferred_reads": len(self.deferred), "pending": len(self.pending)}
 
     # --- rules ---
 
@@ -135,9 +135,9 @@ class Service:
                 self.merge(table, sorted(pushes, key=lambda push: (push.rank, push.sequence)), len(ticks))
             self.pending = [push for push in self.pending if push.clock > self.applied]
             self.applied += 1
-        for key, (peer, message) in list(self.parked.items()):
+        for key, (peer, message) in list(self.deferred.items()):
             if self.may_see(message):
-                del self.parked[key]
+                del self.deferred[key]
                 self.pull(peer, message)
 
     def merge(self, table, pushes, workers):
@@ -201,7 +201,7 @@ class Service:
         member = self.members.get(message.worker)
         newest = member.incarnation + member.fenced if member else self.latest.get(message.worker, 0) + 1
         if message.incarnation < newest:
-            return Status.STALE
+            return Status.FENCED
         if member is None or message.incarnation > newest:
             return Status.NOT_ADMITTED
         if message.op != Op.TICK and message.table not in self.tables:
@@ -223,16 +223,16 @@ class Service:
     def refused(self, slots):
         return np.array(sorted({slot for slot in slots if not self.first <= slot < self.end}), np.uint16)
 
-    def park(self, peer, message):
-        self.parked[message.worker, message.sequence] = (peer, message)
-        self.reply(peer, message, Status.PARKED)
+    def defer(self, peer, message):
+        self.deferred[message.worker, message.sequence] = (peer, message)
+        self.reply(peer, message, Status.DEFERRED)
 
     def pull(self, peer, message):
         refused = self.refused(self.slots_of(message.hashes))
         if len(refused):
             self.reply(peer, message, Status.WRONG_EPOCH, [refused], count=len(refused))
         elif not self.may_see(message):
-            self.park(peer, message)
+            self.defer(peer, message)
         else:
             rows = np.empty((message.count, message.dim), np.float32)
             self.tables[message.table].pull(self.batch(message.hashes), rows)
@@ -303,7 +303,7 @@ class Service:
         elif message.clock > member.clock or not all(
             self.has_seen_mark(member, mark) for mark in message.numbers.tolist()
         ):
-            self.reply(peer, message, Status.EARLY)
+            self.reply(peer, message, Status.RETRY)
         else:
             self.end_clock(message.worker, tuple(message.tables.tolist()))
             self.reply(peer, message)
@@ -341,6 +341,6 @@ class Service:
         self.pending = kept
         self.set_map(epoch, self.first if first > self.first else end, first if first > self.first else self.end)
         other.set_map(epoch, min(other.first, first), max(other.end, end))
-        parked, self.parked = self.parked, {}
-        for peer, message in parked.values():
-            self.pull(peer, message)  # refused, or parked anew
+        deferred, self.deferred = self.deferred, {}
+        for peer, message in deferred.values():
+            self.pull(peer, message)  # refused, or deferred anew

@@ -159,7 +159,7 @@ class ServesTheFenced(model.Service):
 
     def refusal(self, message):
         status = super().refusal(message)
-        return None if status == Status.STALE and message.worker in self.members else status
+        return None if status == Status.FENCED and message.worker in self.members else status
 
 
 class AnswersFromACopy(model.Service):
@@ -227,7 +227,7 @@ class ResendsWithANewSequence(Requests):
 
 class TakesEarlyForDone(Requests):
     def _again(self, part, due):
-        if part.last == Status.EARLY:
+        if part.last == Status.RETRY:
             self._forget(part)
             self._finish(part.call, due)
         else:

@@ -7,7 +7,7 @@
     SAVE_END                       ----------->  lets go of the tables
 
 What is said in between is a `Task` to the endpoint and a `Report` from it, each the whole truth and said again and
-again (SAVE_TELL), so it does not matter which of them is lost, or comes late. What there is to do stands in saving.py
+again (SAVE_POLL), so it does not matter which of them is lost, or comes late. What there is to do stands in saving.py
 and loading.py.
 
 Invariants
@@ -187,7 +187,7 @@ class Exchange:
     def _tell(self, words: bytes) -> list[Report | None]:
         numbers = np.array([self._number], np.uint64)
         calls = [
-            self._channel.begin(Op.SAVE_TELL, 0, slot=endpoint.first_slot, payload=[numbers, words], count=1)
+            self._channel.begin(Op.SAVE_POLL, 0, slot=endpoint.first_slot, payload=[numbers, words], count=1)
             for endpoint in self._endpoints
         ]
         return [self._read(endpoint, *call.result()) for endpoint, call in zip(self._endpoints, calls, strict=True)]

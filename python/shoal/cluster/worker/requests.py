@@ -7,7 +7,7 @@ happen exactly once on the worker's side is in this file and nowhere else.
 
     submit -> queued --credit, window--> sent --answer-----------------------> done
                                          |  ^--silence, "not now": again, later
-                                         |--parked: it arrived, the answer follows
+                                         |--deferred: it arrived, the answer follows
                                          '--wrong epoch: its refused slots wait for a newer map, then are queued again
 
 What names a part is (address, sequence, part number), and every reply repeats it. All parts of a write carry the
@@ -19,7 +19,7 @@ Invariants
     I1  A write's sequence is less than 64 above the lowest one that is not settled, or the write waits: that is as far
         back as a slot remembers.
     I2  Bytes on the wire to an endpoint, requests and the answers they ask for, are at most `credit`, but for one part
-        alone, and parts that are sent again. A part that is parked, or was told to come again, is not on the wire.
+        alone, and parts that are sent again. A part that is deferred, or was told to come again, is not on the wire.
     I3  Parts leave for an endpoint in the order in which they were submitted; only repetitions overtake.
     I4  A settled call is never written to: an answer that comes late finds nobody.
     I5  A tick leaves for an endpoint behind the pushes of its clock, when the reads of its clock there have been
@@ -82,9 +82,9 @@ _WRITES = frozenset(
     {Op.PUSH, Op.ASSIGN, Op.ERASE, Op.LOAD_BEGIN, Op.LOAD_ROWS, Op.LOAD_FILTER, Op.LOAD_END, Op.SAVE_BEGIN, Op.SAVE_END}
 )
 _NUMBERS = frozenset({Op.STATS, Op.REDUCE, Op.SWEEP, Op.SAVE_BEGIN})  # whose answers are a list of the endpoints'
-_OF_NO_TABLE = frozenset({Op.TICK, Op.SAVE_BEGIN, Op.SAVE_TELL, Op.SAVE_END})
+_OF_NO_TABLE = frozenset({Op.TICK, Op.SAVE_BEGIN, Op.SAVE_POLL, Op.SAVE_END})
 _OF_A_CLOCK = frozenset({Op.PUSH, Op.SWEEP})  # the writes that servers keep for the end of their clock
-_NOT_NOW = frozenset({Status.EARLY, Status.OVERLOADED, Status.NOT_ADMITTED})
+_NOT_NOW = frozenset({Status.RETRY, Status.OVERLOADED, Status.NOT_ADMITTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +101,10 @@ class Policy:
         but no longer than this.
     bytes_per_second : float
         A link is taken to move at least as much: what is on the wire already adds its share to `resend_after`.
-    parked_after : float
-        As `resend_after`, for a part that the server has parked: its answer may have been lost with a connection.
+    deferred_after : float
+        As `resend_after`, for a part that the server has deferred: its answer may have been lost with a connection.
     pause : float
-        After "not now" (early, overloaded, not admitted yet, a server whose map is older), growing by `backoff`,
+        After "not now" (retry, overloaded, not admitted yet, a server whose map is older), growing by `backoff`,
     longest_pause : float
         but no longer than this.
     credit : int
@@ -120,7 +120,7 @@ class Policy:
     backoff: float = 2.0
     longest: float = 30.0
     bytes_per_second: float = 10e6
-    parked_after: float = 5.0
+    deferred_after: float = 5.0
     pause: float = 0.02
     longest_pause: float = 1.0
     credit: int = 64 << 20
@@ -214,7 +214,7 @@ class Call:
     error : ShoalError or None
     result : object
         Of a pull and a state ``out``; contains uint8[n]; erase the rows erased; slot (hashes, rows); section
-        (rows, bytes, bytes of the filter behind them); save tell (whether it was known, bytes); stats, reduce, sweep
+        (rows, bytes, bytes of the filter behind them); save poll (whether it was known, bytes); stats, reduce, sweep
         and save begin one array for each endpoint, in slot order; others None.
     """
 
@@ -278,7 +278,7 @@ class Requests:
     outgoing : deque of (address, frames)
         To be sent, in order. What cannot be sent may be dropped: it is taken for lost, and comes again.
     counts : Counter
-        sent, resent, answers, strays (of nobody, or late), garbled, parked, refused (slots), early, overloaded,
+        sent, resent, answers, strays (of nobody, or late), garbled, deferred, refused (slots), retry, overloaded,
         not_admitted, bad_request, reconnected.
     """
 
@@ -350,7 +350,7 @@ class Requests:
             As the op has them in its header; for a state `dim` is what the answer has, where it is known (0: it tells).
         slot : int, optional
             Of slot, section, load rows and load filter: whose endpoint is asked. `aux` is the slot, then, unless given.
-            Of save tell and save end: any slot of the endpoint that is asked.
+            Of save poll and save end: any slot of the endpoint that is asked.
         payload : sequence of buffers
             Of loads, saves, reduce and sweep, with `count` and `dtype`: the same to every endpoint asked.
         write : bool, optional
@@ -388,11 +388,11 @@ class Requests:
             call.slot = slot
             if op not in (Op.LOAD_ROWS, Op.LOAD_FILTER):
                 call.aux = slot
-        elif op in (Op.SAVE_TELL, Op.SAVE_END):
+        elif op in (Op.SAVE_POLL, Op.SAVE_END):
             call.slot = slot
         if dtype is not None:
             call.dtype = Dtype(dtype)
-        elif op in (Op.LOAD_ROWS, Op.LOAD_FILTER, Op.SAVE_TELL):
+        elif op in (Op.LOAD_ROWS, Op.LOAD_FILTER, Op.SAVE_POLL):
             call.dtype = Dtype.UINT8
         elif op in (Op.REDUCE, Op.SWEEP):
             call.dtype = Dtype.FLOAT64
@@ -726,14 +726,14 @@ class Requests:
         peer.heard = now
         self._discharge(part)
         status = part.last = Status(reply.status)
-        if part.sent_as is not None and status in (Status.OK, Status.PARKED):
+        if part.sent_as is not None and status in (Status.OK, Status.DEFERRED):
             self._list_is_known(part, peer)
         if status == Status.OK:
             self.counts["answers"] += 1
             self._answer(part, reply, now)
-        elif status == Status.PARKED:
-            self.counts["parked"] += 1
-            wait = self.policy.parked_after * self.policy.backoff ** min(part.pauses, 60)
+        elif status == Status.DEFERRED:
+            self.counts["deferred"] += 1
+            wait = self.policy.deferred_after * self.policy.backoff ** min(part.pauses, 60)
             part.pauses += 1
             part.tries = 0
             self._again(part, now + min(wait, self.policy.longest))
@@ -743,13 +743,13 @@ class Requests:
             part.pauses += 1
             part.doubts += status == Status.BAD_REQUEST
             part.tries = 0
-            if status == Status.EARLY:
+            if status == Status.RETRY:
                 self._hurry(part, now)
         elif status == Status.WRONG_EPOCH:
             self._refuse(part, reply, now)
-        elif status == Status.NO_LIST and part.sent_as is not None:
+        elif status == Status.UNKNOWN_KEY_LIST and part.sent_as is not None:
             self._send_list(part, peer, now)
-        elif status == Status.STALE:
+        elif status == Status.FENCED:
             self.close(
                 FencedError(
                     f"worker {worker.rank} (incarnation {worker.incarnation}) was declared dead and its place given "
@@ -835,7 +835,7 @@ class Requests:
             call.result = call._total
         elif call.op == Op.SLOT:
             call.result = (reply.hashes, reply.values.reshape(reply.count, reply.dim))
-        elif call.op == Op.SAVE_TELL:
+        elif call.op == Op.SAVE_POLL:
             call.result = (bool(reply.count), reply.values.tobytes())
         elif call.op == Op.SECTION:
             call.result = (reply.count, reply.values, reply.aux)
@@ -875,7 +875,7 @@ class Requests:
             return ProtocolError(text + "it speaks another version; run the same shoal everywhere")
         if part.last == Status.BAD_REQUEST:
             return ProtocolError(text + reply.text)
-        if part.last == Status.NO_ROOM:
+        if part.last == Status.RESOURCE_EXHAUSTED:
             return MemoryBudgetExceededError(text + reply.text)
         return ShoalError(text + reply.text)
 
@@ -1041,11 +1041,11 @@ class Requests:
         others = [entry for entry in self.outgoing if entry[0] != address]
         self.outgoing.clear()
         self.outgoing.extend(others)
-        # What was told to come again later does so. The answer to what is parked would go to the former connection.
+        # What was told to come again later does so. The answer to what is deferred would go to the former connection.
         lost = [
             part
             for part in self._parts.values()
-            if part.address == address and (part.charged or part.last == Status.PARKED)
+            if part.address == address and (part.charged or part.last == Status.DEFERRED)
         ]
         for part in sorted(lost, key=lambda part: part.serial):
             part.tries = 0
@@ -1113,13 +1113,13 @@ class Requests:
         peer = self._peer(part)
         why, remedy = {
             Status.OK: ("did not answer", "is it running and reachable? If it is only slow, raise timeout"),
-            Status.PARKED: (
+            Status.DEFERRED: (
                 "waits for a slower worker",
                 "look for one that is stuck or does not tick, or raise timeout",
             ),
             Status.OVERLOADED: ("has no room for it", "raise the server's limits, or timeout"),
             Status.NOT_ADMITTED: ("does not know this worker yet", "is the scheduler running, and connected to it?"),
-            Status.EARLY: ("misses pushes of this clock", "their own errors say more"),
+            Status.RETRY: ("misses pushes of this clock", "their own errors say more"),
             Status.BAD_REQUEST: ("refused it as damaged", "something between here and there changes bytes"),
         }[part.last]
         if part.message is None:
