@@ -246,14 +246,14 @@ def test_a_push_behind_its_pull_and_a_batch_that_comes_again_send_no_keys():
         assert filter.counts["key_bytes_saved"] - saved == named * (8000 - 2 * 16)
         plain = 2 * 8000 + 2 * 4000
         assert cluster.bytes - before < plain - named * 7900 + 1000  # headers, and the tick
-    assert cluster.metrics("lists") == 2
-    assert cluster.metrics("lists_found") == 2 * 5
-    assert cluster.metrics("lists_missed") == filter.counts["lists_lost"] == 0
+    assert cluster.metrics("key_lists") == 2
+    assert cluster.metrics("key_list_hits") == 2 * 5
+    assert cluster.metrics("key_list_misses") == filter.counts["lists_lost"] == 0
     assert cluster.pull(keys).tolist() == [[-3.0]] * 1000
 
 
 def test_a_list_that_the_server_gave_up_is_sent_again():
-    cluster, filter = Cluster(list_bytes=3000), one(Filters(key_caching=True))  # room for one
+    cluster, filter = Cluster(key_list_bytes=3000), one(Filters(key_caching=True))  # room for one
     for turn in range(3):
         for first in (0, 1000):
             keys = np.arange(first, first + 500)
@@ -262,17 +262,17 @@ def test_a_list_that_the_server_gave_up_is_sent_again():
         cluster.tick()
         assert filter.counts["lists_lost"] == 4 * turn
     assert filter.counts["key_bytes_saved"] == 3 * 2 * (500 * 8 - 2 * 16) - 8 * 16
-    assert cluster.metrics("lists") == 2
+    assert cluster.metrics("key_lists") == 2
     assert cluster.pull(np.arange(500)).tolist() == [[-3.0]] * 500
 
 
 def test_a_new_job_forgets_the_lists():
     cluster = Cluster()
     cluster.pull(np.arange(100), one(EXACT))
-    assert cluster.metrics("lists") == 2
+    assert cluster.metrics("key_lists") == 2
     for service in cluster.services.values():
         service.start_job(JOB + 1, "bsp", 0, False)
-    assert cluster.metrics("lists") == cluster.metrics("list_bytes") == 0
+    assert cluster.metrics("key_lists") == cluster.metrics("key_list_bytes") == 0
 
 
 def test_a_digest_with_another_count_finds_nothing():
@@ -328,12 +328,12 @@ def test_what_has_no_zeros_is_sent_as_it_is():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]), st.sampled_from([600, 10**6]))
-def test_exact_filters_change_no_bit_whatever_is_lost_and_repeated(seed, key_caching, zeros, loss, list_bytes):
+def test_exact_filters_change_no_bit_whatever_is_lost_and_repeated(seed, key_caching, zeros, loss, key_list_bytes):
     filter = one(Filters(key_caching=key_caching, zeros=zeros))
     random = np.random.default_rng(seed)
     batches = [random.integers(0, 300, size=random.integers(0, 80)) for _ in range(3)]
     plain = Cluster(dim=2, mode="asp")
-    filtered = Cluster(dim=2, mode="asp", loss=loss, seed=seed, list_bytes=list_bytes)
+    filtered = Cluster(dim=2, mode="asp", loss=loss, seed=seed, key_list_bytes=key_list_bytes)
     for turn in range(8):
         keys = batches[random.integers(3)]
         grads = sparse(len(keys), 2, 0.3, seed + turn)

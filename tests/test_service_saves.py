@@ -83,7 +83,7 @@ def task_of(place: str, content: bytes, **how: Any) -> WriteTask:
     return WriteTask(place=place, content=content, **(plain | how))
 
 
-def rows_of(save: _core.Save, table: int = 0) -> dict[int, float]:
+def rows_of(save: _core.CheckpointSession, table: int = 0) -> dict[int, float]:
     found = {}
     for slot in range(save.first_slot, save.end_slot):
         rows, section, _ = save.section(table, slot)
@@ -112,8 +112,8 @@ def test_it_begins_at_its_clock_in_all_tables_and_what_comes_behind_is_not_in_it
     assert asked(service, begin(PLAIN | 0, BASED | 1, sequence=2, clock=1)) == (Status.OK, figures)  # asked again
     deliver(service, Worker(0).tick(1, [3]))
     deliver(service, Worker(1).tick(1, []))
-    save = service.next_save()
-    assert [list(some) for some in save.figures] == [figures[:4], figures[4:]]
+    save = service.next_session()
+    assert [list(some) for some in save.summaries] == [figures[:4], figures[4:]]
     assert rows_of(save) == {5: -1.0, 1 << 63: -1.0}
     assert rows_of(save, 1) == {}
     assert one(deliver(service, end(2, *BASE, sequence=4))).status == Status.OK
@@ -125,15 +125,15 @@ def test_it_begins_at_its_clock_in_all_tables_and_what_comes_behind_is_not_in_it
 def test_words_go_to_and_fro_until_the_end() -> None:
     service = served("asp")
     asked(service, begin(PLAIN, sequence=1))
-    save = service.next_save()
-    assert save.heard() == (0, b"")
+    save = service.next_session()
+    assert save.wait_request() == (0, b"")
     assert told(service, tell(1, b"write")) == (1, b"")
-    assert save.heard() == (1, b"write")
-    save.say(b"done")
+    assert save.wait_request() == (1, b"write")
+    save.set_status(b"done")
     assert told(service, tell(1, b"write")) == (1, b"done")
     assert told(service, tell(7)) == (0, b"")
     assert told(service, tell(1, rank=1)) == (0, b"")  # another worker's
-    waiting = threading.Thread(target=lambda: save.heard(2, 50.0))
+    waiting = threading.Thread(target=lambda: save.wait_request(2, 50.0))
     waiting.start()
     assert one(deliver(service, end(1, sequence=2))).status == Status.OK
     waiting.join(20)
@@ -159,13 +159,13 @@ def test_a_delta_is_of_the_save_before_and_of_no_other() -> None:
     assert asked(service, begin(BASED, sequence=2))[1][2] == 2
     assert asked(service, begin(PLAIN, sequence=1, rank=1)) == (Status.OK, [1, 0])  # worker 0's is under way
     deliver(service, end(2, *BASE, sequence=3))
-    service.next_save()
+    service.next_session()
     deliver(service, Worker().push(HASHES[:1], np.ones(1), sequence=4))
     assert asked(service, begin(DELTA, sequence=5, base=[1, 2, 3, 5])) == (Status.OK, [2, 0])
     # Given up, it changes nothing: the next one has the same in it.
     for sequence in (5, 8):
         assert len(asked(service, begin(DELTA, sequence=sequence, base=BASE))[1]) == 4
-        save = service.next_save()
+        save = service.next_session()
         changes = [save.changes(0, slot) for slot in range(16)]
         assert [rows for rows, *_ in changes] == [1] + [0] * 15
         deliver(service, end(sequence, sequence=sequence + 1))
@@ -203,7 +203,7 @@ def test_a_save_of_no_table_that_is_there_begins_nothing() -> None:
 def test_it_ends_with_its_worker(how: str) -> None:
     service = served("asp")
     asked(service, begin(BASED, sequence=1))
-    save = service.next_save()
+    save = service.next_session()
     if how == "dismissed":
         service.dismiss(0, 1)
     elif how == "replaced":
@@ -213,10 +213,10 @@ def test_it_ends_with_its_worker(how: str) -> None:
     elif how == "another save":
         assert len(asked(service, begin(PLAIN, sequence=2))[1]) == 4
         assert len(asked(service, begin(BASED, sequence=1))[1]) == 0  # what came late begins nothing
-        assert not service.next_save().ended
+        assert not service.next_session().ended
     else:
-        service.close_saves()
-        assert service.next_save() is None
+        service.close_sessions()
+        assert service.next_session() is None
         assert "nobody writes saves here" in one(deliver(service, begin(PLAIN, sequence=2))).text
     assert save.ended
     if how == "dismissed":
@@ -227,7 +227,7 @@ def test_a_table_that_goes_is_saved_as_it_was() -> None:
     service = served("asp")
     pushed(service, 1)
     asked(service, begin(PLAIN, sequence=2))
-    save = service.next_save()
+    save = service.next_session()
     pushed(service, 3)
     service.drop_table(0)
     assert rows_of(save) == {5: -1.0, 1 << 63: -1.0}
@@ -242,7 +242,7 @@ def test_parked_it_is_not_another_tables_business() -> None:
     service.drop_table(0)
     assert released(service) == []
     deliver(service, Worker(1).tick(0, []))
-    assert service.next_save().figures[0][0] == 0
+    assert service.next_session().summaries[0][0] == 0
 
 
 def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,14 +319,14 @@ def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
 LOAD = 3 << 32
 
 
-def loading(service: _core.Service, *tables: int, sequence: int = 1, rank: int = 0) -> _core.Save:
+def loading(service: _core.Service, *tables: int, sequence: int = 1, rank: int = 0) -> _core.CheckpointSession:
     """Begin a load of tables, and the exchange about it: sequences count on from there."""
     for k, table in enumerate(tables):
         message = Worker(rank).numbers(Op.LOAD_BEGIN, [0] * 16, sequence=sequence + k, table=table)
         assert one(deliver(service, message)).status == Status.OK
     named = begin(*(LOAD | table for table in tables), sequence=sequence + len(tables), rank=rank, base=BASE)
     assert asked(service, named) == (Status.OK, [0] * 4 * len(tables))
-    return service.next_save()
+    return service.next_session()
 
 
 def section_of(values: list[float]) -> np.ndarray[Any, Any]:
@@ -353,10 +353,10 @@ def test_what_a_thread_restores_takes_the_place_of_the_rows_at_the_end_of_the_lo
     for table in (0, 1):
         assert load_end(service, 7 + table, table).status == Status.OK
     asked(service, begin(PLAIN, PLAIN | 1, sequence=9))
-    save = service.next_save()
+    save = service.next_session()
     assert rows_of(save) == {5: 3.0, 1 << 63: 4.0}
     assert rows_of(save, 1) == {5: 5.0, 1 << 63: 6.0}
-    assert [figures[0] for figures in save.figures] == [9, 9]
+    assert [figures[0] for figures in save.summaries] == [9, 9]
 
 
 def test_of_what_is_restored_an_endpoint_keeps_its_own_slots() -> None:
@@ -366,7 +366,7 @@ def test_of_what_is_restored_an_endpoint_keeps_its_own_slots() -> None:
     message = Worker(epoch=1).numbers(Op.LOAD_BEGIN, [0] * 16, sequence=1, table=2)
     assert one(deliver(service, message)).status == Status.OK
     asked(service, begin(LOAD | 2, sequence=2, epoch=1))
-    load = service.next_save()
+    load = service.next_session()
     assert (load.first_slot, load.end_slot) == (8, 16)
     rule = {"admit": shoal.AfterCount(3), "optimizer": shoal.SGD(lr=1.0), "init": shoal.Zeros()}
     whole = TableSpec(name="t", dim=1, dtype="float32", seed=0, **rule).shard(2, _core.Workers(1))
@@ -408,13 +408,13 @@ def test_a_worker_saves_and_loads_at_once() -> None:
     service = served("asp")
     pushed(service, 1)
     asked(service, begin(PLAIN, sequence=2))
-    save = service.next_save()
+    save = service.next_session()
     load = loading(service, 0, sequence=3)
     asked(service, begin(PLAIN | 1, sequence=5))  # its next save ends the one before, and not the load
     assert save.ended
     assert not load.ended
     assert load.restore(0, 2, section_of([3.0, 4.0])) == 2
-    for what, saved in ((load, False), (service.next_save(), True)):
+    for what, saved in ((load, False), (service.next_session(), True)):
         with pytest.raises(ValueError, match=f"a {'save' if saved else 'load'} is under way, of which nothing is"):
             _ = what.restore(0, 2, section_of([3.0, 4.0])) if saved else what.section(0, 0)
 

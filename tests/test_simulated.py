@@ -62,7 +62,7 @@ def test_every_schedule_keeps_every_promise(service, plan, mode):
 
 def forgetful(slots, first, end):
     """An endpoint with room for the list of one call or two."""
-    return _core.Service(slots, first, end, list_bytes=700)
+    return _core.Service(slots, first, end, key_list_bytes=700)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -22,12 +22,12 @@ namespace {
 std::unique_ptr<Service> make_service(std::size_t slots, std::size_t first, std::size_t end,
                                       std::size_t deferred_reads, std::size_t deferred_bytes,
                                       std::size_t pending_bytes, std::size_t reply_bytes,
-                                      std::size_t list_bytes) {
+                                      std::size_t key_list_bytes) {
   const ServiceLimits limits{.deferred_reads = deferred_reads,
                              .deferred_bytes = deferred_bytes,
                              .pending_bytes = pending_bytes,
                              .reply_bytes = reply_bytes,
-                             .list_bytes = list_bytes};
+                             .key_list_bytes = key_list_bytes};
   return std::make_unique<Service>(Slots(slots), first, end, limits);
 }
 
@@ -52,7 +52,7 @@ void add_table(Service& service, std::uint32_t id, std::size_t dim, const std::s
 py::bytes as_bytes(const void* data, std::size_t size) { return {static_cast<const char*>(data), size}; }
 
 // [(peer, [header, frames...])]
-py::list as_list(Outbox& out) {
+py::list as_list(ReplyQueue& out) {
   py::list replies;
   for (const Reply& reply : out.replies()) {
     py::list frames;
@@ -72,8 +72,8 @@ py::list handle(Service& service, const py::bytes& peer, const py::sequence& giv
     frames.push_back(borrowed.emplace_back(frame).bytes());
   }
   const std::string name = peer;
-  Blocks blocks;
-  Outbox out(blocks);
+  BufferPool pool;
+  ReplyQueue out(pool);
   {
     const py::gil_scoped_release nogil;
     service.handle(name, frames, out);
@@ -82,8 +82,8 @@ py::list handle(Service& service, const py::bytes& peer, const py::sequence& giv
 }
 
 py::list released(Service& service) {
-  Blocks blocks;
-  Outbox out(blocks);
+  BufferPool pool;
+  ReplyQueue out(pool);
   service.released(out);
   return as_list(out);
 }
@@ -104,7 +104,7 @@ py::dict histogram(const Histogram& counts) {
   py::dict all;
   for (std::size_t b = 0; b < Histogram::kBuckets; ++b) {
     if (counts.count(b) != 0) {
-      all[py::int_(Histogram::least(b))] = counts.count(b);
+      all[py::int_(Histogram::lower_bound(b))] = counts.count(b);
     }
   }
   return all;
@@ -129,16 +129,16 @@ py::dict metrics(const Service& service) {
   all["statuses"] = counted<wire::Status>(now.statuses);
   all["duplicates"] = now.duplicates;
   all["dropped_pushes"] = now.dropped_pushes;
-  all["failed_turns"] = now.failed_turns;
+  all["failed_steps"] = now.failed_steps;
   all["deferred_reads"] = now.deferred_reads;
   all["deferred_peak"] = now.deferred_peak;
   all["deferred_bytes"] = now.deferred_bytes;
   all["pending_bytes"] = now.pending_bytes;
   all["pending_peak"] = now.pending_peak;
-  all["lists"] = now.lists;
-  all["list_bytes"] = now.list_bytes;
-  all["lists_found"] = now.lists_found;
-  all["lists_missed"] = now.lists_missed;
+  all["key_lists"] = now.key_lists;
+  all["key_list_bytes"] = now.key_list_bytes;
+  all["key_list_hits"] = now.key_list_hits;
+  all["key_list_misses"] = now.key_list_misses;
   all["weight_bytes_saved"] = now.weight_bytes_saved;
   all["narrowed"] = now.narrowed.values;
   all["narrowed_squared_error"] = now.narrowed.squared;
@@ -167,12 +167,12 @@ py::object shard(const py::object& self, std::uint32_t id) {
 // --- saves ------------------------------------------------------------------------------------------------------
 
 // Waits for one, without Python's lock; None once there are no more. Its memory is the service's.
-py::object next_save(const py::object& self) {
+py::object next_session(const py::object& self) {
   auto& service = self.cast<Service&>();
-  std::shared_ptr<Save> save;
+  std::shared_ptr<CheckpointSession> save;
   {
     const py::gil_scoped_release nogil;
-    save = service.next_save();
+    save = service.next_session();
   }
   if (save == nullptr) {
     return py::none();
@@ -182,37 +182,39 @@ py::object next_save(const py::object& self) {
   return held;
 }
 
-py::list save_figures(const Save& save) {
+py::list summaries(const CheckpointSession& save) {
   py::list all;
   for (std::size_t t = 0; t < save.tables(); ++t) {
-    const auto figures = save.figures().subspan(t * Save::kFigures, Save::kFigures);
-    all.append(py::make_tuple(figures[0], figures[1], figures[2], figures[3]));
+    const auto of_table =
+        save.summaries().subspan(t * CheckpointSession::kSummaryWords, CheckpointSession::kSummaryWords);
+    all.append(py::make_tuple(of_table[0], of_table[1], of_table[2], of_table[3]));
   }
   return all;
 }
 
-// (times, words)
-py::tuple save_heard(const Save& save, std::uint64_t times, double seconds) {
-  Save::Heard heard;
+// (times, text)
+py::tuple wait_request(const CheckpointSession& save, std::uint64_t times, double seconds) {
+  CheckpointSession::Request request;
   {
     const py::gil_scoped_release nogil;
-    heard = save.heard(times, std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * seconds)));
+    request = save.wait_request(times, std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * seconds)));
   }
-  return py::make_tuple(heard.times, py::bytes(heard.words));
+  return py::make_tuple(request.times, py::bytes(request.text));
 }
 
-Snapshot::Piece take(Save& save, std::size_t table, std::size_t slot) {
+Snapshot::Piece take(CheckpointSession& save, std::size_t table, std::size_t slot) {
   const py::gil_scoped_release nogil;
   return save.take(table, Slot{static_cast<std::uint32_t>(slot)});
 }
 
-std::size_t restore(Save& save, std::size_t table, std::size_t rows, const Array<std::uint8_t>& section) {
+std::size_t restore(CheckpointSession& save, std::size_t table, std::size_t rows,
+                    const Array<std::uint8_t>& section) {
   const auto bytes = std::as_bytes(in(section));
   const py::gil_scoped_release nogil;
   return save.restore(table, rows, bytes);
 }
 
-void restore_filter(Save& save, std::size_t table, std::size_t cut, std::size_t slot,
+void restore_filter(CheckpointSession& save, std::size_t table, std::size_t cut, std::size_t slot,
                     const Array<std::uint8_t>& filter) {
   const auto bytes = std::as_bytes(in(filter));
   const py::gil_scoped_release nogil;
@@ -228,7 +230,7 @@ void add_service(py::module_& module) {
       .def(py::init(&make_service), py::arg("slots"), py::arg("first"), py::arg("end"), py::kw_only(),
            py::arg("deferred_reads") = limits.deferred_reads,
            py::arg("deferred_bytes") = limits.deferred_bytes, py::arg("pending_bytes") = limits.pending_bytes,
-           py::arg("reply_bytes") = limits.reply_bytes, py::arg("list_bytes") = limits.list_bytes)
+           py::arg("reply_bytes") = limits.reply_bytes, py::arg("key_list_bytes") = limits.key_list_bytes)
       .def("set_map", &Service::set_map, py::arg("epoch"), py::arg("first"), py::arg("end"), Nogil())
       .def("start_job", &start_job, py::arg("job"), py::arg("mode"), py::arg("staleness") = 0,
            py::arg("mean") = false, py::arg("before") = 0)
@@ -257,30 +259,34 @@ void add_service(py::module_& module) {
       .def("drop_table", &Service::drop_table, py::arg("id"), Nogil())
       .def("tables", &Service::tables, Nogil())
       .def("shard", &shard, py::arg("id"))
-      .def("next_save", &next_save)
-      .def("close_saves", &Service::close_saves, Nogil())
+      .def("next_session", &next_session)
+      .def("close_sessions", &Service::close_sessions, Nogil())
       .def("handle", &handle, py::arg("peer"), py::arg("frames"))
       .def("released", &released)
       .def("metrics", &metrics);
-  py::class_<Save, std::shared_ptr<Save>>(module, "Save")
-      .def_property_readonly("first_slot", &Save::first)
-      .def_property_readonly("end_slot", &Save::end_slot)
-      .def_property_readonly("figures", &save_figures)
-      .def_property_readonly("ended", &Save::ended)
-      .def("heard", &save_heard, py::arg("times") = 0, py::arg("seconds") = 0.0)
-      .def("say", &Save::say, py::arg("words"), Nogil())
+  py::class_<CheckpointSession, std::shared_ptr<CheckpointSession>>(module, "CheckpointSession")
+      .def_property_readonly("first_slot", &CheckpointSession::first)
+      .def_property_readonly("end_slot", &CheckpointSession::end_slot)
+      .def_property_readonly("summaries", &summaries)
+      .def_property_readonly("ended", &CheckpointSession::ended)
+      .def("wait_request", &wait_request, py::arg("times") = 0, py::arg("seconds") = 0.0)
+      .def("set_status", &CheckpointSession::set_status, py::arg("text"), Nogil())
       .def(
           "section",
-          [](Save& save, std::size_t table, std::size_t slot) { return section_of(take(save, table, slot)); },
+          [](CheckpointSession& save, std::size_t table, std::size_t slot) {
+            return section_of(take(save, table, slot));
+          },
           py::arg("table"), py::arg("slot"))
       .def(
           "changes",
-          [](Save& save, std::size_t table, std::size_t slot) { return changes_of(take(save, table, slot)); },
+          [](CheckpointSession& save, std::size_t table, std::size_t slot) {
+            return changes_of(take(save, table, slot));
+          },
           py::arg("table"), py::arg("slot"))
       .def("restore", &restore, py::arg("table"), py::arg("rows"), py::arg("section").noconvert())
       .def("restore_filter", &restore_filter, py::arg("table"), py::arg("cut"), py::arg("slot"),
            py::arg("filter").noconvert())
-      .def("drop", &Save::drop, Nogil());
+      .def("cancel", &CheckpointSession::cancel, Nogil());
 }
 
 }  // namespace shoal::bind

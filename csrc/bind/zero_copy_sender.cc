@@ -26,8 +26,8 @@ class Carrier {
   // Bytes sent.
   std::size_t send(std::uintptr_t socket, const py::sequence& given) {
     let_go();
-    std::array<Courier::Frame, 1 + wire::kMostFrames> frames;
-    std::array<std::unique_ptr<Borrowed>, 1 + wire::kMostFrames> borrowed;
+    std::array<Courier::Frame, 1 + wire::kMaxFrames> frames;
+    std::array<std::unique_ptr<Borrowed>, 1 + wire::kMaxFrames> borrowed;
     const std::size_t count = given.size();
     SHOAL_CHECK(count >= 1 && count <= frames.size(), "a message has 1 to " + std::to_string(frames.size()) +
                                                           " frames, got " + std::to_string(count));

@@ -1,19 +1,19 @@
-// Save: tables as they were at one moment, between the data loop that goes on changing them, the worker that asked, and
+// CheckpointSession: tables as they were at one moment, between the data loop that goes on changing them, the worker that asked, and
 // the thread that writes them down. Or the way back: rows of a load that is under way, beside their tables, which the
 // thread reads.
 //
-//   data loop   Save()          the moment: a Snapshot of each table, with no push between them; or the shards to fill
-//               hear(words)     the worker's words to the thread; what that one has said last
+//   data loop   CheckpointSession()          the moment: a Snapshot of each table, with no push between them; or the shards to fill
+//               hear(text)     the worker's text to the thread; what that one has said last
 //               end(name)       all is written, and has this name, or was read of it; or, without a name, it is given up
-//   thread      take(t, slot)   the slot's bytes of the moment; heard(), say() words; drop() gives it up
+//   thread      take(t, slot)   the slot's bytes of the moment; heard(), say() text; cancel() gives it up
 //               restore(t, ..)  of a load: adds rows, those of the slots that will be taken
 //
-// What the words mean is theirs alone: python/shoal/cluster/protocol/tasks.py.
+// What the text mean is theirs alone: python/shoal/cluster/protocol/tasks.py.
 //
-// A table may be dropped, or get the rows of a load, while it is written: the Save holds its shard.
+// A table may be dropped, or get the rows of a load, while it is written: the CheckpointSession holds its shard.
 //
 // Invariants
-//   I1  until it is closed each shard has this Save's snapshot, and no other; afterwards none of it.
+//   I1  until it is closed each shard has this CheckpointSession's snapshot, and no other; afterwards none of it.
 //   I2  closed once: when it has ended and no take() or restore() is under way. The last of both does it.
 //
 // Threads: any; a mutex of its own, which no take() or restore() holds while it copies.
@@ -38,7 +38,7 @@
 
 namespace shoal {
 
-class Save {
+class CheckpointSession {
  public:
   // The call that began it.
   struct Name {
@@ -48,45 +48,45 @@ class Save {
 
     bool operator==(const Name&) const = default;
   };
-  struct Wanted {
+  struct TableRequest {
     std::shared_ptr<Shard> shard;
     std::optional<Snapshot::Kind> kind = Snapshot::Kind::kPlain;  // none: rows that a load fills
   };
-  static constexpr std::size_t kFigures = 4;  // of a table: step, clock, rows, bytes
+  static constexpr std::size_t kSummaryWords = 4;  // of a table: step, clock, rows, bytes
 
   // Of tables that are all saved or all loaded, by nobody else, and have a base where kind asks for one. Slots
   // [first, end) will be taken. Nobody changes a row meanwhile: shards of a Service are changed under its mutex alone, so
   // they need not be frozen.
-  Save(const Name& name, std::span<const Wanted> tables, std::uint32_t clock, std::size_t first,
-       std::size_t end);
-  ~Save();
-  Save(const Save&) = delete;
-  Save& operator=(const Save&) = delete;
+  CheckpointSession(const Name& name, std::span<const TableRequest> tables, std::uint32_t clock,
+                    std::size_t first, std::size_t end);
+  ~CheckpointSession();
+  CheckpointSession(const CheckpointSession&) = delete;
+  CheckpointSession& operator=(const CheckpointSession&) = delete;
 
   const Name& name() const noexcept { return name_; }
   std::size_t first() const noexcept { return first_; }
   std::size_t end_slot() const noexcept { return end_; }
-  std::size_t tables() const noexcept { return figures_.size() / kFigures; }
+  std::size_t tables() const noexcept { return summaries_.size() / kSummaryWords; }
   bool loads() const noexcept { return loads_; }
-  // kFigures numbers of each table, in the order given; of a load zeros.
-  std::span<const std::uint64_t> figures() const noexcept { return figures_; }
+  // kSummaryWords numbers of each table, in the order given; of a load zeros.
+  std::span<const std::uint64_t> summaries() const noexcept { return summaries_; }
   // Whether it has a snapshot of the shard, or fills it.
   bool holds(const Shard& shard) const;
   bool ended() const;
   bool closed() const;  // nothing is held any more
 
-  std::string hear(std::string_view words);
+  std::string set_request(std::string_view text);
   // False: it was given up before.
   bool end(const std::optional<std::string>& base);
 
-  struct Heard {
+  struct Request {
     std::uint64_t times = 0;
-    std::string words;  // the last
+    std::string text;  // the last
   };
   // Waits until the worker was heard more than so many times, or the save has ended, at most so long.
-  Heard heard(std::uint64_t times, std::chrono::milliseconds most) const;
-  void say(std::string words);
-  void drop() { end(std::nullopt); }
+  Request wait_request(std::uint64_t times, std::chrono::milliseconds most) const;
+  void set_status(std::string text);
+  void cancel() { end(std::nullopt); }
   // SnapshotLostError, or std::invalid_argument: it has ended, is a load, or there is no such table or slot, or it was taken.
   Snapshot::Piece take(std::size_t table, Slot slot);
   // What of a section, or of a filter, belongs to these slots: see Shard. Returns how many rows. std::invalid_argument also
@@ -95,7 +95,7 @@ class Save {
   void restore_filter(std::size_t table, Slots cut, Slot slot, std::span<const std::byte> filter);
 
  private:
-  struct Held {
+  struct Table {
     std::shared_ptr<Shard> shard;
     std::optional<Snapshot> snapshot = {};
   };
@@ -108,16 +108,16 @@ class Save {
   const std::size_t first_;
   const std::size_t end_;
   const bool loads_;
-  std::vector<std::uint64_t> figures_;
+  std::vector<std::uint64_t> summaries_;
 
   mutable std::mutex mutex_;  // guards the rest
   mutable std::condition_variable moved_;
-  std::vector<std::unique_ptr<Held>> held_;
+  std::vector<std::unique_ptr<Table>> tables_;
   std::size_t working_ = 0;
   bool ended_ = false;
   std::optional<std::string> base_;
-  Heard heard_;
-  std::string said_;
+  Request request_;
+  std::string status_;
 };
 
 }  // namespace shoal

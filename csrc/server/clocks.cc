@@ -9,17 +9,17 @@ namespace shoal {
 
 void Clocks::clear() { *this = Clocks(); }
 
-Clocks::Standing Clocks::standing(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
+Clocks::WorkerState Clocks::state(std::uint32_t rank, std::uint32_t incarnation) const noexcept {
   if (rank >= workers_.size() || incarnation > workers_[rank].incarnation) {
-    return Standing::kUnknown;
+    return WorkerState::kUnknown;
   }
   const Worker& worker = workers_[rank];
   const bool serves = incarnation == worker.incarnation && worker.admitted && !worker.fenced;
-  return serves ? Standing::kAdmitted : Standing::kFenced;
+  return serves ? WorkerState::kAdmitted : WorkerState::kFenced;
 }
 
 void Clocks::check(std::uint32_t rank, std::uint32_t incarnation) {
-  SHOAL_CHECK(rank < kMostWorkers,
+  SHOAL_CHECK(rank < kMaxWorkers,
               "there is no rank " + std::to_string(rank) + ": a job has at most 65536 workers");
   SHOAL_CHECK(incarnation != 0, "rank " + std::to_string(rank) + " has incarnation 0: the first is 1");
 }

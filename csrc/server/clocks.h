@@ -26,9 +26,9 @@ namespace shoal {
 
 class Clocks {
  public:
-  static constexpr std::uint32_t kMostWorkers = 65536;
+  static constexpr std::uint32_t kMaxWorkers = 65536;
 
-  enum class Standing : std::uint8_t {
+  enum class WorkerState : std::uint8_t {
     kAdmitted,
     kFenced,   // fenced, dismissed, or somebody else has taken the rank since
     kUnknown,  // not admitted yet
@@ -44,11 +44,11 @@ class Clocks {
   // A new job: nobody is known.
   void clear();
 
-  Standing standing(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
+  WorkerState state(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
   // The worker must be admitted.
   std::uint32_t clock(std::uint32_t rank) const noexcept { return workers_[rank].clock; }
 
-  // False where it is in already, or is an old one; a hold ends in any case. Ranks from kMostWorkers on, and incarnation
+  // False where it is in already, or is an old one; a hold ends in any case. Ranks from kMaxWorkers on, and incarnation
   // 0, are refused: std::invalid_argument.
   bool admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
   // Its clock stands still from now on. False where it is not in.

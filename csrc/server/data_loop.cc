@@ -18,7 +18,7 @@ namespace shoal {
 
 namespace {
 
-extern "C" void give_back_lease(void* /*data*/, void* hint) { Lease::give_back(hint); }
+extern "C" void release_buffer(void* /*data*/, void* hint) { PooledBuffer::release(hint); }
 
 // The reply without its values: the peer asks again after a pause.
 void overload(Reply& reply) {
@@ -36,24 +36,24 @@ void overload(Reply& reply) {
 }  // namespace
 
 // What makes a poll return from another thread.
-class DataLoop::Doorbell {
+class DataLoop::EventFd {
  public:
-  Doorbell() : file_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  EventFd() : file_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     if (file_ < 0) {
       throw TransportError(std::string("no event file for a data loop: ") + std::strerror(errno) +
                            "; raise the limit of open files (ulimit -n)");
     }
   }
-  ~Doorbell() { close(file_); }
-  Doorbell(const Doorbell&) = delete;
-  Doorbell& operator=(const Doorbell&) = delete;
+  ~EventFd() { close(file_); }
+  EventFd(const EventFd&) = delete;
+  EventFd& operator=(const EventFd&) = delete;
 
   int file() const noexcept { return file_; }
-  void ring() const noexcept {
+  void signal() const noexcept {
     const std::uint64_t one = 1;
     static_cast<void>(!write(file_, &one, sizeof(one)));  // fails only if it rings already, 2^64 times
   }
-  void silence() const noexcept {
+  void drain() const noexcept {
     std::uint64_t rung = 0;
     static_cast<void>(!read(file_, &rung, sizeof(rung)));
   }
@@ -73,8 +73,8 @@ struct DataLoop::Counts {
 };
 
 struct DataLoop::Memory {
-  Blocks blocks;
-  Outbox outbox{blocks};
+  BufferPool pool;
+  ReplyQueue reply_queue{pool};
 };
 
 // A socket that is closed at the end of its scope, in the thread that made it.
@@ -165,7 +165,7 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions 
       service_(service),
       options_(std::move(options)),
       memory_(std::make_unique<Memory>()),
-      doorbell_(std::make_unique<Doorbell>()),
+      wake_event_(std::make_unique<EventFd>()),
       counts_(std::make_unique<Counts>()) {
   SHOAL_CHECK(options_.heartbeat_ms <= 0 || options_.dead_after_ms > options_.heartbeat_ms,
               "a peer must be silent for longer than a heartbeat before it counts as gone");
@@ -198,7 +198,7 @@ DataLoop::~DataLoop() {
 
 void DataLoop::wake() noexcept {
   woken_.store(true, std::memory_order_release);
-  doorbell_->ring();
+  wake_event_->signal();
 }
 
 void DataLoop::stop() noexcept {
@@ -207,7 +207,7 @@ void DataLoop::stop() noexcept {
   }
   service_.set_waker({});
   stop_.store(true, std::memory_order_release);
-  doorbell_->ring();
+  wake_event_->signal();
   thread_->join();
 }
 
@@ -222,7 +222,7 @@ LoopMetrics DataLoop::metrics() const noexcept {
           .overloaded = now(counts_->overloaded),
           .failed = now(counts_->failed),
           .wakes = now(counts_->wakes),
-          .unsent_bytes = memory_->blocks.out()};
+          .unsent_bytes = memory_->pool.used_bytes()};
 }
 
 // `opened` is told once, "" or what went wrong: what it refers to is gone afterwards.
@@ -242,7 +242,7 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   while (!stop_.load(std::memory_order_acquire)) {
     if (woken_.exchange(false, std::memory_order_acq_rel)) {
       Counts::add(counts_->wakes);
-      reply_to(*socket, [this] { service_.released(memory_->outbox); });
+      reply_to(*socket, [this] { service_.released(memory_->reply_queue); });
     }
     const Parts::Got got = parts.receive(socket->get());
     if (got == Parts::Got::kMessage) {
@@ -251,10 +251,10 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
       break;
     } else {
       std::array<zmq::PollItem, 2> items{
-          {{socket->get(), 0, zmq::kPollIn, 0}, {nullptr, doorbell_->file(), zmq::kPollIn, 0}}};
+          {{socket->get(), 0, zmq::kPollIn, 0}, {nullptr, wake_event_->file(), zmq::kPollIn, 0}}};
       zmq_.poll(items.data(), static_cast<int>(items.size()), -1);
       if (items[1].revents != 0) {
-        doorbell_->silence();
+        wake_event_->drain();
       }
     }
     parts.clear();
@@ -274,7 +274,7 @@ void DataLoop::answer(Socket& socket, Parts& parts) noexcept {
   Counts::add(counts_->request_bytes, parts.bytes() - peer.size());
   reply_to(socket, [&] {
     service_.handle({reinterpret_cast<const char*>(peer.data()), peer.size()},
-                    std::span(frames).first(parts.count() - 1), memory_->outbox);
+                    std::span(frames).first(parts.count() - 1), memory_->reply_queue);
   });
 }
 
@@ -285,20 +285,20 @@ void DataLoop::reply_to(Socket& socket, const Work& work) noexcept {
   } catch (const std::exception&) {  // no memory, not even for a reply that says so
     Counts::add(counts_->failed);
   }
-  for (Reply& reply : memory_->outbox.replies()) {
+  for (Reply& reply : memory_->reply_queue.replies()) {
     send(socket, reply);
   }
-  memory_->outbox.replies().clear();
+  memory_->reply_queue.replies().clear();
 }
 
 void DataLoop::send(Socket& socket, Reply& reply) noexcept {
   const std::size_t bytes = reply.payload_bytes();
-  if (bytes > 0 && memory_->blocks.out() > std::max(options_.unsent_bytes, bytes)) {
+  if (bytes > 0 && memory_->pool.used_bytes() > std::max(options_.unsent_bytes, bytes)) {
     overload(reply);
     Counts::add(counts_->overloaded);
   }
   // All that may fail for lack of memory comes first: a message that was begun must be ended.
-  std::array<zmq::Message, 1 + Reply::kMostPayload> messages;
+  std::array<zmq::Message, 1 + Reply::kMaxPayloadFrames> messages;
   if (!prepare(reply, messages)) {
     Counts::add(counts_->failed);
     return;
@@ -335,16 +335,16 @@ bool DataLoop::prepare(Reply& reply, std::span<zmq::Message> messages) noexcept 
   std::memcpy(zmq_.data(&messages[0]), reply.header.data(), reply.header.size());
   for (std::size_t i = 0; i < reply.frames; ++i) {
     zmq::Message& message = messages[i + 1];
-    Lease& lease = reply.payload.at(i);
-    if (lease.size() == 0) {
+    PooledBuffer& buffer = reply.payload.at(i);
+    if (buffer.size() == 0) {
       zmq_.init(&message);
       continue;
     }
-    std::byte* const data = lease.data();
-    const std::size_t bytes = lease.size();
-    void* const given = lease.detach();
-    if (zmq_.init_data(&message, data, bytes, give_back_lease, given) != 0) {
-      Lease::give_back(given);
+    std::byte* const data = buffer.data();
+    const std::size_t bytes = buffer.size();
+    void* const given = buffer.detach();
+    if (zmq_.init_data(&message, data, bytes, release_buffer, given) != 0) {
+      PooledBuffer::release(given);
       for (std::size_t done = 0; done <= i; ++done) {
         zmq_.close_message(&messages[done]);
       }

@@ -2,10 +2,10 @@
 //
 // Idea. Python makes the context and chooses the address; from there on no Python runs between a request and its reply.
 // The thread takes whole messages from the socket, lets the service answer from the bytes as they lie there, and gives the
-// replies' memory to the transport, which brings it back to the outbox's blocks once it is sent.
+// replies' memory to the transport, which brings it back to the reply_queue's blocks once it is sent.
 //
-//   peer -> ROUTER -> frames -> Service::handle -> Outbox -> ROUTER -> peers
-//   a control call, in another thread -> Service -> wake() -> Service::released -> Outbox -> ROUTER -> peers
+//   peer -> ROUTER -> frames -> Service::handle -> ReplyQueue -> ROUTER -> peers
+//   a control call, in another thread -> Service -> wake() -> Service::released -> ReplyQueue -> ROUTER -> peers
 //
 // Invariants
 //   I1  Whatever arrives is read to its last frame and answered or counted; no frames end the thread or the process.
@@ -90,7 +90,7 @@ class DataLoop {
 
  private:
   class Socket;
-  class Doorbell;
+  class EventFd;
   struct Counts;
   struct Memory;
 
@@ -108,7 +108,7 @@ class DataLoop {
   const LoopOptions options_;
   std::string address_;
   std::unique_ptr<Memory> memory_;
-  std::unique_ptr<Doorbell> doorbell_;
+  std::unique_ptr<EventFd> wake_event_;
   std::unique_ptr<Counts> counts_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> woken_{false};

@@ -1,16 +1,16 @@
-// Seen: which writes of one worker have been done, so that each is done once.
+// DedupWindow: which writes of one worker have been done, so that each is done once.
 //
 // Idea. A worker numbers its calls that change something 1, 2, 3, ...; a call's parts at several endpoints, and a part
 // that is sent again, carry the same number. Every slot remembers the last numbers, so a part may be sent again with other
 // slots beside it, or to another endpoint: each slot takes it once.
 //
-//   Window           top, the greatest number seen, and a bit for each of the 64 numbers up to it
+//   SequenceWindow           top, the greatest number seen, and a bit for each of the 64 numbers up to it
 //   slot(s)          of slot s
 //   calls()          of this endpoint: a part of the call has been here (a tick names these)
 //   erased(number)   how many rows the call erased here, for when its reply must be given again
 //   answer(number)   the numbers that a function answered when it changed rows, for the same
 //   swept(number)    those of a sweep
-//   put_off(number)  counts how often the call was told to come again later
+//   postpone(number)  counts how often the call was told to come again later
 //
 //   top 70, mask ...1011     70 seen, 69 seen, 68 not, 67 seen; 6 and less count as seen
 //
@@ -30,11 +30,11 @@
 
 namespace shoal {
 
-class Window {
+class SequenceWindow {
  public:
   static constexpr std::uint64_t kSpan = 64;
 
-  bool seen(std::uint64_t number) const noexcept {
+  bool contains(std::uint64_t number) const noexcept {
     if (number > top_) {
       return false;
     }
@@ -57,12 +57,12 @@ class Window {
   std::uint64_t mask_ = ~std::uint64_t{0};  // nothing is numbered 0 or less
 };
 
-class Seen {
+class DedupWindow {
  public:
-  explicit Seen(std::size_t slots) : slots_(slots) {}
+  explicit DedupWindow(std::size_t slots) : slots_(slots) {}
 
-  Window& slot(std::size_t s) noexcept { return slots_[s]; }
-  Window& calls() noexcept { return calls_; }
+  SequenceWindow& slot(std::size_t s) noexcept { return slots_[s]; }
+  SequenceWindow& calls() noexcept { return calls_; }
 
   std::uint64_t erased(std::uint64_t number) const noexcept {
     const Erased& last = erased_[number % erased_.size()];
@@ -78,32 +78,32 @@ class Seen {
   std::vector<std::uint64_t>& swept(std::uint64_t number) { return kept(swept_, number); }
 
   // A call that is told to come again later: at most so many times, then false.
-  bool put_off(std::uint64_t number, std::uint32_t most) noexcept {
-    PutOff& last = put_off_[number % put_off_.size()];
+  bool postpone(std::uint64_t number, std::uint32_t most) noexcept {
+    Postponed& last = postponed_[number % postponed_.size()];
     last = {number, last.number == number ? last.times + 1 : 1};
     return last.times <= most;
   }
 
   // A push that memory stopped halfway: one slot of it has the rows below `next` and not the others. The call was answered
   // with an error; sent again, it goes on there.
-  struct Half {
+  struct PartialPush {
     std::uint64_t number = 0;
     std::uint64_t next = 0;  // a hash
   };
   // Of the call with this number; null where none was stopped.
-  Half* half(std::uint64_t number) noexcept {
-    for (Half& half : halves_) {
-      if (half.number == number) {
-        return &half;
+  PartialPush* partial_push(std::uint64_t number) noexcept {
+    for (PartialPush& partial : partial_pushes_) {
+      if (partial.number == number) {
+        return &partial;
       }
     }
     return nullptr;
   }
   // Never allocates: it is called when there is no memory.
-  void stop(std::uint64_t number, std::uint64_t next) noexcept {
-    Half* place = half(number);
+  void set_partial_push(std::uint64_t number, std::uint64_t next) noexcept {
+    PartialPush* place = partial_push(number);
     if (place == nullptr) {
-      place = &halves_[number % halves_.size()];
+      place = &partial_pushes_[number % partial_pushes_.size()];
     }
     *place = {number, next};
   }
@@ -113,7 +113,7 @@ class Seen {
     std::uint64_t number = 0;
     std::uint64_t rows = 0;
   };
-  struct PutOff {
+  struct Postponed {
     std::uint64_t number = 0;
     std::uint32_t times = 0;
   };
@@ -122,15 +122,16 @@ class Seen {
 
   template <class T>
   static std::vector<T>& kept(Answers<T>& answers, std::uint64_t number) {
-    answers.erase(answers.begin(), answers.lower_bound(number < Window::kSpan ? 0 : number - Window::kSpan));
+    answers.erase(answers.begin(),
+                  answers.lower_bound(number < SequenceWindow::kSpan ? 0 : number - SequenceWindow::kSpan));
     return answers[number];
   }
 
-  std::vector<Window> slots_;
-  Window calls_;
-  std::array<Erased, Window::kSpan> erased_{};
-  std::array<Half, Window::kSpan> halves_{};
-  std::array<PutOff, Window::kSpan> put_off_{};
+  std::vector<SequenceWindow> slots_;
+  SequenceWindow calls_;
+  std::array<Erased, SequenceWindow::kSpan> erased_{};
+  std::array<PartialPush, SequenceWindow::kSpan> partial_pushes_{};
+  std::array<Postponed, SequenceWindow::kSpan> postponed_{};
   Answers<double> answers_;
   Answers<std::uint64_t> swept_;
 };

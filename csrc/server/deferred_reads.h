@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "server/reply_queue.h"
+#include "transport/buffer_pool.h"
 #include "wire/wire.h"
 
 namespace shoal {
@@ -24,8 +25,8 @@ class DeferredReads {
   struct Read {
     Peer peer;
     wire::Header header;
-    Lease hashes;
-    Lease parameters;  // of a function
+    PooledBuffer hashes;
+    PooledBuffer parameters;  // of a function
     std::size_t reply_bytes = 0;
 
     std::size_t bytes() const noexcept {

@@ -23,7 +23,7 @@ class Histogram {
 
   std::uint64_t count(std::size_t bucket) const noexcept { return counts_[bucket]; }
   // The least number that a bucket counts.
-  static std::uint64_t least(std::size_t bucket) noexcept {
+  static std::uint64_t lower_bound(std::size_t bucket) noexcept {
     return bucket < kExact ? bucket : std::uint64_t{1} << (bucket - kExact + 4);
   }
 

@@ -55,39 +55,40 @@ Digest digest(std::span<const std::uint64_t> hashes, std::uint32_t seed) noexcep
   return {a, b};
 }
 
-std::size_t Lists::bytes_of(const Kept& kept) noexcept {
+std::size_t KeyListCache::bytes_of(const KeyList& kept) noexcept {
   return kept.hashes.size() * sizeof(std::uint64_t) + kOverhead;
 }
 
-std::optional<std::span<const std::uint64_t>> Lists::find(const Digest& digest, std::size_t count) noexcept {
-  const auto place = places_.find(digest);
-  if (place == places_.end() || place->second->hashes.size() != count) {
+std::optional<std::span<const std::uint64_t>> KeyListCache::find(const Digest& digest,
+                                                                 std::size_t count) noexcept {
+  const auto place = index_.find(digest);
+  if (place == index_.end() || place->second->hashes.size() != count) {
     return std::nullopt;
   }
   order_.splice(order_.begin(), order_, place->second);
   return std::span(order_.front().hashes.data(), count);
 }
 
-void Lists::keep(const Digest& digest, std::span<const std::uint64_t> hashes) noexcept {
+void KeyListCache::insert(const Digest& digest, std::span<const std::uint64_t> hashes) noexcept {
   const std::size_t bytes = hashes.size_bytes() + kOverhead;
-  if (bytes > room_ || find(digest, hashes.size())) {
+  if (bytes > capacity_ || find(digest, hashes.size())) {
     return;
   }
   const auto drop = [&](Order::iterator last) {
     bytes_ -= bytes_of(*last);
-    places_.erase(last->digest);
+    index_.erase(last->digest);
     order_.erase(last);
   };
-  if (const auto other = places_.find(digest); other != places_.end()) {
+  if (const auto other = index_.find(digest); other != index_.end()) {
     drop(other->second);
   }
-  while (bytes_ + bytes > room_) {
+  while (bytes_ + bytes > capacity_) {
     drop(std::prev(order_.end()));
   }
   try {
     order_.push_front({digest, Buffer<std::uint64_t>(hashes.size())});
     try {
-      places_.emplace(digest, order_.begin());
+      index_.emplace(digest, order_.begin());
     } catch (const std::bad_alloc&) {
       order_.pop_front();
       return;
@@ -99,22 +100,22 @@ void Lists::keep(const Digest& digest, std::span<const std::uint64_t> hashes) no
   bytes_ += bytes;
 }
 
-void Lists::clear() noexcept {
-  places_.clear();
+void KeyListCache::clear() noexcept {
+  index_.clear();
   order_.clear();
   bytes_ = 0;
 }
 
-const char* Lists::verify() const noexcept {
+const char* KeyListCache::verify() const noexcept {
   std::size_t bytes = 0;
-  for (const Kept& kept : order_) {
+  for (const KeyList& kept : order_) {
     bytes += bytes_of(kept);
-    const auto place = places_.find(kept.digest);
-    if (place == places_.end() || &*place->second != &kept) {
+    const auto place = index_.find(kept.digest);
+    if (place == index_.end() || &*place->second != &kept) {
       return "a list is not found under its digest";
     }
   }
-  if (bytes != bytes_ || bytes_ > room_ || places_.size() != order_.size()) {
+  if (bytes != bytes_ || bytes_ > capacity_ || index_.size() != order_.size()) {
     return "the bytes that are kept";
   }
   return "";

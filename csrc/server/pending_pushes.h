@@ -1,11 +1,11 @@
-// Pending: the pushes that wait for the end of their clock.
+// PendingPushes: the pushes that wait for the end of their clock.
 //
 // Idea. Where all pushes of a clock become one step, each is copied and kept until everybody has ticked the clock. Then its
-// turn comes: table by table, all that was kept is merged in one order that does not depend on who was first.
+// step comes: table by table, all that was kept is merged in one order that does not depend on who was first.
 //
-//   turn of clock 7   ticked 2 | tables {0, 3}           what the workers that ticked say they pushed to, anywhere
+//   step of clock 7   ticked 2 | tables {0, 3}           what the workers that ticked say they pushed to, anywhere
 //                     kept   table 0: (rank 1, call 9) (rank 0, call 4) (rank 0, call 5)    as they came
-//   lists(0)          (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)                    as they are merged
+//   pushes(0)          (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)                    as they are merged
 //
 // Parts of one call that came in several messages hold different slots, so their order among themselves changes nothing.
 //
@@ -26,21 +26,21 @@
 #include <vector>
 
 #include "policy/lifecycle.h"
-#include "server/reply_queue.h"
+#include "transport/buffer_pool.h"
 
 namespace shoal {
 
-class Pending {
+class PendingPushes {
  public:
-  static constexpr std::size_t kOverhead = 256;  // of a turn; of one push, beside its numbers
+  static constexpr std::size_t kOverhead = 256;  // of a step; of one push, beside its numbers
 
   // One push: the hashes, then the gradients, then how often each row occurred, where not all did once, in one block.
-  struct Kept {
+  struct Push {
     std::uint32_t rank = 0;
     std::uint64_t sequence = 0;
     std::size_t count = 0;
     bool counted = false;
-    Lease block;
+    PooledBuffer block;
 
     static std::size_t bytes(std::size_t count, std::size_t numbers, std::size_t counts) noexcept {
       return count * sizeof(std::uint64_t) + numbers * sizeof(float) + counts * sizeof(std::uint32_t);
@@ -64,17 +64,17 @@ class Pending {
     bool done = false;
   };
 
-  struct Turn {
+  struct ClockStep {
     std::size_t ticked = 0;          // workers
     std::set<std::uint32_t> tables;  // those that get a step
-    std::map<std::uint32_t, std::vector<Kept>> kept;
+    std::map<std::uint32_t, std::vector<Push>> kept;
     std::vector<Sweep> sweeps;  // in (rank, sequence) order
     std::size_t bytes = kOverhead;
     // Of the table that comes first, where memory ran out halfway: its rows that are stepped.
     std::size_t stepped = 0;
   };
 
-  void keep(std::uint32_t clock, std::uint32_t table, Kept&& push);
+  void add(std::uint32_t clock, std::uint32_t table, Push&& push);
   void sweep(std::uint32_t clock, Sweep&& sweep);
   void tick(std::uint32_t clock, std::span<const std::uint32_t> tables);
   // Forgets what a worker pushed, and asked to be swept, in clocks that it has not ticked, from `clock` on: how many pushes.
@@ -82,37 +82,37 @@ class Pending {
   void drop_table(std::uint32_t table);
   void clear();
 
-  bool empty() const noexcept { return turns_.empty(); }
+  bool empty() const noexcept { return steps_.empty(); }
   std::uint32_t next() const noexcept {
-    return turns_.begin()->first;
+    return steps_.begin()->first;
   }  // the least clock; not of an empty one
-  Turn& first() noexcept { return turns_.begin()->second; }
-  // The least table that the first turn has something for.
+  ClockStep& first() noexcept { return steps_.begin()->second; }
+  // The least table that the first step has something for.
   std::optional<std::uint32_t> next_table() const noexcept;
-  // What the first turn has for a table, in (rank, sequence) order.
-  std::span<const Kept> lists(std::uint32_t table);
+  // What the first step has for a table, in (rank, sequence) order.
+  std::span<const Push> pushes(std::uint32_t table);
   // The table has its step.
-  void done(std::uint32_t table) noexcept;
+  void finish_table(std::uint32_t table) noexcept;
   void pop() noexcept;
 
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t bytes(std::uint32_t clock) const noexcept {
-    const auto turn = turns_.find(clock);
-    return turn == turns_.end() ? 0 : turn->second.bytes;
+    const auto step = steps_.find(clock);
+    return step == steps_.end() ? 0 : step->second.bytes;
   }
 
  private:
-  Turn& turn(std::uint32_t clock);
-  void add(Turn& turn, std::size_t bytes) noexcept {
-    turn.bytes += bytes;
+  ClockStep& step(std::uint32_t clock);
+  void add(ClockStep& step, std::size_t bytes) noexcept {
+    step.bytes += bytes;
     bytes_ += bytes;
   }
-  void take(Turn& turn, std::size_t bytes) noexcept {
-    turn.bytes -= bytes;
+  void take(ClockStep& step, std::size_t bytes) noexcept {
+    step.bytes -= bytes;
     bytes_ -= bytes;
   }
 
-  std::map<std::uint32_t, Turn> turns_;  // by clock
+  std::map<std::uint32_t, ClockStep> steps_;  // by clock
   std::size_t bytes_ = 0;
 };
 

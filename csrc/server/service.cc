@@ -28,8 +28,8 @@ Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceL
       limits_(limits),
       first_slot_(first),
       end_slot_(end),
-      lists_(limits.list_bytes),
-      begins_(slots.count() + 1) {
+      key_lists_(limits.key_list_bytes),
+      offsets_(slots.count() + 1) {
   SHOAL_CHECK(first <= end && end <= slots.count(), "there are no slots [" + std::to_string(first) + ", " +
                                                         std::to_string(end) + ") of " +
                                                         std::to_string(slots.count()));
@@ -40,7 +40,7 @@ Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceL
   refused_.reserve(slots.count());
 }
 
-Service::~Service() { close_saves(); }
+Service::~Service() { close_sessions(); }
 
 Service::Table* Service::find(std::uint32_t id) noexcept {
   const auto table = tables_.find(id);
@@ -49,7 +49,7 @@ Service::Table* Service::find(std::uint32_t id) noexcept {
 
 // --- in ---------------------------------------------------------------------------------------------------------
 
-void Service::handle(std::string_view peer, std::span<const wire::Frame> frames, Outbox& out) noexcept {
+void Service::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept {
   const std::lock_guard lock(mutex_);
   const wire::Fault fault =
       wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_);
@@ -77,7 +77,7 @@ void Service::handle(std::string_view peer, std::span<const wire::Frame> frames,
   advance(out);
 }
 
-void Service::released(Outbox& out) noexcept {
+void Service::released(ReplyQueue& out) noexcept {
   const std::lock_guard lock(mutex_);
   auto& waiting = released_.replies();
   std::size_t taken = 0;
@@ -100,13 +100,13 @@ bool Service::check_worker(const Call& call) {
     send(call, Status::kWrongJob);
     return false;
   }
-  switch (clocks_.standing(call.header.worker, call.header.incarnation)) {
-    case Clocks::Standing::kAdmitted:
+  switch (clocks_.state(call.header.worker, call.header.incarnation)) {
+    case Clocks::WorkerState::kAdmitted:
       return true;
-    case Clocks::Standing::kFenced:
+    case Clocks::WorkerState::kFenced:
       send(call, Status::kFenced);
       return false;
-    case Clocks::Standing::kUnknown:
+    case Clocks::WorkerState::kUnknown:
       send(call, Status::kNotAdmitted);
       return false;
   }
@@ -160,12 +160,12 @@ bool Service::recall(Call& call) {
   const Header& header = call.header;
   if ((header.flags & wire::kDigest) == 0) {
     if (header.worker != wire::kAnonymous) {
-      lists_.keep(digest(call.hashes, job_), call.hashes);
+      key_lists_.insert(digest(call.hashes, job_), call.hashes);
     }
     return true;
   }
-  const auto list = lists_.find(Digest::read(decoded_.digest), header.count);
-  ++(list ? metrics_.lists_found : metrics_.lists_missed);
+  const auto list = key_lists_.find(Digest::read(decoded_.digest), header.count);
+  ++(list ? metrics_.key_list_hits : metrics_.key_list_misses);
   if (!list) {
     send(call, Status::kUnknownKeyList);
     return false;
@@ -229,7 +229,7 @@ SlotSlices Service::cut(std::span<const std::uint64_t> hashes) {
   const std::size_t n = hashes.size();
   const std::size_t first = n == 0 ? slots_.count() : index_of(slots_.of(hashes.front()));
   const std::size_t last = n == 0 ? 0 : index_of(slots_.of(hashes.back()));
-  std::fill_n(begins_.begin(), first + 1, 0);
+  std::fill_n(offsets_.begin(), first + 1, 0);
   // Hashes are spread evenly: the end of a slot is looked for about where it should be.
   const std::size_t stride = n == 0 ? 1 : std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
   std::size_t at = 0;
@@ -241,17 +241,18 @@ SlotSlices Service::cut(std::span<const std::uint64_t> hashes) {
     const auto begin = hashes.begin() + static_cast<std::ptrdiff_t>(at);
     const auto end = hashes.begin() + static_cast<std::ptrdiff_t>(std::min(at + stride, n));
     at = static_cast<std::size_t>(std::lower_bound(begin, end, bound) - hashes.begin());
-    begins_[s + 1] = at;
+    offsets_[s + 1] = at;
   }
   if (n != 0) {
-    std::fill(begins_.begin() + static_cast<std::ptrdiff_t>(last) + 1, begins_.end(), n);
+    std::fill(offsets_.begin() + static_cast<std::ptrdiff_t>(last) + 1, offsets_.end(), n);
   }
-  return {hashes, begins_};
+  return {hashes, offsets_};
 }
 
 // --- out --------------------------------------------------------------------------------------------------------
 
-void Service::send(const Call& call, Header header, std::size_t frames, Lease first, Lease second) {
+void Service::send(const Call& call, Header header, std::size_t frames, PooledBuffer first,
+                   PooledBuffer second) {
   Reply reply;
   reply.peer = call.peer;
   header.magic = wire::kMagic;
@@ -285,18 +286,18 @@ void Service::send_text(const Call& call, Status status, std::string_view text) 
   if (!has_text) {
     return send(call, status);
   }
-  Lease block = call.out.block(text.size());
+  PooledBuffer block = call.out.acquire(text.size());
   std::ranges::copy(std::as_bytes(std::span(text)), block.bytes().begin());
   send(call, {.status = status, .count = static_cast<std::uint32_t>(text.size())}, 1, std::move(block));
 }
 
-Lease Service::refusal(Outbox& out) const {
-  Lease block = out.block(refused_.size() * sizeof(std::uint16_t));
+PooledBuffer Service::refusal(ReplyQueue& out) const {
+  PooledBuffer block = out.acquire(refused_.size() * sizeof(std::uint16_t));
   std::copy(refused_.begin(), refused_.end(), block.as<std::uint16_t>().begin());
   return block;
 }
 
-void Service::send_done(const Call& call, Lease refusal, std::uint32_t aux) {
+void Service::send_done(const Call& call, PooledBuffer refusal, std::uint32_t aux) {
   const auto count = static_cast<std::uint32_t>(refusal.size() / sizeof(std::uint16_t));
   if (count == 0) {
     return send(call, {.status = Status::kOk, .aux = aux});
@@ -328,8 +329,8 @@ ServiceMetrics Service::metrics() const {
   now.deferred_reads = deferred_.size();
   now.deferred_bytes = deferred_.bytes();
   now.pending_bytes = pending_.bytes();
-  now.lists = lists_.size();
-  now.list_bytes = lists_.bytes();
+  now.key_lists = key_lists_.size();
+  now.key_list_bytes = key_lists_.bytes();
   now.applied = applied_;
   now.floor = clocks_.floor();
   const auto& workers = clocks_.workers();

@@ -13,7 +13,7 @@
 //
 //   a message  -> decode -> job, worker -> table -> slots that are here | slots that are not: told, the rest is done
 //              -> slots that have seen this call (server/dedup_window.h): skipped, so sending again changes nothing
-//              -> Shard, or Pending, or DeferredReads -> reply, and whatever else may go now
+//              -> Shard, or PendingPushes, or DeferredReads -> reply, and whatever else may go now
 //
 // A save (server/checkpoint_session.h) is begun at a clock as a read is: what it holds is what a pull of that clock would see, in all of its
 // tables. Others write it down, in threads of their own; it ends with the worker that began it at the latest. The rows of a
@@ -32,10 +32,10 @@
 //       stopped halfway goes on where it was stopped, and so does a step of many workers.
 //
 // Bounds: reads that wait (number, bytes with their replies), pushes that are kept (bytes; those ahead of the next clock may
-// take half), bytes of a reply. Who meets one is told OVERLOADED, to come again. The rows' memory has a budget
+// take partial), bytes of a reply. Who meets one is told OVERLOADED, to come again. The rows' memory has a budget
 // (policy/budget.h): who meets that is told RESOURCE_EXHAUSTED. A step of BSP that does is not made, and who pulls or pushes next is told.
 //
-// Threads: any; one mutex, which no call holds while it waits for anything. Blocks of replies come from the outbox.
+// Threads: any; one mutex, which no call holds while it waits for anything. BufferPool of replies come from the reply_queue.
 
 #pragma once
 
@@ -88,7 +88,7 @@ struct ServiceLimits {
   std::size_t pending_bytes = std::size_t{1} << 30U;
   std::size_t reply_bytes = std::size_t{1} << 30U;
   std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has a bound of its own
-  std::size_t list_bytes = std::size_t{64} << 20U;        // key lists that may come again
+  std::size_t key_list_bytes = std::size_t{64} << 20U;    // key lists that may come again
 };
 
 struct ServiceMetrics {
@@ -100,7 +100,7 @@ struct ServiceMetrics {
   std::array<std::uint64_t, 32> statuses{};                                           // of replies
   std::uint64_t duplicates = 0;      // writes, or slots of them, that had been done before
   std::uint64_t dropped_pushes = 0;  // of workers that were dismissed before they ticked
-  std::uint64_t failed_turns = 0;    // merges that memory, or something else, stopped; they are tried again
+  std::uint64_t failed_steps = 0;    // merges that memory, or something else, stopped; they are tried again
   std::size_t deferred_reads = 0;
   std::size_t deferred_peak = 0;
   std::size_t deferred_bytes = 0;
@@ -108,10 +108,10 @@ struct ServiceMetrics {
   std::size_t pending_peak = 0;
   std::uint32_t applied = 0;
   std::uint32_t floor = 0;
-  std::size_t lists = 0;  // kept by their digests
-  std::size_t list_bytes = 0;
-  std::uint64_t lists_found = 0;  // requests whose digest stood for a list
-  std::uint64_t lists_missed = 0;
+  std::size_t key_lists = 0;  // kept by their digests
+  std::size_t key_list_bytes = 0;
+  std::uint64_t key_list_hits = 0;  // requests whose digest stood for a list
+  std::uint64_t key_list_misses = 0;
   std::uint64_t weight_bytes_saved = 0;  // of replies to pulls, in 16 bits or without zeros
   Loss narrowed;                         // weights that pulls asked for in 16 bits
   std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;  // (rank, clock) of those admitted
@@ -121,7 +121,7 @@ struct ServiceMetrics {
 
 class Service {
  public:
-  static constexpr std::size_t kLeastWaiting = std::size_t{64} << 20U;  // bytes
+  static constexpr std::size_t kMinWaitingBytes = std::size_t{64} << 20U;  // bytes
 
   // Owns the slots [first, end).
   Service(Slots slots, std::size_t first, std::size_t end, const ServiceLimits& limits = {});
@@ -147,7 +147,7 @@ class Service {
   void resume();
 
   // What the tables may keep of a slot, in bytes; before the first table is there. What waits then takes a quarter of all
-  // slots' here at most, pushes and reads each, but for kLeastWaiting; limits that are lower stay.
+  // slots' here at most, pushes and reads each, but for kMinWaitingBytes; limits that are lower stay.
   void set_memory(std::uint64_t slot_bytes);
   void add_table(std::uint32_t id, const TableSpec& spec);
   void drop_table(std::uint32_t id);
@@ -155,11 +155,11 @@ class Service {
   // A copy of a table as it stands, for checks.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const;
 
-  // The next save that was begun: waits for it; null once close_saves() was called. Of the shards' memory, which ends with
+  // The next save that was begun: waits for it; null once close_sessions() was called. Of the shards' memory, which ends with
   // this, a save may not outlive it.
-  std::shared_ptr<Save> next_save();
+  std::shared_ptr<CheckpointSession> next_session();
   // Gives up all saves that are under way, and those that come.
-  void close_saves();
+  void close_sessions();
 
   // Called, with the mutex held, by a control call that left replies for released(): it must not wait, nor call back.
   void set_waker(std::function<void()> waker);
@@ -167,9 +167,9 @@ class Service {
   // --- data -----------------------------------------------------------------------------------------------------
 
   // One message of a peer. Adds replies, to it and to others.
-  void handle(std::string_view peer, std::span<const wire::Frame> frames, Outbox& out) noexcept;
+  void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
   // Replies that control calls have set free.
-  void released(Outbox& out) noexcept;
+  void released(ReplyQueue& out) noexcept;
 
   ServiceMetrics metrics() const;
   std::size_t slots() const noexcept { return slots_.count(); }
@@ -184,7 +184,7 @@ class Service {
     std::span<const float> floats;          // gradients, weights
     std::span<const std::uint32_t> counts;  // of a push's rows; empty: one each
     std::span<const std::byte> bytes;       // of a section, of a function's parameters
-    Outbox& out;
+    ReplyQueue& out;
   };
   // Hashes and their gradients or weights, and how often they occurred, cut for a Shard.
   struct Part {
@@ -212,13 +212,13 @@ class Service {
   std::span<const std::uint64_t> own(std::span<const std::uint64_t> hashes, std::size_t& first);
   bool owns(std::size_t slot) const noexcept { return slot >= first_slot_ && slot < end_slot_; }
   SlotSlices cut(std::span<const std::uint64_t> hashes);
-  void send(const Call& call, wire::Header header, std::size_t frames = 0, Lease first = {},
-            Lease second = {});
+  void send(const Call& call, wire::Header header, std::size_t frames = 0, PooledBuffer first = {},
+            PooledBuffer second = {});
   void send(const Call& call, wire::Status status);
   void send_text(const Call& call, wire::Status status, std::string_view text);
   // OK, or WRONG_EPOCH with the slots that are not here, in a block that was taken before anything was changed.
-  void send_done(const Call& call, Lease refusal, std::uint32_t aux = 0);
-  Lease refusal(Outbox& out) const;
+  void send_done(const Call& call, PooledBuffer refusal, std::uint32_t aux = 0);
+  PooledBuffer refusal(ReplyQueue& out) const;
   void fail(const Call& call, const std::exception& error) noexcept;
 
   // service_control.cc: what the scheduler says
@@ -237,32 +237,32 @@ class Service {
   void change(const Call& call, Table& table);
   void sweep(const Call& call, Table& table);
   // Whether a call that is of no slot has been done; then it is told so.
-  bool done_before(const Call& call, Seen& seen);
+  bool done_before(const Call& call, DedupWindow& dedup);
   // Whether the worker's load of the table is under way; else it is told so.
   bool check_loading(const Call& call, const Table& table);
   void load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows);
   void load_rows(const Call& call, Table& table);
   void load_filter(const Call& call, Table& table);
   void load_end(const Call& call, Table& table, std::span<const std::uint64_t> step);
-  Seen& history(std::uint32_t rank);
+  DedupWindow& history(std::uint32_t rank);
   bool check_dim(const Call& call, const Table& table);
   // The part of a write that is here and was not done yet; none where there is nothing left to do.
-  std::optional<Part> fresh_part(const Call& call, std::size_t dim, Seen& seen);
-  static void mark(const Call& call, const SlotSlices& slices, Seen& seen) noexcept;
+  std::optional<Part> fresh_part(const Call& call, std::size_t dim, DedupWindow& dedup);
+  static void mark(const Call& call, const SlotSlices& slices, DedupWindow& dedup) noexcept;
   bool keep(const Call& call, const Part& part);
   // Whether the rows that a save has to keep for this change leave no room for it: then it was told to come again.
-  bool put_off(const Call& call, const Table& table, Seen& seen, std::size_t rows);
-  void step(const Call& call, Table& table, const Part& part, Seen& seen);
+  bool postpone(const Call& call, const Table& table, DedupWindow& dedup, std::size_t rows);
+  void step(const Call& call, Table& table, const Part& part, DedupWindow& dedup);
   static View& view(Table& table, std::uint32_t rank);
 
-  // service_save.cc: SAVE_*
+  // service_checkpoint.cc: SAVE_*
   void serve_save(const Call& call);
   void save_begin(const Call& call);
-  void save_tell(const Call& call, std::span<const std::uint64_t> numbers);
+  void save_poll(const Call& call, std::span<const std::uint64_t> numbers);
   void save_end(const Call& call, std::span<const std::uint64_t> numbers);
-  Save* find_save(const Save::Name& name) const noexcept;
+  CheckpointSession* find_session(const CheckpointSession::Name& name) const noexcept;
   // Those of a worker, or of all; only loads, or what is none, or both.
-  void drop_saves(std::optional<std::uint32_t> rank, std::optional<bool> loads = {});
+  void cancel_sessions(std::optional<std::uint32_t> rank, std::optional<bool> loads = {});
 
   // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE, SWEEP's dry run
   // Notes the slots of a read that are not here.
@@ -272,7 +272,7 @@ class Service {
   std::size_t reply_bytes(const Call& call, const Table& table) const noexcept;
   void answer(const Call& call, Table& table);
   void answer_pull(const Call& call, Table& table);
-  void send_weights(const Call& call, Lease values, std::size_t dim);
+  void send_weights(const Call& call, PooledBuffer values, std::size_t dim);
   void answer_contains(const Call& call, Table& table);
   void answer_state(const Call& call, Table& table);
   void answer_slot(const Call& call, Table& table);
@@ -286,12 +286,12 @@ class Service {
     return {reinterpret_cast<const double*>(call.bytes.data()), call.bytes.size() / sizeof(double)};
   }
 
-  // service_turns.cc: clocks that are complete, and the reads that may go
-  bool may_go(std::uint32_t clock) const noexcept;
-  void advance(Outbox& out) noexcept;
-  void apply_turn();
-  void apply(std::uint32_t id, Table& table, Pending::Turn& turn);
-  void release(DeferredReads::Read&& read, Outbox& out) noexcept;
+  // service_advance.cc: clocks that are complete, and the reads that may go
+  bool is_complete(std::uint32_t clock) const noexcept;
+  void advance(ReplyQueue& out) noexcept;
+  void apply_clock();
+  void apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& turn);
+  void release(DeferredReads::Read&& read, ReplyQueue& out) noexcept;
 
   mutable std::mutex mutex_;
   std::function<void()> waker_;
@@ -309,24 +309,25 @@ class Service {
   bool mean_ = false;
   Clocks clocks_;
   std::uint32_t applied_ = 0;
-  std::vector<std::unique_ptr<Seen>> seen_;              // by rank, once it writes
+  std::vector<std::unique_ptr<DedupWindow>> dedup_;      // by rank, once it writes
   std::vector<std::vector<std::uint32_t>> tick_tables_;  // by rank: what its last tick named, under BSP
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
   Disposal disposal_;  // of tables that others have replaced: after what they use
 
-  Blocks blocks_;  // of what is kept and deferred, and of replies that control calls set free
-  Pending pending_;
+  BufferPool buffers_;  // of what is kept and deferred, and of replies that control calls set free
+  PendingPushes pending_;
   DeferredReads deferred_;
-  Lists lists_;
-  std::vector<std::shared_ptr<Save>> saves_;  // under way, or ended while somebody still takes from them
-  std::vector<std::shared_ptr<Save>> begun_;  // that nobody writes yet
-  std::condition_variable save_begun_;
-  bool no_saves_ = false;
-  Outbox released_{blocks_};
+  KeyListCache key_lists_;
+  std::vector<std::shared_ptr<CheckpointSession>>
+      sessions_;  // under way, or ended while somebody still takes from them
+  std::vector<std::shared_ptr<CheckpointSession>> unclaimed_sessions_;  // that nobody writes yet
+  std::condition_variable session_begun_;
+  bool sessions_closed_ = false;
+  ReplyQueue released_{buffers_};
 
   // Worked in, one request at a time.
   wire::Decoded decoded_;
-  std::vector<std::uint64_t> begins_;  // slots + 1
+  std::vector<std::uint64_t> offsets_;  // slots + 1
   std::vector<std::uint16_t> refused_;
   Buffer<std::uint64_t> some_hashes_;  // of the slots that have not seen a call
   Buffer<float> some_values_;

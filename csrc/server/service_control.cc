@@ -63,12 +63,12 @@ void Service::start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, b
     mean_ = mean;
     clocks_.clear();
     applied_ = 0;
-    seen_.clear();
+    dedup_.clear();
     tick_tables_.clear();
     pending_.clear();
     deferred_.clear();
-    lists_.clear();
-    drop_saves(std::nullopt);
+    key_lists_.clear();
+    cancel_sessions(std::nullopt);
     for (auto& [id, table] : tables_) {
       disposal_.add(std::move(table->loading));
       table->views.clear();
@@ -93,7 +93,7 @@ void Service::forget_worker(std::uint32_t rank) {
     }
     where = next;
   }
-  drop_saves(rank);
+  cancel_sessions(rank);
   for (auto& [id, table] : tables_) {
     if (table->loader == rank) {
       disposal_.add(std::move(table->loading));
@@ -114,8 +114,8 @@ void Service::admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t
     if (!known && rank < workers.size() && workers[rank].admitted) {
       forget_worker(rank);
     }
-    if (clocks_.admit(rank, incarnation, clock) && rank < seen_.size()) {
-      seen_[rank].reset();
+    if (clocks_.admit(rank, incarnation, clock) && rank < dedup_.size()) {
+      dedup_[rank].reset();
     }
   });
 }
@@ -163,7 +163,7 @@ void Service::set_memory(std::uint64_t slot_bytes) {
   SHOAL_CHECK(tables_.empty(), "tables are there already: say how much memory they may take before");
   budget_ = std::move(budget);
   const std::uint64_t quarter = slot_bytes / 4 * (end_slot_ - first_slot_);
-  const std::size_t most = std::max<std::uint64_t>(quarter, kLeastWaiting);
+  const std::size_t most = std::max<std::uint64_t>(quarter, kMinWaitingBytes);
   limits_.pending_bytes = std::min(limits_.pending_bytes, most);
   limits_.deferred_bytes = std::min(limits_.deferred_bytes, most);
 }

@@ -71,7 +71,7 @@ void Service::read(const Call& call, Table& table) {
                            " came after the pushes of clock " + std::to_string(applied_ - 1) +
                            " were applied: tick a clock when its pulls are answered");
     }
-    if (!may_go(header.clock)) {
+    if (!is_complete(header.clock)) {
       return defer(call, bytes);
     }
   }
@@ -85,9 +85,9 @@ void Service::defer(const Call& call, std::size_t reply_bytes) {
   if (full && !deferred_.has(call.header)) {
     return send(call, Status::kOverloaded);
   }
-  Lease hashes = blocks_.take(call.hashes.size_bytes());
+  PooledBuffer hashes = buffers_.acquire(call.hashes.size_bytes());
   std::ranges::copy(call.hashes, hashes.as<std::uint64_t>().begin());
-  Lease parameters = blocks_.take(call.bytes.size());
+  PooledBuffer parameters = buffers_.acquire(call.bytes.size());
   std::ranges::copy(call.bytes, parameters.bytes().begin());
   deferred_.defer({.peer = Peer(call.peer),
                    .header = call.header,
@@ -129,13 +129,13 @@ void Service::answer(const Call& call, Table& table) {
 void Service::answer_pull(const Call& call, Table& table) {
   const std::size_t n = call.hashes.size();
   const std::size_t dim = table.shard->rows().dim();
-  Lease values = call.out.block(n * dim * sizeof(float));
+  PooledBuffer values = call.out.acquire(n * dim * sizeof(float));
   table.shard->pull(cut(call.hashes), values.as<float>());
   send_weights(call, std::move(values), dim);
 }
 
 // As the request wants them: in 16 bits, without their zeros.
-void Service::send_weights(const Call& call, Lease values, std::size_t dim) {
+void Service::send_weights(const Call& call, PooledBuffer values, std::size_t dim) {
   Header header{.dtype = wire::Dtype::kFloat32,
                 .dim = static_cast<std::uint16_t>(dim),
                 .count = count_of(call.hashes.size())};
@@ -145,7 +145,7 @@ void Service::send_weights(const Call& call, Lease values, std::size_t dim) {
     header.dtype = call.header.dtype;
     const Dtype dtype = header.dtype == wire::Dtype::kFloat16 ? Dtype::kFloat16 : Dtype::kBfloat16;
     const std::uint64_t who = (std::uint64_t{call.header.worker} << 32U) | call.header.incarnation;
-    Lease halves = call.out.block(size * sizeof(std::uint16_t));
+    PooledBuffer halves = call.out.acquire(size * sizeof(std::uint16_t));
     narrow(values.as<float>(), call.hashes, dim, dtype, who, call.header.sequence, halves.as<std::uint16_t>(),
            metrics_.narrowed);
     values = std::move(halves);
@@ -155,8 +155,8 @@ void Service::send_weights(const Call& call, Lease values, std::size_t dim) {
     if (map_bytes(size) + kept >= values.size()) {
       return false;
     }
-    Lease map = call.out.block(map_bytes(size));
-    Lease some = call.out.block(kept);
+    PooledBuffer map = call.out.acquire(map_bytes(size));
+    PooledBuffer some = call.out.acquire(kept);
     pack(words, map.bytes(), some.as<Word>());
     metrics_.weight_bytes_saved += plain - map.size() - some.size();
     header.flags = wire::kPacked;
@@ -176,7 +176,7 @@ void Service::send_weights(const Call& call, Lease values, std::size_t dim) {
 }
 
 void Service::answer_contains(const Call& call, Table& table) {
-  Lease there = call.out.block(call.hashes.size());
+  PooledBuffer there = call.out.acquire(call.hashes.size());
   table.shard->contains(cut(call.hashes), there.as<std::uint8_t>());
   send(call, {.dtype = wire::Dtype::kUint8, .count = count_of(call.hashes.size())}, 1, std::move(there));
 }
@@ -185,7 +185,7 @@ void Service::answer_state(const Call& call, Table& table) {
   const Rows& rows = table.shard->rows();
   const std::size_t column = call.header.aux;
   const std::size_t dim = column == rows.columns() ? 1 : rows.dim();
-  Lease values = call.out.block(call.hashes.size() * dim * sizeof(float));
+  PooledBuffer values = call.out.acquire(call.hashes.size() * dim * sizeof(float));
   table.shard->state(cut(call.hashes), column, values.as<float>());
   send(call,
        {.dtype = wire::Dtype::kFloat32,
@@ -206,8 +206,8 @@ void Service::answer_slot(const Call& call, Table& table) {
                          " bytes, at most " + std::to_string(limits_.reply_bytes) +
                          " are sent: use more slots");
   }
-  Lease first = call.out.block(hashes.size() * sizeof(std::uint64_t));
-  Lease second = call.out.block(weights.size() * sizeof(float));
+  PooledBuffer first = call.out.acquire(hashes.size() * sizeof(std::uint64_t));
+  PooledBuffer second = call.out.acquire(weights.size() * sizeof(float));
   std::ranges::copy(hashes, first.as<std::uint64_t>().begin());
   std::ranges::copy(weights, second.as<float>().begin());
   send(call,
@@ -230,7 +230,7 @@ void Service::answer_section(const Call& call, Table& table) {
                          std::to_string(bytes.size()) + " bytes, at most " +
                          std::to_string(limits_.reply_bytes) + " are sent: use more slots");
   }
-  Lease block = call.out.block(bytes.size());
+  PooledBuffer block = call.out.acquire(bytes.size());
   std::ranges::copy(bytes, block.bytes().begin());
   send(call, {.dtype = wire::Dtype::kUint8, .count = count_of(rows), .aux = count_of(filter.size())}, 1,
        std::move(block));
@@ -248,13 +248,13 @@ void Service::answer_stats(const Call& call, Table& table) {
 }
 
 void Service::send_words(const Call& call, std::span<const std::uint64_t> words) {
-  Lease block = call.out.block(words.size_bytes());
+  PooledBuffer block = call.out.acquire(words.size_bytes());
   std::ranges::copy(words, block.as<std::uint64_t>().begin());
   send(call, {.count = count_of(words.size())}, 1, std::move(block));
 }
 
 void Service::send_numbers(const Call& call, std::span<const double> numbers) {
-  Lease block = call.out.block(numbers.size_bytes());
+  PooledBuffer block = call.out.acquire(numbers.size_bytes());
   std::ranges::copy(numbers, block.as<double>().begin());
   send(call, {.dtype = wire::Dtype::kFloat64, .count = count_of(numbers.size()), .aux = call.header.aux}, 1,
        std::move(block));

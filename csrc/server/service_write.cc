@@ -21,20 +21,20 @@ namespace {
 constexpr unsigned kSequenceBits = 48;
 // How often a change is told to come again while a save has no room for it, after pauses that grow from 20 ms to 1 s; and
 // one of all rows, for each of which a save would have to keep something, while there is a save.
-constexpr std::uint32_t kPutOff = 3;
-constexpr std::uint32_t kPutOffAll = 16;
+constexpr std::uint32_t kMaxPostponed = 3;
+constexpr std::uint32_t kMaxPostponedAll = 16;
 constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
 
 }  // namespace
 
-Seen& Service::history(std::uint32_t rank) {
-  if (rank >= seen_.size()) {
-    seen_.resize(rank + std::size_t{1});
+DedupWindow& Service::history(std::uint32_t rank) {
+  if (rank >= dedup_.size()) {
+    dedup_.resize(rank + std::size_t{1});
   }
-  if (seen_[rank] == nullptr) {
-    seen_[rank] = std::make_unique<Seen>(slots_.count());
+  if (dedup_[rank] == nullptr) {
+    dedup_[rank] = std::make_unique<DedupWindow>(slots_.count());
   }
-  return *seen_[rank];
+  return *dedup_[rank];
 }
 
 Service::View& Service::view(Table& table, std::uint32_t rank) {
@@ -71,12 +71,12 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
   if (!check_epoch(call)) {
     return;
   }
-  Seen& seen = history(header.worker);
+  DedupWindow& dedup = history(header.worker);
   const bool all_here = std::ranges::all_of(sequences, [&](std::uint64_t number) {
     const std::uint64_t sequence = number & kSequences;
     const std::size_t slot = number >> kSequenceBits;  // and one more; 0 for any
     return slot <= slots_.count() &&
-           (slot == 0 ? seen.calls().seen(sequence) : seen.slot(slot - 1).seen(sequence));
+           (slot == 0 ? dedup.calls().contains(sequence) : dedup.slot(slot - 1).contains(sequence));
   });
   if (header.clock > clock || !all_here) {
     return send(call, Status::kRetry);
@@ -106,13 +106,13 @@ void Service::end_clock(std::uint32_t rank, std::span<const std::uint32_t> table
 
 // --- once for every slot ----------------------------------------------------------------------------------------
 
-std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t dim, Seen& seen) {
+std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t dim, DedupWindow& dedup) {
   const std::uint64_t sequence = call.header.sequence;
   std::size_t place = 0;
   const auto hashes = own(call.hashes, place);
   if (hashes.empty()) {
     // Nothing for any slot: a call of no keys, or all of it belongs elsewhere.
-    if (refused_.empty() && !seen.calls().seen(sequence)) {
+    if (refused_.empty() && !dedup.calls().contains(sequence)) {
       return Part{cut(hashes), {}, {}};
     }
     metrics_.duplicates += refused_.empty() ? 1U : 0U;
@@ -124,12 +124,12 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
   std::size_t done = 0;  // rows
   for (std::size_t s = first; s <= last; ++s) {
     const std::size_t rows = slices.begins[s + 1] - slices.begins[s];
-    done += rows != 0 && seen.slot(s).seen(sequence) ? rows : 0;
+    done += rows != 0 && dedup.slot(s).contains(sequence) ? rows : 0;
   }
-  const Seen::Half* const half = seen.half(sequence);
+  const DedupWindow::PartialPush* const partial = dedup.partial_push(sequence);
   const auto values = call.floats.subspan(place * dim, hashes.size() * dim);
   const auto counts = call.counts.empty() ? call.counts : call.counts.subspan(place, hashes.size());
-  if (done == 0 && half == nullptr) {
+  if (done == 0 && partial == nullptr) {
     return Part{slices, values, counts};
   }
   ++metrics_.duplicates;
@@ -141,11 +141,11 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
   const std::span<std::uint32_t> some_counts = some_counts_.claim(counts.size());
   std::size_t count = 0;
   for (std::size_t s = first; s <= last; ++s) {
-    if (seen.slot(s).seen(sequence)) {
+    if (dedup.slot(s).contains(sequence)) {
       continue;
     }
     for (std::size_t i = slices.begins[s]; i < slices.begins[s + 1]; ++i) {
-      if (half != nullptr && index_of(slots_.of(half->next)) == s && hashes[i] < half->next) {
+      if (partial != nullptr && index_of(slots_.of(partial->next)) == s && hashes[i] < partial->next) {
         continue;
       }
       some[count] = hashes[i];
@@ -161,13 +161,13 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
               some_counts.first(counts.empty() ? 0 : count)};
 }
 
-void Service::mark(const Call& call, const SlotSlices& slices, Seen& seen) noexcept {
+void Service::mark(const Call& call, const SlotSlices& slices, DedupWindow& dedup) noexcept {
   for (std::size_t s = 0; s + 1 < slices.begins.size(); ++s) {
     if (slices.begins[s] != slices.begins[s + 1]) {
-      seen.slot(s).mark(call.header.sequence);
+      dedup.slot(s).mark(call.header.sequence);
     }
   }
-  seen.calls().mark(call.header.sequence);
+  dedup.calls().mark(call.header.sequence);
 }
 
 // --- push -------------------------------------------------------------------------------------------------------
@@ -184,12 +184,12 @@ void Service::push(const Call& call, Table& table) {
   if (!table.full.empty()) {
     return send_text(call, Status::kResourceExhausted, table.full);
   }
-  Seen& seen = history(call.header.worker);
-  const auto part = fresh_part(call, call.header.dim, seen);
-  if (part && put_off(call, table, seen, part->slices.hashes.size())) {
+  DedupWindow& dedup = history(call.header.worker);
+  const auto part = fresh_part(call, call.header.dim, dedup);
+  if (part && postpone(call, table, dedup, part->slices.hashes.size())) {
     return;
   }
-  Lease refused = refusal(call.out);
+  PooledBuffer refused = refusal(call.out);
   if (part) {
     const std::uint32_t clock = clocks_.clock(call.header.worker);
     if (call.header.clock < clock) {
@@ -199,17 +199,17 @@ void Service::push(const Call& call, Table& table) {
                            ", which did not name it");
     }
     if (mode_ != Mode::kBsp) {
-      step(call, table, *part, seen);
+      step(call, table, *part, dedup);
     } else if (!keep(call, *part)) {
       return;
     }
-    mark(call, part->slices, seen);
+    mark(call, part->slices, dedup);
   }
   send_done(call, std::move(refused));
 }
 
-bool Service::put_off(const Call& call, const Table& table, Seen& seen, std::size_t rows) {
-  if (table.shard->fits_save(rows) || !seen.put_off(call.header.sequence, kPutOff)) {
+bool Service::postpone(const Call& call, const Table& table, DedupWindow& dedup, std::size_t rows) {
+  if (table.shard->fits_save(rows) || !dedup.postpone(call.header.sequence, kMaxPostponed)) {
     return false;
   }
   send(call, Status::kOverloaded);
@@ -219,7 +219,7 @@ bool Service::put_off(const Call& call, const Table& table, Seen& seen, std::siz
 bool Service::keep(const Call& call, const Part& part) {
   const Header& header = call.header;
   const auto hashes = part.slices.hashes;
-  const std::size_t bytes = Pending::Kept::bytes(hashes.size(), part.values.size(), part.counts.size());
+  const std::size_t bytes = PendingPushes::Push::bytes(hashes.size(), part.values.size(), part.counts.size());
   const std::size_t next = pending_.bytes(applied_);  // of the clock that is merged next
   if (header.clock > applied_ && pending_.bytes() - next + bytes > limits_.pending_bytes / 2) {
     send(call, Status::kOverloaded);
@@ -233,21 +233,21 @@ bool Service::keep(const Call& call, const Part& part) {
                   ": push less in a clock, use more servers, or raise the limit of pending bytes");
     return false;
   }
-  Pending::Kept kept{.rank = header.worker,
-                     .sequence = header.sequence,
-                     .count = hashes.size(),
-                     .counted = !part.counts.empty(),
-                     .block = blocks_.take(bytes)};
+  PendingPushes::Push kept{.rank = header.worker,
+                           .sequence = header.sequence,
+                           .count = hashes.size(),
+                           .counted = !part.counts.empty(),
+                           .block = buffers_.acquire(bytes)};
   std::ranges::copy(hashes, kept.block.as<std::uint64_t>().begin());
   std::ranges::copy(part.values,
                     kept.block.as<float>().begin() + static_cast<std::ptrdiff_t>(2 * hashes.size()));
   std::ranges::copy(part.counts, kept.block.as<std::uint32_t>().last(part.counts.size()).begin());
-  pending_.keep(header.clock, header.table, std::move(kept));
+  pending_.add(header.clock, header.table, std::move(kept));
   metrics_.pending_peak = std::max(metrics_.pending_peak, pending_.bytes());
   return true;
 }
 
-void Service::step(const Call& call, Table& table, const Part& part, Seen& seen) {
+void Service::step(const Call& call, Table& table, const Part& part, DedupWindow& dedup) {
   View& last = view(table, call.header.worker);
   std::size_t stepped = 0;
   try {
@@ -258,11 +258,11 @@ void Service::step(const Call& call, Table& table, const Part& part, Seen& seen)
     const auto& [hashes, begins] = part.slices;
     for (std::size_t s = 0; s + 1 < begins.size(); ++s) {
       if (begins[s] < begins[s + 1] && begins[s + 1] <= stepped) {
-        seen.slot(s).mark(call.header.sequence);
+        dedup.slot(s).mark(call.header.sequence);
       }
     }
     if (stepped < hashes.size() && begins[index_of(slots_.of(hashes[stepped]))] < stepped) {
-      seen.stop(call.header.sequence, hashes[stepped]);
+      dedup.set_partial_push(call.header.sequence, hashes[stepped]);
     }
     throw;
   }
@@ -277,49 +277,49 @@ void Service::assign(const Call& call, Table& table) {
   if (!check_dim(call, table)) {
     return;
   }
-  Seen& seen = history(call.header.worker);
-  const auto part = fresh_part(call, call.header.dim, seen);
-  if (part && put_off(call, table, seen, part->slices.hashes.size())) {
+  DedupWindow& dedup = history(call.header.worker);
+  const auto part = fresh_part(call, call.header.dim, dedup);
+  if (part && postpone(call, table, dedup, part->slices.hashes.size())) {
     return;
   }
-  Lease refused = refusal(call.out);
+  PooledBuffer refused = refusal(call.out);
   if (part) {
     table.shard->assign(part->slices, part->values, call.header.clock);
-    mark(call, part->slices, seen);
+    mark(call, part->slices, dedup);
   }
   send_done(call, std::move(refused));
 }
 
 void Service::erase(const Call& call, Table& table) {
-  Seen& seen = history(call.header.worker);
-  const auto part = fresh_part(call, 0, seen);
-  if (part && put_off(call, table, seen, part->slices.hashes.size())) {
+  DedupWindow& dedup = history(call.header.worker);
+  const auto part = fresh_part(call, 0, dedup);
+  if (part && postpone(call, table, dedup, part->slices.hashes.size())) {
     return;
   }
-  Lease refused = refusal(call.out);
+  PooledBuffer refused = refusal(call.out);
   if (part) {
-    seen.add_erased(call.header.sequence, table.shard->erase(part->slices));
+    dedup.add_erased(call.header.sequence, table.shard->erase(part->slices));
     table.full.clear();
-    mark(call, part->slices, seen);
+    mark(call, part->slices, dedup);
   }
-  send_done(call, std::move(refused), static_cast<std::uint32_t>(seen.erased(call.header.sequence)));
+  send_done(call, std::move(refused), static_cast<std::uint32_t>(dedup.erased(call.header.sequence)));
 }
 
 // --- functions --------------------------------------------------------------------------------------------------
 
 void Service::change(const Call& call, Table& table) {
-  Seen& seen = history(call.header.worker);
-  if (seen.calls().seen(call.header.sequence)) {
+  DedupWindow& dedup = history(call.header.worker);
+  if (dedup.calls().contains(call.header.sequence)) {
     ++metrics_.duplicates;
-  } else if (table.shard->is_saving() && seen.put_off(call.header.sequence, kPutOffAll)) {
+  } else if (table.shard->is_saving() && dedup.postpone(call.header.sequence, kMaxPostponedAll)) {
     return send(call, Status::kOverloaded);
   } else {
     // Place for the answer first: rows that have changed cannot be changed back.
-    auto& answer = seen.answer(call.header.sequence);
+    auto& answer = dedup.answer(call.header.sequence);
     answer = reduce(*table.shard, Function{call.header.aux}, doubles_of(call), first_slot_, end_slot_);
-    seen.calls().mark(call.header.sequence);
+    dedup.calls().mark(call.header.sequence);
   }
-  send_numbers(call, seen.answer(call.header.sequence));
+  send_numbers(call, dedup.answer(call.header.sequence));
 }
 
 // --- sweeps -----------------------------------------------------------------------------------------------------
@@ -331,21 +331,21 @@ std::vector<std::uint64_t> Service::swept(const Call& call, Table& table, bool d
 
 void Service::sweep(const Call& call, Table& table) {
   const Header& header = call.header;
-  Seen& seen = history(header.worker);
-  if (seen.calls().seen(header.sequence)) {
+  DedupWindow& dedup = history(header.worker);
+  if (dedup.calls().contains(header.sequence)) {
     ++metrics_.duplicates;
-    return send_words(call, seen.swept(header.sequence));
+    return send_words(call, dedup.swept(header.sequence));
   }
   const bool turns = mode_ == Mode::kBsp;
   if (turns && header.clock < applied_) {
     return send_text(call, Status::kBadRequest,
                      "a sweep of clock " + std::to_string(header.clock) + " came after its end");
   }
-  if (turns && !may_go(header.clock)) {
+  if (turns && !is_complete(header.clock)) {
     return defer(call, 0);
   }
   // Place for the answer first: rows that are gone do not come back.
-  auto& answer = seen.swept(header.sequence);
+  auto& answer = dedup.swept(header.sequence);
   answer = swept(call, table, turns);
   if (turns) {
     const std::size_t asked = Lifecycle::expiries(doubles_of(call)).size();
@@ -358,14 +358,14 @@ void Service::sweep(const Call& call, Table& table) {
   } else {
     table.full.clear();
   }
-  seen.calls().mark(header.sequence);
+  dedup.calls().mark(header.sequence);
   send_words(call, answer);
 }
 
 // --- loads ------------------------------------------------------------------------------------------------------
 
-bool Service::done_before(const Call& call, Seen& seen) {
-  const bool done = seen.calls().seen(call.header.sequence);
+bool Service::done_before(const Call& call, DedupWindow& dedup) {
+  const bool done = dedup.calls().contains(call.header.sequence);
   if (done) {
     ++metrics_.duplicates;
     send(call, Status::kOk);
@@ -383,8 +383,8 @@ bool Service::check_loading(const Call& call, const Table& table) {
 
 void Service::load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 46U;  // of rows, more than any machine has
-  Seen& seen = history(call.header.worker);
-  if (done_before(call, seen)) {
+  DedupWindow& dedup = history(call.header.worker);
+  if (done_before(call, dedup)) {
     return;
   }
   if (rows.size() != slots_.count()) {
@@ -407,13 +407,13 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
   fresh->reserve(slots_, here);
   disposal_.add(std::exchange(table.loading, std::move(fresh)));
   table.loader = call.header.worker;
-  seen.calls().mark(call.header.sequence);
+  dedup.calls().mark(call.header.sequence);
   send(call, Status::kOk);
 }
 
 void Service::load_rows(const Call& call, Table& table) {
-  Seen& seen = history(call.header.worker);
-  if (done_before(call, seen)) {
+  DedupWindow& dedup = history(call.header.worker);
+  if (done_before(call, dedup)) {
     return;
   }
   if (!check_loading(call, table)) {
@@ -440,13 +440,13 @@ void Service::load_rows(const Call& call, Table& table) {
     return send_done(call, refusal(call.out));
   }
   table.loading->restore(call.header.count, call.bytes);
-  seen.calls().mark(call.header.sequence);
+  dedup.calls().mark(call.header.sequence);
   send(call, Status::kOk);
 }
 
 void Service::load_filter(const Call& call, Table& table) {
-  Seen& seen = history(call.header.worker);
-  if (done_before(call, seen)) {
+  DedupWindow& dedup = history(call.header.worker);
+  if (done_before(call, dedup)) {
     return;
   }
   if (!check_loading(call, table)) {
@@ -465,13 +465,13 @@ void Service::load_filter(const Call& call, Table& table) {
     return send_done(call, refusal(call.out));
   }
   table.loading->restore_filter(cut, Slot{call.header.aux}, call.bytes);
-  seen.calls().mark(call.header.sequence);
+  dedup.calls().mark(call.header.sequence);
   send(call, Status::kOk);
 }
 
 void Service::load_end(const Call& call, Table& table, std::span<const std::uint64_t> step) {
-  Seen& seen = history(call.header.worker);
-  if (done_before(call, seen)) {
+  DedupWindow& dedup = history(call.header.worker);
+  if (done_before(call, dedup)) {
     return;
   }
   if (step.size() != 1 && step.size() != 2 && step.size() != 2 + wire::kBaseWords) {
@@ -489,7 +489,7 @@ void Service::load_end(const Call& call, Table& table, std::span<const std::uint
   }
   table.full.clear();
   disposal_.add(std::exchange(table.shard, std::move(table.loading)));
-  seen.calls().mark(call.header.sequence);
+  dedup.calls().mark(call.header.sequence);
   send(call, Status::kOk);
 }
 

@@ -19,7 +19,7 @@ namespace shoal {
 class Parts {
  public:
   // A peer's name, a header, frames, and one more than a message may have.
-  static constexpr std::size_t kMost = 1 + 1 + wire::kMostFrames + 1;
+  static constexpr std::size_t kMost = 1 + 1 + wire::kMaxFrames + 1;
   enum class Got { kMessage, kNothing, kEnd };
 
   explicit Parts(const Zmq& zmq) noexcept : zmq_(zmq) {}

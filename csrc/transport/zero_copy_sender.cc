@@ -10,7 +10,7 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kMost = 1 + wire::kMostFrames;  // frames of a message
+constexpr std::size_t kMost = 1 + wire::kMaxFrames;  // frames of a message
 
 }  // namespace
 

@@ -43,7 +43,7 @@ class Courier {
 
   const Zmq& zmq() const noexcept { return zmq_; }
 
-  // One message of 1 to 1 + kMostFrames frames. Where the socket takes none, or there is no memory: false, and all owners are
+  // One message of 1 to 1 + kMaxFrames frames. Where the socket takes none, or there is no memory: false, and all owners are
   // in returned().
   bool send(void* socket, std::span<const Frame> frames);
 

@@ -45,7 +45,7 @@ enum class Part : std::uint8_t {
 constexpr std::size_t kDigestBytes = 16;
 
 struct Shape {
-  std::array<Part, kMostFrames> parts{};
+  std::array<Part, kMaxFrames> parts{};
   std::size_t frames = 0;
   std::uint8_t dtypes = 0;  // those that may be named, one bit each
   std::uint16_t flags = 0;  // those that may be set
@@ -196,8 +196,8 @@ std::uint32_t crc_of_header(Frame frame) noexcept {
 
 bool read_header(std::span<const Frame> frames, const Limits& limits, Header& header, Fault& fault) noexcept {
   constexpr Status kBad = Status::kBadRequest;
-  if (frames.empty() || frames.size() > 1 + kMostFrames) {
-    return wrong(fault, kBad, "a message has 1 to %zu frames, got %zu", 1 + kMostFrames, frames.size());
+  if (frames.empty() || frames.size() > 1 + kMaxFrames) {
+    return wrong(fault, kBad, "a message has 1 to %zu frames, got %zu", 1 + kMaxFrames, frames.size());
   }
   if (frames[0].size() != sizeof(Header)) {
     return wrong(fault, kBad, "a header has %zu bytes, got %zu", sizeof(Header), frames[0].size());
@@ -344,8 +344,8 @@ bool check_frames(const Header& header, const Shape& shape, std::span<const Fram
   for (std::size_t i = 0; i < shape.frames; ++i) {
     const Part part = shape.parts[i];
     const bool rows = part == Part::kValues || part == Part::kMap;
-    if (rows && (header.dim == 0 || header.dim > kMostDim)) {
-      return wrong(fault, kBad, "dim must be 1 to %zu, got %u", kMostDim, static_cast<unsigned>(header.dim));
+    if (rows && (header.dim == 0 || header.dim > kMaxDim)) {
+      return wrong(fault, kBad, "dim must be 1 to %zu, got %u", kMaxDim, static_cast<unsigned>(header.dim));
     }
     const std::uint64_t size = size_of(part, header, payload, i);
     if (payload[i].size() != size) {

@@ -51,8 +51,8 @@ inline constexpr std::uint16_t kDigest = 1U << 3U;   // 16 bytes stand for the k
 inline constexpr std::uint16_t kCounted = 1U << 4U;  // one more frame: how often each row occurred
 inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted;
 inline constexpr unsigned kPartShift = 8;
-inline constexpr std::size_t kMostFrames = 4;  // beside the header
-inline constexpr std::size_t kMostDim = 4096;
+inline constexpr std::size_t kMaxFrames = 4;  // beside the header
+inline constexpr std::size_t kMaxDim = 4096;
 // The name of a checkpoint that deltas are of, a SHA-256, in four numbers: its bytes as they stand, the first one lowest.
 inline constexpr std::size_t kBaseWords = 4;
 // Who is no worker: a tool, a server that reads another's rows.
@@ -187,7 +187,7 @@ struct Decoded {
   }
 
   // What is kept from message to message.
-  std::array<Buffer<std::uint64_t>, kMostFrames> copies;  // of frames that arrived misaligned
+  std::array<Buffer<std::uint64_t>, kMaxFrames> copies;  // of frames that arrived misaligned
   Buffer<float> unpacked;
   Buffer<std::uint32_t> unpacked_counts;
 

@@ -21,40 +21,40 @@ using namespace shoal;
 TEST(a_window_remembers_64_numbers_and_takes_older_ones_for_seen) {
   std::mt19937_64 random(1);
   for (int run = 0; run < 50; ++run) {
-    Window window;
+    SequenceWindow window;
     std::set<std::uint64_t> marked;
     std::uint64_t top = 0;
-    CHECK(window.seen(0));
+    CHECK(window.contains(0));
     for (int i = 0; i < 300; ++i) {
       const std::uint64_t reach = random() % 10 == 0 ? 200 : 20;
       const std::uint64_t number = top + 1 + random() % reach - std::min<std::uint64_t>(top, random() % 80);
-      const bool old = top >= Window::kSpan && number <= top - Window::kSpan;
-      CHECK_EQ(window.seen(number), number == 0 || old || marked.contains(number));
+      const bool old = top >= SequenceWindow::kSpan && number <= top - SequenceWindow::kSpan;
+      CHECK_EQ(window.contains(number), number == 0 || old || marked.contains(number));
       window.mark(number);
       marked.insert(number);
       top = std::max(top, number);
-      CHECK(window.seen(number));
-      CHECK(!window.seen(top + 1));
+      CHECK(window.contains(number));
+      CHECK(!window.contains(top + 1));
     }
   }
 }
 
 TEST(a_window_takes_numbers_far_apart) {
-  Window window;
+  SequenceWindow window;
   window.mark(1);
-  CHECK(!window.seen(2));
+  CHECK(!window.contains(2));
   window.mark(65);
-  CHECK(window.seen(1));
-  CHECK(!window.seen(2));
+  CHECK(window.contains(1));
+  CHECK(!window.contains(2));
   window.mark(~std::uint64_t{0});
-  CHECK(window.seen(66));
-  CHECK(!window.seen(~std::uint64_t{0} - 1));
-  CHECK(!window.seen(~std::uint64_t{0} - 63));
-  CHECK(window.seen(~std::uint64_t{0} - 64));
+  CHECK(window.contains(66));
+  CHECK(!window.contains(~std::uint64_t{0} - 1));
+  CHECK(!window.contains(~std::uint64_t{0} - 63));
+  CHECK(window.contains(~std::uint64_t{0} - 64));
 }
 
 TEST(rows_erased_are_remembered_for_64_calls) {
-  Seen seen(4);
+  DedupWindow seen(4);
   seen.add_erased(3, 5);
   seen.add_erased(3, 2);  // another part of it
   CHECK_EQ(seen.erased(3), 7);
@@ -70,27 +70,27 @@ TEST(rows_erased_are_remembered_for_64_calls) {
 }
 
 TEST(a_push_that_was_stopped_is_found_by_its_number) {
-  Seen seen(4);
-  CHECK(seen.half(1) == nullptr);
-  seen.stop(1, 77);
-  seen.stop(2, 88);
-  CHECK_EQ(seen.half(1)->next, 77);
-  seen.stop(1, 99);
-  CHECK_EQ(seen.half(1)->next, 99);
-  CHECK_EQ(seen.half(2)->next, 88);
-  seen.stop(65, 5);  // takes the place of 1, which has left the window
-  CHECK(seen.half(1) == nullptr);
+  DedupWindow seen(4);
+  CHECK(seen.partial_push(1) == nullptr);
+  seen.set_partial_push(1, 77);
+  seen.set_partial_push(2, 88);
+  CHECK_EQ(seen.partial_push(1)->next, 77);
+  seen.set_partial_push(1, 99);
+  CHECK_EQ(seen.partial_push(1)->next, 99);
+  CHECK_EQ(seen.partial_push(2)->next, 88);
+  seen.set_partial_push(65, 5);  // takes the place of 1, which has left the window
+  CHECK(seen.partial_push(1) == nullptr);
 }
 
 TEST(clocks_follow_the_slowest_who_is_admitted) {
   Clocks clocks;
-  CHECK(clocks.standing(0, 1) == Clocks::Standing::kUnknown);
+  CHECK(clocks.state(0, 1) == Clocks::WorkerState::kUnknown);
   CHECK(clocks.admit(0, 1, 0));
   CHECK(clocks.admit(2, 4, 0));
-  CHECK(clocks.standing(1, 1) == Clocks::Standing::kUnknown);
-  CHECK(clocks.standing(2, 3) == Clocks::Standing::kFenced);
-  CHECK(clocks.standing(2, 4) == Clocks::Standing::kAdmitted);
-  CHECK(clocks.standing(2, 5) == Clocks::Standing::kUnknown);
+  CHECK(clocks.state(1, 1) == Clocks::WorkerState::kUnknown);
+  CHECK(clocks.state(2, 3) == Clocks::WorkerState::kFenced);
+  CHECK(clocks.state(2, 4) == Clocks::WorkerState::kAdmitted);
+  CHECK(clocks.state(2, 5) == Clocks::WorkerState::kUnknown);
   clocks.tick(0);
   clocks.tick(0);
   CHECK_EQ(clocks.slowest(), 0);
@@ -109,14 +109,14 @@ TEST(clocks_follow_the_slowest_who_is_admitted) {
   CHECK_EQ(clocks.floor(), 3);
   CHECK(clocks.dismiss(2, 4));
   CHECK(!clocks.dismiss(2, 4));
-  CHECK(clocks.standing(2, 4) == Clocks::Standing::kFenced);
+  CHECK(clocks.state(2, 4) == Clocks::WorkerState::kFenced);
   CHECK(!clocks.admit(2, 4, 0));
   clocks.tick(0);
   CHECK(clocks.dismiss(0, 7));  // fences what is to come up to 7
-  CHECK(clocks.standing(0, 6) == Clocks::Standing::kFenced);
+  CHECK(clocks.state(0, 6) == Clocks::WorkerState::kFenced);
   CHECK_EQ(clocks.admitted(), 0);
   CHECK_EQ(clocks.floor(), 4);
-  CHECK_THROWS(clocks.admit(Clocks::kMostWorkers, 1, 0), "at most 65536");
+  CHECK_THROWS(clocks.admit(Clocks::kMaxWorkers, 1, 0), "at most 65536");
   CHECK_THROWS(clocks.dismiss(1, 0), "the first is 1");
 }
 
@@ -129,7 +129,7 @@ TEST(a_histogram_counts_exactly_and_then_by_power_of_two) {
   std::map<std::uint64_t, std::uint64_t> counts;
   for (std::size_t b = 0; b < Histogram::kBuckets; ++b) {
     if (histogram.count(b) != 0) {
-      counts[Histogram::least(b)] = histogram.count(b);
+      counts[Histogram::lower_bound(b)] = histogram.count(b);
     }
   }
   const std::map<std::uint64_t, std::uint64_t> expected = {
@@ -139,15 +139,15 @@ TEST(a_histogram_counts_exactly_and_then_by_power_of_two) {
 
 TEST(pushes_that_wait_come_out_by_rank_and_sequence_and_their_bytes_add_up) {
   std::mt19937_64 random(7);
-  Blocks blocks;
-  Pending pending;
+  BufferPool pool;
+  PendingPushes pending;
   using Name =
       std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t>;  // clock, table, rank, call
   std::multiset<Name> expected;
   const auto keep = [&](const Name& name) {
     const auto& [clock, table, rank, sequence] = name;
-    pending.keep(clock, table,
-                 {.rank = rank, .sequence = sequence, .count = 0, .block = blocks.take(sequence)});
+    pending.add(clock, table,
+                {.rank = rank, .sequence = sequence, .count = 0, .block = pool.acquire(sequence)});
     expected.insert(name);
   };
   for (int i = 0; i < 300; ++i) {
@@ -161,9 +161,9 @@ TEST(pushes_that_wait_come_out_by_rank_and_sequence_and_their_bytes_add_up) {
   std::erase_if(expected, [](const Name& name) { return std::get<1>(name) == 0; });
   pending.drop(3, 2);
   std::erase_if(expected, [](const Name& name) { return std::get<2>(name) == 3 && std::get<0>(name) >= 2; });
-  std::size_t bytes = 6 * Pending::kOverhead;  // four turns, two tables named
+  std::size_t bytes = 6 * PendingPushes::kOverhead;  // four turns, two tables named
   for (const Name& name : expected) {
-    bytes += std::get<3>(name) + Pending::kOverhead;
+    bytes += std::get<3>(name) + PendingPushes::kOverhead;
   }
   CHECK_EQ(pending.bytes(), bytes);
   CHECK_EQ(pending.bytes(0) + pending.bytes(1) + pending.bytes(2) + pending.bytes(3), bytes);
@@ -175,13 +175,13 @@ TEST(pushes_that_wait_come_out_by_rank_and_sequence_and_their_bytes_add_up) {
     while (const auto table = pending.next_table()) {
       CHECK(!last || *last < *table);
       last = table;
-      for (const Pending::Kept& push : pending.lists(*table)) {
+      for (const PendingPushes::Push& push : pending.pushes(*table)) {
         got.emplace_back(clock, *table, push.rank, push.sequence);
       }
-      pending.done(*table);
+      pending.finish_table(*table);
     }
     CHECK_EQ(*last, clock == 2 ? 9 : 2);
-    CHECK_EQ(pending.bytes(clock), Pending::kOverhead);
+    CHECK_EQ(pending.bytes(clock), PendingPushes::kOverhead);
   }
   CHECK(got == std::vector<Name>(expected.begin(), expected.end()));
   CHECK_EQ(pending.bytes(), 0);

@@ -57,16 +57,16 @@ TEST(every_bit_of_a_list_its_order_its_length_and_the_seed_change_the_digest) {
 }
 
 TEST(a_kept_list_is_found_by_digest_and_length) {
-  Lists lists(10'000);
+  KeyListCache lists(10'000);
   const Hashes hashes = {1, 5, 9};
   const Digest name = digest(hashes, 0);
   CHECK(!lists.find(name, 3));
-  lists.keep(name, hashes);
+  lists.insert(name, hashes);
   const auto found = lists.find(name, 3);
   CHECK(found && std::equal(found->begin(), found->end(), hashes.begin(), hashes.end()));
   CHECK(!lists.find(name, 2) && !lists.find({name.first, ~name.second}, 3) &&
         !lists.find({~name.first, name.second}, 3));
-  lists.keep(name, hashes);
+  lists.insert(name, hashes);
   CHECK_EQ(lists.size(), 1);
   lists.clear();
   CHECK(!lists.find(name, 3));
@@ -75,8 +75,8 @@ TEST(a_kept_list_is_found_by_digest_and_length) {
 
 TEST(what_was_not_asked_for_longest_makes_room) {
   std::mt19937 random(3);
-  constexpr std::size_t kRoom = 20'000;
-  Lists lists(kRoom);
+  constexpr std::size_t kCapacity = 20'000;
+  KeyListCache lists(kCapacity);
   // The slow twin: everything in order of use, cut to what there is room for.
   std::list<std::pair<std::size_t, Hashes>> used;
   const auto touch = [&](std::size_t id) {
@@ -93,7 +93,7 @@ TEST(what_was_not_asked_for_longest_makes_room) {
       CHECK_EQ(static_cast<bool>(lists.find(name, hashes.size())), there);
       if (there) touch(id);
     } else {
-      lists.keep(name, hashes);
+      lists.insert(name, hashes);
       if (there) {
         touch(id);
       } else {
@@ -103,7 +103,7 @@ TEST(what_was_not_asked_for_longest_makes_room) {
           for (const auto& one : used) sum += one.second.size() * 8 + 160;
           return sum;
         };
-        while (bytes() > kRoom) used.pop_back();
+        while (bytes() > kCapacity) used.pop_back();
       }
     }
     CHECK_EQ(std::string(lists.verify()), "");
@@ -112,11 +112,11 @@ TEST(what_was_not_asked_for_longest_makes_room) {
 }
 
 TEST(a_list_larger_than_the_room_is_not_kept_and_drives_nothing_out) {
-  Lists lists(1000);
+  KeyListCache lists(1000);
   const Hashes small = {1, 2};
   const Hashes large(200);
-  lists.keep(digest(small, 0), small);
-  lists.keep(digest(large, 0), large);
+  lists.insert(digest(small, 0), small);
+  lists.insert(digest(large, 0), large);
   CHECK(lists.find(digest(small, 0), 2).has_value());
   CHECK(!lists.find(digest(large, 0), 200));
   CHECK_EQ(std::string(lists.verify()), "");

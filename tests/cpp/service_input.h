@@ -251,7 +251,7 @@ inline Made make(Source& from) {
 }
 
 // Every reply must be a message that a client takes.
-inline void check_replies(Outbox& out) {
+inline void check_replies(ReplyQueue& out) {
   Decoded decoded;
   for (const Reply& reply : out.replies()) {
     std::vector<Frame> frames = {reply.header};
@@ -305,7 +305,7 @@ inline void check(std::span<const std::uint8_t> bytes) {
                              .pending_bytes = 4000,
                              .reply_bytes = 4000,
                              .request_bytes = 4000,
-                             .list_bytes = 500};
+                             .key_list_bytes = 500};
   Service service(Slots(kSlots), 0, 6, limits);
   service.set_map(3, 0, 6);
   const auto spec = [](std::size_t dim, const std::string& rule, std::map<std::string, double> params) {
@@ -328,8 +328,8 @@ inline void check(std::span<const std::uint8_t> bytes) {
   service.admit(0, 1, 0);
   service.admit(1, 1, 0);
 
-  Blocks blocks;
-  Outbox out(blocks);
+  BufferPool pool;
+  ReplyQueue out(pool);
   std::size_t asked = 0;
   for (int turn = 0; turn < 40 && !from.empty(); ++turn) {
     if (from.below(8) == 0) {
@@ -365,7 +365,7 @@ inline void check(std::span<const std::uint8_t> bytes) {
   if (service.metrics().messages != asked) {
     throw Broken("a count of every message");
   }
-  service.close_saves();
+  service.close_sessions();
   for (const std::uint32_t id : service.tables()) {
     if (const std::string broken = service.snapshot(id)->verify(); !broken.empty()) {
       throw Broken("table " + std::to_string(id) + ": " + broken);

@@ -39,7 +39,7 @@ struct Peer1 {
   std::uint32_t rank = 0;
   std::uint32_t incarnation = 1;
   std::uint32_t epoch = 0;
-  Blocks blocks{};
+  BufferPool pool{};
 
   struct Back {
     Header header;
@@ -57,12 +57,12 @@ struct Peer1 {
     wire::encode(header, payload, head);
     std::vector<wire::Frame> frames{head};
     frames.insert(frames.end(), payload.begin(), payload.end());
-    Outbox out(blocks);
+    ReplyQueue out(pool);
     service.handle("peer", frames, out);
     return read(out);
   }
 
-  static std::vector<Back> read(Outbox& out) {
+  static std::vector<Back> read(ReplyQueue& out) {
     std::vector<Back> all;
     wire::Decoded decoded;
     for (Reply& reply : out.replies()) {
@@ -230,7 +230,7 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
   service.start_job(kJob, Mode::kBsp, 0, true);
   service.admit(0, 1, 0);
   service.admit(1, 1, 0);
-  Blocks blocks;
+  BufferPool pool;
   std::map<Status, int> met;
   for (int i = 0; i < 20'000; ++i) {
     const std::size_t keys = random() % 4;
@@ -304,7 +304,7 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
     if (random() % 32 == 0) {
       frames.resize(random() % frames.size());
     }
-    Outbox out(blocks);
+    ReplyQueue out(pool);
     service.handle("peer", frames, out);
     if (random() % 50 == 0) {
       switch (random() % 5) {
@@ -446,7 +446,7 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
       const auto back = two.tick(0);
       CHECK(back.empty() || back[0].header.status == Status::kOk);
     }
-    if (service.metrics().failed_turns != 0) {
+    if (service.metrics().failed_steps != 0) {
       ++stopped;
       CHECK_EQ(service.metrics().applied, 0);
       Peer1 nobody{service, wire::kAnonymous, 0};
@@ -483,7 +483,7 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
     if (part == 0) {
       std::mt19937_64 random(9);
       Peer1 peer{service};
-      Blocks blocks;
+      BufferPool buffers;
       const auto hashes = random_hashes(random, 500, 1000);
       const std::vector<float> ones(hashes.size(), 1.0F);
       for (std::uint32_t clock = 0; clock < kClocks; ++clock) {
@@ -491,7 +491,7 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
         peer.tick(clock);
         const auto back = peer.pull(hashes, clock);
         CHECK(back.header.status == Status::kOk || back.header.status == Status::kDeferred);
-        Outbox out(blocks);
+        ReplyQueue out(buffers);
         service.released(out);
       }
       Peer1 nobody{service, wire::kAnonymous, 0};
@@ -589,14 +589,14 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
         CHECK_EQ(std::ranges::count(pulled, 1.0F), static_cast<std::ptrdiff_t>(rows));
         CHECK_EQ(std::ranges::count(pulled, 0.0F), std::ssize(pulled) - static_cast<std::ptrdiff_t>(rows));
       }
-      service.close_saves();
+      service.close_sessions();
       return;
     }
-    while (const auto load = service.next_save()) {
+    while (const auto load = service.next_session()) {
       try {
         CHECK(load->loads());
         CHECK_EQ(load->restore(0, rows, section), rows);
-        load->say("done");
+        load->set_status("done");
         ++whole;
       } catch (const std::invalid_argument&) {
         CHECK(load->ended());
@@ -662,11 +662,11 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
                        last)
                   .header.status == Status::kOk);
       }
-      service.close_saves();
+      service.close_sessions();
       return;
     }
-    while (const auto save = service.next_save()) {
-      const std::uint64_t steps = save->figures()[0];
+    while (const auto save = service.next_session()) {
+      const std::uint64_t steps = save->summaries()[0];
       try {
         std::size_t rows = 0;
         Shard copy(sgd(1), Slots(kSlots), pool);
@@ -675,7 +675,7 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
           copy.restore(piece.rows, piece.section);
           rows += piece.rows;
         }
-        CHECK_EQ(rows, save->figures()[2]);
+        CHECK_EQ(rows, save->summaries()[2]);
         std::vector<std::uint64_t> begins(kSlots + 1);
         for (std::size_t slot = 0; slot <= kSlots; ++slot) {
           begins[slot] = static_cast<std::uint64_t>(
@@ -688,7 +688,7 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
         copy.pull({hashes, begins}, weights);
         CHECK_EQ(std::ranges::count(weights, -static_cast<float>(steps)), std::ssize(weights));
         ++whole;
-        save->say("taken");
+        save->set_status("taken");
       } catch (const std::invalid_argument&) {
         CHECK(save->ended());
         ++given_up;

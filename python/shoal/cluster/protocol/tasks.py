@@ -80,11 +80,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     patience: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     go: bool = False  # else only look
 
-    def look(self, place: Place, save: _core.Save) -> Any:
+    def look(self, place: Place, save: _core.CheckpointSession) -> Any:
         """Find out whether this is the place that the worker means: what `do` needs to know of it."""
         raise NotImplementedError
 
-    def do(self, place: Place, save: _core.Save, seen: Any, told: Callable[[int], None]) -> Report:
+    def do(self, place: Place, save: _core.CheckpointSession, seen: Any, told: Callable[[int], None]) -> Report:
         """Do it, and tell how many rows, now and then: what that raises ends the work."""
         raise NotImplementedError
 
@@ -269,7 +269,7 @@ class Working:
         self._main.start()
 
     def _run(self) -> None:
-        while (save := self._service.next_save()) is not None:
+        while (save := self._service.next_session()) is not None:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             line = _Line(save, self._kinds)
             thread = threading.Thread(target=_work, args=(save, line, self._roots), name="shoal-task", daemon=True)
@@ -278,7 +278,7 @@ class Working:
 
     def stop(self) -> None:
         """Give up what is under way; a thread that waits for a disk is not waited for long."""
-        self._service.close_saves()
+        self._service.close_sessions()
         self._main.join()
         for thread in self._threads:
             thread.join(_ENDING)
@@ -291,7 +291,7 @@ class _OverError(Exception):
 class _Line:
     """What an endpoint's thread hears of the worker, and tells it."""
 
-    def __init__(self, save: _core.Save, kinds: Any) -> None:
+    def __init__(self, save: _core.CheckpointSession, kinds: Any) -> None:
         self._save = save
         self._kinds = kinds
         self._times = 0
@@ -300,11 +300,11 @@ class _Line:
         self.task: Task | None = None
 
     def say(self, report: Report) -> None:
-        self._save.say(msgspec.msgpack.encode(report))
+        self._save.set_status(msgspec.msgpack.encode(report))
 
     def listen(self, seconds: float = 0.0) -> None:
         """Wait for a word, at most so long; raise if there will be none."""
-        times, words = self._save.heard(self._times, seconds)
+        times, words = self._save.wait_request(self._times, seconds)
         if self._save.ended:
             raise _OverError
         now = time.monotonic()
@@ -314,12 +314,12 @@ class _Line:
                 self.task = msgspec.msgpack.decode(words, type=self._kinds)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 _log.warning("a save or load is given up: what its worker says cannot be read (%s)", error)
-                self._save.drop()
+                self._save.cancel()
                 raise _OverError from None
             self._patience = min(self.task.patience, _LONGEST_PATIENCE) if self.task.patience > 0 else _PATIENCE
         elif now - self._at > self._patience:
             _log.warning("a save or load is given up: its worker was not heard for %.0f s", now - self._at)
-            self._save.drop()
+            self._save.cancel()
             raise _OverError
 
     def until(self, is_so: Callable[[Task], bool]) -> Task:
@@ -332,7 +332,7 @@ class _Line:
             self.listen(1.0)
 
 
-def _work(save: _core.Save, line: _Line, roots: StorageRoots | None) -> None:
+def _work(save: _core.CheckpointSession, line: _Line, roots: StorageRoots | None) -> None:
     with contextlib.suppress(_OverError):
         try:
             report = _look_and_do(save, line, roots)
@@ -349,7 +349,7 @@ def _work(save: _core.Save, line: _Line, roots: StorageRoots | None) -> None:
         line.to_the_end()
 
 
-def _look_and_do(save: _core.Save, line: _Line, roots: StorageRoots | None) -> Report:
+def _look_and_do(save: _core.CheckpointSession, line: _Line, roots: StorageRoots | None) -> Report:
     task = line.until(lambda task: True)
     place = (place_of if roots is None else roots.open)(task.place, task.options)
     seen = task.look(place, save)

@@ -98,7 +98,7 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
     digest: str  # of the checkpoint
     slots: int  # of the store
 
-    def look(self, place: Place, save: _core.Save) -> list[History]:
+    def look(self, place: Place, save: _core.CheckpointSession) -> list[History]:
         """Find the checkpoint there, and the files of these slots."""
         deadline = time.monotonic() + tasks.SEEING
         while True:
@@ -118,13 +118,15 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
             place.names()  # has a network's file system look anew
             time.sleep(tasks.LONGEST)
 
-    def _find(self, place: Place, save: _core.Save) -> list[History]:
+    def _find(self, place: Place, save: _core.CheckpointSession) -> list[History]:
         chain = read_chain(place)
         if chain[-1].digest != self.digest:
             raise CorruptionError(f"{place} has another one, whose digest is {chain[-1].digest}")
         return histories(chain, range(save.first_slot, save.end_slot), self.slots)
 
-    def do(self, place: Place, save: _core.Save, seen: list[History], told: Callable[[int], None]) -> Report:
+    def do(
+        self, place: Place, save: _core.CheckpointSession, seen: list[History], told: Callable[[int], None]
+    ) -> Report:
         """Read the slots."""
         loaded = fill(seen, [_Rows(save, k) for k in range(len(seen))], 1, told)
         return Report("done", sum(loaded), loaded=loaded)
@@ -133,7 +135,7 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
 class _Rows:
     """Rows of a table that is loaded: of what is restored the endpoint keeps its own slots."""
 
-    def __init__(self, save: _core.Save, table: int) -> None:
+    def __init__(self, save: _core.CheckpointSession, table: int) -> None:
         self._save = save
         self._table = table
 

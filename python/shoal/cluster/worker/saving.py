@@ -215,7 +215,7 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
     tables: list[TableForm]
     kinds: list[str]
 
-    def look(self, place: Place, save: _core.Save) -> None:
+    def look(self, place: Place, save: _core.CheckpointSession) -> None:
         """Find out whether this is the place that the worker means, and whether it may be written."""
         deadline = time.monotonic() + tasks.SEEING
         while not self._sees(place):
@@ -235,7 +235,7 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
             place.names()  # has a network's file system look anew
             return False
 
-    def do(self, place: Place, save: _core.Save, seen: None, told: Callable[[int], None]) -> Report:
+    def do(self, place: Place, save: _core.CheckpointSession, seen: None, told: Callable[[int], None]) -> Report:
         """Write the slots."""
         stems = [f"{self.stem}-{k}-{save.first_slot}" for k in range(len(self.tables))]
         taken = [
@@ -257,10 +257,10 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
 class _Then:
     """A table of a save: a :class:`shoal.table.table.Snapshot`."""
 
-    def __init__(self, save: _core.Save, table: int) -> None:
+    def __init__(self, save: _core.CheckpointSession, table: int) -> None:
         self._save = save
         self._table = table
-        self.step, self.table_clock, self.rows, self.bytes = save.figures[table]
+        self.step, self.table_clock, self.rows, self.bytes = save.summaries[table]
 
     def section(self, slot: int, /) -> Any:
         """Take a slot."""

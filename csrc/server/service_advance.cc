@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-bool Service::may_go(std::uint32_t clock) const noexcept {
+bool Service::is_complete(std::uint32_t clock) const noexcept {
   switch (mode_) {
     case Mode::kBsp:
       return clock <= applied_;
@@ -24,25 +24,25 @@ bool Service::may_go(std::uint32_t clock) const noexcept {
   return true;
 }
 
-void Service::advance(Outbox& out) noexcept {
+void Service::advance(ReplyQueue& out) noexcept {
   for (;;) {
     // Before the next turn: a read at this clock sees nothing of it.
-    while (!deferred_.empty() && may_go(deferred_.next_clock())) {
+    while (!deferred_.empty() && is_complete(deferred_.next_clock())) {
       release(deferred_.pop(), out);
     }
     if (mode_ != Mode::kBsp || applied_ >= clocks_.floor()) {
       return;
     }
     try {
-      apply_turn();
+      apply_clock();
     } catch (const std::exception&) {
-      ++metrics_.failed_turns;  // whoever waits goes on waiting, and the next message tries again
+      ++metrics_.failed_steps;  // whoever waits goes on waiting, and the next message tries again
       return;
     }
   }
 }
 
-void Service::release(DeferredReads::Read&& read, Outbox& out) noexcept {
+void Service::release(DeferredReads::Read&& read, ReplyQueue& out) noexcept {
   const DeferredReads::Read mine = std::move(read);
   const Call call{mine.peer, mine.header, mine.hashes.as<std::uint64_t>(), {}, {}, mine.parameters.bytes(),
                   out};
@@ -69,7 +69,7 @@ void Service::release(DeferredReads::Read&& read, Outbox& out) noexcept {
   }
 }
 
-void Service::apply_turn() {
+void Service::apply_clock() {
   if (pending_.empty() || pending_.next() >= clocks_.floor()) {
     applied_ = clocks_.floor();
     return;
@@ -80,7 +80,7 @@ void Service::apply_turn() {
     return;
   }
   // Before the step: what a sweep finds is what its answer told.
-  for (Pending::Sweep& sweep : pending_.first().sweeps) {
+  for (PendingPushes::Sweep& sweep : pending_.first().sweeps) {
     Table* const table = sweep.done ? nullptr : find(sweep.table);
     if (table != nullptr) {
       table->shard->sweep(first_slot_, end_slot_, applied_, sweep.rules, false);
@@ -92,20 +92,20 @@ void Service::apply_turn() {
     if (Table* const table = find(*id)) {
       apply(*id, *table, pending_.first());
     }
-    pending_.done(*id);
+    pending_.finish_table(*id);
   }
   pending_.pop();
   ++applied_;
 }
 
-void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
+void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& turn) {
   Shard& shard = *table.shard;
   const std::size_t dim = shard.rows().dim();
   const std::size_t divisor = mean_ ? std::max<std::size_t>(turn.ticked, 1) : 1;
   std::vector<SortedList> lists;
   std::size_t total = 0;
   std::size_t longest = 0;
-  for (const Pending::Kept& push : pending_.lists(id)) {
+  for (const PendingPushes::Push& push : pending_.pushes(id)) {
     if (push.count != 0) {
       lists.push_back({push.hashes(), push.grads(), push.counts()});
       total += push.count;
@@ -113,9 +113,9 @@ void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
     }
   }
   SortedList all;
-  Lease hashes;
-  Lease grads;
-  Lease counts;
+  PooledBuffer hashes;
+  PooledBuffer grads;
+  PooledBuffer counts;
   if (lists.size() == 1 && divisor == 1) {
     all = lists[0];
   } else if (!lists.empty()) {
@@ -128,9 +128,9 @@ void Service::apply(std::uint32_t id, Table& table, Pending::Turn& turn) {
         list.counts = list.counts.empty() ? ones.first(list.hashes.size()) : list.counts;
       }
     }
-    hashes = blocks_.take(total * sizeof(std::uint64_t));
-    grads = blocks_.take(total * dim * sizeof(float));
-    counts = blocks_.take(counted ? total * sizeof(std::uint32_t) : 0);
+    hashes = buffers_.acquire(total * sizeof(std::uint64_t));
+    grads = buffers_.acquire(total * dim * sizeof(float));
+    counts = buffers_.acquire(counted ? total * sizeof(std::uint32_t) : 0);
     const MergeRoom room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
     const std::size_t size = merge(lists, dim, pool_, merge_scratch_, room, divisor);
     all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};

@@ -17,53 +17,54 @@ using wire::Status;
 
 namespace {
 
-// What a SAVE_BEGIN names: the base of its deltas, and behind it each table with its kind in the upper half.
+// What a SAVE_BEGIN names: the base of its deltas, and behind it each table with its kind in the upper partial.
 constexpr unsigned kKindShift = 32;
 constexpr std::uint64_t kLoad = static_cast<std::uint64_t>(Snapshot::Kind::kDelta) + 1;  // the last kind
 // Answers that begin nothing: fewer numbers than any table has.
 constexpr std::uint64_t kBusy = 1;    // and the rank of the worker whose save it is
 constexpr std::uint64_t kNoBase = 2;  // and the table
-static_assert(Save::kFigures > 2);
+static_assert(CheckpointSession::kSummaryWords > 2);
 
-Save::Name name_of(const wire::Header& header, std::uint64_t sequence) noexcept {
+CheckpointSession::Name name_of(const wire::Header& header, std::uint64_t sequence) noexcept {
   return {header.worker, header.incarnation, sequence};
 }
 
 }  // namespace
 
-Save* Service::find_save(const Save::Name& name) const noexcept {
-  const auto found = std::ranges::find_if(
-      saves_, [&](const std::shared_ptr<Save>& save) { return save->name() == name && !save->ended(); });
-  return found == saves_.end() ? nullptr : found->get();
+CheckpointSession* Service::find_session(const CheckpointSession::Name& name) const noexcept {
+  const auto found = std::ranges::find_if(sessions_, [&](const std::shared_ptr<CheckpointSession>& save) {
+    return save->name() == name && !save->ended();
+  });
+  return found == sessions_.end() ? nullptr : found->get();
 }
 
-void Service::drop_saves(std::optional<std::uint32_t> rank, std::optional<bool> loads) {
-  for (const auto& save : saves_) {
+void Service::cancel_sessions(std::optional<std::uint32_t> rank, std::optional<bool> loads) {
+  for (const auto& save : sessions_) {
     if ((!rank || save->name().rank == *rank) && (!loads || save->loads() == *loads)) {
-      save->drop();
+      save->cancel();
     }
   }
 }
 
-std::shared_ptr<Save> Service::next_save() {
+std::shared_ptr<CheckpointSession> Service::next_session() {
   std::unique_lock lock(mutex_);
-  save_begun_.wait(lock, [&] { return no_saves_ || !begun_.empty(); });
-  if (no_saves_) {
+  session_begun_.wait(lock, [&] { return sessions_closed_ || !unclaimed_sessions_.empty(); });
+  if (sessions_closed_) {
     return nullptr;
   }
-  auto save = std::move(begun_.front());
-  begun_.erase(begun_.begin());
+  auto save = std::move(unclaimed_sessions_.front());
+  unclaimed_sessions_.erase(unclaimed_sessions_.begin());
   return save;
 }
 
-void Service::close_saves() {
+void Service::close_sessions() {
   {
     const std::lock_guard lock(mutex_);
-    no_saves_ = true;
-    begun_.clear();
-    drop_saves(std::nullopt);
+    sessions_closed_ = true;
+    unclaimed_sessions_.clear();
+    cancel_sessions(std::nullopt);
   }
-  save_begun_.notify_all();
+  session_begun_.notify_all();
 }
 
 void Service::serve_save(const Call& call) {
@@ -75,7 +76,7 @@ void Service::serve_save(const Call& call) {
       return save_begin(whole);
     }
     case Op::kSavePoll:
-      return save_tell(call, decoded_.numbers);
+      return save_poll(call, decoded_.numbers);
     default:
       return save_end(call, decoded_.numbers);
   }
@@ -85,16 +86,16 @@ void Service::save_begin(const Call& call) {
   const wire::Header& header = call.header;
   const std::span numbers(reinterpret_cast<const std::uint64_t*>(call.bytes.data()),
                           call.bytes.size() / sizeof(std::uint64_t));
-  const Save::Name name = name_of(header, header.sequence);
-  Seen& seen = history(header.worker);
-  if (seen.calls().seen(header.sequence)) {
+  const CheckpointSession::Name name = name_of(header, header.sequence);
+  DedupWindow& dedup = history(header.worker);
+  if (dedup.calls().contains(header.sequence)) {
     ++metrics_.duplicates;
-    const Save* const save = find_save(name);
-    return send_words(call, save == nullptr ? std::span<const std::uint64_t>() : save->figures());
+    const CheckpointSession* const save = find_session(name);
+    return send_words(call, save == nullptr ? std::span<const std::uint64_t>() : save->summaries());
   }
-  if (no_saves_ || numbers.size() <= wire::kBaseWords) {
+  if (sessions_closed_ || numbers.size() <= wire::kBaseWords) {
     return send_text(call, Status::kBadRequest,
-                     no_saves_ ? "nobody writes saves here" : "a save is of one table at least");
+                     sessions_closed_ ? "nobody writes saves here" : "a save is of one table at least");
   }
   if (!check_epoch(call)) {
     return;
@@ -105,14 +106,14 @@ void Service::save_begin(const Call& call) {
     return send_text(call, Status::kBadRequest,
                      "a save of clock " + std::to_string(header.clock) + " came after its end");
   }
-  if (!loads && !may_go(header.clock)) {  // what a load brings is of no clock here
+  if (!loads && !is_complete(header.clock)) {  // what a load brings is of no clock here
     return defer(call, 0);
   }
   const std::string base = wire::base_name(numbers.first(wire::kBaseWords));
   // It has one of each at a time: what it began before it has given up, and could not say so.
-  drop_saves(header.worker, loads);
-  std::erase_if(saves_, [](const auto& save) { return save->closed(); });
-  std::vector<Save::Wanted> wanted;
+  cancel_sessions(header.worker, loads);
+  std::erase_if(sessions_, [](const auto& save) { return save->closed(); });
+  std::vector<CheckpointSession::TableRequest> wanted;
   for (const std::uint64_t number : tables) {
     Table* const table = find(static_cast<std::uint32_t>(number));
     const std::uint64_t kind = number >> kKindShift;
@@ -131,7 +132,7 @@ void Service::save_begin(const Call& call) {
       return send_text(call, Status::kResourceExhausted, table->full);
     }
     const auto& shard = loads ? table->loading : table->shard;
-    for (const auto& other : saves_) {
+    for (const auto& other : sessions_) {
       if (other->holds(*shard)) {
         // Given up, but somebody still takes from it: in a moment it is gone.
         return other->ended() ? send(call, Status::kOverloaded)
@@ -144,33 +145,33 @@ void Service::save_begin(const Call& call) {
       return send_words(call, std::array{kNoBase, number & 0xffffffffU});
     }
   }
-  auto save = std::make_shared<Save>(name, wanted, header.clock, first_slot_, end_slot_);
-  std::erase_if(begun_, [](const auto& one) { return one->ended(); });
-  begun_.reserve(begun_.size() + 1);
-  saves_.push_back(save);
-  begun_.push_back(std::move(save));
-  seen.calls().mark(header.sequence);
-  send_words(call, saves_.back()->figures());
-  save_begun_.notify_one();
+  auto save = std::make_shared<CheckpointSession>(name, wanted, header.clock, first_slot_, end_slot_);
+  std::erase_if(unclaimed_sessions_, [](const auto& one) { return one->ended(); });
+  unclaimed_sessions_.reserve(unclaimed_sessions_.size() + 1);
+  sessions_.push_back(save);
+  unclaimed_sessions_.push_back(std::move(save));
+  dedup.calls().mark(header.sequence);
+  send_words(call, sessions_.back()->summaries());
+  session_begun_.notify_one();
 }
 
-void Service::save_tell(const Call& call, std::span<const std::uint64_t> numbers) {
+void Service::save_poll(const Call& call, std::span<const std::uint64_t> numbers) {
   if (numbers.size() != 1) {
     return send_text(call, Status::kBadRequest, "words are for one save, which its number names");
   }
-  Save* const save = find_save(name_of(call.header, numbers[0]));
+  CheckpointSession* const save = find_session(name_of(call.header, numbers[0]));
   std::string said;
   if (save != nullptr) {
-    said = save->hear({reinterpret_cast<const char*>(call.bytes.data()), call.bytes.size()});
+    said = save->set_request({reinterpret_cast<const char*>(call.bytes.data()), call.bytes.size()});
   }
-  Lease block = call.out.block(said.size());
+  PooledBuffer block = call.out.acquire(said.size());
   std::ranges::copy(std::as_bytes(std::span(said)), block.bytes().begin());
   send(call, {.dtype = wire::Dtype::kUint8, .count = save != nullptr ? 1U : 0U}, 1, std::move(block));
 }
 
 void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers) {
-  Seen& seen = history(call.header.worker);
-  if (done_before(call, seen)) {
+  DedupWindow& dedup = history(call.header.worker);
+  if (done_before(call, dedup)) {
     return;
   }
   if (numbers.size() != 1 && numbers.size() != 1 + wire::kBaseWords) {
@@ -178,7 +179,7 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
                      "a save ends with its number, and its name if it was written, got " +
                          std::to_string(numbers.size()) + " numbers");
   }
-  Save* const save = find_save(name_of(call.header, numbers[0]));
+  CheckpointSession* const save = find_session(name_of(call.header, numbers[0]));
   const bool written = numbers.size() > 1;
   for (auto& [id, table] : tables_) {
     if (save != nullptr && !written && table->loading != nullptr && save->holds(*table->loading)) {
@@ -191,7 +192,7 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
     return send_text(call, Status::kBadRequest,
                      "there is no such save: it was given up before it was written");
   }
-  seen.calls().mark(call.header.sequence);
+  dedup.calls().mark(call.header.sequence);
   send(call, Status::kOk);
 }
 
