@@ -76,7 +76,7 @@ def predict(arguments: argparse.Namespace) -> Answer:
 
 def evaluate(arguments: argparse.Namespace) -> Answer:
     """Measure predictions against the labels."""
-    from shoal.models.training import measure
+    from shoal.models.evaluation import measure
 
     note = ""
     with _loaded(arguments) as (model, reader):

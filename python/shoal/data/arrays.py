@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shoal.data.arrow import TableReader, Tables, pyarrow, table_of
 from shoal.data.batch import DEFAULT_BATCH_SIZE, Batch
 from shoal.data.columns import Columns
-from shoal.data.reader import Settings
+from shoal.data.settings import Settings
 
 __all__ = [
     "Classes",

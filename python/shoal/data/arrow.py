@@ -27,8 +27,9 @@ from shoal.data.files import File, Opened
 from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames, decoded
-from shoal.data.reader import Reader, Settings, Share
+from shoal.data.reader import Reader
 from shoal.data.rebatch import Part, Parts, Pieces, Place, rows_of
+from shoal.data.settings import Settings, Share
 from shoal.errors import CorruptionError
 
 _ROWS = 1 << 14  # of a record batch that is asked for

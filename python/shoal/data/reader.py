@@ -7,31 +7,28 @@ TableReader   Parquet, Arrow streams   arrow.py
 from __future__ import annotations
 
 import copy
-import hashlib
 import operator
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from shoal.base.prefetch import Ahead
 from shoal.data.batch import Batch
 from shoal.data.files import File
+from shoal.data.fingerprint import difference, file_fingerprint, first_of
 from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of
 from shoal.data.names import FeatureNames
 from shoal.data.rebatch import Parts, Place
-
-OnError = Literal["raise", "skip"]
+from shoal.data.settings import BEGINNING, Settings, Share
 
 # A part is the batches that end in one block, or one batch longer than that.
 _PARTS_AHEAD = 2
-_BEGINNING = Place()
-_HEAD_BYTES = 1 << 16
 _MOST_LABELS = 10_000  # that are counted, where the one that is looked for is none of them
 _MOST_HEADS = 1000  # files whose first bytes are read: on an object store each costs a request
 
@@ -43,58 +40,6 @@ class _Seen:
     place: Place
     skipped: int
     fraction: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How the files are read: the parameters of the functions that make readers, which shard, and where to begin."""
-
-    batch_size: int
-    on_error: OnError = "raise"
-    threads: int = 1
-    names: FeatureNames | None = None
-    fielded: bool = False
-    labelled: bool = True
-    rank: int = 0
-    shards: int = 1
-    begin: Place = _BEGINNING
-    sizes: tuple[int | None, ...] | None = None  # of the files when the position was taken
-    order: tuple[int, ...] | None = None  # of the files, by their numbers; None: as they were given
-
-    def __post_init__(self) -> None:
-        if operator.index(self.batch_size) < 1:
-            raise ValueError(f"batch_size is {self.batch_size}: pass 1 or more")
-        if self.on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
-        if operator.index(self.threads) < 1:
-            raise ValueError(f"threads is {self.threads}: pass 1 or more")
-        if not isinstance(self.names, FeatureNames | None):
-            raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
-        if not 0 <= operator.index(self.rank) < operator.index(self.shards):
-            raise ValueError(f"shard {self.rank} of {self.shards}: pass a rank from 0 to the number of shards - 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A file among those of a pass, or a shard of it.
-
-    Parameters
-    ----------
-    number : int
-        Of the file, as places count.
-    file : File
-    rank, shards : int
-        Which shard of how many.
-    before, share : float
-        Of the bytes of all: those before it, and its own; 0 where they are not known.
-    """
-
-    number: int
-    file: File
-    rank: int
-    shards: int
-    before: float
-    share: float
 
 
 class Reader(ABC):
@@ -430,7 +375,7 @@ class Reader(ABC):
             "schema": dict(self._schema),
             "batch_size": settings.batch_size,
             "shard": [settings.rank, settings.shards],
-            "files": [_fingerprint(file, headed=i < _MOST_HEADS) for i, file in enumerate(self._files)],
+            "files": [file_fingerprint(file, headed=i < _MOST_HEADS) for i, file in enumerate(self._files)],
         }
 
     def changes(self, begun: Mapping[str, Any], *, appended: bool = False) -> str | None:
@@ -448,26 +393,7 @@ class Reader(ABC):
         str or None
             A sentence without its end; None where nothing differs.
         """
-        now = self.fingerprint()
-        for name in ("format", "schema", "batch_size", "shard"):
-            if begun[name] != now[name]:
-                return f"{name} was {begun[name]!r}, and is {now[name]!r}"
-        then, files = begun["files"], now["files"]
-        for old, new, file in zip(then, files, self._files, strict=False):
-            if old["name"] != new["name"]:
-                return f"{old['name']} was read there, and {new['name']} is given in its place"
-            before, size = old.get("size"), new.get("size")
-            if size != before and (before is None or size is None or size < before or not appended):
-                return f"{old['name']} had {_bytes(before)}, and has {_bytes(size)}"
-            if "head" in old and _head(file, min(before, _HEAD_BYTES)) != old["head"]:
-                return f"{old['name']} is another file: its first {_bytes(min(before, _HEAD_BYTES))} differ"
-        if len(files) < len(then):
-            return f"{then[len(files)]['name']} was read too, and is not given"
-        if len(files) > len(then) and not appended:
-            return f"{files[len(then)]['name']} was not there"
-        if appended and files != then and self._settings.shards > 1:
-            return "files were appended to, and a shard of them begins elsewhere now"
-        return None
+        return difference(begun, self.fingerprint(), self._files, appended=appended)
 
     def resume(self, position: Mapping[str, Any]) -> Reader:
         """Go on where another pass stood: with the very next example.
@@ -504,7 +430,7 @@ class Reader(ABC):
             raise ValueError(f"{position!r} is no position: pass what position() returned") from error
         if form != self._name or names != [file.name for file in self._files]:
             raise ValueError(
-                f"the position is one in {form} data of {_told(names)}, and this reader is of {self._name} data "
+                f"the position is one in {form} data of {first_of(names)}, and this reader is of {self._name} data "
                 f"of {self.path}: make the reader of the same files"
             )
         if min(begin) < 0 or begin.file >= len(names):
@@ -517,7 +443,7 @@ class Reader(ABC):
     @property
     def path(self) -> str:
         """The file; of several, the first and how many there are."""
-        return _told([file.name for file in self._files])
+        return first_of([file.name for file in self._files])
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -537,7 +463,7 @@ class Reader(ABC):
     @property
     def resumed(self) -> bool:
         """Whether the passes begin at a position, not at the beginning."""
-        return self._settings.begin != _BEGINNING
+        return self._settings.begin != BEGINNING
 
     @property
     def repeatable(self) -> bool:
@@ -589,33 +515,3 @@ class Reader(ABC):
             ahead of the batches by a block. Of a stream 0 until it ends.
         """
         return self._seen.fraction
-
-
-def _fingerprint(file: File, *, headed: bool) -> dict[str, Any]:
-    size = file.size()
-    known: dict[str, Any] = {"name": file.name} if size is None else {"name": file.name, "size": size}
-    if headed and size is not None and (head := _head(file, min(size, _HEAD_BYTES))) is not None:
-        known["head"] = head
-    return known
-
-
-def _head(file: File, size: int) -> str | None:
-    """Digest the first bytes; None of what has no bytes."""
-    try:
-        opened = file.open()
-    except TypeError:  # a table in memory
-        return None
-    digest = hashlib.blake2b(digest_size=8)
-    with opened:
-        while size and (some := opened.read(size)):
-            digest.update(some)
-            size -= len(some)
-    return digest.hexdigest()
-
-
-def _bytes(size: int | None) -> str:
-    return "an unknown number of bytes" if size is None else f"{size:,} bytes"
-
-
-def _told(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"

@@ -13,8 +13,9 @@ from shoal.data.csv import csv_format
 from shoal.data.files import Wheres, files_of
 from shoal.data.interactions import Field, Interactions, field_of
 from shoal.data.names import FeatureNames
-from shoal.data.reader import OnError, Reader, Settings
+from shoal.data.reader import Reader
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
+from shoal.data.settings import OnError, Settings
 from shoal.data.text import TextReader
 
 

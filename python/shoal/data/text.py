@@ -10,9 +10,10 @@ from typing import Any
 from shoal.data.files import File, Wheres, files_of
 from shoal.data.fill import Source, fill
 from shoal.data.names import FeatureNames
-from shoal.data.reader import OnError, Reader, Settings
+from shoal.data.reader import Reader
 from shoal.data.rebatch import Parts
 from shoal.data.rows import LIBSVM, Format
+from shoal.data.settings import OnError, Settings
 from shoal.data.source import Lines
 from shoal.data.unpack import HEAD_BYTES, kind_of
 

@@ -38,8 +38,9 @@ from shoal.models.files import load_names
 from shoal.models.fm import FactorizationMachine
 from shoal.models.grid import GridResult, LogisticRegressionGrid
 from shoal.models.history import Fit, History, Pass, Point, merged
+from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.logistic import LogisticRegression
-from shoal.models.model import BIAS_KEY, Model
+from shoal.models.model import Model
 from shoal.models.plan import Plan
 from shoal.storage.base import Where, place_of
 from shoal.store.local import Store

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,16 +50,17 @@ from shoal.base.interrupts import at_boundaries
 from shoal.consistency import BSP
 from shoal.data import Batch
 from shoal.data.rebatch import joined
-from shoal.models.model import BIAS_KEY
+from shoal.models.evaluation import measure
+from shoal.models.linear_weights import BIAS_KEY
+from shoal.models.model import Model
+from shoal.models.model_trainer import Student
 from shoal.models.pass_coordinator import Team
-from shoal.models.training import Student, begin_fit, check_iterable, measure
+from shoal.models.plan import Plan
+from shoal.models.sources import check_iterable
+from shoal.models.training import begin_fit
 from shoal.optim import Proximal
 from shoal.table.future import Future
 from shoal.table.table import KeyBatch, Rows, mix
-
-if TYPE_CHECKING:
-    from shoal.models.logistic import LogisticRegression
-    from shoal.models.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class _Block:
 class _Examples:
     """All examples of this worker, cut into blocks of features."""
 
-    def __init__(self, model: LogisticRegression, whole: Batch, solver: DBPG) -> None:
+    def __init__(self, model: Model, whole: Batch, solver: DBPG) -> None:
         self.whole = whole
         self.margins = np.zeros(len(whole))
         self._bias_block: int | None = None
@@ -183,9 +184,7 @@ class _Examples:
         ]
         self._bound(solver.delay)
 
-    def _cut(
-        self, model: LogisticRegression, b: int, entries: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]
-    ) -> _Block:
+    def _cut(self, model: Model, b: int, entries: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]) -> _Block:
         if b == self._bias_block:
             examples = np.arange(len(self.whole))
             counts = np.bincount(owners, minlength=len(examples))
@@ -240,7 +239,7 @@ class _Examples:
 class _Run:
     """One fit."""
 
-    def __init__(self, model: LogisticRegression, solver: DBPG, whole: Batch) -> None:
+    def __init__(self, model: Model, solver: DBPG, whole: Batch) -> None:
         store = model.store
         if store.taking_parts and store.num_workers > 1:
             raise ValueError(
@@ -315,9 +314,7 @@ class _Run:
         self._waiting.append((block, chosen, handle))
 
 
-def fit(
-    model: LogisticRegression, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan
-) -> Solved:
+def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> Solved:
     """Go to the optimum for all examples of the reader; see `shoal.LogisticRegression.fit`."""
     check_iterable(reader, "reader", passes=1)
     if valid is not None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 from shoal.data import Reader
 from shoal.metrics import Accumulator
-from shoal.models import files, training
+from shoal.models import files, sources
 from shoal.models.history import Fit, History, Record
 from shoal.models.learner import Standing
 from shoal.models.plan import Plan
@@ -153,7 +153,7 @@ def standing_of(
     appended = resume == "appended"
     _check_data(keeper.directory, begun, reader, valid, appended=appended)
     standing = described.standing
-    grown = appended and begun.source is not None and begun.source != training.fingerprint(reader)
+    grown = appended and begun.source is not None and begun.source != sources.fingerprint(reader)
     if grown and standing.batches and plan.shuffles:
         raise ValueError(
             f"the fit in {keeper.directory} stands within a shuffled pass, which more data would shuffle in another "
@@ -168,8 +168,8 @@ def standing_of(
     fits = model.record.fits
     fits[-1] = replace(fits[-1], plan=plan)
     if isinstance(reader, Reader) and begun.source is not None:
-        source, held_out = reader.fingerprint(), training.fingerprint(valid)
-        fits[-1] = replace(fits[-1], data=training.path_of(reader), source=source, valid_source=held_out)
+        source, held_out = reader.fingerprint(), sources.fingerprint(valid)
+        fits[-1] = replace(fits[-1], data=sources.path_of(reader), source=source, valid_source=held_out)
     return standing
 
 

@@ -21,8 +21,8 @@ from shoal import _core
 from shoal.data import Batch
 from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
+from shoal.models.learner import Floats
 from shoal.models.model import Model
-from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
 from shoal.store.local import Store
 from shoal.table.table import KeyBatch, Rows, Table

@@ -21,6 +21,7 @@ from shoal.models.history import Record, Windows
 from shoal.storage.base import Place
 from shoal.store.local import Store
 
+Floats = npt.NDArray[np.float64]
 Prepared = Any  # what a learner made of a batch ahead
 
 

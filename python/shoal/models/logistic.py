@@ -24,9 +24,9 @@ from shoal.models import dbpg, files
 from shoal.models.callbacks import Callbacks
 from shoal.models.dbpg import DBPG, Solved
 from shoal.models.fit_checkpoints import Keeper, Resume
+from shoal.models.learner import Floats
 from shoal.models.model import Model
 from shoal.models.plan import Plan
-from shoal.models.predictor import Floats
 from shoal.optim import FTRL, Optimizer, Proximal
 from shoal.store.local import Store
 from shoal.table.table import KeyBatch, Rows, Table

@@ -9,10 +9,6 @@ by one KeyBatch. The loss is logistic: labels are 0 or 1, a margin is a log-odds
 
 The bias is a row like any other, under ``BIAS_KEY``: every example has it once, with value 1, behind its batch's keys.
 
-    model directory
-        model.json             what the model is and which files hold its weights and names; replaced atomically
-        checkpoint-1f0c9a3e/   the tables, as `Store.save` writes them
-
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
     I2  Predicting creates no rows and changes nothing.
@@ -24,49 +20,36 @@ it was at some batch boundary.
 
 from __future__ import annotations
 
-import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal import _core
 from shoal.base import notebook
-from shoal.base.machine import cores
 from shoal.base.plural import counted
-from shoal.data import Batch, FeatureNames
+from shoal.data import Batch
 from shoal.data.rebatch import joined
 from shoal.metrics import Accumulator
-from shoal.models import files, inputs, training
+from shoal.models import inputs, training
 from shoal.models import preprocessing as feed
 from shoal.models.callbacks import Callback, Callbacks, FitProgress
 from shoal.models.fit_checkpoints import Keeper, Resume, standing_of
-from shoal.models.history import History
-from shoal.models.learner import Standing, Watcher
+from shoal.models.learner import Floats, Watcher
+from shoal.models.linear_weights import BIAS_KEY, LinearWeights
 from shoal.models.plan import Metric, Plan
-from shoal.models.predictor import Floats
-from shoal.models.saved_predictor import KeptPredictor
-from shoal.models.scales import Scales, Sums, make_table
+from shoal.models.saved_model import SavedModel
+from shoal.models.scales import Sums, make_table
 from shoal.optim import Optimizer
 from shoal.storage.base import Place, Where, leaving_none_empty, place_of
-from shoal.store.local import LocalStore, Store, local
+from shoal.store.local import Store, local
 from shoal.table.table import KeyBatch, Rows, Table
 
-# The key of the bias: the first eight bytes of SHA-256 of "shoal bias". Any key would do; a small or a round one would
-# be more likely to be somebody's feature, which would then share its row.
-BIAS_KEY = 0x1208DA918DB99F36
 
-
-# What a pickle does not hold: it is made anew.
-_OF_THIS_PROCESS = ("_store", "_owns_store", "_sorters", "_tables")
-
-
-class Model(KeptPredictor):
+class Model(LinearWeights, SavedModel):
     """A model of log-odds whose weights are tables of a store.
 
     The first table has dim 1 and holds the linear weights, the bias among them. A model of a local store can be pickled
@@ -116,11 +99,6 @@ class Model(KeptPredictor):
     ) -> Sequence[Rows]:
         """Compute each table's gradient, float32[m, dim] or [m] at dim 1, from the slopes dloss/dmargin float64[n]."""
 
-    @classmethod
-    @abstractmethod
-    def _from_file(cls, described: files.ModelFile, store: Store) -> Self:
-        """Make the model that ``described`` tells of, from tables that are in the store."""
-
     # ---- what it is --------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -161,11 +139,6 @@ class Model(KeptPredictor):
         return self._tables
 
     @property
-    def table(self) -> Table:
-        """The table of the linear weights: one row per key, of dim 1."""
-        return self._tables[0]
-
-    @property
     def optimizer(self) -> Optimizer:
         """The update rule of the linear weights."""
         return self.table.optimizer
@@ -184,100 +157,6 @@ class Model(KeptPredictor):
     def can_normalize(self) -> bool:
         """Whether a model of this kind can be made that divides values by their scales."""
         return True
-
-    @property
-    def bias(self) -> float:
-        """Weight of the constant feature; 0 in a model without one."""
-        if not self._has_bias:
-            return 0.0
-        return float(self.table.pull(np.array([BIAS_KEY], np.uint64))[0, 0])
-
-    def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-        """Read all linear weights that are not zero, the bias left out.
-
-        Returns
-        -------
-        keys : uint64[k]
-            In hash order.
-        weights : float32[k]
-
-        Notes
-        -----
-        Takes 12 bytes a weight. With l1 > 0 most rows read zero: their state is kept for what may come. Those of a
-        normalized model are of x divided by its scale: see `scales`.
-        """
-        keys = [np.empty(0, np.uint64)]
-        weights = [np.empty(0, np.float32)]
-        for some_keys, rows in self.table.items():
-            w = rows[:, 0]
-            kept = w != 0
-            if self._has_bias:
-                kept &= some_keys != np.uint64(BIAS_KEY)
-            keys.append(some_keys[kept])
-            weights.append(w[kept])
-        return np.concatenate(keys), np.concatenate(weights)
-
-    def scales(self) -> tuple[npt.NDArray[np.uint64], Floats]:
-        """Read what a normalized model divides the values of features by; keys that are not among them by 1.
-
-        Returns
-        -------
-        keys : uint64[k]
-            In hash order.
-        scales : float64[k]
-            Above 0; none of a model that is not normalized.
-        """
-        scales = self._scales
-        return (np.empty(0, np.uint64), np.empty(0)) if scales is None else scales.items()
-
-    @overload
-    def top(self, n: int = 20) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]: ...
-
-    @overload
-    def top(self, n: int = 20, *, names: Mapping[int, str]) -> tuple[list[str], npt.NDArray[np.float32]]: ...
-
-    def top(
-        self, n: int = 20, *, names: Mapping[int, str] | None = None
-    ) -> tuple[npt.NDArray[np.uint64] | list[str], npt.NDArray[np.float32]]:
-        """Read the linear weights of largest size, the bias left out.
-
-        Parameters
-        ----------
-        n : int
-            How many, at most.
-        names : mapping of int to str, optional
-            Names of features by their keys, such as `shoal.FeatureNames`.
-
-        Returns
-        -------
-        keys : uint64[k], or list of str
-            With ``names`` the name of each key; the number of one that has none.
-        weights : float32[k]
-            The largest first; of equal size the smaller key first.
-
-        Raises
-        ------
-        ValueError
-            ``n`` is negative.
-
-        Notes
-        -----
-        Looks at every row, and holds ``n`` and one piece of 65536 rows at a time.
-        """
-        if n < 0:
-            raise ValueError(f"n is {n}: pass 0 or more")
-        keys, weights = np.empty(0, np.uint64), np.empty(0, np.float32)
-        for some_keys, rows in self.table.items():
-            w = rows[:, 0]
-            kept = w != 0
-            if self._has_bias:
-                kept &= some_keys != np.uint64(BIAS_KEY)
-            keys, weights = np.concatenate([keys, some_keys[kept]]), np.concatenate([weights, w[kept]])
-            order = np.lexsort((keys, -np.abs(weights)))[:n]
-            keys, weights = keys[order], weights[order]
-        if names is None:
-            return keys, weights
-        return [names.get(key, str(key)) for key in keys.tolist()], weights
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -591,10 +470,6 @@ class Model(KeptPredictor):
         return self._forward(batch, prepared, [table.pull_unique(prepared) for table in self._learned_tables])[0]
 
     @property
-    def _scales(self) -> Scales | None:
-        return Scales(self._tables[-1]) if self._is_normalized else None
-
-    @property
     def _learned_tables(self) -> tuple[Table, ...]:
         """The tables that gradients are pushed to."""
         return self._tables[:-1] if self._is_normalized else self._tables
@@ -634,199 +509,3 @@ class Model(KeptPredictor):
             raise ValueError(
                 f"this model has learned nothing yet: call fit or partial_fit, or {type(self).__name__}.load"
             )
-
-    # ---- keeping -----------------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle or a copy holds: all of the model, with its rows as the files of a checkpoint.
-
-        Raises
-        ------
-        TypeError
-            The rows are on a cluster.
-        """
-        if not isinstance(self._store, LocalStore):
-            raise TypeError(
-                f"the rows of this {type(self).__name__} are on a cluster, which a pickle does not hold: save it, and "
-                f"load it elsewhere"
-            )
-        state = {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
-        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
-            checkpoint = Path(folder, "checkpoint")
-            self._store.save(checkpoint, tables=[table.name for table in self._tables], durable=False)
-            state["_pickled"] = {
-                "tables": [table.name for table in self._tables],
-                "threads": self._store.threads,
-                "slots": self._store.slots,
-                "memory": self._store.memory,
-                "files": {path.name: path.read_bytes() for path in checkpoint.iterdir()},
-            }
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the model anew, in a local store of its own."""
-        pickled = state.pop("_pickled")
-        vars(self).update(state)
-        threads = min(pickled["threads"], cores())
-        self._store = local(threads=threads, slots=pickled["slots"], memory=pickled["memory"])
-        self._owns_store = True
-        self._sorters = _core.Workers(1)
-        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
-            for name, content in pickled["files"].items():
-                Path(folder, name).write_bytes(content)
-            self._store.load(folder)
-        self._tables = tuple(self._store.tables[name] for name in pickled["tables"])
-
-    def save(
-        self,
-        directory: Where,
-        *,
-        overwrite: bool = True,
-        names: FeatureNames | None = None,
-        standing: Standing | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> Path | str:
-        """Write the model; a save that is cut off leaves the model that was there before.
-
-        Parameters
-        ----------
-        directory : path or URL
-            Made if it is not there. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
-        overwrite : bool
-            Whether to replace a model that is there.
-        names : FeatureNames, optional
-            To be kept with the model: reports tell features by them, `shoal.models.load_names` reads them. Names that
-            were saved with a model which is replaced are gone with it.
-        standing : Standing, optional
-            Of a fit that is not over: `take` tells it again.
-        storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
-
-        Returns
-        -------
-        Path or str
-            The directory, or its URL.
-
-        Raises
-        ------
-        ValueError
-            There is a model and ``overwrite`` is False, or there is something else: that is never replaced.
-        SaveConflictError
-            Another process has written there since this save began. That one stays.
-        StorageError
-            A file cannot be written: the message names it. What was there before stays.
-
-        Notes
-        -----
-        Needs room for the old and the new weights. One writer at a time: on a cluster one worker calls it, between two
-        ticks, as in ``if store.rank == 0``.
-        """
-        where = place_of(directory, storage_options)
-        described = self._model_file(bias=self._has_bias, normalized=self._is_normalized, standing=standing)
-        files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
-        return where.given
-
-    def take(
-        self, directory: Where, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
-    ) -> Standing | None:
-        """Take a model that `save` wrote in place of this one: rows, and the record of what was learned from.
-
-        Parameters
-        ----------
-        directory : path or URL
-        resume : bool
-            Whether a fit is to go on: calibration, which is of a fit that is over, is left out.
-        storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
-
-        Returns
-        -------
-        Standing or None
-            Where its fit stands; None: it is over.
-
-        Raises
-        ------
-        CorruptionError
-            A file is missing, cut short or changed. Nothing was taken.
-        ValueError
-            It is a model of another kind or of other tables, or was made with other settings. Nothing was taken.
-        """
-        where = place_of(directory, storage_options)
-        described = files.read(where)
-        named = [described.model, str(described.bias), described.table, *described.more_tables]
-        mine = [self.kind, str(self._has_bias), *(table.name for table in self._tables)]
-        if named != mine:
-            raise ValueError(
-                f"{where} is a {described.model} of tables {', '.join(named[2:])} with bias={described.bias}, this is "
-                f"a {self.kind} of {', '.join(mine[2:])} with bias={self._has_bias}: make it as that one was"
-            )
-        self._store.load(where.inside(described.checkpoint))
-        self._remember(described, where)
-        if resume:
-            self._calibration = None
-        return described.standing
-
-    @classmethod
-    def exported(cls, told: Mapping[str, Any], store: Store) -> Self:
-        """Make the model that an export tells of, over tables that are in the store; it predicts, and nothing else."""
-        described = files.ModelFile(
-            model=told["kind"],
-            table=told["table"],
-            more_tables=tuple(told["more_tables"]),
-            bias=told["bias"],
-            normalized=told.get("normalized", False),  # exports of before do not tell
-            optimizer="",
-            params={},
-            seed=0,
-            examples=told["examples"],
-            format=told["format"],
-            schema=told["schema"],
-            calibration=told["calibration"],
-            history=History(),
-        )
-        model = cls._from_file(described, store)
-        model._owns_store = False
-        model._remember(described, "the export")
-        return model
-
-    @classmethod
-    def load(
-        cls, directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
-    ) -> Self:
-        """Read a model; it predicts, bit for bit, as the one that was saved, and may learn on.
-
-        Parameters
-        ----------
-        directory : path or URL
-            As written by `save`.
-        store : Store, optional
-            Where the tables go; without one into a new local store, closed by the model's `close`.
-        storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
-
-        Returns
-        -------
-        Model
-
-        Raises
-        ------
-        CorruptionError
-            A file is missing, cut short or changed: the message names it.
-        ValueError
-            It is a model of another kind, or the store has a table of one of its names already.
-        """
-        where = place_of(directory, storage_options)
-        found = files.read(where).model
-        if found != cls.kind:
-            raise ValueError(f"{where} is a {found}, not a {cls.kind}: load it with shoal.models.load")
-        target = local() if store is None else store
-        try:
-            described = files.load(where, target)
-            model = cls._from_file(described, target)
-            model._remember(described, where)
-        except BaseException:
-            if store is None:
-                target.close()
-            raise
-        model._owns_store = store is None
-        return model

@@ -18,17 +18,16 @@ import numpy.typing as npt
 from shoal.data import Batch, Reader
 from shoal.errors import CorruptionError
 from shoal.metrics import Curves, Metrics, probabilities
-from shoal.models import inputs, training
+from shoal.models import evaluation, inputs, sources
 from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
-from shoal.models.learner import Prepared
+from shoal.models.learner import Floats, Prepared
 from shoal.table.table import Table
 
-__all__ = ["Floats", "Method", "Predictor", "read_calibration"]
+__all__ = ["Method", "Predictor", "read_calibration"]
 
 _NAMED_COLUMNS = ("csv", "parquet", "arrow")  # whose keys are the same
 _FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: what keys are made of
-Floats = npt.NDArray[np.float64]
 Method = Literal["isotonic", "platt"]
 
 
@@ -180,10 +179,10 @@ class Predictor(ABC):
         data = self._to_measure(data, y, sample_weight)
         self.check_format(data)
         batches = [data] if isinstance(data, Batch) else data
-        training.check_iterable(batches, "data", passes=1)
+        sources.check_iterable(batches, "data", passes=1)
         before, self._calibration = self._calibration, None
         try:
-            found = training.predictions([self], batches)
+            found = evaluation.predictions([self], batches)
             before = fits[method](found.margins[0], found.labels, found.weights)
         finally:
             self._calibration = before
@@ -220,9 +219,9 @@ class Predictor(ABC):
             batches = batches.unlabelled()
         if isinstance(batches, Batch):
             return self.margins(batches, self.prepare(batches))
-        training.check_iterable(batches, "data", passes=1)
+        sources.check_iterable(batches, "data", passes=1)
         self.check_format(batches)
-        return training.predictions([self], self.reading(batches)).margins[0]
+        return evaluation.predictions([self], self.reading(batches)).margins[0]
 
     def predict_proba(self, data: Any) -> Floats:
         """Compute the probabilities of examples.
@@ -282,10 +281,10 @@ class Predictor(ABC):
         """
         self.check_fitted()
         batches = self._to_measure(data, y, sample_weight)
-        found = training.predictions([self], [batches] if isinstance(batches, Batch) else batches)
+        found = evaluation.predictions([self], [batches] if isinstance(batches, Batch) else batches)
         right = (found.margins[0] > 0) == (found.labels == 1)
         if len(right) == 0:
-            raise ValueError(f"{training.why_empty(data)}: nothing was measured")
+            raise ValueError(f"{sources.why_empty(data)}: nothing was measured")
         return float(np.average(right, weights=found.weights))
 
     def evaluate(self, data: Any, y: Any = None, sample_weight: Any = None) -> Metrics:
@@ -331,7 +330,7 @@ class Predictor(ABC):
             The model has not learned from anything yet.
         """
         self.check_fitted()
-        measured = training.measure([self], self._to_measure(data, y, sample_weight))[0]
+        measured = evaluation.measure([self], self._to_measure(data, y, sample_weight))[0]
         return measured.metrics, measured.curves
 
     def _to_measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> Any:

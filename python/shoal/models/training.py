@@ -30,62 +30,26 @@ Threads: the caller's; a helper prepares ahead (feed.py). The models' store spre
 from __future__ import annotations
 
 import functools
-import logging
-import math
-import os
-import tempfile
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from shoal.base.interrupts import at_boundaries
-from shoal.data import Batch, Reader, hash_strings
-from shoal.data.interactions import field_of
-from shoal.data.rebatch import joined_or_none
-from shoal.metrics import Accumulator, Curves, GroupedAUC, Metrics, gauc, measure_with_curves
-from shoal.models import preprocessing as feed
-from shoal.models.history import Fit, Pass
-from shoal.models.learner import Learner, Predicts, Prepared, Standing, Watcher
+from shoal.data import Batch, Reader
+from shoal.metrics import Accumulator
+from shoal.models.evaluation import measure
+from shoal.models.history import Fit
+from shoal.models.learner import Learner, Standing, Watcher
+from shoal.models.model_trainer import BEGINNING, Student
 from shoal.models.pass_coordinator import Team
 from shoal.models.plan import Plan
 from shoal.models.progress import watch
-from shoal.storage.base import Place, place_of
+from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
+from shoal.storage.base import Place
 from shoal.store.local import Store
-
-if TYPE_CHECKING:
-    from shoal.models.predictor import Floats
-
-log = logging.getLogger(__name__)
-
-_BEGINNING = Standing()
-
-# A normalized entropy of 1 is that of the base rate alone; early in a pass a model may well be above it, not so far.
-_EXPLODED = 3.0
-_LARGE_VALUE = 10.0
-
-
-class Measured(NamedTuple):
-    """How good a learner's predictions are; ``grouped`` is None where nothing tells groups."""
-
-    metrics: Metrics
-    curves: Curves
-    grouped: GroupedAUC | None
-
-
-class Predictions(NamedTuple):
-    """Labels, weights (None: each is 1) and groups (None: nothing tells them) of examples; margins of each learner."""
-
-    labels: npt.NDArray[np.float32]
-    weights: npt.NDArray[np.float32] | None
-    groups: npt.NDArray[np.uint64] | None
-    margins: list[Floats]
 
 
 def train(
@@ -118,7 +82,7 @@ def train(
         begin_fit(models, reader, valid, plan, fingerprints=bool(watchers))
     team.begin()
     try:
-        _Run(models, reader, valid, plan, team, progress, watchers).passes(standing or _BEGINNING)
+        _Run(models, reader, valid, plan, team, progress, watchers).passes(standing or BEGINNING)
     except BaseException:
         team.give_up()
         raise
@@ -161,7 +125,7 @@ class _Run:
                 if learning[0].model.examples == 0 and learning[0].model.store.num_workers == 1:
                     raise ValueError(f"{why_empty(self._reader)}: nothing was learned")
                 if epoch == begin.epoch and learning[0].seen.base_rate == 0:
-                    _check_stream(self._reader)
+                    check_stream(self._reader)
                 try:
                     self._team.end_pass()
                     self._sweep(learning[0].model.store)
@@ -303,7 +267,7 @@ def begin_fit(
 ) -> None:
     """Note down from what the models learn, and how; with fingerprints of the data if the fit may be resumed."""
     if valid is not None:
-        _check_valid(models[0], valid)
+        check_valid(models[0], valid)
     if isinstance(reader, Reader):
         reader.check_positive()
     if isinstance(valid, Reader):
@@ -324,299 +288,3 @@ def begin_fit(
             valid_source=sources[1],
         )
         model.record.fits.append(fit)
-
-
-def fingerprint(data: object) -> dict[str, Any] | None:
-    """Describe the data of a reader; None of anything else."""
-    return data.fingerprint() if isinstance(data, Reader) else None
-
-
-def path_of(data: object) -> str | None:
-    """Name the files of a reader; None of anything else."""
-    path = getattr(data, "path", None)
-    return None if path is None else os.fspath(path)
-
-
-def _feature_name(reader: object, key: int) -> str:
-    """Name a feature as well as a reader can: by the names it collects, as a numeric column, or by its key."""
-    names = getattr(reader, "names", None) or {}
-    if key in names:
-        return str(names[key])
-    for column in getattr(reader, "schema", {}).get("numeric", ()):
-        if int(hash_strings([""], field_of(column))[0]) == key:
-            return repr(column)
-    return str(key)
-
-
-def _nowhere(number: int) -> None:
-    """Name no folder: the best weights go to a temporary one."""
-
-
-class Student:
-    """A model while it learns: the metrics of its pass, and whether it still gets better."""
-
-    def __init__(
-        self,
-        model: Learner,
-        plan: Plan,
-        stack: ExitStack,
-        best_folder: Callable[[int], Place | None] = _nowhere,
-        at: Standing = _BEGINNING,
-    ) -> None:
-        self.model = model
-        self.seen = Accumulator()
-        self.stopped = False
-        self._plan = plan
-        self._stack = stack
-        self._number = len(model.record.passes)
-        self._features = 0
-        self._largest = (1.0, 0)  # size of a value, and the key of its feature
-        self._warned = False
-        self._begin = 0.0
-        self._dropped = 0
-        self._temporary: Place | None = None
-        self._best_folder = best_folder
-        self._best_gain = -math.inf if at.best_gain is None else at.best_gain
-        self._best_pass = at.best_pass
-        self._best_examples = at.best_examples
-        self._folder: Place | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
-        self._look_whether_stopped()
-        if at is not _BEGINNING:
-            model.record.curve.windows = at.windows
-
-    def begin(self, at: Standing = _BEGINNING) -> None:
-        """Begin a pass, or go on with one."""
-        self.seen = Accumulator() if at.seen is None else Accumulator.from_dict(at.seen)
-        self._number = len(self.model.record.passes) + 1
-        self._features = at.features
-        self._largest = (1.0, 0)
-        self._dropped = self.model.nonfinite_rows()
-        self._begin = time.perf_counter() - at.seconds
-
-    def standing(self, data: Standing, *, between: bool = False) -> Standing:
-        """Tell where the fit stands, of which ``data`` tells how far the pass has come; or ``between`` two passes."""
-        best = replace(
-            data,
-            windows=self.model.record.curve.windows,
-            best_gain=None if self._best_gain == -math.inf else self._best_gain,
-            best_pass=self._best_pass,
-            best_examples=self._best_examples,
-        )
-        if between:
-            return best
-        seconds = time.perf_counter() - self._begin
-        return replace(best, seen=self.seen.to_dict(), features=self._features, seconds=seconds)
-
-    def learn(self, batch: Batch, prepared: Prepared) -> None:
-        """Learn from one batch and record it."""
-        weight, loss = self.seen.weight, self.model.learn(batch, prepared, self.seen)
-        self._features += batch.nnz
-        self._note_values(batch)
-        self.model.record.curve.add(
-            len(batch),
-            self.seen.weight - weight if batch.weights is not None else len(batch),
-            loss,
-            total=self.model.examples,
-            pass_number=self._number,
-            progress=self.seen,
-        )
-
-    def _note_values(self, batch: Batch) -> None:
-        values = batch.values
-        if values is None or len(values) == 0:
-            return
-        at = max(int(np.argmax(values)), int(np.argmin(values)), key=lambda i: abs(float(values[i])))
-        size = abs(float(values[at]))
-        if size > self._largest[0]:
-            self._largest = size, int(batch.keys[at])
-
-    def _warn_of_scale(self, reader: object) -> None:
-        """Say so if the pass's predictions were far worse than the base rate alone."""
-        entropy = self.seen.result().normalized_entropy
-        if self._warned or not entropy > _EXPLODED:
-            return
-        self._warned = True
-        size, key = self._largest
-        which = "steps are too long:"
-        if size > _LARGE_VALUE and not self.model.is_normalized:
-            remedy = " train with normalized=True (--normalized)," if self.model.can_normalize else ""
-            feature = _feature_name(reader, key)
-            which = f"values reach {size:.3g} (feature {feature}): scale numeric features to about 1,{remedy} or"
-        log.warning(
-            "normalized entropy %.4g: the predictions of pass %d are far worse than the base rate alone; %s take a "
-            "smaller learning rate",
-            entropy,
-            self._number,
-            which,
-        )
-
-    def note(self, whole: Batch, margins: Floats) -> None:
-        """Record that the model has learned from all examples at once, and what it makes of them now."""
-        record = self.model.record
-        self.seen.update(whole.labels, margins, whole.weights)
-        self._features += whole.nnz
-        record.examples += len(whole)
-        record.curve.add(
-            len(whole),
-            self.seen.weight,
-            self.seen.loss_sum,
-            total=record.examples,
-            pass_number=self._number,
-            progress=self.seen,
-        )
-
-    def end(self, *, skipped: int, complete: bool, reader: object = None) -> None:
-        """Record the pass over a reader."""
-        self._warn_of_scale(reader)
-        record = self.model.record
-        record.curve.close_window(total=self.model.examples, pass_number=self._number, progress=self.seen)
-        record.passes.append(
-            Pass(
-                number=self._number,
-                metrics=self.seen.result(),
-                auc_error=self.seen.auc_error,
-                seconds=time.perf_counter() - self._begin,
-                skipped=skipped,
-                complete=complete,
-                valid=None,
-                features=self._features,
-            )
-        )
-        if dropped := self.model.nonfinite_rows() - self._dropped:
-            log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
-
-    def note_validation(self, found: Measured, *, last: bool) -> None:
-        """Record how good the model is now; stop it if it has not become better for long enough."""
-        passes = self.model.record.passes
-        passes[-1] = replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
-        if self._plan.patience is None:
-            return
-        gain = self._plan.gain(found.metrics)
-        if self._best_pass == 0 or gain > self._best_gain + self._plan.min_delta:
-            self._best_gain, self._best_pass, self._best_examples = gain, self._number, self.model.examples
-            if not last:  # else the best weights are those that are there
-                self._keep()
-        self._look_whether_stopped()
-
-    def _look_whether_stopped(self) -> None:
-        patience = self._plan.patience
-        self.stopped = patience is not None and 0 < self._best_pass <= self._number - patience
-
-    def finish(self) -> None:
-        """Give the model the weights of its best pass."""
-        if self._best_pass == 0:
-            return
-        self.model.record.best_pass = self._best_pass
-        if self._best_pass == self._number:
-            return
-        assert self._folder is not None
-        self.model.restore(self._folder)
-        self.model.record.examples = self._best_examples
-        log.info("pass %d was the best of %d: the model has its weights", self._best_pass, self._number)
-
-    def _keep(self) -> None:
-        folder = self._best_folder(self._best_pass)
-        if folder is not None:
-            self._folder = folder
-            folder.clear()  # of a fit that was killed
-            self.model.keep(folder)
-            return
-        if self._temporary is None:
-            self._temporary = place_of(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
-        before = self._temporary.inner()
-        self._folder = self._temporary.inside(str(self._best_pass))
-        self.model.keep(self._folder)
-        for old in before:
-            self._temporary.inside(old).clear()
-
-
-def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[Measured]:
-    """Measure models, which share a store and what they prepare of a batch, in one pass over the data."""
-    batches = [data] if isinstance(data, Batch) else data
-    check_iterable(batches, "data", passes=1)
-    for model in models:
-        model.check_fitted()
-        model.check_format(data)
-    found = predictions(models, batches)
-    if len(found.labels) == 0:
-        raise ValueError(f"{why_empty(data)}: nothing was measured")
-    if isinstance(data, Reader) and not np.any(found.labels):
-        data.check_positive(alone=True)
-    if found.groups is not None:
-        models[0].check_groups(found.groups)
-    return [
-        Measured(
-            *measure_with_curves(found.labels, margins, found.weights),
-            None if found.groups is None else gauc(found.labels, margins, found.groups, found.weights),
-        )
-        for margins in found.margins
-    ]
-
-
-def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predictions:
-    """Return labels, weights, groups and each model's margins of all examples."""
-    first = models[0]
-    labels: list[npt.NDArray[np.float32]] = []
-    weights: list[npt.NDArray[np.float32] | None] = []
-    groups: list[npt.NDArray[np.uint64]] = []
-    margins: list[list[Floats]] = [[] for _ in models]
-    with closing(first.prepared(feed.examples_of(batches))) as ready:
-        for batch, prepared in ready:
-            labels.append(batch.labels)
-            weights.append(batch.weights)
-            if (told := first.groups(batch)) is not None:
-                groups.append(told)
-            for model, found in zip(models, margins, strict=True):
-                found.append(model.margins(batch, prepared))
-    empty = np.empty(0)
-    return Predictions(
-        np.concatenate([np.empty(0, np.float32), *labels]),
-        joined_or_none(weights, [len(some) for some in labels]),
-        np.concatenate(groups) if groups else None,
-        [np.concatenate([empty, *found]) for found in margins],
-    )
-
-
-def why_empty(data: object) -> str:
-    """Explain why data had no examples."""
-    return data.why_empty() if isinstance(data, Reader) else "the data has no examples"
-
-
-def _check_stream(data: object) -> None:
-    """Raise ValueError if a stream, of which a pass has found no positives, was to have a certain text as label 1."""
-    if isinstance(data, Reader) and not data.repeatable and (positive := data.schema.get("positive")) is not None:
-        raise ValueError(f"no label of {data.path} is {positive!r}, which positive (--positive) names")
-
-
-def _check_valid(model: Predicts, valid: Iterable[Batch]) -> None:
-    """Check before hours of training that there is something to measure, by the groups that the model wants.
-
-    One batch is read, or those up to the first one with a group; data that can be read only once is not touched.
-    """
-    if not (isinstance(valid, Sequence) or (isinstance(valid, Reader) and valid.repeatable)):
-        return
-    examples = 0
-    groups: npt.NDArray[np.uint64] | None = None
-    for batch in valid:
-        examples += len(batch)
-        groups = model.groups(batch)
-        if len(batch) and (groups is None or model.has_groups(groups)):
-            return
-    if examples == 0:
-        raise ValueError(f"valid: {why_empty(valid)}, so nothing can be measured")
-    if groups is not None:
-        model.check_groups(groups)
-
-
-def check_iterable(data: object, what: str, passes: int) -> None:
-    """Say what to pass instead, where ``data`` cannot be iterated ``passes`` times as batches."""
-    if isinstance(data, str | os.PathLike):
-        raise TypeError(f"{what} is a path: pass a reader of it, such as shoal.read_libsvm({os.fspath(data)!r})")
-    if isinstance(data, Batch):
-        raise TypeError(f"{what} is a Batch: pass a reader or a list of batches, or call partial_fit(batch)")
-    if not isinstance(data, Iterable):
-        raise TypeError(f"{what} is a {type(data).__name__}: pass a reader or another iterable of shoal.Batch")
-    if passes > 1 and iter(data) is data:
-        raise ValueError(
-            f"{what} is an iterator and ends after one pass of {passes}: pass a reader or a list of batches"
-        )

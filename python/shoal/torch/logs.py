@@ -18,14 +18,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from shoal.metrics import Accumulator
 from shoal.models.learner import Standing
+from shoal.models.predictor import Predictor
 from shoal.storage.base import Place
-
-if TYPE_CHECKING:
-    from shoal.torch.trainer import ClickModel
 
 __all__ = ["MLflow", "TensorBoard", "Writer", "Written"]
 
@@ -190,7 +188,7 @@ class Written:
         Batches between two numbers.
     """
 
-    def __init__(self, model: ClickModel, writers: Sequence[Writer], every: int) -> None:
+    def __init__(self, model: Predictor, writers: Sequence[Writer], every: int) -> None:
         if every < 1:
             raise ValueError(f"write_every is {every}: pass the batches between two numbers, 1 or more")
         self._model = model

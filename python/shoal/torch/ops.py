@@ -17,22 +17,39 @@ Threads: as `shoal.torch.sparse`.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from shoal.torch.bag import EmbeddingBag
-    from shoal.torch.embedding import Embedding
-    from shoal.torch.sparse import SparseModule
-
 __all__ = ["embed", "pool", "register"]
 
+
+class Module(Protocol):
+    """A module that ops call, a `SparseModule`."""
+
+    anchor: Tensor
+    number: int
+
+    @property
+    def dim(self) -> int:
+        """Floats in a row."""
+
+    @property
+    def pushes(self) -> bool:
+        """Whether a backward of what forward returns now would push."""
+
+
+class BagModule(Module, Protocol):
+    """An `EmbeddingBag`."""
+
+    include_last_offset: bool
+
+
 _numbers = itertools.count(1)
-_modules: WeakValueDictionary[int, SparseModule] = WeakValueDictionary()
+_modules: WeakValueDictionary[int, Module] = WeakValueDictionary()
 
 
 class _Left(np.ndarray[Any, Any]):
@@ -44,7 +61,7 @@ class _Left(np.ndarray[Any, Any]):
 _left: WeakValueDictionary[int, _Left] = WeakValueDictionary()
 
 
-def register(module: SparseModule) -> int:
+def register(module: Module) -> int:
     """Give a module the number that ops know it by, for as long as it lives."""
     number = next(_numbers)
     _modules[number] = module
@@ -80,7 +97,7 @@ def _nothing() -> Tensor:
 # ---- Embedding -------------------------------------------------------------------------------------------------------
 
 
-def embed(module: Embedding, keys: Tensor) -> Tensor:
+def embed(module: Module, keys: Tensor) -> Tensor:
     """Call an `Embedding` where the compiler looks on."""
     pushes = module.pushes
     anchor = module.anchor if pushes else module.anchor.detach()
@@ -90,7 +107,7 @@ def embed(module: Embedding, keys: Tensor) -> Tensor:
 
 @torch.library.custom_op("shoal::embed", mutates_args=(), device_types="cpu")
 def _embed(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tuple[Tensor, Tensor]:
-    called: Embedding = _module(module)
+    called = _module(module)
     ticket, shape = called.begin(keys)
     return called.expand(ticket, shape), _ticket(ticket if pushes else None)
 
@@ -127,7 +144,7 @@ _embed.register_autograd(_embed_backward, setup_context=_embed_context)
 # ---- EmbeddingBag ----------------------------------------------------------------------------------------------------
 
 
-def pool(module: EmbeddingBag, keys: Tensor, offsets: Tensor | None, values: Tensor | None) -> Tensor:
+def pool(module: BagModule, keys: Tensor, offsets: Tensor | None, values: Tensor | None) -> Tensor:
     """Call an `EmbeddingBag` where the compiler looks on."""
     pushes = module.pushes
     anchor = module.anchor if pushes else module.anchor.detach()
@@ -147,7 +164,7 @@ def _pool(
     last: bool,
     pushes: bool,
 ) -> tuple[Tensor, Tensor]:
-    called: EmbeddingBag = _module(module)
+    called = _module(module)
     ticket, bags = called.begin(keys, offsets, values)
     out, pooled = called.pool(ticket, bags, keep=values is not None, pushes=pushes)
     return out, _ticket(pooled)

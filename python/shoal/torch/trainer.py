@@ -40,9 +40,9 @@ from shoal.models import files, training
 from shoal.models import preprocessing as feed
 from shoal.models.fit_checkpoints import Keeper, Resume, standing_of
 from shoal.models.history import History, Record
-from shoal.models.learner import Standing, Watcher
+from shoal.models.learner import Floats, Standing, Watcher
 from shoal.models.plan import Metric, Plan
-from shoal.models.predictor import Floats, read_calibration
+from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import KeptPredictor
 from shoal.storage.base import Place, Where, place_of
 from shoal.store.local import Store

@@ -1,0 +1,88 @@
+"""Evaluation: one pass over data, which predicts with one or several models that share a store.
+
+    batches --> prepared once --> each model's margins, labels, weights, groups --> metrics and curves of each model
+
+Threads: the caller's; batches are prepared ahead by a second thread (preprocessing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import Batch, Reader
+from shoal.data.rebatch import joined_or_none
+from shoal.metrics import Curves, GroupedAUC, Metrics, gauc, measure_with_curves
+from shoal.models import preprocessing as feed
+from shoal.models.learner import Floats, Predicts
+from shoal.models.sources import check_iterable, why_empty
+
+__all__ = ["Measured", "Predictions", "measure", "predictions"]
+
+
+class Measured(NamedTuple):
+    """How good a learner's predictions are; ``grouped`` is None where nothing tells groups."""
+
+    metrics: Metrics
+    curves: Curves
+    grouped: GroupedAUC | None
+
+
+class Predictions(NamedTuple):
+    """Labels, weights (None: each is 1) and groups (None: nothing tells them) of examples; margins of each learner."""
+
+    labels: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32] | None
+    groups: npt.NDArray[np.uint64] | None
+    margins: list[Floats]
+
+
+def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[Measured]:
+    """Measure models, which share a store and what they prepare of a batch, in one pass over the data."""
+    batches = [data] if isinstance(data, Batch) else data
+    check_iterable(batches, "data", passes=1)
+    for model in models:
+        model.check_fitted()
+        model.check_format(data)
+    found = predictions(models, batches)
+    if len(found.labels) == 0:
+        raise ValueError(f"{why_empty(data)}: nothing was measured")
+    if isinstance(data, Reader) and not np.any(found.labels):
+        data.check_positive(alone=True)
+    if found.groups is not None:
+        models[0].check_groups(found.groups)
+    return [
+        Measured(
+            *measure_with_curves(found.labels, margins, found.weights),
+            None if found.groups is None else gauc(found.labels, margins, found.groups, found.weights),
+        )
+        for margins in found.margins
+    ]
+
+
+def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predictions:
+    """Return labels, weights, groups and each model's margins of all examples."""
+    first = models[0]
+    labels: list[npt.NDArray[np.float32]] = []
+    weights: list[npt.NDArray[np.float32] | None] = []
+    groups: list[npt.NDArray[np.uint64]] = []
+    margins: list[list[Floats]] = [[] for _ in models]
+    with closing(first.prepared(feed.examples_of(batches))) as ready:
+        for batch, prepared in ready:
+            labels.append(batch.labels)
+            weights.append(batch.weights)
+            if (told := first.groups(batch)) is not None:
+                groups.append(told)
+            for model, found in zip(models, margins, strict=True):
+                found.append(model.margins(batch, prepared))
+    empty = np.empty(0)
+    return Predictions(
+        np.concatenate([np.empty(0, np.float32), *labels]),
+        joined_or_none(weights, [len(some) for some in labels]),
+        np.concatenate(groups) if groups else None,
+        [np.concatenate([empty, *found]) for found in margins],
+    )

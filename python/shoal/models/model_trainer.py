@@ -1,0 +1,216 @@
+"""ModelTrainer: one model while it learns, with the metrics of its pass and its early stopping."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+
+from shoal.data import Batch
+from shoal.metrics import Accumulator
+from shoal.models.evaluation import Measured
+from shoal.models.history import Pass
+from shoal.models.learner import Floats, Learner, Prepared, Standing
+from shoal.models.plan import Plan
+from shoal.models.sources import feature_name
+from shoal.storage.base import Place, place_of
+
+__all__ = ["BEGINNING", "Student"]
+
+log = logging.getLogger(__name__)
+
+BEGINNING = Standing()
+
+# A normalized entropy of 1 is that of the base rate alone; early in a pass a model may well be above it, not so far.
+_EXPLODED = 3.0
+
+
+_LARGE_VALUE = 10.0
+
+
+def _nowhere(number: int) -> None:
+    """Name no folder: the best weights go to a temporary one."""
+
+
+class Student:
+    """A model while it learns: the metrics of its pass, and whether it still gets better."""
+
+    def __init__(
+        self,
+        model: Learner,
+        plan: Plan,
+        stack: ExitStack,
+        best_folder: Callable[[int], Place | None] = _nowhere,
+        at: Standing = BEGINNING,
+    ) -> None:
+        self.model = model
+        self.seen = Accumulator()
+        self.stopped = False
+        self._plan = plan
+        self._stack = stack
+        self._number = len(model.record.passes)
+        self._features = 0
+        self._largest = (1.0, 0)  # size of a value, and the key of its feature
+        self._warned = False
+        self._begin = 0.0
+        self._dropped = 0
+        self._temporary: Place | None = None
+        self._best_folder = best_folder
+        self._best_gain = -math.inf if at.best_gain is None else at.best_gain
+        self._best_pass = at.best_pass
+        self._best_examples = at.best_examples
+        self._folder: Place | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
+        self._look_whether_stopped()
+        if at is not BEGINNING:
+            model.record.curve.windows = at.windows
+
+    def begin(self, at: Standing = BEGINNING) -> None:
+        """Begin a pass, or go on with one."""
+        self.seen = Accumulator() if at.seen is None else Accumulator.from_dict(at.seen)
+        self._number = len(self.model.record.passes) + 1
+        self._features = at.features
+        self._largest = (1.0, 0)
+        self._dropped = self.model.nonfinite_rows()
+        self._begin = time.perf_counter() - at.seconds
+
+    def standing(self, data: Standing, *, between: bool = False) -> Standing:
+        """Tell where the fit stands, of which ``data`` tells how far the pass has come; or ``between`` two passes."""
+        best = replace(
+            data,
+            windows=self.model.record.curve.windows,
+            best_gain=None if self._best_gain == -math.inf else self._best_gain,
+            best_pass=self._best_pass,
+            best_examples=self._best_examples,
+        )
+        if between:
+            return best
+        seconds = time.perf_counter() - self._begin
+        return replace(best, seen=self.seen.to_dict(), features=self._features, seconds=seconds)
+
+    def learn(self, batch: Batch, prepared: Prepared) -> None:
+        """Learn from one batch and record it."""
+        weight, loss = self.seen.weight, self.model.learn(batch, prepared, self.seen)
+        self._features += batch.nnz
+        self._note_values(batch)
+        self.model.record.curve.add(
+            len(batch),
+            self.seen.weight - weight if batch.weights is not None else len(batch),
+            loss,
+            total=self.model.examples,
+            pass_number=self._number,
+            progress=self.seen,
+        )
+
+    def _note_values(self, batch: Batch) -> None:
+        values = batch.values
+        if values is None or len(values) == 0:
+            return
+        at = max(int(np.argmax(values)), int(np.argmin(values)), key=lambda i: abs(float(values[i])))
+        size = abs(float(values[at]))
+        if size > self._largest[0]:
+            self._largest = size, int(batch.keys[at])
+
+    def _warn_of_scale(self, reader: object) -> None:
+        """Say so if the pass's predictions were far worse than the base rate alone."""
+        entropy = self.seen.result().normalized_entropy
+        if self._warned or not entropy > _EXPLODED:
+            return
+        self._warned = True
+        size, key = self._largest
+        which = "steps are too long:"
+        if size > _LARGE_VALUE and not self.model.is_normalized:
+            remedy = " train with normalized=True (--normalized)," if self.model.can_normalize else ""
+            feature = feature_name(reader, key)
+            which = f"values reach {size:.3g} (feature {feature}): scale numeric features to about 1,{remedy} or"
+        log.warning(
+            "normalized entropy %.4g: the predictions of pass %d are far worse than the base rate alone; %s take a "
+            "smaller learning rate",
+            entropy,
+            self._number,
+            which,
+        )
+
+    def note(self, whole: Batch, margins: Floats) -> None:
+        """Record that the model has learned from all examples at once, and what it makes of them now."""
+        record = self.model.record
+        self.seen.update(whole.labels, margins, whole.weights)
+        self._features += whole.nnz
+        record.examples += len(whole)
+        record.curve.add(
+            len(whole),
+            self.seen.weight,
+            self.seen.loss_sum,
+            total=record.examples,
+            pass_number=self._number,
+            progress=self.seen,
+        )
+
+    def end(self, *, skipped: int, complete: bool, reader: object = None) -> None:
+        """Record the pass over a reader."""
+        self._warn_of_scale(reader)
+        record = self.model.record
+        record.curve.close_window(total=self.model.examples, pass_number=self._number, progress=self.seen)
+        record.passes.append(
+            Pass(
+                number=self._number,
+                metrics=self.seen.result(),
+                auc_error=self.seen.auc_error,
+                seconds=time.perf_counter() - self._begin,
+                skipped=skipped,
+                complete=complete,
+                valid=None,
+                features=self._features,
+            )
+        )
+        if dropped := self.model.nonfinite_rows() - self._dropped:
+            log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
+
+    def note_validation(self, found: Measured, *, last: bool) -> None:
+        """Record how good the model is now; stop it if it has not become better for long enough."""
+        passes = self.model.record.passes
+        passes[-1] = replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
+        if self._plan.patience is None:
+            return
+        gain = self._plan.gain(found.metrics)
+        if self._best_pass == 0 or gain > self._best_gain + self._plan.min_delta:
+            self._best_gain, self._best_pass, self._best_examples = gain, self._number, self.model.examples
+            if not last:  # else the best weights are those that are there
+                self._keep()
+        self._look_whether_stopped()
+
+    def _look_whether_stopped(self) -> None:
+        patience = self._plan.patience
+        self.stopped = patience is not None and 0 < self._best_pass <= self._number - patience
+
+    def finish(self) -> None:
+        """Give the model the weights of its best pass."""
+        if self._best_pass == 0:
+            return
+        self.model.record.best_pass = self._best_pass
+        if self._best_pass == self._number:
+            return
+        assert self._folder is not None
+        self.model.restore(self._folder)
+        self.model.record.examples = self._best_examples
+        log.info("pass %d was the best of %d: the model has its weights", self._best_pass, self._number)
+
+    def _keep(self) -> None:
+        folder = self._best_folder(self._best_pass)
+        if folder is not None:
+            self._folder = folder
+            folder.clear()  # of a fit that was killed
+            self.model.keep(folder)
+            return
+        if self._temporary is None:
+            self._temporary = place_of(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
+        before = self._temporary.inner()
+        self._folder = self._temporary.inside(str(self._best_pass))
+        self.model.keep(self._folder)
+        for old in before:
+            self._temporary.inside(old).clear()

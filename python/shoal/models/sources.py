@@ -1,0 +1,83 @@
+"""The data of a fit: checks before it begins, names and descriptions for records and messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import Batch, Reader, hash_strings
+from shoal.data.interactions import field_of
+from shoal.models.learner import Predicts
+
+__all__ = ["check_iterable", "check_stream", "check_valid", "feature_name", "fingerprint", "path_of", "why_empty"]
+
+
+def fingerprint(data: object) -> dict[str, Any] | None:
+    """Describe the data of a reader; None of anything else."""
+    return data.fingerprint() if isinstance(data, Reader) else None
+
+
+def path_of(data: object) -> str | None:
+    """Name the files of a reader; None of anything else."""
+    path = getattr(data, "path", None)
+    return None if path is None else os.fspath(path)
+
+
+def feature_name(reader: object, key: int) -> str:
+    """Name a feature as well as a reader can: by the names it collects, as a numeric column, or by its key."""
+    names = getattr(reader, "names", None) or {}
+    if key in names:
+        return str(names[key])
+    for column in getattr(reader, "schema", {}).get("numeric", ()):
+        if int(hash_strings([""], field_of(column))[0]) == key:
+            return repr(column)
+    return str(key)
+
+
+def why_empty(data: object) -> str:
+    """Explain why data had no examples."""
+    return data.why_empty() if isinstance(data, Reader) else "the data has no examples"
+
+
+def check_stream(data: object) -> None:
+    """Raise ValueError if a stream, of which a pass has found no positives, was to have a certain text as label 1."""
+    if isinstance(data, Reader) and not data.repeatable and (positive := data.schema.get("positive")) is not None:
+        raise ValueError(f"no label of {data.path} is {positive!r}, which positive (--positive) names")
+
+
+def check_valid(model: Predicts, valid: Iterable[Batch]) -> None:
+    """Check before hours of training that there is something to measure, by the groups that the model wants.
+
+    One batch is read, or those up to the first one with a group; data that can be read only once is not touched.
+    """
+    if not (isinstance(valid, Sequence) or (isinstance(valid, Reader) and valid.repeatable)):
+        return
+    examples = 0
+    groups: npt.NDArray[np.uint64] | None = None
+    for batch in valid:
+        examples += len(batch)
+        groups = model.groups(batch)
+        if len(batch) and (groups is None or model.has_groups(groups)):
+            return
+    if examples == 0:
+        raise ValueError(f"valid: {why_empty(valid)}, so nothing can be measured")
+    if groups is not None:
+        model.check_groups(groups)
+
+
+def check_iterable(data: object, what: str, passes: int) -> None:
+    """Say what to pass instead, where ``data`` cannot be iterated ``passes`` times as batches."""
+    if isinstance(data, str | os.PathLike):
+        raise TypeError(f"{what} is a path: pass a reader of it, such as shoal.read_libsvm({os.fspath(data)!r})")
+    if isinstance(data, Batch):
+        raise TypeError(f"{what} is a Batch: pass a reader or a list of batches, or call partial_fit(batch)")
+    if not isinstance(data, Iterable):
+        raise TypeError(f"{what} is a {type(data).__name__}: pass a reader or another iterable of shoal.Batch")
+    if passes > 1 and iter(data) is data:
+        raise ValueError(
+            f"{what} is an iterator and ends after one pass of {passes}: pass a reader or a list of batches"
+        )
