@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster_fakes import Wire
-from shoal.storage import base as storage
+from shoal.storage.base import FileWriter
 
 BUCKET = "places"
 
@@ -62,9 +62,9 @@ def cut_connection(endpoint: str) -> Iterator[Wire]:
 def after_writes(count: int, what: Callable[[], None]) -> Iterator[None]:
     """Let something happen at one of the writes to files."""
     left = [count]
-    real = storage.Target.write
+    real = FileWriter.write
 
-    def write(target: storage.Target, data: Any) -> None:
+    def write(target: FileWriter, data: Any) -> None:
         left[0] -= 1
         if left[0] == 0:
             real(target, bytes(data)[: len(bytes(data)) // 2])
@@ -72,7 +72,7 @@ def after_writes(count: int, what: Callable[[], None]) -> Iterator[None]:
         real(target, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage.Target, "write", write)
+        patch.setattr(FileWriter, "write", write)
         yield
 
 

@@ -15,7 +15,7 @@ from oracle import checkpoint as document
 from shoal.checkpoint import checkpoint
 from shoal.cli import main
 from shoal.storage import transaction
-from shoal.storage.base import LocalPlace
+from shoal.storage.local import LocalDir
 from test_checkpoint_snapshots import RULES, Script, contents
 
 KEYS = np.arange(5000, dtype=np.uint64)
@@ -128,17 +128,17 @@ def test_a_save_without_tracking_leaves_the_chain_as_it_was(chain, tmp_path):
 def test_a_delta_that_fails_is_no_link_and_the_next_one_has_it_all(chain, tmp_path, monkeypatch):
     table = chain.tables["t"]
     table.push(KEYS[100:200], ones(100)).wait()
-    real = LocalPlace.publish
+    real = LocalDir.publish
 
     def full_disk(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(LocalPlace, "publish", full_disk)
+    monkeypatch.setattr(LocalDir, "publish", full_disk)
     with pytest.raises(OSError, match="No space"):
         chain.save(tmp_path / "3", since=tmp_path / "2")
     with pytest.raises(OSError, match="No space"):
         chain.save(tmp_path / "3", track=True)
-    monkeypatch.setattr(LocalPlace, "publish", real)
+    monkeypatch.setattr(LocalDir, "publish", real)
     table.push(KEYS[200:300], ones(100)).wait()
     chain.save(tmp_path / "3", since=tmp_path / "2")
     same_as_now(chain, tmp_path / "3")

@@ -18,7 +18,8 @@ import pytest
 import shoal
 from cluster_fakes import Wire
 from places import BUCKET, after_writes, full_disk, interrupt, options, somebody_else, uploads
-from shoal.storage import base as storage
+from shoal.storage.base import StorageDir
+from shoal.storage.open import open_dir
 from stores import opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -55,8 +56,8 @@ class Where:
         self.name, self.how = name, how
 
     @property
-    def place(self) -> storage.Place:
-        return storage.place_of(self.name, self.how)
+    def place(self) -> StorageDir:
+        return open_dir(self.name, self.how)
 
     def save(self, value: float, **more: Any) -> None:
         with shoal.local(slots=SLOTS) as store:
@@ -122,7 +123,7 @@ def test_a_chain_of_deltas_stands_in_one_bucket(s3: str, tmp_path: Path) -> None
     shoal.compact(f"{root}/deep/2", f"{root}/whole", storage_options=how)
     with pytest.raises(ValueError, match="is part of the chain"):
         shoal.compact(f"{root}/deep/2", f"{root}/deep/../1/", storage_options=how)
-    place = storage.place_of(f"{root}/1", how)
+    place = open_dir(f"{root}/1", how)
     place.remove("manifest.json")
     with pytest.raises(shoal.CorruptionError, match=f"{root}/1/manifest.json is missing: the delta in {root}/deep/2"):
         loaded(f"{root}/deep/2", how)

@@ -30,7 +30,8 @@ from shoal.errors import (
     ShoalError,
     StorageError,
 )
-from shoal.storage.base import LocalPlace, place_of
+from shoal.storage.local import LocalDir
+from shoal.storage.open import open_dir
 from stores import joined
 from test_cluster_saves import KEYS, SLOTS, chain, clocks, pieces_of, tables_of
 
@@ -138,14 +139,14 @@ def test_a_server_opens_the_files_of_its_own_slots_alone(tmp_path: Path, monkeyp
         store.save(tmp_path)
         digest = store.tables["wide"].digest()
     opened: list[str] = []
-    opens = LocalPlace.open
+    opens = LocalDir.open
 
     def noted(place: Any, name: str) -> Any:
         if threading.current_thread() is not threading.main_thread():
             opened.append(name)
         return opens(place, name)
 
-    monkeypatch.setattr(LocalPlace, "open", noted)
+    monkeypatch.setattr(LocalDir, "open", noted)
     with one_cluster() as (_, (store,)):
         store.load(tmp_path)
         assert store.tables["wide"].digest() == digest
@@ -273,9 +274,9 @@ def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_c
 
         def other_place(where: str, given: Any) -> Any:
             seen.append(where)
-            return place_of(where if len(seen) % 2 else tmp_path, given)
+            return open_dir(where if len(seen) % 2 else tmp_path, given)
 
-        monkeypatch.setattr(tasks, "place_of", other_place)
+        monkeypatch.setattr(tasks, "open_dir", other_place)
         monkeypatch.chdir(folder)
 
         def load(store: Any) -> Exception:
@@ -300,7 +301,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_c
 
 def test_a_server_waits_until_it_sees_what_was_just_written(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    read = LocalPlace.read
+    read = LocalDir.read
 
     def late(place: Any, name: str) -> Any:
         if threading.current_thread().name == "shoal-task":
@@ -309,7 +310,7 @@ def test_a_server_waits_until_it_sees_what_was_just_written(chains: Any, monkeyp
                 raise FileNotFoundError(name)
         return read(place, name)
 
-    monkeypatch.setattr(LocalPlace, "read", late)
+    monkeypatch.setattr(LocalDir, "read", late)
     with one_cluster() as (_, (store,)):
         store.load(chains(SLOTS) / "0")
         assert len(store.tables["wide"])

@@ -26,7 +26,7 @@ from shoal.checkpoint import checkpoint
 from shoal.cluster.launch import processes
 from shoal.cluster.protocol import tasks
 from shoal.cluster.worker import saving
-from shoal.storage.base import place_of
+from shoal.storage.open import open_dir
 from stores import joined
 
 KEYS = np.append(np.arange(3000, dtype=np.uint64), np.array([2**63, 2**64 - 1], np.uint64))
@@ -236,7 +236,7 @@ def test_servers_write_to_an_object_store(tmp_path: Path) -> None:
         clocks(store, 0, 2)
         store.save(f"s3://{BUCKET}/cluster", storage_options=options(address))
         digest = store.tables["wide"].digest()
-        names = place_of(f"s3://{BUCKET}/cluster", options(address)).names()
+        names = open_dir(f"s3://{BUCKET}/cluster", options(address)).names()
         assert {name.split("-")[2] for name in names if "-" in name} == {"0", "16"}
         assert not [name for name in names if "look" in name]
         with shoal.local() as other:
@@ -351,11 +351,11 @@ def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
 
     def other_place(where: str, given: Any) -> Any:
         seen.append(where)
-        return place_of(where if len(seen) % 2 else elsewhere, given)
+        return open_dir(where if len(seen) % 2 else elsewhere, given)
 
     with cluster(2, slots=16) as made, joined(made.address, 1) as (store,):
         tables_of(store)
-        monkeypatch.setattr(tasks, "place_of", other_place)
+        monkeypatch.setattr(tasks, "open_dir", other_place)
         monkeypatch.chdir(tmp_path)
         with pytest.raises(shoal.errors.StorageError) as caught:
             store.save("here")

@@ -16,7 +16,7 @@ import shoal
 from oracle import export as oracle
 from shoal import cli
 from shoal.export import manifest, write
-from shoal.storage.base import LocalPlace
+from shoal.storage.local import LocalDir
 from test_checkpoint_snapshots import RULES, Script, held
 
 KEYS = np.arange(2000, dtype=np.uint64)
@@ -135,12 +135,12 @@ def looked(monkeypatch):
 def compared(store, folder, since, **how):
     """Write a delta by comparing every row."""
     given = [write.Given(table.spec, len(table), table.shard.read_slot) for table in store.tables.values()]
-    return write.write(LocalPlace(folder), write.Still(given, store.slots), since=LocalPlace(since), **how)
+    return write.write(LocalDir(folder), write.Still(given, store.slots), since=LocalDir(since), **how)
 
 
 def written(folder):
     """What an export holds: its tables, and the bytes of their files, whose names are random."""
-    found = manifest.read(LocalPlace(folder))[0]
+    found = manifest.read(LocalDir(folder))[0]
     return [
         (
             table.description(),
@@ -194,7 +194,7 @@ def test_a_delta_of_what_has_changed_is_that_of_every_row_to_the_byte(
                 saved = there
             elif step == "whole":  # for somebody else, of which no delta is made
                 store.export(folder / f"whole{k}")
-            base = manifest.read(LocalPlace(last))[1]
+            base = manifest.read(LocalDir(last))[1]
             assert [table.shard.base("export") for table in store.tables.values()] == [base]
             told = store.export(now, since=last)
             assert told.tables == compared(store, folder / f"compared{k}", last).tables

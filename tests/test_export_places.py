@@ -19,7 +19,10 @@ from places import BUCKET, options
 from shoal import cli
 from shoal.errors import CorruptionError, SaveConflictError, StorageError
 from shoal.export import cache
-from shoal.storage.base import LocalPlace, Place, RemotePlace, place_of
+from shoal.storage.base import StorageDir
+from shoal.storage.local import LocalDir
+from shoal.storage.object_store import RemoteDir
+from shoal.storage.open import open_dir
 
 pytestmark = pytest.mark.timeout(120)
 KEYS = np.arange(500, dtype=np.uint64)
@@ -36,8 +39,8 @@ class There:
     def at(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def place(self, name: str) -> Place:
-        return place_of(self.at(name), self.how)
+    def place(self, name: str) -> StorageDir:
+        return open_dir(self.at(name), self.how)
 
     def open(self, name: str = "", **more: Any) -> shoal.Export:
         where = self.at(name) if name else self.url
@@ -71,7 +74,7 @@ def value(export: shoal.Export) -> float:
     return float(rows[0, 0])
 
 
-def put(place: Place, name: str, data: bytes) -> None:
+def put(place: StorageDir, name: str, data: bytes) -> None:
     place.remove(name)
     with place.create(name) as file:
         file.write(data)
@@ -139,9 +142,9 @@ def test_a_manifest_that_is_the_same_is_not_read_again(there: There, monkeypatch
         for name in ("1", "2", "3"):
             there.export(store, name)
     read: list[str] = []
-    real = RemotePlace.read
+    real = RemoteDir.read
     with there.open() as export:
-        monkeypatch.setattr(RemotePlace, "read", lambda place, name: read.append(place.name) or real(place, name))
+        monkeypatch.setattr(RemoteDir, "read", lambda place, name: read.append(place.name) or real(place, name))
         assert not export.refresh()
     assert read == ["3"]
 
@@ -204,10 +207,10 @@ def test_of_two_exports_that_race_one_is_told_and_the_other_is_whole(
 ) -> None:
     where, how = (tmp_path / "x", None) if kind == "here" else (there.at("x"), there.how)
     both = threading.Barrier(2)
-    place = LocalPlace if kind == "here" else RemotePlace
+    place = LocalDir if kind == "here" else RemoteDir
     real = place.publish
 
-    def publish(self: Place, name: str, data: bytes, **more: Any) -> None:
+    def publish(self: StorageDir, name: str, data: bytes, **more: Any) -> None:
         both.wait(60)
         real(self, name, data, **more)
 
@@ -227,7 +230,7 @@ def test_of_two_exports_that_race_one_is_told_and_the_other_is_whole(
     assert sorted(error is None for error in errors) == [False, True]
     with shoal.open_export(where, cache=there.cache, storage_options=how) as export:
         assert value(export) == 1 + errors.index(None)
-    assert len(place_of(where, how).names()) == 2
+    assert len(open_dir(where, how).names()) == 2
 
 
 def test_what_is_damaged_or_missing_there_is_named_and_no_copy_is_kept(there: There) -> None:

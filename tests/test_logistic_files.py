@@ -16,8 +16,8 @@ import shoal
 from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, models
 from shoal.checkpoint import checkpoint
 from shoal.models import Fit, Plan, files
-from shoal.storage.base import LocalPlace
 from shoal.storage.checksummed_json import read_sealed, write_sealed
+from shoal.storage.local import LocalDir
 
 OPTIMIZERS = [
     shoal.FTRL(alpha=0.3, l1=0.3, clip_value=1.0),
@@ -61,14 +61,14 @@ def held(directory):
 
 def refusing(monkeypatch, name, error):
     """Let a file of a directory never be put in place."""
-    publish = LocalPlace.publish
+    publish = LocalDir.publish
 
     def fail(place, what, *how, **more):
         if what == name:
             raise error
         publish(place, what, *how, **more)
 
-    monkeypatch.setattr(LocalPlace, "publish", fail)
+    monkeypatch.setattr(LocalDir, "publish", fail)
 
 
 def snapshot(directory):

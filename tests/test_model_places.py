@@ -27,32 +27,35 @@ from cuts import power_fails_behind
 from places import BUCKET, after_writes, interrupt, options, uploads
 from shoal.cli import main
 from shoal.models import Model, files
-from shoal.storage import base as storage
+from shoal.storage.base import StorageDir
+from shoal.storage.local import LocalDir
+from shoal.storage.object_store import RemoteDir
+from shoal.storage.open import open_dir
 from stores import opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(params=["local", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> storage.Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorageDir:
     if request.param == "local":
-        return storage.place_of(tmp_path / "m")
-    return storage.place_of(f"s3://{BUCKET}/{tmp_path.name}/m", options(request.getfixturevalue("s3")))
+        return open_dir(tmp_path / "m")
+    return open_dir(f"s3://{BUCKET}/{tmp_path.name}/m", options(request.getfixturevalue("s3")))
 
 
 def batch(label: int, keys: int = 500) -> shoal.Batch:
     return shoal.Batch(np.full(keys, label, np.float32), np.arange(keys + 1), np.arange(keys, dtype=np.uint64), None)
 
 
-def save(place: storage.Place, label: int, **how: Any) -> None:
+def save(place: StorageDir, label: int, **how: Any) -> None:
     """Save a model that tells all examples to be of a label."""
     with shoal.local(slots=16) as store:
         model = shoal.LogisticRegression(store=store)
         model.partial_fit(batch(label))
-        assert model.save(place, **how) == place.given
+        assert model.save(place, **how) == place.location
 
 
-def told(place: storage.Place) -> int:
+def told(place: StorageDir) -> int:
     """The label that a model tells; it must be whole."""
     with shoal.models.load(place) as model:
         p = model.predict_proba(batch(0))
@@ -61,7 +64,7 @@ def told(place: storage.Place) -> int:
     return int(p[0] > 0.5)
 
 
-def held(place: storage.Place) -> list[str]:
+def held(place: StorageDir) -> list[str]:
     """What lies in a directory, without the digits that each save draws."""
     return sorted(re.sub(r"-[0-9a-f]{8}\b", "", name) for name in [*place.names(), *place.inner()])
 
@@ -69,7 +72,7 @@ def held(place: storage.Place) -> list[str]:
 # ---- there and back --------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: storage.Place) -> None:
+def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: StorageDir) -> None:
     names = shoal.FeatureNames()
     names.add(np.array([3], np.uint64), ["site=a.com"])
     save(place, 1, names=names)
@@ -80,8 +83,8 @@ def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: storage.Place) 
     with pytest.raises(ValueError, match="holds a model already"):
         save(place, 0, overwrite=False)
     for left in ("checkpoint-0badcafe", "best-000007"):  # of one that was killed
-        place.inside(left).make()
-        with place.inside(left).create("x") as file:
+        place.child(left).make()
+        with place.child(left).create("x") as file:
             file.write(b"half")
     save(place, 0)
     assert held(place) == ["checkpoint", "model.json"]
@@ -108,27 +111,27 @@ def test_a_model_on_s3_is_found_by_its_url_and_options(s3: str, tmp_path: Path) 
         shoal.LogisticRegression.load(url, storage_options=how)
     assert shoal.report(url, storage_options=how) == f"{url}/report.html"
     shoal.report(url, f"{url}.html", storage_options=how)
-    page = storage.place_of(url, how).read("report.html")
-    assert storage.place_of(url, how).inside("..").read("m.html") == page
+    page = open_dir(url, how).read("report.html")
+    assert open_dir(url, how).child("..").read("m.html") == page
     assert b"factorization machine" in page
     with shoal.FactorizationMachine.load(url, storage_options=how) as model:
         model.save(url, storage_options=how)  # the page is nobody's to remove
-    assert held(storage.place_of(url, how)) == ["checkpoint", "model.json", "report.html"]
+    assert held(open_dir(url, how)) == ["checkpoint", "model.json", "report.html"]
 
 
-def test_what_is_no_model_is_never_written_to(place: storage.Place) -> None:
+def test_what_is_no_model_is_never_written_to(place: StorageDir) -> None:
     place.make()
     with place.create("thesis.tex") as file:
         file.write(b"years of work")
     with pytest.raises(ValueError, match="neither empty nor a model"):
         save(place, 1)
     with pytest.raises(ValueError, match=r"thesis\.tex is a file"):
-        save(place.inside("thesis.tex"), 1)
+        save(place.child("thesis.tex"), 1)
     assert place.names() == ["thesis.tex"]
     with pytest.raises(shoal.CorruptionError, match=r"model\.json is missing"):
         told(place)
     with pytest.raises(shoal.CorruptionError, match=r"is a file where a directory should be"):
-        told(place.inside("thesis.tex"))
+        told(place.child("thesis.tex"))
 
 
 def test_where_nothing_can_be_written_a_fit_says_so_before_it_learns(s3: str) -> None:
@@ -143,7 +146,7 @@ def test_where_nothing_can_be_written_a_fit_says_so_before_it_learns(s3: str) ->
 
 
 def test_a_cluster_saves_a_model_to_s3_and_loads_it(s3: str, tmp_path: Path) -> None:
-    there = storage.place_of(f"s3://{BUCKET}/{tmp_path.name}/m", options(s3))
+    there = open_dir(f"s3://{BUCKET}/{tmp_path.name}/m", options(s3))
     with opened("connected", slots=16) as store:
         model = shoal.LogisticRegression(store=store)
         model.partial_fit(batch(1))
@@ -159,7 +162,7 @@ def test_a_cluster_saves_a_model_to_s3_and_loads_it(s3: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("count", [1, 9, 18])  # the slot file's header, one of its 16 sections, the names behind it
 def test_a_save_that_is_interrupted_leaves_what_was_there(
-    place: storage.Place, s3: str, tmp_path: Path, count: int
+    place: StorageDir, s3: str, tmp_path: Path, count: int
 ) -> None:
     save(place, 1, names=shoal.FeatureNames())
     before = sorted([*place.names(), *place.inner()])
@@ -175,8 +178,8 @@ def test_a_save_that_is_interrupted_leaves_what_was_there(
 def test_a_connection_that_is_lost_while_saving_leaves_what_was_there(s3: str, wire: Wire, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}/m"
     near, there = (
-        storage.place_of(url, options(wire.address.replace("tcp", "http"))),
-        storage.place_of(url, options(s3)),
+        open_dir(url, options(wire.address.replace("tcp", "http"))),
+        open_dir(url, options(s3)),
     )
     save(near, 1)
 
@@ -197,7 +200,7 @@ def test_a_connection_that_is_lost_while_saving_leaves_what_was_there(s3: str, w
 
 def at_the_model(monkeypatch: pytest.MonkeyPatch, what: Callable[[Callable[[], None]], None]) -> None:
     """Let ``what`` put a model.json in place, by what it is given."""
-    for kind in (storage.LocalPlace, storage.RemotePlace):
+    for kind in (LocalDir, RemoteDir):
         real = kind.publish
 
         def publish(place: Any, name: str, *data: Any, real: Any = real, **how: Any) -> None:
@@ -211,7 +214,7 @@ def at_the_model(monkeypatch: pytest.MonkeyPatch, what: Callable[[Callable[[], N
 
 @pytest.mark.parametrize("there_before", [False, True])
 def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
-    place: storage.Place, monkeypatch: pytest.MonkeyPatch, there_before: bool
+    place: StorageDir, monkeypatch: pytest.MonkeyPatch, there_before: bool
 ) -> None:
     if there_before:
         save(place, 0)
@@ -238,7 +241,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
 
 @pytest.mark.parametrize("moment", ["before it is put in place", "behind that"])
 def test_a_save_that_comes_between_another_ones_last_steps_is_whole(
-    place: storage.Place, monkeypatch: pytest.MonkeyPatch, moment: str
+    place: StorageDir, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     save(place, 0)
     done: list[str] = []
@@ -299,7 +302,7 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
     log: Path, s3: str, tmp_path: Path, patience: int | None, stop: int
 ) -> None:
     url, how = f"s3://{BUCKET}/{tmp_path.name}/cut", options(s3)
-    there = storage.place_of(url, how)
+    there = open_dir(url, how)
 
     def run(directory: Path | str, **more: Any) -> list[Any]:
         with shoal.local(threads=1, slots=64) as store:
@@ -325,7 +328,7 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
 
 def test_a_process_that_is_killed_over_s3_goes_on_to_the_same_bits(log: Path, s3: str, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}/killed"
-    there = storage.place_of(url, options(s3))
+    there = open_dir(url, options(s3))
     environment = {**os.environ, "FSSPEC_S3_ENDPOINT_URL": s3}  # fsspec's own configuration
     command = [sys.executable, "-m", "shoal", "train", "lr", "--train", str(log), "--format", "libsvm", "--quiet"]
     command += ["--batch-size", "10", "--epochs", "3", "--l1", "0.1", "--every", "2", "--resume", "--model"]

@@ -7,8 +7,8 @@ import pytest
 
 from shoal.errors import SaveConflictError, StorageError
 from shoal.storage import transaction
-from shoal.storage.base import LocalPlace
 from shoal.storage.checksummed_json import unseal
+from shoal.storage.local import LocalDir
 from shoal.storage.transaction import PieceWriter, Replacement, in_order
 
 HEADER = b"H" * 64
@@ -35,7 +35,7 @@ def replace(place, sizes, fail=None):
 
 def test_pieces_stand_where_they_are_said_to_and_a_long_file_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(transaction, "_FILE_BYTES", 200)
-    files, at = replace(LocalPlace(tmp_path), [64, 128, 64, 500, 0])
+    files, at = replace(LocalDir(tmp_path), [64, 128, 64, 500, 0])
     assert at == [(0, 64), (0, 128), (1, 64), (1, 128), (2, 64)]
     assert [file.bytes for file in files] == [256, 628, 64]
     for k, (number, offset) in enumerate(at):
@@ -50,8 +50,8 @@ def test_pieces_stand_where_they_are_said_to_and_a_long_file_is_closed(tmp_path,
 def test_what_is_replaced_is_removed_and_what_is_not_ours_stays(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "aborted.part").write_text("of a writer that was killed")
-    replace(LocalPlace(tmp_path), [64])
-    files, _ = replace(LocalPlace(tmp_path), [64])
+    replace(LocalDir(tmp_path), [64])
+    files, _ = replace(LocalDir(tmp_path), [64])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([files[0].name, "manifest.json", "notes.txt"])
 
 
@@ -60,10 +60,10 @@ def test_one_that_fails_leaves_what_was_there(tmp_path, error):
     def fail(new):
         raise error
 
-    replace(LocalPlace(tmp_path), [64])
+    replace(LocalDir(tmp_path), [64])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(error):
-        replace(LocalPlace(tmp_path), [64], fail)
+        replace(LocalDir(tmp_path), [64], fail)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -78,19 +78,19 @@ def test_one_that_is_interrupted_behind_its_manifest_stays_whole(tmp_path):
         new.publish = interrupted
 
     with pytest.raises(KeyboardInterrupt):
-        replace(LocalPlace(tmp_path), [64], patch)
+        replace(LocalDir(tmp_path), [64], patch)
     assert len(list(tmp_path.glob("*.part"))) == 1
 
 
 def test_what_cannot_be_removed_is_told_and_left_to_the_next_one(tmp_path, monkeypatch, caplog):
-    place = LocalPlace(tmp_path)
+    place = LocalDir(tmp_path)
     (old,), _ = replace(place, [64])
 
     def refuse(place, name):
         raise StorageError(f"{name} cannot be removed: not now")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalPlace, "remove", refuse)
+        patch.setattr(LocalDir, "remove", refuse)
         (new,), _ = replace(place, [128])
     assert f"manifest.json is in place, and what it replaces is not all gone: {old.name} cannot be" in caplog.text
     assert place.names() == sorted([old.name, new.name, "manifest.json"])
@@ -99,17 +99,17 @@ def test_what_cannot_be_removed_is_told_and_left_to_the_next_one(tmp_path, monke
 
 
 def test_directories_are_replaced_where_a_manifest_names_them(tmp_path):
-    place = LocalPlace(tmp_path)
+    place = LocalDir(tmp_path)
 
     def once():
         with Replacement(place, "manifest.json", lambda name: name != "other", folders=True) as new:
-            inner = place.inside(f"folder-{new.stem}")
+            inner = place.child(f"folder-{new.stem}")
             inner.make()
             with inner.create("x") as file:
                 file.write(b"1")
             new.publish(b"{}")
 
-    place.inside("other").make()
+    place.child("other").make()
     once()
     first = place.inner()
     once()
@@ -121,10 +121,10 @@ def test_of_two_that_race_the_second_is_told_and_leaves_the_first(tmp_path):
     done = []
 
     def other_is_faster(new):
-        done.append(replace(LocalPlace(tmp_path), [64])[0][0].name)
+        done.append(replace(LocalDir(tmp_path), [64])[0][0].name)
 
     with pytest.raises(SaveConflictError, match="another process"):
-        replace(LocalPlace(tmp_path), [64], other_is_faster)
+        replace(LocalDir(tmp_path), [64], other_is_faster)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*done, "manifest.json"])
 
 

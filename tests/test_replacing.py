@@ -12,7 +12,8 @@ import pytest
 import shoal
 from places import BUCKET, options
 from shoal import cli
-from shoal.storage.base import Place, place_of
+from shoal.storage.base import StorageDir
+from shoal.storage.open import open_dir
 from stores import KINDS, opened
 
 KEYS = np.arange(9, dtype=np.uint64)
@@ -20,45 +21,45 @@ WRITERS = ("save", "export", "save in the background", "compact a checkpoint", "
 
 
 @pytest.fixture(params=["local", "s3"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> StorageDir:
     """An empty directory of this machine, or one of an object store."""
     if request.param == "local":
-        return place_of(tmp_path / "root")
+        return open_dir(tmp_path / "root")
     address = request.getfixturevalue("s3")
-    return place_of(f"s3://{BUCKET}/{tmp_path.name}", options(address))
+    return open_dir(f"s3://{BUCKET}/{tmp_path.name}", options(address))
 
 
-def where(place: Place) -> tuple[Any, dict[str, Any]]:
+def where(place: StorageDir) -> tuple[Any, dict[str, Any]]:
     """What calls take for a place."""
-    given, how = place.told()
+    given, how = place.to_spec()
     return given, ({"storage_options": how} if how else {})
 
 
-def contents(place: Place) -> dict[str, bytes]:
+def contents(place: StorageDir) -> dict[str, bytes]:
     here = {name: place.read(name) for name in place.names()}
     for folder in place.inner():
-        here |= {f"{folder}/{name}": data for name, data in contents(place.inside(folder)).items()}
+        here |= {f"{folder}/{name}": data for name, data in contents(place.child(folder)).items()}
     return here
 
 
-def fill(place: Place, files: dict[str, bytes]) -> None:
+def fill(place: StorageDir, files: dict[str, bytes]) -> None:
     for path, data in files.items():
         folder, _, name = path.rpartition("/")
-        target = place.inside(folder) if folder else place
+        target = place.child(folder) if folder else place
         target.make()
         with target.create(name) as file:
             file.write(data)
 
 
-def writers(store: shoal.Store, root: Place) -> dict[str, Callable[..., Any]]:
+def writers(store: shoal.Store, root: StorageDir) -> dict[str, Callable[..., Any]]:
     """Everything that writes a checkpoint or an export, by name; each takes a place and whether to overwrite."""
     table = store.table("t", dim=2, optimizer=shoal.SGD(lr=1.0))
     table.push(KEYS, np.ones((len(KEYS), 2), np.float32))
-    store.save(where(root.inside("base"))[0], **where(root)[1])
-    store.export(where(root.inside("exported"))[0], **where(root)[1])
+    store.save(where(root.child("base"))[0], **where(root)[1])
+    store.export(where(root.child("exported"))[0], **where(root)[1])
 
     def call(name: str) -> Callable[..., Any]:
-        def write(place: Place, **how: Any) -> None:
+        def write(place: StorageDir, **how: Any) -> None:
             given, options = where(place)
             if name == "export":
                 store.export(given, **how, **options)
@@ -67,7 +68,7 @@ def writers(store: shoal.Store, root: Place) -> dict[str, Callable[..., Any]]:
             elif name == "save in the background":
                 store.save(given, wait=False, **how, **options).wait()
             else:
-                source = root.inside("base" if name == "compact a checkpoint" else "exported")
+                source = root.child("base" if name == "compact a checkpoint" else "exported")
                 shoal.compact(where(source)[0], given, **how, **options)
 
         return write
@@ -85,11 +86,11 @@ OTHERS = {
 }
 
 
-def test_a_directory_that_holds_something_else_is_refused_and_stays_as_it_is(root: Place) -> None:
+def test_a_directory_that_holds_something_else_is_refused_and_stays_as_it_is(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)
         for number, (what, files) in enumerate(OTHERS.items()):
-            place = root.inside(f"other-{number}")
+            place = root.child(f"other-{number}")
             fill(place, files)
             for name, write in made.items():
                 for overwrite in ({}, {"overwrite": False}):
@@ -98,11 +99,11 @@ def test_a_directory_that_holds_something_else_is_refused_and_stays_as_it_is(roo
                     assert contents(place) == files, (what, name)
 
 
-def test_one_of_the_same_kind_is_replaced_unless_that_is_forbidden(root: Place) -> None:
+def test_one_of_the_same_kind_is_replaced_unless_that_is_forbidden(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)
         for name, write in made.items():
-            place = root.inside(name.replace(" ", "-"))
+            place = root.child(name.replace(" ", "-"))
             write(place, overwrite=False)  # there is nothing yet
             before = contents(place)
             with pytest.raises(ValueError, match=r"holds an? (checkpoint|export) already: pass overwrite=True"):
@@ -115,20 +116,20 @@ def test_one_of_the_same_kind_is_replaced_unless_that_is_forbidden(root: Place) 
                 other(place)
 
 
-def test_what_a_killed_writer_left_behind_is_no_hindrance(root: Place) -> None:
+def test_what_a_killed_writer_left_behind_is_no_hindrance(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)
         for name, left in (("save", "0123abcd-0-0.slots"), ("export", "0123abcd-0-0.frozen")):
-            place = root.inside(f"left-{name}")
+            place = root.child(f"left-{name}")
             fill(place, {left: b"x", ".manifest.json.0123abcd.tmp": b"{"})
             made[name](place, overwrite=False)
             assert left not in contents(place)
 
 
-def test_deltas_go_on_as_they_did(root: Place) -> None:
+def test_deltas_go_on_as_they_did(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)
-        one, two = root.inside("1"), root.inside("2")
+        one, two = root.child("1"), root.child("2")
         for _ in range(2):
             made["save"](one, track=True)
             made["save"](two, since=where(one)[0])
@@ -157,12 +158,12 @@ def test_on_the_command_line_replacing_has_to_be_asked_for(tmp_path: Path, capsy
     monkeypatch.chdir(tmp_path)
     Path("log").write_text("1 3:1\n0 4:1\n")
     assert cli.main(["train", "lr", "--train", "log", "--format", "libsvm", "--model", "m4", "--quiet"]) == 0
-    before = contents(place_of(tmp_path / "m4"))
-    for target in ("m4", "m4/" + place_of(tmp_path / "m4").inner()[0]):
+    before = contents(open_dir(tmp_path / "m4"))
+    for target in ("m4", "m4/" + open_dir(tmp_path / "m4").inner()[0]):
         for more in ([], ["--overwrite"]):
             assert cli.main(["export", "m4", target, *more]) == 2
             assert f"{target} " in capsys.readouterr().err
-    assert contents(place_of(tmp_path / "m4")) == before
+    assert contents(open_dir(tmp_path / "m4")) == before
     assert cli.main(["export", "m4", "e"]) == 0
     for source, out in ((["export", "m4"], "e"), (["compact", "e"], "f")):
         assert cli.main([*source, out, "--quiet", *(["--overwrite"] if out == "f" else [])]) == (0 if out == "f" else 2)

@@ -18,27 +18,28 @@ import pytest
 from cluster_fakes import Wire
 from places import full_disk, options, somebody_else, uploads
 from shoal.errors import CorruptionError, SaveConflictError, StorageError
-from shoal.storage.base import Place, place_of
+from shoal.storage.base import StorageDir
 from shoal.storage.checksummed_json import seal
+from shoal.storage.open import open_dir
 
 pytestmark = pytest.mark.timeout(120)
 PART = 6 << 20  # S3 takes no smaller parts than 5 MiB, but the last
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorageDir:
     if request.param == "local":
-        made: Place = place_of(tmp_path / "a" / "b")
+        made: StorageDir = open_dir(tmp_path / "a" / "b")
     elif request.param == "memory":
         pytest.importorskip("fsspec")
-        made = place_of(f"memory://{tmp_path.name}/b")
+        made = open_dir(f"memory://{tmp_path.name}/b")
     else:
-        made = place_of(f"s3://places/{tmp_path.name}/b", options(request.getfixturevalue("s3")))
+        made = open_dir(f"s3://places/{tmp_path.name}/b", options(request.getfixturevalue("s3")))
     made.make()
     return made
 
 
-def put(place: Place, name: str, *pieces: bytes, then: BaseException | None = None, cached: bool = True) -> None:
+def put(place: StorageDir, name: str, *pieces: bytes, then: BaseException | None = None, cached: bool = True) -> None:
     with place.create(name, cached=cached) as file:
         for piece in pieces:
             file.write(piece)
@@ -49,7 +50,7 @@ def put(place: Place, name: str, *pieces: bytes, then: BaseException | None = No
 # ---- the calls -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_created_is_read_whole_and_in_ranges(place: Place) -> None:
+def test_what_is_created_is_read_whole_and_in_ranges(place: StorageDir) -> None:
     data = np.random.default_rng(1).bytes(100_000)
     assert place.names() == []
     with place.create("x.slots") as file:
@@ -71,24 +72,24 @@ def test_what_is_created_is_read_whole_and_in_ranges(place: Place) -> None:
     assert place.names() == ["empty"]
 
 
-def test_directories_are_told_from_files_and_cleared_with_all_that_is_in_them(place: Place) -> None:
-    above = place.inside("..")
-    assert place.inside("a").kind() is None
+def test_directories_are_told_from_files_and_cleared_with_all_that_is_in_them(place: StorageDir) -> None:
+    above = place.child("..")
+    assert place.child("a").kind() is None
     assert place.inner() == []
     for name in ("a", "b"):
-        inner = place.inside(name)
+        inner = place.child(name)
         inner.make()
         put(inner, "x", b"1")
-        inner.inside("deep").make()
-        put(inner.inside("deep"), "y", b"2")
+        inner.child("deep").make()
+        put(inner.child("deep"), "y", b"2")
     put(place, "aa", b"3")
     assert (place.inner(), place.names()) == (["a", "b"], ["aa"])
-    assert (place.inside("a").kind(), place.inside("aa").kind()) == ("directory", "file")
-    place.inside("a").clear()
+    assert (place.child("a").kind(), place.child("aa").kind()) == ("directory", "file")
+    place.child("a").clear()
     assert (place.inner(), place.names()) == (["b"], ["aa"])
-    assert place.inside("a").kind() is None
-    assert place.inside("b").inside("deep").read("y") == b"2"
-    place.inside("a").clear()  # nothing is no error
+    assert place.child("a").kind() is None
+    assert place.child("b").child("deep").read("y") == b"2"
+    place.child("a").clear()  # nothing is no error
     place.clear()
     assert (place.kind(), place.inner(), place.names()) == (None, [], [])
     assert place.name not in above.inner()
@@ -97,7 +98,7 @@ def test_directories_are_told_from_files_and_cleared_with_all_that_is_in_them(pl
 def test_an_object_that_stands_for_a_directory_is_none_of_its_files(s3: str, tmp_path: Path) -> None:
     import boto3
 
-    place = place_of(f"s3://places/{tmp_path.name}/b", options(s3))
+    place = open_dir(f"s3://places/{tmp_path.name}/b", options(s3))
     boto3.client("s3", endpoint_url=s3).put_object(Bucket="places", Key=f"{tmp_path.name}/b/", Body=b"")
     assert (place.kind(), place.names(), place.inner()) == ("directory", [], [])
 
@@ -105,64 +106,64 @@ def test_an_object_that_stands_for_a_directory_is_none_of_its_files(s3: str, tmp
 def test_a_place_within_a_linked_directory_is_where_the_system_has_it(tmp_path: Path) -> None:
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
-    put(place_of(tmp_path / "real"), "x", b"1")
-    place = place_of(tmp_path / "link" / ".." / ".." / "real")
-    place.inside("a").make()
+    put(open_dir(tmp_path / "real"), "x", b"1")
+    place = open_dir(tmp_path / "link" / ".." / ".." / "real")
+    place.child("a").make()
     assert (tmp_path / "real" / "a").is_dir()
     assert place.read("x") == b"1"
-    other = place_of(tmp_path / "link" / "..")
-    other.inside("b").make()
+    other = open_dir(tmp_path / "link" / "..")
+    other.child("b").make()
     assert (tmp_path / "real" / "b").is_dir()
 
 
-def test_what_a_sealed_file_lacks_is_said(place: Place) -> None:
+def test_what_a_sealed_file_lacks_is_said(place: StorageDir) -> None:
     place.publish("m", seal(b'{"a":1}'), before=None)
     assert place.read_sealed("m", missing="never mind") == b'{"a":1}'
     with pytest.raises(CorruptionError, match="b/n is missing: it was never written"):
         place.read_sealed("n", missing="it was never written")
     with pytest.raises(CorruptionError, match="b/m is a file where a directory should be"):
-        place.inside("m").read_sealed("n", missing="")
+        place.child("m").read_sealed("n", missing="")
     put(place, "o", b"{")
     with pytest.raises(CorruptionError, match="b/o is damaged"):
         place.read_sealed("o", missing="")
 
 
-def test_what_is_missing_is_a_file_not_found_error_and_a_directory_that_is_missing_is_empty(place: Place) -> None:
+def test_what_is_missing_is_a_file_not_found_error_and_a_directory_that_is_missing_is_empty(place: StorageDir) -> None:
     with pytest.raises(FileNotFoundError):
         place.read("nothing")
     with pytest.raises(FileNotFoundError), place.open("nothing"):
         pass
     assert place.version("nothing") is None
-    assert place.inside("nowhere").names() == []
+    assert place.child("nowhere").names() == []
     for name in ("", "a/b", "..", "."):
         with pytest.raises(ValueError, match="no name of a file"):
             place.read(name)
 
 
-def test_directories_are_named_by_their_paths_from_each_other(place: Place) -> None:
-    other = place.inside("../c")
+def test_directories_are_named_by_their_paths_from_each_other(place: StorageDir) -> None:
+    other = place.child("../c")
     other.make()
     put(other, "y", b"1")
     assert str(other) == str(place).removesuffix("b") + "c"
     assert other.address("y") == f"{other}/y"
-    assert place.inside("../c").read("y") == b"1"
-    assert other.inside("../b").names() == place.names() == []
+    assert place.child("../c").read("y") == b"1"
+    assert other.child("../b").names() == place.names() == []
 
 
-def test_directories_that_hold_a_file_are_found_and_show_when_it_changes(place: Place) -> None:
+def test_directories_that_hold_a_file_are_found_and_show_when_it_changes(place: StorageDir) -> None:
     assert place.folders("m") == {}
-    assert place.inside("nowhere").folders("m") == {}
+    assert place.child("nowhere").folders("m") == {}
     put(place, "m", b"not in a directory of its own")
     for path in ("one", "two", "three/deeper"):
-        place.inside(path).make()
-        put(place.inside(path), "m", b"1")
-        put(place.inside(path), "other", b"1")
+        place.child(path).make()
+        put(place.child(path), "m", b"1")
+        put(place.child(path), "other", b"1")
     first = place.folders("m")
     assert list(first) == ["one", "two"]
     assert place.folders("m") == first
-    place.inside("two").remove("m")
-    put(place.inside("two"), "m", b"2")
-    put(place.inside("one"), "more", b"1")
+    place.child("two").remove("m")
+    put(place.child("two"), "m", b"2")
+    put(place.child("one"), "more", b"1")
     second = place.folders("m")
     assert second["one"] == first["one"]
     assert second["two"] != first["two"]
@@ -171,9 +172,10 @@ def test_directories_that_hold_a_file_are_found_and_show_when_it_changes(place: 
 @pytest.mark.parametrize("unit", [1, mmap.PAGESIZE // 64])  # the second: what goes to the disk past the cache
 @pytest.mark.parametrize("cached", [True, False])
 def test_what_is_written_in_pieces_of_any_size_is_whole(
-    place: Place, cached: bool, unit: int, monkeypatch: Any
+    place: StorageDir, cached: bool, unit: int, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("shoal.storage.base._WRITE_BYTES", 64 * unit)
+    for module in ("local", "direct_io"):
+        monkeypatch.setattr(f"shoal.storage.{module}.WRITE_BYTES", 64 * unit)
     rng = np.random.default_rng(2)
     pieces = [rng.bytes(int(size)) for size in rng.choice([0, 1, 5, 63, 64, 65, 128, 1000], 60) * unit]
     pieces.append(b"the end")
@@ -185,7 +187,7 @@ def test_what_is_written_in_pieces_of_any_size_is_whole(
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_file_that_is_given_up_is_not_there(place: Place, cached: bool) -> None:
+def test_a_file_that_is_given_up_is_not_there(place: StorageDir, cached: bool) -> None:
     for size in (10, PART * 3):
         with pytest.raises(KeyError):
             put(place, "half", bytes(size), then=KeyError(), cached=cached)
@@ -195,7 +197,7 @@ def test_a_file_that_is_given_up_is_not_there(place: Place, cached: bool) -> Non
     assert place.read("half") == b"whole"
 
 
-def test_a_published_file_replaces_the_version_that_was_told_and_no_other(place: Place) -> None:
+def test_a_published_file_replaces_the_version_that_was_told_and_no_other(place: StorageDir) -> None:
     place.publish("m", b"one", before=None)
     one = place.version("m")
     with pytest.raises(SaveConflictError, match="was written by another process since this one began"):
@@ -218,10 +220,10 @@ def test_a_published_file_replaces_the_version_that_was_told_and_no_other(place:
 def test_of_writers_that_race_for_one_version_exactly_one_gets_through(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    def opened() -> Place:  # each as a process of its own would
+    def opened() -> StorageDir:  # each as a process of its own would
         if kind == "local":
-            return place_of(tmp_path)
-        return place_of(f"s3://places/{tmp_path.name}", options(request.getfixturevalue("s3")))
+            return open_dir(tmp_path)
+        return open_dir(f"s3://places/{tmp_path.name}", options(request.getfixturevalue("s3")))
 
     places = [opened() for _ in range(6)]
     begin = threading.Barrier(len(places))
@@ -244,7 +246,7 @@ def test_of_writers_that_race_for_one_version_exactly_one_gets_through(
 
 
 def test_a_put_whose_answer_was_lost_and_that_met_itself_is_done(s3: str, tmp_path: Path) -> None:
-    place: Any = place_of(f"s3://places/{tmp_path.name}", options(s3))
+    place: Any = open_dir(f"s3://places/{tmp_path.name}", options(s3))
     real = place._system.pipe_file
     for k, error in enumerate((FileExistsError(), ConnectionError("lost"))):
 
@@ -261,8 +263,8 @@ def test_a_put_whose_answer_was_lost_and_that_met_itself_is_done(s3: str, tmp_pa
 
 
 def test_an_upload_that_is_interrupted_leaves_no_object_and_no_parts(s3: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("shoal.storage.base._PART_BYTES", PART)
-    place = place_of(f"s3://places/{tmp_path.name}", options(s3))
+    monkeypatch.setattr("shoal.storage.object_store._PART_BYTES", PART)
+    place = open_dir(f"s3://places/{tmp_path.name}", options(s3))
     with contextlib.suppress(KeyboardInterrupt), place.create("large") as file:
         file.write(bytes(PART * 2 + 5))
         assert len(uploads(s3, tmp_path.name)) == 1
@@ -274,8 +276,8 @@ def test_an_upload_that_is_interrupted_leaves_no_object_and_no_parts(s3: str, tm
 
 
 def test_connections_that_break_off_are_made_again(s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("shoal.storage.base._PART_BYTES", PART)
-    place = place_of(f"s3://places/{tmp_path.name}", options(wire.address.replace("tcp", "http")))
+    monkeypatch.setattr("shoal.storage.object_store._PART_BYTES", PART)
+    place = open_dir(f"s3://places/{tmp_path.name}", options(wire.address.replace("tcp", "http")))
     with place.create("large") as file:
         for k in range(3):
             file.write(bytes([k]) * PART)
@@ -291,9 +293,9 @@ def test_connections_that_break_off_are_made_again(s3: str, wire: Wire, tmp_path
 def test_a_connection_that_is_lost_for_good_is_an_error_that_names_the_file_and_changes_nothing(
     s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("shoal.storage.base._PART_BYTES", PART)
+    monkeypatch.setattr("shoal.storage.object_store._PART_BYTES", PART)
     name = f"s3://places/{tmp_path.name}"
-    place = place_of(name, options(wire.address.replace("tcp", "http")))
+    place = open_dir(name, options(wire.address.replace("tcp", "http")))
     place.publish("m", b"1", before=None)
     known = place.version("m")
     file = place.create("large")
@@ -309,20 +311,20 @@ def test_a_connection_that_is_lost_for_good_is_an_error_that_names_the_file_and_
     ):
         with pytest.raises(StorageError, match=what):
             call()  # type: ignore[operator]
-    there = place_of(name, options(s3))
+    there = open_dir(name, options(s3))
     assert there.names() == ["m"]
     assert there.read("m") == b"1"
 
 
 def test_a_bucket_that_is_missing_is_said_so(s3: str) -> None:
-    place = place_of("s3://no-such-bucket/c", options(s3))
+    place = open_dir("s3://no-such-bucket/c", options(s3))
     assert place.names() == []
     with pytest.raises(StorageError, match=r"s3://no-such-bucket/c/m cannot be written: The specified bucket does not"):
         place.publish("m", b"1", before=None)
     with pytest.raises(StorageError, match="s3://no-such-bucket/c/x cannot be written"):
         put(place, "x", b"1")
     with pytest.raises(ValueError, match="nothing"):
-        place_of("nothing://a/b")
+        open_dir("nothing://a/b")
 
 
 # ---- what a disk refuses ---------------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ def test_a_bucket_that_is_missing_is_said_so(s3: str) -> None:
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path, cached: bool) -> None:
     with full_disk(tmp_path, 64 << 10):
-        place = place_of(tmp_path)
+        place = open_dir(tmp_path)
         place.publish("m", b"one", before=None)
         for size in (1 << 20, 200_000):
             with pytest.raises(StorageError, match=r"/x cannot be written: .*; ") as caught:
@@ -354,8 +356,8 @@ def test_where_no_file_goes_past_the_cache_it_goes_through(tmp_path: Path, monke
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return descriptor
 
-    monkeypatch.setattr("shoal.storage.base.os.open", refuses)
-    place = place_of(tmp_path)
+    monkeypatch.setattr("shoal.storage.direct_io.os.open", refuses)
+    place = open_dir(tmp_path)
     data = np.random.default_rng(3).bytes(5 << 20)
     with place.create("x", cached=False) as file:
         file.write(data)
@@ -366,8 +368,8 @@ def test_a_disk_that_fails_behind_the_writer_is_named_and_the_file_is_gone(tmp_p
     def fails(descriptor: int, data: memoryview, offset: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("shoal.storage.base.os.pwrite", fails)
-    place = place_of(tmp_path)
+    monkeypatch.setattr("shoal.storage.direct_io.os.pwrite", fails)
+    place = open_dir(tmp_path)
     for data in (bytes(20 << 20), b"only the end"):
         with pytest.raises(StorageError, match=r"x cannot be written: Input/output error; the disk fails"):
             put(place, "x", data, cached=False)
@@ -378,7 +380,7 @@ def test_without_permission_it_is_said_what_for() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        place = place_of(folder)
+        place = open_dir(folder)
         place.publish("m", b"one", before=None)
         (folder / "m").chmod(0)
         folder.chmod(0o555)
@@ -388,7 +390,7 @@ def test_without_permission_it_is_said_what_for() -> None:
                 (lambda: place.read("m"), "/m cannot be read: Permission denied; let this user"),
                 (lambda: place.publish("n", b"2", before=None), "/n cannot be written: Permission denied"),
                 (lambda: place.remove("m"), "/m cannot be removed: Permission denied"),
-                (lambda: place.inside("deeper").make(), "/deeper cannot be made: Permission denied"),
+                (lambda: place.child("deeper").make(), "/deeper cannot be made: Permission denied"),
             ):
                 with pytest.raises(StorageError, match=what) as caught:
                     call()
@@ -401,7 +403,7 @@ def test_without_permission_it_is_said_what_for() -> None:
 
 
 def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
-    place = place_of(tmp_path)
+    place = open_dir(tmp_path)
     put(place, "x", b"1")
     with pytest.raises(StorageError, match="/x cannot be written: File exists"):
         place.create("x")

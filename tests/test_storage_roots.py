@@ -13,7 +13,7 @@ from places import BUCKET, object_store, options
 from shoal.cli import main
 from shoal.cluster.launch import processes
 from shoal.errors import StorageError
-from shoal.storage.base import LocalPlace
+from shoal.storage.local import LocalDir
 from shoal.storage.roots import StorageRoots
 
 TIMEOUT = 60.0
@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("inside", ["", "in", "in/../in", "new/deep", "back", "in/./x"])
 def test_a_place_below_a_root_is_opened(root: Path, inside: str) -> None:
     place = StorageRoots([root]).open(str(root / inside), {})
-    assert isinstance(place.inside("x"), LocalPlace)
+    assert isinstance(place.child("x"), LocalDir)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_a_place_outside_of_the_roots_is_refused_with_the_remedy(root: Path, out
 
 def test_no_path_leads_out_of_a_place_and_no_file_is_a_link_out_of_it(root: Path) -> None:
     place = StorageRoots([root]).open(str(root / "in"), {})
-    assert str(place.inside("../back")) == str(root / "back")
+    assert str(place.child("../back")) == str(root / "back")
     for path in ("../..", "../out", "/etc", "../../beside"):
         with pytest.raises(StorageError, match="is outside of"):
-            place.inside(path)
+            place.child(path)
     for use in (place.read, place.create, place.remove, place.version):
         with pytest.raises(StorageError, match="is outside of"):
             use("file")
@@ -91,14 +91,14 @@ def test_a_url_is_below_a_root_of_its_own_protocol_and_host_or_refused(where: st
         place = roots.open(where, {})
         assert str(place) == opened
         with pytest.raises(StorageError, match="is outside of"):
-            place.inside("../../other")
+            place.child("../../other")
 
 
 def test_options_that_lead_elsewhere_are_those_that_the_server_was_started_with() -> None:
     pytest.importorskip("fsspec")
     roots = StorageRoots(["memory://bucket"], {"endpoint_url": "http://minio:9000"})
     place = roots.open("memory://bucket/a", {"key": "k", "endpoint_url": "http://minio:9000"})
-    assert place.told()[1] == {"endpoint_url": "http://minio:9000", "key": "k"}
+    assert place.to_spec()[1] == {"endpoint_url": "http://minio:9000", "key": "k"}
     for given in ({"endpoint_url": "http://evil"}, {"client_kwargs": {}}, {"target_options": {}}, {"profile": "x"}):
         with pytest.raises(StorageError, match=r"storage option '\w+' may lead to another storage.*--storage-option"):
             roots.open("memory://bucket/a", given)

@@ -23,7 +23,8 @@ from shoal.data.rebatch import rows_of as rows_of_batch  # noqa: E402
 from shoal.metrics import gauc, logloss  # noqa: E402
 from shoal.models import files  # noqa: E402
 from shoal.models.plan import Plan  # noqa: E402
-from shoal.storage.base import Place, place_of  # noqa: E402
+from shoal.storage.base import StorageDir  # noqa: E402
+from shoal.storage.open import open_dir  # noqa: E402
 from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, parse, read  # noqa: E402
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
@@ -637,7 +638,7 @@ def command(clicks: Path, folder: Path, out: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "shoal", "train", "ctr", "--config", str(path), "--out", out, "--quiet", *more]
 
 
-def until_it_stands(out: Path | Place, process: subprocess.Popen, examples: int) -> None:
+def until_it_stands(out: Path | StorageDir, process: subprocess.Popen, examples: int) -> None:
     """Wait for a checkpoint within a pass."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
@@ -651,10 +652,10 @@ def until_it_stands(out: Path | Place, process: subprocess.Popen, examples: int)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("where", ["local", "s3"])
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, request, where):
-    out, more = place_of(tmp_path / "killed"), {}
+    out, more = open_dir(tmp_path / "killed"), {}
     if where == "s3":
         address = request.getfixturevalue("s3")
-        out = place_of(f"s3://{BUCKET}/{tmp_path.name}/killed", options(address))
+        out = open_dir(f"s3://{BUCKET}/{tmp_path.name}/killed", options(address))
         more["FSSPEC_S3_ENDPOINT_URL"] = address  # fsspec's own configuration
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
     process = subprocess.Popen(command(clicks, tmp_path, str(out)), env=environment)

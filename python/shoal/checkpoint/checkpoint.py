@@ -35,7 +35,8 @@ from tqdm import tqdm
 from shoal import _core
 from shoal.base.machine import cores
 from shoal.errors import CorruptionError
-from shoal.storage.base import Place, Source, Where, place_of
+from shoal.storage.base import FileReader, StorageDir, StoragePath
+from shoal.storage.open import open_dir
 from shoal.storage.transaction import PieceFile, PieceWriter, Replacement, check_replaceable, in_order
 from shoal.table.table import Snapshot, TableForm, TableSpec
 
@@ -158,7 +159,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
 class Link(NamedTuple):
     """A checkpoint of a chain."""
 
-    place: Place
+    place: StorageDir
     manifest: Manifest
     digest: str
 
@@ -293,7 +294,7 @@ class Moment(Protocol):
         """How many will be written, of deltas none: for a progress bar."""
 
     def write(
-        self, place: Place, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
+        self, place: StorageDir, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
     ) -> list[SavedTable]:
         """Write slot files whose names begin with ``stem``, and tell how many rows, now and then; once."""
 
@@ -320,7 +321,7 @@ class Held(NamedTuple):
         return sum(snapshot.rows for _, snapshot, kind in self.taken if kind != "delta")
 
     def write(
-        self, place: Place, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
+        self, place: StorageDir, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
     ) -> list[SavedTable]:
         """Write all slots."""
         stems = [f"{stem}-{k}" for k in range(len(self.taken))]
@@ -335,7 +336,7 @@ class Held(NamedTuple):
 
 
 def write(
-    place: Place,
+    place: StorageDir,
     moment: Moment,
     slots: int,
     *,
@@ -359,7 +360,7 @@ def write(
 
 
 def write_slots(
-    place: Place,
+    place: StorageDir,
     stems: Sequence[str],
     version: int,
     taken: Sequence[Taken],
@@ -373,7 +374,7 @@ def write_slots(
 
     Parameters
     ----------
-    place : Place
+    place : StorageDir
     stems : sequence of str
         What the names of each table's files begin with.
     version : int
@@ -403,7 +404,7 @@ def write_slots(
 
 
 def _write_jobs(
-    place: Place,
+    place: StorageDir,
     stems: Sequence[str],
     version: int,
     jobs: Sequence[_Job],
@@ -490,7 +491,7 @@ def _changes(snapshot: Snapshot, slot: int) -> _Piece:
 
 
 def _write(
-    place: Place,
+    place: StorageDir,
     about: Manifest,
     save: Callable[[str, Callable[[int], None]], list[SavedTable]],
     rows: int,
@@ -544,7 +545,7 @@ def _save_table(writer: PieceWriter, job: _Job, slots: range, threads: int, told
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_manifest(where: Where) -> Manifest:
+def read_manifest(where: StoragePath) -> Manifest:
     """Read and check the manifest of a checkpoint.
 
     Raises
@@ -552,10 +553,10 @@ def read_manifest(where: Where) -> Manifest:
     CorruptionError
         It is missing, changed, or of a version that this one does not know.
     """
-    return _read(place_of(where), "this is no checkpoint, or its save was cut off", "checkpoint").manifest
+    return _read(open_dir(where), "this is no checkpoint, or its save was cut off", "checkpoint").manifest
 
 
-def read_chain(where: Where, options: Mapping[str, Any] | None = None) -> Chain:
+def read_chain(where: StoragePath, options: Mapping[str, Any] | None = None) -> Chain:
     """Read and check the manifests of a checkpoint and of all that it is a delta of.
 
     Returns
@@ -568,10 +569,10 @@ def read_chain(where: Where, options: Mapping[str, Any] | None = None) -> Chain:
     CorruptionError
         One is missing, changed, or another than the one that the next was made of.
     """
-    chain = [_read(place_of(where, options), "this is no checkpoint, or its save was cut off", "checkpoint")]
+    chain = [_read(open_dir(where, options), "this is no checkpoint, or its save was cut off", "checkpoint")]
     while (base := chain[0].manifest.base) is not None:
         link = chain[0]
-        found = _read(link.place.inside(base.path), f"the delta in {link.place} is of this one")
+        found = _read(link.place.child(base.path), f"the delta in {link.place} is of this one")
         if found.digest != base.digest:
             raise CorruptionError(
                 f"{found.place} is not the checkpoint that {link.place} is a delta of: its digest is "
@@ -592,7 +593,7 @@ def read_chain(where: Where, options: Mapping[str, Any] | None = None) -> Chain:
     return chain
 
 
-def _read(place: Place, missing: str, what: str | None = None) -> Link:
+def _read(place: StorageDir, missing: str, what: str | None = None) -> Link:
     path = place.address(MANIFEST)
     body = place.read_sealed(MANIFEST, missing=missing, what=what)
     try:
@@ -661,7 +662,7 @@ def _check_places(slots: int, table: SavedTable, pieces: Sequence[Section | Save
             raise ValueError(f"table {table.name!r}, slot {section.slot}: its rows lie outside of their file")
 
 
-def _check_files(place: Place, table: SavedTable, version: int) -> None:
+def _check_files(place: StorageDir, table: SavedTable, version: int) -> None:
     header = _header(version)
     for file in table.files:
         path = place.address(file.name)
@@ -679,11 +680,11 @@ def _check_files(place: Place, table: SavedTable, version: int) -> None:
 class _Reader:
     """Reads pieces of a table's files, each checked against its checksum. Any number of threads."""
 
-    def __init__(self, place: Place, table: SavedTable) -> None:
+    def __init__(self, place: StorageDir, table: SavedTable) -> None:
         self.table = table
         self._place = place
         self._opened = ExitStack()
-        self._files: list[Source] = []
+        self._files: list[FileReader] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
@@ -787,7 +788,7 @@ class History:
                 return
 
 
-def verify(where: Where, threads: int = 1, *, progress: bool = False) -> Manifest:
+def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> Manifest:
     """Check every byte of a checkpoint, and of those that it is a delta of.
 
     Returns
@@ -976,7 +977,7 @@ def compact(
 ) -> None:
     """Write what a chain of deltas comes to as one full checkpoint; see :func:`shoal.compact`."""
     chain = read_chain(directory, storage_options)
-    target = place_of(out, storage_options)
+    target = open_dir(out, storage_options)
     check_apart(target, chain)
     check_target(target, overwrite=overwrite)
     slots = chain[-1].manifest.slots
@@ -1011,7 +1012,7 @@ def _merged(history: History, slot: int) -> _Piece:
     return _Piece(slot, rows, section, _core.crc32c(section), _Padded.of(filter) if filter.nbytes else None)
 
 
-def check_target(place: Place, *, overwrite: bool) -> None:
+def check_target(place: StorageDir, *, overwrite: bool) -> None:
     """Raise ValueError if a checkpoint may not be written to a directory; nothing is changed."""
     check_replaceable(place, MANIFEST, "a checkpoint", _is_ours, overwrite=overwrite, form=FORMAT)
 
@@ -1021,7 +1022,7 @@ def _is_ours(name: str) -> bool:
     return name.endswith(SLOT_FILE)
 
 
-def check_apart(out: Place, chain: Chain) -> None:
+def check_apart(out: StorageDir, chain: Chain) -> None:
     """Raise ValueError if a new checkpoint would take the place of one that it is made of."""
     for link in chain:
         if out.is_same(link.place):

@@ -57,11 +57,11 @@ def convert(arguments: argparse.Namespace) -> Answer:
     if arguments.kind is not None:
         return _model(_here(arguments.source), arguments.target, arguments)
     from shoal.models import files
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
     from shoal.store.local import local
     from shoal.tools import convert
 
-    source, target = place_of(arguments.source), _here(arguments.target)
+    source, target = open_dir(arguments.source), _here(arguments.target)
     if source.kind() != "directory":
         raise ValueError(f"{source}: there is no such directory; a file takes --from")
     folder, _ = files.checkpoint_in(source)

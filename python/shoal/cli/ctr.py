@@ -101,11 +101,12 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
             raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
         torch.set_num_threads(arguments.threads)
     with open_store(arguments) as store:
-        from shoal.storage.base import leaving_none_empty, place_of
+        from shoal.storage.base import leaving_none_empty
+        from shoal.storage.open import open_dir
         from shoal.torch.config import build
 
         model = build(config, store)
-        with leaving_none_empty(place_of(config.output.dir)):
+        with leaving_none_empty(open_dir(config.output.dir)):
             return _trained(arguments, config, model, train, valid)
 
 
@@ -127,12 +128,12 @@ def _reader(config: Config, files: list[str]) -> Reader:
 
 
 def _writers(config: Config, *, resume: bool) -> list[Writer]:
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
     from shoal.torch.logs import MLflow, TensorBoard
 
     writers: list[Writer] = []
     if config.logging.tensorboard is not None:
-        name = str(place_of(config.output.dir or "run")).rstrip("/").rpartition("/")[2] or "run"
+        name = str(open_dir(config.output.dir or "run")).rstrip("/").rpartition("/")[2] or "run"
         writers.append(TensorBoard(config.logging.tensorboard, name, resume=resume))
     if config.logging.mlflow is not None:
         writers.append(MLflow(config.logging.mlflow, config.logging.experiment))

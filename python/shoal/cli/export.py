@@ -50,7 +50,7 @@ def export(arguments: argparse.Namespace) -> Answer:
     from shoal.export.write import Given, Still, check_target, write
     from shoal.models import files
     from shoal.models.scales import scales_name
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
     from shoal.store.local import local
 
     model: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ def export(arguments: argparse.Namespace) -> Answer:
     folder, described = files.checkpoint_in(arguments.source)
     if described is not None:
         model, extras = files.for_export(arguments.source, described)
-    target = place_of(arguments.directory)
+    target = open_dir(arguments.directory)
     check_target(target, overwrite=arguments.overwrite)  # before rows are read
     chosen = dict(name.partition("=")[::2] for name in arguments.table or ())
     dtypes = {name: dtype for name, dtype in chosen.items() if dtype}
@@ -79,7 +79,7 @@ def export(arguments: argparse.Namespace) -> Answer:
             target,
             Still(given, store.slots),
             dtype=dtypes,
-            since=None if arguments.since is None else place_of(arguments.since),
+            since=None if arguments.since is None else open_dir(arguments.since),
             version=arguments.version,
             overwrite=arguments.overwrite,
             model=model,

@@ -13,7 +13,7 @@ from shoal.cli.arguments import cached, command, expiry, machine
 if TYPE_CHECKING:
     from shoal.export.cache import Cache
     from shoal.lifecycle import Expiry
-    from shoal.storage.base import Place
+    from shoal.storage.base import StorageDir
 
 EXAMPLES = """\
 examples:
@@ -54,11 +54,11 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     from shoal.export import manifest as exported
     from shoal.export.cache import Cache
     from shoal.models import calibration, files
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
 
     if arguments.top < 0:
         raise ValueError(f"--top is {arguments.top}: pass 0 or more")
-    directory = place_of(arguments.directory)
+    directory = open_dir(arguments.directory)
     if exported.is_export(directory):
         return _export(directory, Cache(arguments.cache))
     folder, described = files.checkpoint_in(directory)
@@ -156,7 +156,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
     return Answer("\n".join(lines), facts)
 
 
-def _export(directory: Place, cache: Cache) -> Answer:
+def _export(directory: StorageDir, cache: Cache) -> Answer:
     """Tell what is in an export and those that it stands upon, and check every byte of them."""
     from shoal.export.read import read_layers
 
@@ -188,7 +188,7 @@ def _export(directory: Place, cache: Cache) -> Answer:
     return Answer("\n".join(lines), facts | {"model": of, "layers": chain, "verified": True})
 
 
-def _forecast(directory: Place, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
+def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
     """Say what rules would drop of each table whose rows can answer: as facts, and as lines."""
     from shoal.store.local import local
 
@@ -212,7 +212,7 @@ def _forecast(directory: Place, rules: Sequence[Expiry]) -> tuple[dict[str, Any]
     return facts, lines
 
 
-def _top(directory: Place, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _top(directory: StorageDir, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the largest linear weights of a model: as facts, and as lines."""
     from shoal import models
     from shoal.store.local import local

@@ -105,11 +105,11 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
     """Load the model, and the data in the model's format."""
     from shoal import models
     from shoal.models import files
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
     from shoal.store.local import local
 
     with local(threads=arguments.threads) as store:
-        where = place_of(arguments.model)
+        where = open_dir(arguments.model)
         if where.kind() is None:
             raise ValueError(f"{where}: there is no such model")
         model: Predictor

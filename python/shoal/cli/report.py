@@ -35,10 +35,10 @@ def add(commands: Any) -> None:
 def report(arguments: argparse.Namespace) -> Answer:
     """Write what there is to see of a model as one HTML file."""
     from shoal.models import files
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
     from shoal.tools import reports
 
-    directory = place_of(arguments.directory)
+    directory = open_dir(arguments.directory)
     if directory.kind() is None:
         raise ValueError(f"{directory}: there is no such model")
     described = files.read(directory)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.models import DBPG, GridResult, LogisticRegressionGrid, Model
     from shoal.models.fit_checkpoints import Resume
     from shoal.models.predictor import Predictor
-    from shoal.storage.base import Where
+    from shoal.storage.base import StoragePath
     from shoal.store.local import Store
     from shoal.table.table import TableStats
 
@@ -428,9 +428,10 @@ def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Nam
     """Have a command that fails leave no empty directory where its model would be."""
 
     def tidy(arguments: argparse.Namespace) -> Answer:
-        from shoal.storage.base import leaving_none_empty, place_of
+        from shoal.storage.base import leaving_none_empty
+        from shoal.storage.open import open_dir
 
-        with leaving_none_empty(place_of(arguments.model)):
+        with leaving_none_empty(open_dir(arguments.model)):
             return run(arguments)
 
     return tidy
@@ -440,7 +441,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     """Fit a model of any kind, save it, and tell how it went. Of several workers the first measures and saves."""
     from shoal.models import files
     from shoal.models.fit_checkpoints import FitFinishedError
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
 
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
@@ -495,7 +496,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
             f"interrupted after {counted(model.examples, 'example')}; the model of that moment is in {target}; a fit "
             "with --resume leaves a checkpoint there, to go on from"
         )
-    elif interrupted and not files.is_model(place_of(target)):
+    elif interrupted and not files.is_model(open_dir(target)):
         complain(f"interrupted after {model.examples:,} examples, before a checkpoint was written in {target}")
     elif interrupted:
         complain(
@@ -544,7 +545,7 @@ def is_over(model: Predictor, directory: str) -> Answer:
     )
 
 
-def _data(arguments: argparse.Namespace, targets: Sequence[Where]) -> tuple[Reader, dict[str, Any]]:
+def _data(arguments: argparse.Namespace, targets: Sequence[StoragePath]) -> tuple[Reader, dict[str, Any]]:
     """Return what to learn from and how, after all that can be wrong before hours of training."""
     from shoal.data import FeatureNames
     from shoal.models import files
@@ -698,10 +699,10 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) -> Answer:
-    from shoal.storage.base import place_of
+    from shoal.storage.open import open_dir
 
-    target = place_of(arguments.model)
-    folders = [target.inside(_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
+    target = open_dir(arguments.model)
+    folders = [target.child(_name(settings)) for settings in grid.settings] if arguments.save_all else [target]
     train, how = _data(arguments, folders)
     interrupted: KeyboardInterrupt | None = None
     try:
@@ -711,7 +712,7 @@ def _fitted_grid(arguments: argparse.Namespace, grid: LogisticRegressionGrid) ->
     _check_learned(grid.examples, train, interrupted)
     results = grid.results(arguments.metric)
     saved = results if arguments.save_all else results[:1]
-    where = [target.inside(_name(result.settings)) if arguments.save_all else target for result in saved]
+    where = [target.child(_name(result.settings)) if arguments.save_all else target for result in saved]
     interrupted = interrupted or _calibrate(arguments, [result.model for result in saved], how["valid"])
     with _saving(interrupted) as stopped:
         for result, folder in zip(saved, where, strict=True):

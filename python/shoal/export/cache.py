@@ -34,7 +34,7 @@ from pathlib import Path
 
 from shoal.base.machine import local_path
 from shoal.errors import CorruptionError, StorageError
-from shoal.storage.base import Place, Source
+from shoal.storage.base import FileReader, StorageDir
 
 __all__ = ["Cache", "Held"]
 
@@ -68,12 +68,12 @@ class Cache:
     def __str__(self) -> str:
         return str(self._directory)
 
-    def hold(self, place: Place, digest: str, files: Mapping[str, int], check: Callable[[Path], object]) -> Held:
+    def hold(self, place: StorageDir, digest: str, files: Mapping[str, int], check: Callable[[Path], object]) -> Held:
         """Find an export's copy, or make one.
 
         Parameters
         ----------
-        place : Place
+        place : StorageDir
             Where the export is.
         digest : str
             Of its manifest.
@@ -110,21 +110,21 @@ class Cache:
             os.utime(group / digest)
             return held
 
-    def drop(self, place: Place, digest: str) -> None:
+    def drop(self, place: StorageDir, digest: str) -> None:
         """Remove a copy that nobody holds, or that is damaged: who has mapped it goes on with what was mapped."""
         group = self._group(place)
         with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
             _remove(group / digest)
 
-    def let_go(self, place: Place, digest: str) -> None:
+    def let_go(self, place: StorageDir, digest: str) -> None:
         """Remove a copy unless somebody holds it."""
         group = self._group(place)
         with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
             if not _is_held(group / digest):
                 _remove(group / digest)
 
-    def _group(self, place: Place) -> Path:
-        above = place.inside("..")
+    def _group(self, place: StorageDir) -> Path:
+        above = place.child("..")
         name = "".join(c if c.isalnum() or c in "._-" else "_" for c in above.name)
         return self._directory / f"{name}-{hashlib.sha256(str(above).encode()).hexdigest()[:16]}"
 
@@ -196,7 +196,9 @@ def _remove_left(group: Path, *, held: str) -> None:
             _remove(path)
 
 
-def _fetch(place: Place, group: Path, digest: str, files: Mapping[str, int], check: Callable[[Path], object]) -> None:
+def _fetch(
+    place: StorageDir, group: Path, digest: str, files: Mapping[str, int], check: Callable[[Path], object]
+) -> None:
     """Make a copy: the calling process is alone in the group."""
     made = group / f"{_PARTS}{secrets.token_hex(4)}"
     made.mkdir(mode=0o700)
@@ -217,7 +219,7 @@ def _fetch(place: Place, group: Path, digest: str, files: Mapping[str, int], che
         raise
 
 
-def _copy(source: Source, path: Path, size: int, pool: ThreadPoolExecutor, address: str) -> None:
+def _copy(source: FileReader, path: Path, size: int, pool: ThreadPoolExecutor, address: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
     def copy(offset: int) -> None:

@@ -12,7 +12,7 @@ from shoal.export.cache import Cache
 from shoal.export.read import Layers, newest, read_layers
 from shoal.export.write import Exported, Given, Still, write
 from shoal.optim import SGD, make_init
-from shoal.storage.base import place_of
+from shoal.storage.open import open_dir
 from shoal.table.table import TableSpec
 
 __all__ = ["compact"]
@@ -36,8 +36,8 @@ def compact(
         And of how many exports it was made.
     """
     copies = Cache(cache)
-    target = place_of(out, storage_options)
-    with closing(read_layers(newest(place_of(directory, storage_options)), cache=copies)) as layers:
+    target = open_dir(out, storage_options)
+    with closing(read_layers(newest(open_dir(directory, storage_options)), cache=copies)) as layers:
         for one in layers.mapped:
             if target.is_same(one.place):
                 raise ValueError(f"{target} is part of the chain that ends with {directory}: choose another directory")

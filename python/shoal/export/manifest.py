@@ -11,8 +11,9 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.errors import CorruptionError, ShoalError, StorageError
 from shoal.optim import make_init
-from shoal.storage.base import Place, Where, place_of
+from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.checksummed_json import unseal
+from shoal.storage.open import open_dir
 from shoal.storage.transaction import PieceFile
 
 __all__ = [
@@ -118,10 +119,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extras: list[Extra] = []
 
 
-def is_export(where: Where) -> bool:
+def is_export(where: StoragePath) -> bool:
     """Tell whether a directory's manifest says that it is an export."""
     try:
-        return _TAG in place_of(where).read(MANIFEST)[:200]
+        return _TAG in open_dir(where).read(MANIFEST)[:200]
     except (FileNotFoundError, StorageError):
         return False
 
@@ -129,12 +130,12 @@ def is_export(where: Where) -> bool:
 Found = dict[str, tuple[str, int | ShoalError | None]]  # by directory: its mark, and its number or what is wrong
 
 
-def numbers(place: Place, known: Found | None = None) -> Found:
+def numbers(place: StorageDir, known: Found | None = None) -> Found:
     """Find the exports in a directory.
 
     Parameters
     ----------
-    place : Place
+    place : StorageDir
     known : dict, optional
         What was found before, which is not read again where it is the same.
 
@@ -153,11 +154,11 @@ def numbers(place: Place, known: Found | None = None) -> Found:
     for name, mark in place.folders(MANIFEST).items():
         before, number = ("", None) if known is None else known.get(name, ("", None))
         is_known = before == mark and not isinstance(number, StorageError)
-        found[name] = mark, number if is_known else _number_of(place.inside(name))
+        found[name] = mark, number if is_known else _number_of(place.child(name))
     return found
 
 
-def _number_of(place: Place) -> int | ShoalError | None:
+def _number_of(place: StorageDir) -> int | ShoalError | None:
     """Return the number of an export; None: this is none; an error: it may be one, and is damaged."""
     try:
         raw = place.read(MANIFEST)
@@ -175,15 +176,15 @@ def _number_of(place: Place) -> int | ShoalError | None:
     return None
 
 
-def next_number(place: Place, above: int = 0) -> int:
+def next_number(place: StorageDir, above: int = 0) -> int:
     """Return a number for a new export: above one, that of the export that is replaced, and of those beside it."""
     known = [above]
-    beside = numbers(place.real().inside(".."))
+    beside = numbers(place.real().child(".."))
     known += [number for _, number in beside.values() if isinstance(number, int)]  # a damaged one counts for nothing
     return max(known) + 1
 
 
-def read(place: Place, *, what: str | None = None) -> tuple[Manifest, str]:
+def read(place: StorageDir, *, what: str | None = None) -> tuple[Manifest, str]:
     """Read and check the manifest of an export.
 
     Returns

@@ -20,7 +20,8 @@ from shoal.errors import ClosedError, CorruptionError, ShoalError
 from shoal.export import manifest as form
 from shoal.export.cache import Cache, Held
 from shoal.export.manifest import Extra, FrozenTable, Manifest
-from shoal.storage.base import Place, place_of
+from shoal.storage.base import StorageDir
+from shoal.storage.open import open_dir
 from shoal.table.table import KeyBatch, Keys, Rows, as_keys, as_out
 
 __all__ = ["Export", "ExportTable", "ExportVersion", "Layers", "open_export", "read_layers"]
@@ -38,7 +39,7 @@ _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 class _Mapped:
     """The files of one export, mapped and checked; one that is elsewhere through a copy in the cache."""
 
-    def __init__(self, place: Place, manifest: Manifest, digest: str, *, verify: bool, cache: Cache) -> None:
+    def __init__(self, place: StorageDir, manifest: Manifest, digest: str, *, verify: bool, cache: Cache) -> None:
         self.place = place
         self.manifest = manifest
         self.digest = digest
@@ -209,7 +210,7 @@ class Layers:
 
 
 def read_layers(
-    place: Place, *, verify: bool = True, known: Layers | None = None, cache: Cache | None = None
+    place: StorageDir, *, verify: bool = True, known: Layers | None = None, cache: Cache | None = None
 ) -> Layers:
     """Map an export and those that it stands upon; files that ``known`` has mapped are not mapped again.
 
@@ -223,7 +224,7 @@ def read_layers(
     copies = cache or Cache()
     there = {} if known is None else {(str(one.place), one.digest): one for one in known.mapped}
 
-    def mapped(where: Place, manifest: Manifest, digest: str) -> _Mapped:
+    def mapped(where: StorageDir, manifest: Manifest, digest: str) -> _Mapped:
         return there.get((str(where), digest)) or _Mapped(where, manifest, digest, verify=verify, cache=copies)
 
     for attempt in range(_TRIES):
@@ -238,7 +239,7 @@ def read_layers(
 
 
 def _chain(
-    where: Place, manifest: Manifest, digest: str, mapped: Callable[[Place, Manifest, str], _Mapped]
+    where: StorageDir, manifest: Manifest, digest: str, mapped: Callable[[StorageDir, Manifest, str], _Mapped]
 ) -> list[_Mapped]:
     """Map the files of an export and of those that it stands upon, the oldest first."""
     chain: list[_Mapped] = []
@@ -248,7 +249,7 @@ def _chain(
             return chain[::-1]
         if len(chain) == _LONGEST_CHAIN:
             raise CorruptionError(f"{chain[0].place} stands upon more than {_LONGEST_CHAIN} exports")
-        base, wanted = where.inside(manifest.base.path).real(), manifest.base.digest
+        base, wanted = where.child(manifest.base.path).real(), manifest.base.digest
         manifest, digest = form.read(base)
         if digest != wanted:
             raise CorruptionError(
@@ -423,7 +424,7 @@ class ExportTable:
 class ExportVersion:
     """The tables of one version of an export: what a reader that looks into several of them holds on to."""
 
-    def __init__(self, place: Place, layers: Layers, workers: _core.Workers) -> None:
+    def __init__(self, place: StorageDir, layers: Layers, workers: _core.Workers) -> None:
         self._layers = layers
         self.place = place
         self.version = layers.number
@@ -471,7 +472,7 @@ class ExportVersion:
         return table
 
 
-def newest(place: Place, known: form.Found | None = None) -> Place:
+def newest(place: StorageDir, known: form.Found | None = None) -> StorageDir:
     """Return the export that a directory stands for: itself, or the one with the highest number in it.
 
     What is damaged beside it is passed over. ``known`` is what was found before, and becomes what is found now: see
@@ -504,7 +505,7 @@ def newest(place: Place, known: form.Found | None = None) -> Place:
             f"{place.address(form.MANIFEST)} is missing: this is no export, it has none, or it was cut off while it "
             "was written"
         )
-    return place.inside(best[1])
+    return place.child(best[1])
 
 
 class Export:
@@ -514,7 +515,7 @@ class Export:
     version, go on with what they hold.
     """
 
-    def __init__(self, place: Place, *, threads: int | None, verify: bool, cache: Cache) -> None:
+    def __init__(self, place: StorageDir, *, threads: int | None, verify: bool, cache: Cache) -> None:
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads must be at least 1, got {threads!r}")
         self._place = place
@@ -724,4 +725,4 @@ def open_export(
     StorageError
         A file cannot be read, or fetched into the cache.
     """
-    return Export(place_of(directory, storage_options), threads=threads, verify=verify, cache=Cache(cache))
+    return Export(open_dir(directory, storage_options), threads=threads, verify=verify, cache=Cache(cache))

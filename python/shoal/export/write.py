@@ -18,7 +18,7 @@ from shoal.export import manifest as form
 from shoal.export.cache import Cache
 from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
 from shoal.export.read import Layers, read_layers
-from shoal.storage.base import Place
+from shoal.storage.base import StorageDir
 from shoal.storage.transaction import PieceWriter, Replacement, check_replaceable, in_order
 from shoal.table.table import TableSpec
 
@@ -126,11 +126,11 @@ class Exported:
 
 
 def write(
-    place: Place,
+    place: StorageDir,
     tables: Tables,
     *,
     dtype: str | Mapping[str, str] | None = None,
-    since: Place | None = None,
+    since: StorageDir | None = None,
     version: int | None = None,
     overwrite: bool = True,
     model: dict[str, Any] | None = None,
@@ -143,7 +143,7 @@ def write(
 
     Parameters
     ----------
-    place : Place
+    place : StorageDir
     tables : Tables
     model : dict, optional
         What a server must know to predict with these tables.
@@ -202,7 +202,7 @@ def write(
     return Exported(version=manifest.number, tables={table.name: _told(table) for table in saved})
 
 
-def _read_base(since: Place, tables: Tables, cache: Cache | None) -> Layers:
+def _read_base(since: StorageDir, tables: Tables, cache: Cache | None) -> Layers:
     """Map what a delta is upon; all of it is looked at, and checked, unless the tables know what has changed since."""
     # Who knows has written it, upon what was checked then.
     base = read_layers(since, verify=False, cache=cache)
@@ -212,7 +212,7 @@ def _read_base(since: Place, tables: Tables, cache: Cache | None) -> Layers:
     return read_layers(since, cache=cache)
 
 
-def check_target(place: Place, *, overwrite: bool) -> None:
+def check_target(place: StorageDir, *, overwrite: bool) -> None:
     """Raise ValueError if an export may not be written to a directory; nothing is changed."""
     check_replaceable(place, form.MANIFEST, "an export", _is_ours, overwrite=overwrite, form=form.FORMAT)
 
@@ -236,8 +236,8 @@ def _check_request(
     specs: Sequence[TableSpec],
     slots: int,
     dtype: str | Mapping[str, str] | None,
-    place: Place,
-    since: Place | None,
+    place: StorageDir,
+    since: StorageDir | None,
     base: Layers | None,
 ) -> None:
     names = [spec.name for spec in specs]
@@ -279,11 +279,11 @@ def _dtype(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers 
     return "float32" if known is None else known.dtype
 
 
-def _base_of(place: Place, since: Place, base: Layers) -> Base:
+def _base_of(place: StorageDir, since: StorageDir, base: Layers) -> Base:
     return Base(place.real().path_to(since.real()), base.digest)
 
 
-def _write_extra(place: Place, name: str, data: bytes) -> Extra:
+def _write_extra(place: StorageDir, name: str, data: bytes) -> Extra:
     with place.create(name) as file:
         file.write(data)
     return Extra(name, len(data), _core.crc32c(data))

@@ -42,7 +42,8 @@ from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import Model
 from shoal.models.plan import Plan
-from shoal.storage.base import Where, place_of
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import Store
 
 __all__ = [
@@ -84,9 +85,11 @@ def exported(told: Mapping[str, Any], store: Store) -> Model:
     return _CLASSES[kind].exported(told, store)
 
 
-def load(directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None) -> Model:
+def load(
+    directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+) -> Model:
     """Read a model of whatever kind it is; see `Model.load`."""
-    where = place_of(directory, storage_options)
+    where = open_dir(directory, storage_options)
     kind = files.read(where).model
     if kind == files.CLICK:
         raise ValueError(f"{where} is a click model, which takes PyTorch: load it with shoal.torch.load")

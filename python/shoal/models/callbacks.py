@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.metrics import Accumulator, Metrics
 from shoal.models.learner import Standing
-from shoal.storage.base import Place
+from shoal.storage.base import StorageDir
 
 __all__ = ["Callback", "Callbacks", "FitProgress"]
 
@@ -105,6 +105,6 @@ class Callbacks:
     def interrupted(self, standing: Standing) -> None:
         """Say nothing: KeyboardInterrupt reaches the caller."""
 
-    def best_folder(self, pass_number: int) -> Place | None:
+    def best_folder(self, pass_number: int) -> StorageDir | None:
         """Name none."""
         return None

@@ -38,8 +38,9 @@ from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.models.learner import Standing
-from shoal.storage.base import Place, Where, place_of
+from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.checksummed_json import seal
+from shoal.storage.open import open_dir
 from shoal.storage.transaction import Replacement, check_replaceable
 from shoal.store.local import Store
 from shoal.table.table import Table
@@ -100,17 +101,17 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing | None = None  # of a fit that is not over
 
 
-def is_model(where: Where) -> bool:
+def is_model(where: StoragePath) -> bool:
     """Tell whether there is a model, whole or damaged."""
-    return place_of(where).version(MODEL_FILE) is not None
+    return open_dir(where).version(MODEL_FILE) is not None
 
 
-def checkpoint_in(where: Where) -> tuple[Place, ModelFile | None]:
+def checkpoint_in(where: StoragePath) -> tuple[StorageDir, ModelFile | None]:
     """Find the checkpoint that a directory is, or that the model there names.
 
     Returns
     -------
-    Place
+    StorageDir
         Of the checkpoint.
     ModelFile or None
         None: the directory is the checkpoint.
@@ -122,16 +123,16 @@ def checkpoint_in(where: Where) -> tuple[Place, ModelFile | None]:
     ValueError
         There is no such directory.
     """
-    place = place_of(where)
+    place = open_dir(where)
     if place.kind() != "directory":
         raise ValueError(f"{place}: there is no such directory")
     if not is_model(place) and place.version(checkpoint.MANIFEST) is not None:
         return place, None
     described = read(place)
-    return place.inside(described.checkpoint), described
+    return place.child(described.checkpoint), described
 
 
-def check_target(where: Where, *, overwrite: bool) -> None:
+def check_target(where: StoragePath, *, overwrite: bool) -> None:
     """Say why a model may not be written to a directory; nothing is changed.
 
     Raises
@@ -141,13 +142,13 @@ def check_target(where: Where, *, overwrite: bool) -> None:
     StorageError
         It cannot be looked at.
     """
-    place = place_of(where)
+    place = open_dir(where)
     if place.kind() == "file":
         raise ValueError(f"{place} is a file: a model is a directory, choose another name")
     check_replaceable(place, MODEL_FILE, "a model", _is_ours, overwrite=overwrite)
 
 
-def make_target(where: Where) -> None:
+def make_target(where: StoragePath) -> None:
     """Make a directory for a model, and see that files can be written there, before hours of training.
 
     Raises
@@ -155,7 +156,7 @@ def make_target(where: Where) -> None:
     StorageError
         They cannot.
     """
-    place = place_of(where)
+    place = open_dir(where)
     place.make()
     look = f".{MODEL_FILE}.{secrets.token_hex(4)}.tmp"
     with place.create(look, durable=False) as file:
@@ -174,7 +175,7 @@ def best_folder(pass_number: int) -> str:
 
 
 def save(
-    where: Where,
+    where: StoragePath,
     described: ModelFile,
     store: Store,
     tables: list[Table],
@@ -184,7 +185,7 @@ def save(
     tower: bytes | None = None,
 ) -> None:
     """Write a model; see `shoal.models.Model.save`. ``tower`` is a click model's dense part, as torch writes it."""
-    place = place_of(where)
+    place = open_dir(where)
     check_target(place, overwrite=overwrite)
     best = described.standing.best_pass if described.standing is not None else 0
     kept = best_folder(best) if best else None
@@ -196,7 +197,7 @@ def save(
             tower=None if tower is None else f"tower-{new.stem}.pt",
             tower_crc32c=None if tower is None else f"{_core.crc32c(tower):08x}",
         )
-        store.save(place.inside(named.checkpoint), tables=[table.name for table in tables])
+        store.save(place.child(named.checkpoint), tables=[table.name for table in tables])
         if names is not None and named.names is not None:
             _write(place, named.names, seal(names.to_json()))
         if tower is not None and named.tower is not None:
@@ -204,12 +205,12 @@ def save(
         new.publish(msgspec.json.encode(named))
 
 
-def _write(place: Place, name: str, data: bytes) -> None:
+def _write(place: StorageDir, name: str, data: bytes) -> None:
     with place.create(name) as file:
         file.write(data)
 
 
-def read(where: Where) -> ModelFile:
+def read(where: StoragePath) -> ModelFile:
     """Read and check what a model is.
 
     Raises
@@ -219,7 +220,7 @@ def read(where: Where) -> ModelFile:
     FileNotFoundError
         There is no such directory.
     """
-    place = place_of(where)
+    place = open_dir(where)
     path = place.address(MODEL_FILE)
     missing = "this is no model, or its first save was cut off"
     if place.version(checkpoint.MANIFEST) is not None and place.version(MODEL_FILE) is None:
@@ -246,7 +247,7 @@ def read(where: Where) -> ModelFile:
     return described
 
 
-def for_export(where: Where, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
+def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Tell what an export must know of a model to predict with its tables: a description, and files by name.
 
     Raises
@@ -269,7 +270,7 @@ def for_export(where: Where, described: ModelFile) -> tuple[dict[str, Any], dict
     return told, {} if described.tower is None else {"tower.pt": read_tower(where, described)}
 
 
-def read_tower(where: Where, described: ModelFile) -> bytes:
+def read_tower(where: StoragePath, described: ModelFile) -> bytes:
     """Read the dense part of a click model.
 
     Raises
@@ -277,7 +278,7 @@ def read_tower(where: Where, described: ModelFile) -> bytes:
     CorruptionError
         It is missing or was changed.
     """
-    place = place_of(where)
+    place = open_dir(where)
     if described.tower is None:
         raise CorruptionError(f"{place.address(MODEL_FILE)} names no tower")
     path = place.address(described.tower)
@@ -290,7 +291,7 @@ def read_tower(where: Where, described: ModelFile) -> bytes:
     return tower
 
 
-def load(where: Where, store: Store) -> ModelFile:
+def load(where: StoragePath, store: Store) -> ModelFile:
     """Read a model's weights into ``store``, which has no table of its names yet, and return what it is.
 
     Raises
@@ -300,7 +301,7 @@ def load(where: Where, store: Store) -> ModelFile:
     ValueError
         The store has a table of one of the model's names.
     """
-    place = place_of(where)
+    place = open_dir(where)
     described = read(place)
     names = (described.table, *described.more_tables)
     for name in names:
@@ -310,7 +311,7 @@ def load(where: Where, store: Store) -> ModelFile:
                 f"another store"
             )
     try:
-        store.load(place.inside(described.checkpoint))
+        store.load(place.child(described.checkpoint))
     except (CorruptionError, FileNotFoundError) as error:
         if read(place).checkpoint == described.checkpoint:
             if isinstance(error, FileNotFoundError):
@@ -323,7 +324,7 @@ def load(where: Where, store: Store) -> ModelFile:
     return described
 
 
-def load_names(directory: Where, *, storage_options: Mapping[str, Any] | None = None) -> FeatureNames | None:
+def load_names(directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> FeatureNames | None:
     """Read the names of features that were saved with a model.
 
     Parameters
@@ -342,7 +343,7 @@ def load_names(directory: Where, *, storage_options: Mapping[str, Any] | None = 
     CorruptionError
         A file is missing or was changed.
     """
-    place = place_of(directory, storage_options)
+    place = open_dir(directory, storage_options)
     described = read(place)
     if described.names is None:
         return None

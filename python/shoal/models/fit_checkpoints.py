@@ -23,7 +23,8 @@ from shoal.models import files, sources
 from shoal.models.history import Fit, History, Record
 from shoal.models.learner import Standing
 from shoal.models.plan import Plan
-from shoal.storage.base import Place, Where, place_of
+from shoal.storage.base import StorageDir, StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import Store
 
 __all__ = ["Keeper", "Resume", "standing_of"]
@@ -43,10 +44,10 @@ class Kept(Protocol):
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
 
-    def save(self, directory: Where, *, overwrite: bool = True, standing: Standing | None = None) -> Path | str:
+    def save(self, directory: StoragePath, *, overwrite: bool = True, standing: Standing | None = None) -> Path | str:
         """Write the model."""
 
-    def take(self, directory: Where, *, resume: bool = False) -> Standing | None:
+    def take(self, directory: StoragePath, *, resume: bool = False) -> Standing | None:
         """Take a model that was saved."""
 
 
@@ -56,7 +57,7 @@ class Keeper:
     Parameters
     ----------
     model : Model or ClickModel
-    directory : path, URL or Place
+    directory : path, URL or StorageDir
     every : int or None
         Batches between two checkpoints of a pass; None: one after each pass.
     overwrite : bool
@@ -68,7 +69,9 @@ class Keeper:
         ``every`` is below 1, or the store has several workers, of which a checkpoint would know one.
     """
 
-    def __init__(self, model: Kept, directory: Where, every: int | None = None, *, overwrite: bool = False) -> None:
+    def __init__(
+        self, model: Kept, directory: StoragePath, every: int | None = None, *, overwrite: bool = False
+    ) -> None:
         if every is not None and every < 1:
             raise ValueError(f"every is {every}: pass the batches between two checkpoints, 1 or more")
         if model.store.num_workers > 1:
@@ -76,7 +79,7 @@ class Keeper:
                 f"a checkpoint of a fit tells where one worker stands in its data, and the store has "
                 f"{model.store.num_workers}: let one worker learn, or leave directory out"
             )
-        self.directory = place_of(directory)
+        self.directory = open_dir(directory)
         self.overwrite = overwrite
         self._model = model
         self._every = every
@@ -97,9 +100,9 @@ class Keeper:
         """Write a checkpoint."""
         self._model.save(self.directory, standing=standing)
 
-    def best_folder(self, pass_number: int) -> Place | None:
+    def best_folder(self, pass_number: int) -> StorageDir | None:
         """Name a folder of the directory, which the next checkpoint names too."""
-        return self.directory.inside(files.best_folder(pass_number))
+        return self.directory.child(files.best_folder(pass_number))
 
 
 class FitFinishedError(ValueError):
@@ -173,7 +176,7 @@ def standing_of(
     return standing
 
 
-def _check_over(directory: Place, history: History, reader: Any, valid: Any, plan: Plan) -> None:
+def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any, plan: Plan) -> None:
     """Check that a fit that is over is the one that is asked for, and came to its end."""
     begun = history.fits[-1] if history.fits else None
     done = history.passes[-1] if history.passes else None
@@ -196,7 +199,7 @@ def _check_over(directory: Place, history: History, reader: Any, valid: Any, pla
 
 
 def _check_data(
-    directory: Place, begun: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
+    directory: StorageDir, begun: Fit, reader: Any, valid: Any, *, appended: bool = False, over: bool = False
 ) -> None:
     """Raise ValueError if a fit was begun with other data; if it is not over, what was appended may be allowed."""
     for what, then, now in (("", begun.source, reader), ("valid: ", begun.valid_source, valid)):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shoal.data import Batch
 from shoal.metrics import Accumulator
 from shoal.models.history import Record, Windows
-from shoal.storage.base import Place
+from shoal.storage.base import StorageDir
 from shoal.store.local import Store
 
 Floats = npt.NDArray[np.float64]
@@ -86,10 +86,10 @@ class Learner(Predicts, Protocol):
     def learn(self, batch: Batch, prepared: Prepared, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
 
-    def keep(self, folder: Place) -> None:
+    def keep(self, folder: StorageDir) -> None:
         """Write the weights into a folder that is not there, without waiting for the disk."""
 
-    def restore(self, folder: Place) -> None:
+    def restore(self, folder: StorageDir) -> None:
         """Take the weights that `keep` wrote."""
 
 
@@ -152,5 +152,5 @@ class Watcher(Protocol):
     def interrupted(self, standing: Standing) -> None:
         """Know of Ctrl-C or SIGTERM: the fit ends behind a batch, or between two passes."""
 
-    def best_folder(self, pass_number: int) -> Place | None:
+    def best_folder(self, pass_number: int) -> StorageDir | None:
         """Tell where the weights of the best pass are to be kept; None: in a temporary folder."""

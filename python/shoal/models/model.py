@@ -44,7 +44,8 @@ from shoal.models.plan import Metric, Plan
 from shoal.models.saved_model import SavedModel
 from shoal.models.scales import Sums, make_table
 from shoal.optim import Optimizer
-from shoal.storage.base import Place, Where, leaving_none_empty, place_of
+from shoal.storage.base import StorageDir, StoragePath, leaving_none_empty
+from shoal.storage.open import open_dir
 from shoal.store.local import Store, local
 from shoal.table.table import KeyBatch, Rows, Table
 
@@ -210,7 +211,7 @@ class Model(LinearWeights, SavedModel):
         metric: Metric = "logloss",
         progress: bool | float = True,
         callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
-        directory: Where | None = None,
+        directory: StoragePath | None = None,
         every: int | None = None,
         resume: Resume = False,
         overwrite: bool = False,
@@ -344,7 +345,7 @@ class Model(LinearWeights, SavedModel):
         watching = Callbacks(self, callbacks)
         keeper = None
         if directory is not None:
-            keeper = Keeper(self, place_of(directory, storage_options), every, overwrite=overwrite)
+            keeper = Keeper(self, open_dir(directory, storage_options), every, overwrite=overwrite)
         elif every is not None:
             raise ValueError("every is for the checkpoints in a directory: pass directory=")
         record = self._record
@@ -490,11 +491,11 @@ class Model(LinearWeights, SavedModel):
         """Sort the keys of each batch, ahead where it pays."""
         return feed.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
 
-    def keep(self, folder: Place) -> None:
+    def keep(self, folder: StorageDir) -> None:
         """Write the tables into a folder that is not there, without waiting for the disk."""
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
 
-    def restore(self, folder: Place) -> None:
+    def restore(self, folder: StorageDir) -> None:
         """Take the rows that `keep` wrote."""
         self._store.load(folder)
 

@@ -19,7 +19,8 @@ from shoal.models.history import Pass
 from shoal.models.learner import Floats, Learner, Prepared, Standing
 from shoal.models.plan import Plan
 from shoal.models.sources import feature_name
-from shoal.storage.base import Place, place_of
+from shoal.storage.base import StorageDir
+from shoal.storage.open import open_dir
 
 __all__ = ["BEGINNING", "Student"]
 
@@ -46,7 +47,7 @@ class Student:
         model: Learner,
         plan: Plan,
         stack: ExitStack,
-        best_folder: Callable[[int], Place | None] = _nowhere,
+        best_folder: Callable[[int], StorageDir | None] = _nowhere,
         at: Standing = BEGINNING,
     ) -> None:
         self.model = model
@@ -60,12 +61,12 @@ class Student:
         self._warned = False
         self._begin = 0.0
         self._dropped = 0
-        self._temporary: Place | None = None
+        self._temporary: StorageDir | None = None
         self._best_folder = best_folder
         self._best_gain = -math.inf if at.best_gain is None else at.best_gain
         self._best_pass = at.best_pass
         self._best_examples = at.best_examples
-        self._folder: Place | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
+        self._folder: StorageDir | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
         self._look_whether_stopped()
         if at is not BEGINNING:
             model.record.curve.windows = at.windows
@@ -208,9 +209,9 @@ class Student:
             self.model.keep(folder)
             return
         if self._temporary is None:
-            self._temporary = place_of(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
+            self._temporary = open_dir(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
         before = self._temporary.inner()
-        self._folder = self._temporary.inside(str(self._best_pass))
+        self._folder = self._temporary.child(str(self._best_pass))
         self.model.keep(self._folder)
         for old in before:
-            self._temporary.inside(old).clear()
+            self._temporary.child(old).clear()

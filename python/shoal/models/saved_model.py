@@ -22,7 +22,8 @@ from shoal.models import files
 from shoal.models.history import History
 from shoal.models.learner import Standing
 from shoal.models.saved_predictor import KeptPredictor
-from shoal.storage.base import Where, place_of
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import LocalStore, Store, local
 
 __all__ = ["SavedModel"]
@@ -85,7 +86,7 @@ class SavedModel(KeptPredictor):
 
     def save(
         self,
-        directory: Where,
+        directory: StoragePath,
         *,
         overwrite: bool = True,
         names: FeatureNames | None = None,
@@ -127,13 +128,13 @@ class SavedModel(KeptPredictor):
         Needs room for the old and the new weights. One writer at a time: on a cluster one worker calls it, between two
         ticks, as in ``if store.rank == 0``.
         """
-        where = place_of(directory, storage_options)
+        where = open_dir(directory, storage_options)
         described = self._model_file(bias=self._has_bias, normalized=self._is_normalized, standing=standing)
         files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
-        return where.given
+        return where.location
 
     def take(
-        self, directory: Where, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
+        self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
     ) -> Standing | None:
         """Take a model that `save` wrote in place of this one: rows, and the record of what was learned from.
 
@@ -157,7 +158,7 @@ class SavedModel(KeptPredictor):
         ValueError
             It is a model of another kind or of other tables, or was made with other settings. Nothing was taken.
         """
-        where = place_of(directory, storage_options)
+        where = open_dir(directory, storage_options)
         described = files.read(where)
         named = [described.model, str(described.bias), described.table, *described.more_tables]
         mine = [self.kind, str(self._has_bias), *(table.name for table in self._tables)]
@@ -166,7 +167,7 @@ class SavedModel(KeptPredictor):
                 f"{where} is a {described.model} of tables {', '.join(named[2:])} with bias={described.bias}, this is "
                 f"a {self.kind} of {', '.join(mine[2:])} with bias={self._has_bias}: make it as that one was"
             )
-        self._store.load(where.inside(described.checkpoint))
+        self._store.load(where.child(described.checkpoint))
         self._remember(described, where)
         if resume:
             self._calibration = None
@@ -197,7 +198,7 @@ class SavedModel(KeptPredictor):
 
     @classmethod
     def load(
-        cls, directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+        cls, directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
     ) -> Self:
         """Read a model; it predicts, bit for bit, as the one that was saved, and may learn on.
 
@@ -221,7 +222,7 @@ class SavedModel(KeptPredictor):
         ValueError
             It is a model of another kind, or the store has a table of one of its names already.
         """
-        where = place_of(directory, storage_options)
+        where = open_dir(directory, storage_options)
         found = files.read(where).model
         if found != cls.kind:
             raise ValueError(f"{where} is a {found}, not a {cls.kind}: load it with shoal.models.load")

@@ -48,7 +48,7 @@ from shoal.models.pass_coordinator import Team
 from shoal.models.plan import Plan
 from shoal.models.progress import watch
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
-from shoal.storage.base import Place
+from shoal.storage.base import StorageDir
 from shoal.store.local import Store
 
 
@@ -154,7 +154,7 @@ class _Run:
                 store.sweep()
             store.tick()
 
-    def _best_folder(self, number: int) -> Place | None:
+    def _best_folder(self, number: int) -> StorageDir | None:
         found = [folder for watcher in self._watchers if (folder := watcher.best_folder(number)) is not None]
         return found[0] if found else None
 

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import StorageError
-from shoal.storage.base import LocalPlace, Place, RemotePlace, parts_of
+from shoal.storage.base import StorageDir
+from shoal.storage.local import LocalDir
+from shoal.storage.object_store import RemoteDir, parts_of
 
 __all__ = ["CREDENTIALS", "StorageRoots"]
 
@@ -81,7 +83,7 @@ class StorageRoots:
         urls = [f"{kind}://{host}/{folder}".rstrip("/") for kind, host, folder in self._urls]
         return ", ".join([*map(str, self._directories), *urls])
 
-    def open(self, where: str, options: Mapping[str, Any]) -> Place:
+    def open(self, where: str, options: Mapping[str, Any]) -> StorageDir:
         """Open a place that another process names.
 
         Raises
@@ -92,7 +94,7 @@ class StorageRoots:
         if "\0" in where:
             raise self._outside(where)
         if "://" not in where:
-            return LocalPlace(Path(where), self._check_path)
+            return LocalDir(Path(where), self._check_path)
         self._check_url(where)
         for name, value in options.items():
             if name not in CREDENTIALS and (name not in self._options or self._options[name] != value):
@@ -101,7 +103,7 @@ class StorageRoots:
                     f"start it with --storage-option {name}=VALUE (storage_options= of shoal.launch), or leave it out"
                 )
         kind, host, folder = parts_of(where)
-        return RemotePlace(f"{kind}://{host}/{_below(folder)}", {**self._options, **options}, confined=self._check_url)
+        return RemoteDir(f"{kind}://{host}/{_below(folder)}", {**self._options, **options}, confined=self._check_url)
 
     def _check_path(self, path: Path) -> None:
         try:

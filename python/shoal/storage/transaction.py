@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from shoal.errors import StorageError
-from shoal.storage.base import Place, Target, absent, remove_empty
+from shoal.storage.base import FileWriter, StorageDir, absent, remove_empty
 from shoal.storage.checksummed_json import seal
 
 __all__ = ["PieceFile", "PieceWriter", "Replacement", "check_replaceable", "in_order"]
@@ -57,7 +57,7 @@ class PieceWriter:
 
     Parameters
     ----------
-    place : Place
+    place : StorageDir
     stem, suffix : str
         The files are STEM-0SUFFIX, STEM-1SUFFIX, ...
     header : bytes
@@ -66,7 +66,7 @@ class PieceWriter:
     """
 
     def __init__(
-        self, place: Place, stem: str, suffix: str, header: bytes, *, durable: bool = True, cached: bool = True
+        self, place: StorageDir, stem: str, suffix: str, header: bytes, *, durable: bool = True, cached: bool = True
     ) -> None:
         self._place = place
         self._stem = stem
@@ -74,7 +74,7 @@ class PieceWriter:
         self._header = header
         self._durable = durable
         self._cached = cached
-        self._file: Target | None = None
+        self._file: FileWriter | None = None
         self.files: list[PieceFile] = []
 
     def append(self, data: np.ndarray[Any, Any]) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class PieceWriter:
 
 
 def check_replaceable(
-    place: Place,
+    place: StorageDir,
     manifest: str,
     what: str,
     is_ours: Callable[[str], bool],
@@ -124,7 +124,7 @@ def check_replaceable(
 
     Parameters
     ----------
-    place : Place
+    place : StorageDir
     manifest : str
         The manifest's name.
     what : str
@@ -162,7 +162,7 @@ class Replacement:
 
     Parameters
     ----------
-    place : Place
+    place : StorageDir
         Made if it is not there.
     manifest : str
         The manifest's name.
@@ -183,7 +183,7 @@ class Replacement:
 
     def __init__(
         self,
-        place: Place,
+        place: StorageDir,
         manifest: str,
         is_ours: Callable[[str], bool],
         *,
@@ -245,7 +245,7 @@ class Replacement:
     def _remove(self, entries: Iterable[_Entry]) -> None:
         for name, is_folder in entries:
             if is_folder:
-                self._place.inside(name).clear()
+                self._place.child(name).clear()
             else:
                 self._place.remove(name)
 

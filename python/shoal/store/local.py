@@ -27,7 +27,8 @@ from shoal.export.write import Given, Still, Tables
 from shoal.export.write import write as write_export
 from shoal.lifecycle import Admission, Expiry, SweepReport
 from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
-from shoal.storage.base import Where, place_of
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
 from shoal.table.dense import BLOCK, DenseTable, shape_of
 from shoal.table.future import Background, Future
 from shoal.table.rwlock import Gate
@@ -256,7 +257,7 @@ class Store(ABC):
     def _make_shard(self, spec: TableSpec) -> Shard:
         """Make the rows of a new table, or find those that the servers have."""
 
-    def check_storage(self, directory: Where, *, storage_options: Mapping[str, Any] | None = None) -> None:
+    def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Check that a save into a directory will find it, before the hours of work that it is to keep.
 
         On a cluster each server checks whether it sees the directory and may write there. The directory is there
@@ -275,7 +276,7 @@ class Store(ABC):
         StorageError
             A server does not see it, may not write there, or was told to keep out (``--storage-root``).
         """
-        place_of(directory, storage_options)
+        open_dir(directory, storage_options)
 
     @abstractmethod
     def _snapshots(
@@ -504,10 +505,10 @@ class Store(ABC):
     @overload
     def save(
         self,
-        directory: Where,
+        directory: StoragePath,
         *,
         tables: Iterable[str] | None = None,
-        since: Where | None = None,
+        since: StoragePath | None = None,
         track: bool = False,
         overwrite: bool = True,
         wait: Literal[True] = True,
@@ -519,10 +520,10 @@ class Store(ABC):
     @overload
     def save(
         self,
-        directory: Where,
+        directory: StoragePath,
         *,
         tables: Iterable[str] | None = None,
-        since: Where | None = None,
+        since: StoragePath | None = None,
         track: bool = False,
         overwrite: bool = True,
         wait: Literal[False],
@@ -533,10 +534,10 @@ class Store(ABC):
 
     def save(
         self,
-        directory: Where,
+        directory: StoragePath,
         *,
         tables: Iterable[str] | None = None,
-        since: Where | None = None,
+        since: StoragePath | None = None,
         track: bool = False,
         overwrite: bool = True,
         wait: bool = True,
@@ -613,7 +614,7 @@ class Store(ABC):
         share, :func:`shoal.connect` takes ``shared_storage=False``.
         """
         chosen = self._chosen(tables, "save")
-        where = place_of(directory, storage_options)
+        where = open_dir(directory, storage_options)
         checkpoint.check_target(where, overwrite=overwrite)
         with ExitStack() as held:
             held.enter_context(self._saving)
@@ -651,10 +652,10 @@ class Store(ABC):
 
     def export(
         self,
-        directory: Where,
+        directory: StoragePath,
         *,
         dtype: str | Mapping[str, str] | None = None,
-        since: Where | None = None,
+        since: StoragePath | None = None,
         track: bool = False,
         tables: Iterable[str] | None = None,
         version: int | None = None,
@@ -724,10 +725,10 @@ class Store(ABC):
         chosen = self._chosen(tables, "export")
         with self._to_export(chosen, track=track or since is not None) as given:
             return write_export(
-                place_of(directory, storage_options),
+                open_dir(directory, storage_options),
                 given,
                 dtype=dtype,
-                since=None if since is None else place_of(since, storage_options),
+                since=None if since is None else open_dir(since, storage_options),
                 version=version,
                 overwrite=overwrite,
                 threads=self.threads,
@@ -737,7 +738,7 @@ class Store(ABC):
 
     def load(
         self,
-        directory: Where,
+        directory: StoragePath,
         *,
         track: bool = False,
         progress: bool = False,

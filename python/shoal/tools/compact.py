@@ -7,17 +7,17 @@ from typing import Any
 from shoal.checkpoint import checkpoint
 from shoal.export import manifest as exported
 from shoal.export.compact import compact as compact_export
-from shoal.storage.base import place_of
+from shoal.storage.open import open_dir
 
 __all__ = ["compact", "has_export"]
 
 
 def has_export(directory: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
     """Tell whether a directory is an export, or one of exports."""
-    place = place_of(directory, storage_options)
+    place = open_dir(directory, storage_options)
     if exported.MANIFEST in place.names():
         return exported.is_export(place)
-    return any(exported.is_export(place.inside(name)) for name in place.folders(exported.MANIFEST))
+    return any(exported.is_export(place.child(name)) for name in place.folders(exported.MANIFEST))
 
 
 def compact(

@@ -9,7 +9,8 @@ from shoal import models
 from shoal.checkpoint import checkpoint
 from shoal.export.manifest import is_export
 from shoal.models import files
-from shoal.storage.base import Where, place_of
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import Store
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = ["load"]
 
 
 def load(
-    directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+    directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> models.Model | KeptPredictor:
     """Read a model of whatever kind it is: logistic regression, a factorisation machine, a click model of PyTorch.
 
@@ -52,7 +53,7 @@ def load(
     >>> with shoal.load("model") as model:  # doctest: +SKIP
     ...     model.predict_proba(shoal.read_libsvm("test.libsvm"))
     """
-    place = place_of(directory, storage_options)
+    place = open_dir(directory, storage_options)
     if place.kind() != "directory":
         raise ValueError(f"{place}: there is no such directory")
     if not files.is_model(place):

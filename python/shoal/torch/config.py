@@ -34,7 +34,8 @@ from shoal.lifecycle import Admission, Expiry
 from shoal.models import files
 from shoal.optim import Init, Normal, Optimizer
 from shoal.schedules import Schedule
-from shoal.storage.base import Where, place_of
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import Store, local
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
@@ -393,7 +394,7 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
 
 
 def load(
-    directory: Where, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+    directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> ClickModel:
     """Read a click model that was trained by a configuration; it predicts, bit for bit, as the one that was saved.
 
@@ -416,7 +417,7 @@ def load(
     ValueError
         It is no click model, or one whose module was made by the caller: make it, and call `ClickModel.take`.
     """
-    where = place_of(directory, storage_options)
+    where = open_dir(directory, storage_options)
     described = files.read(where)
     if described.model != files.CLICK:
         raise ValueError(f"{where} is a {described.model}: load it with shoal.models.load")

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from shoal.metrics import Accumulator
 from shoal.models.learner import Standing
 from shoal.models.predictor import Predictor
-from shoal.storage.base import Place
+from shoal.storage.base import StorageDir
 
 __all__ = ["MLflow", "TensorBoard", "Writer", "Written"]
 
@@ -232,7 +232,7 @@ class Written:
     def interrupted(self, standing: Standing) -> None:
         """Do nothing: what is written stays."""
 
-    def best_folder(self, pass_number: int) -> Place | None:
+    def best_folder(self, pass_number: int) -> StorageDir | None:
         """Name none."""
         return None
 

@@ -44,7 +44,8 @@ from shoal.models.learner import Floats, Standing, Watcher
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import KeptPredictor
-from shoal.storage.base import Place, Where, place_of
+from shoal.storage.base import StorageDir, StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import Store
 from shoal.table.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
@@ -249,14 +250,14 @@ class ClickModel(KeptPredictor):
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
-    def keep(self, folder: Place) -> None:
+    def keep(self, folder: StorageDir) -> None:
         """Write tables and tower into a folder that is not there, without waiting for the disk."""
         self._store.flush()
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
         with folder.create(_TOWER, durable=False) as file:
             file.write(self._tower())
 
-    def restore(self, folder: Place) -> None:
+    def restore(self, folder: StorageDir) -> None:
         """Take what `keep` wrote."""
         self._store.load(folder)
         self._take_tower(_tower_in(folder.read(_TOWER)), whole=False)
@@ -285,7 +286,7 @@ class ClickModel(KeptPredictor):
 
     def save(
         self,
-        directory: Where,
+        directory: StoragePath,
         *,
         overwrite: bool = True,
         standing: Standing | None = None,
@@ -322,12 +323,12 @@ class ClickModel(KeptPredictor):
             raise ValueError("this module has no table of a store, and shoal saves tables: keep it by torch.save")
         self._store.flush()
         described = self._model_file(bias=False, standing=standing, click=self.made_by)
-        where = place_of(directory, storage_options)
+        where = open_dir(directory, storage_options)
         files.save(where, described, self._store, list(self._tables), overwrite=overwrite, tower=self._tower())
-        return where.given
+        return where.location
 
     def take(
-        self, directory: Where, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
+        self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
     ) -> Standing | None:
         """Take a model that `save` wrote: rows, dense parameters, the record.
 
@@ -351,7 +352,7 @@ class ClickModel(KeptPredictor):
         ValueError
             A table there has another description than this module's, or ``resume`` finds a fit of another staleness.
         """
-        where = place_of(directory, storage_options)
+        where = open_dir(directory, storage_options)
         described = files.read(where)
         tower = _tower_in(files.read_tower(where, described))
         begun = tower.get("ahead", _FRESH)["staleness"]
@@ -359,7 +360,7 @@ class ClickModel(KeptPredictor):
             raise ValueError(
                 f"the fit was begun with staleness={begun}, now it is {self._staleness}: pass the same to resume"
             )
-        self._store.load(where.inside(described.checkpoint))
+        self._store.load(where.child(described.checkpoint))
         self._take_tower(tower, whole=resume)
         self._remember(described, where)
         return described.standing
@@ -396,7 +397,7 @@ def train(
     min_delta: float = 0.0,
     metric: Metric = "logloss",
     progress: bool | float = True,
-    directory: Where | None = None,
+    directory: StoragePath | None = None,
     every: int | None = None,
     resume: Resume = False,
     writers: Sequence[Writer] = (),
@@ -460,7 +461,7 @@ def train(
             metric=metric,
         ),
         progress=progress,
-        keeper=None if directory is None else Keeper(model, place_of(directory, storage_options), every),
+        keeper=None if directory is None else Keeper(model, open_dir(directory, storage_options), every),
         resume=resume,
         writers=writers,
         write_every=write_every,

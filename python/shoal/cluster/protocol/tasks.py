@@ -43,7 +43,8 @@ from shoal.errors import (
     ShoalError,
     StorageError,
 )
-from shoal.storage.base import Place, place_of
+from shoal.storage.base import StorageDir
+from shoal.storage.open import open_dir
 from shoal.storage.roots import StorageRoots
 
 __all__ = ["LONGEST", "SEEING", "STANDSTILL", "Exchange", "Report", "Task", "Working", "encode", "name_of", "words_of"]
@@ -80,11 +81,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     patience: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     go: bool = False  # else only look
 
-    def look(self, place: Place, save: _core.CheckpointSession) -> Any:
+    def look(self, place: StorageDir, save: _core.CheckpointSession) -> Any:
         """Find out whether this is the place that the worker means: what `do` needs to know of it."""
         raise NotImplementedError
 
-    def do(self, place: Place, save: _core.CheckpointSession, seen: Any, told: Callable[[int], None]) -> Report:
+    def do(self, place: StorageDir, save: _core.CheckpointSession, seen: Any, told: Callable[[int], None]) -> Report:
         """Do it, and tell how many rows, now and then: what that raises ends the work."""
         raise NotImplementedError
 
@@ -351,7 +352,7 @@ def _work(save: _core.CheckpointSession, line: _Line, roots: StorageRoots | None
 
 def _look_and_do(save: _core.CheckpointSession, line: _Line, roots: StorageRoots | None) -> Report:
     task = line.until(lambda task: True)
-    place = (place_of if roots is None else roots.open)(task.place, task.options)
+    place = (open_dir if roots is None else roots.open)(task.place, task.options)
     seen = task.look(place, save)
     line.say(Report("ready"))
     task = line.until(lambda task: task.go)

@@ -63,7 +63,8 @@ from shoal.cluster.worker.requests import Call, Requests, Worker
 from shoal.cluster.worker.saving import Saving
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
-from shoal.storage.base import Where, place_of
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import Store, check_same
 from shoal.table.future import Pending
 from shoal.table.reductions import Function
@@ -431,10 +432,10 @@ class ClusterStore(Store):
                     held.enter_context(still.pop_all())  # until all is written
             yield moment
 
-    def check_storage(self, directory: Where, *, storage_options: Mapping[str, Any] | None = None) -> None:
+    def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Check that all servers may write a save there: see :meth:`shoal.Store.check_storage`."""
         self._check_usable()
-        place = place_of(directory, storage_options)
+        place = open_dir(directory, storage_options)
         tables = [(table, "plain") for table in self._tables.values()][:1]
         if self._shared_storage and tables:
             with self._saving, self._snapshots(tables, None) as moment:

@@ -29,7 +29,7 @@ from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import Exchange, Report, Task, words_of
 from shoal.cluster.worker.channel import Channel
 from shoal.errors import CorruptionError, StorageError
-from shoal.storage.base import Place
+from shoal.storage.base import StorageDir
 
 __all__ = ["Loading", "ReadTask"]
 
@@ -80,7 +80,7 @@ class Loading(Exchange):
         ServerLostError, DeadlineExceededError
             A server is gone, or makes no progress.
         """
-        where, options = link.place.told()
+        where, options = link.place.to_spec()
         task = ReadTask(place=where, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots)
         numbers = [*words_of(link.digest), *(number | _KIND << 32 for number in self._tables)]
         for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
@@ -98,7 +98,7 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
     digest: str  # of the checkpoint
     slots: int  # of the store
 
-    def look(self, place: Place, save: _core.CheckpointSession) -> list[History]:
+    def look(self, place: StorageDir, save: _core.CheckpointSession) -> list[History]:
         """Find the checkpoint there, and the files of these slots."""
         deadline = time.monotonic() + tasks.SEEING
         while True:
@@ -118,14 +118,14 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
             place.names()  # has a network's file system look anew
             time.sleep(tasks.LONGEST)
 
-    def _find(self, place: Place, save: _core.CheckpointSession) -> list[History]:
+    def _find(self, place: StorageDir, save: _core.CheckpointSession) -> list[History]:
         chain = read_chain(place)
         if chain[-1].digest != self.digest:
             raise CorruptionError(f"{place} has another one, whose digest is {chain[-1].digest}")
         return histories(chain, range(save.first_slot, save.end_slot), self.slots)
 
     def do(
-        self, place: Place, save: _core.CheckpointSession, seen: list[History], told: Callable[[int], None]
+        self, place: StorageDir, save: _core.CheckpointSession, seen: list[History], told: Callable[[int], None]
     ) -> Report:
         """Read the slots."""
         loaded = fill(seen, [_Rows(save, k) for k in range(len(seen))], 1, told)

@@ -37,7 +37,7 @@ from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import Exchange, Report, Task, encode, name_of, words_of
 from shoal.cluster.worker.channel import Channel
 from shoal.errors import SaveConflictError, ShoalError, StorageError
-from shoal.storage.base import Place
+from shoal.storage.base import StorageDir
 from shoal.table.table import TableForm, TableSpec
 
 __all__ = ["Saving", "WriteTask"]
@@ -147,7 +147,7 @@ class Saving(Exchange):
         raise self._given_up(endpoint)
 
     def write(
-        self, place: Place, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
+        self, place: StorageDir, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
     ) -> list[SavedTable]:
         """Have all endpoints write; see :class:`shoal.checkpoint.checkpoint.Moment`.
 
@@ -164,13 +164,13 @@ class Saving(Exchange):
         reports = self._until("done", msgspec.structs.replace(task, go=True), told)
         return join_parts([report.saved for report in reports])
 
-    def check(self, place: Place) -> None:
+    def check(self, place: StorageDir) -> None:
         """Find out whether all endpoints would write there: raises what `write` would, and writes nothing."""
         self._seen(place, f"check-{secrets.token_hex(8)}", 0, durable=False)
 
-    def _seen(self, place: Place, stem: str, version: int, *, durable: bool) -> WriteTask:
+    def _seen(self, place: StorageDir, stem: str, version: int, *, durable: bool) -> WriteTask:
         """Have all endpoints look at the place, and return the task that they are ready for."""
-        where, options = place.told()
+        where, options = place.to_spec()
         task = WriteTask(
             place=where,
             options=dict(options),
@@ -215,7 +215,7 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
     tables: list[TableForm]
     kinds: list[str]
 
-    def look(self, place: Place, save: _core.CheckpointSession) -> None:
+    def look(self, place: StorageDir, save: _core.CheckpointSession) -> None:
         """Find out whether this is the place that the worker means, and whether it may be written."""
         deadline = time.monotonic() + tasks.SEEING
         while not self._sees(place):
@@ -228,14 +228,14 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
             time.sleep(tasks.LONGEST)
         place.create(f"{self.stem}-{save.first_slot}-look{SLOT_FILE}", durable=False).abort()
 
-    def _sees(self, place: Place) -> bool:
+    def _sees(self, place: StorageDir) -> bool:
         try:
             return place.read(self.token) == self.content
         except FileNotFoundError:
             place.names()  # has a network's file system look anew
             return False
 
-    def do(self, place: Place, save: _core.CheckpointSession, seen: None, told: Callable[[int], None]) -> Report:
+    def do(self, place: StorageDir, save: _core.CheckpointSession, seen: None, told: Callable[[int], None]) -> Report:
         """Write the slots."""
         stems = [f"{self.stem}-{k}-{save.first_slot}" for k in range(len(self.tables))]
         taken = [

@@ -24,7 +24,8 @@ from shoal.data import Batch, columns
 from shoal.models import Fit, Model, files
 from shoal.models.predictor import Predictor
 from shoal.optim import Optimizer
-from shoal.storage.base import Place, Where, place_of
+from shoal.storage.base import StorageDir, StoragePath
+from shoal.storage.open import open_dir
 from shoal.store.local import Store, local
 from shoal.tools.reports.page import Facts, HeldOut, page
 
@@ -38,7 +39,7 @@ TOP = 30
 
 
 def report(
-    model_dir: Where,
+    model_dir: StoragePath,
     out: str | os.PathLike[str] | None = None,
     data: Iterable[Batch] | None = None,
     *,
@@ -88,8 +89,8 @@ def report(
     -----
     Reads the whole model into memory, and keeps 12 bytes for each example of ``data``, more while sorting.
     """
-    directory = place_of(model_dir, storage_options)
-    target = directory.inside(FILE) if out is None else place_of(out, storage_options)
+    directory = open_dir(model_dir, storage_options)
+    target = directory.child(FILE) if out is None else open_dir(out, storage_options)
     if top < 0:
         raise ValueError(f"top is {top}: pass 0 or more")
     if target.kind() == "directory":
@@ -100,12 +101,12 @@ def report(
         if names is None:
             names = models.load_names(directory) or {}
         facts = _facts(directory, model, held_out, names, top)
-    folder = directory if out is None else place_of(os.path.dirname(os.fspath(out)) or ".", storage_options)
+    folder = directory if out is None else open_dir(os.path.dirname(os.fspath(out)) or ".", storage_options)
     folder.publish(target.name, page(facts).encode(), before=folder.version(target.name))
-    return target.given
+    return target.location
 
 
-def _loaded(directory: Place, store: Store) -> Model | ClickModel:
+def _loaded(directory: StorageDir, store: Store) -> Model | ClickModel:
     if files.read(directory).model != files.CLICK:
         return models.load(directory, store=store)
     from shoal.torch import load
@@ -163,10 +164,10 @@ def _named(value: object) -> str:
 
 
 def _facts(
-    directory: Place, model: Model | ClickModel, held_out: HeldOut | None, names: Mapping[int, str], top: int
+    directory: StorageDir, model: Model | ClickModel, held_out: HeldOut | None, names: Mapping[int, str], top: int
 ) -> Facts:
     own = _of_model(model, names, top) if isinstance(model, Model) else _of_click(model)
-    manifest = checkpoint.read_manifest(directory.inside(files.read(directory).checkpoint))
+    manifest = checkpoint.read_manifest(directory.child(files.read(directory).checkpoint))
     on_disk = sum(file.bytes for table in manifest.tables for file in table.files)
     stats = [table.stats() for table in model.tables]
     rows = stats[0].rows

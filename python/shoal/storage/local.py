@@ -1,0 +1,262 @@
+"""Directories of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from shoal.errors import StorageError
+from shoal.storage.base import FileReader, FileWriter, StorageDir, check_name, storage_errors
+from shoal.storage.checksummed_json import make_directory, sync_directory, write_atomically
+from shoal.storage.direct_io import WRITE_BYTES, DirectFileWriter, open_direct
+
+__all__ = ["LocalDir"]
+
+_LONGEST = 30.0  # seconds that another process may take to publish a file
+_PAUSE = 0.005  # seconds between two tries to lock a directory
+_SENT_BYTES = 16 << 20  # written before the disk is told to begin with them
+
+
+class LocalDir(StorageDir):
+    """A directory of this machine."""
+
+    def __init__(self, directory: Path, confined: Callable[[Path], None] | None = None) -> None:
+        self._directory = directory
+        self._confined = confined  # raises StorageError of a path that is not to be opened
+        if confined is not None:
+            confined(directory)
+
+    def _file(self, name: str) -> Path:
+        path = self._directory / check_name(name)
+        if self._confined is not None:
+            self._confined(path)
+        return path
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    @property
+    def local(self) -> Path:
+        """The directory."""
+        return self._directory
+
+    def to_spec(self) -> tuple[str, Mapping[str, Any]]:
+        """Tell the whole path."""
+        return os.path.abspath(self._directory), {}
+
+    def path_to(self, other: StorageDir) -> str:
+        """Tell another directory's path from here."""
+        if not isinstance(other, LocalDir):
+            raise ValueError(f"there is no path from {self} to {other}: keep both on one kind of storage")
+        return os.path.relpath(other._directory, self._directory)
+
+    def is_same(self, other: StorageDir) -> bool:
+        """Tell whether this is the same directory, links followed."""
+        return isinstance(other, LocalDir) and self._directory.resolve() == other._directory.resolve()
+
+    def address(self, name: str) -> str:
+        """Name a file for people."""
+        return str(self._directory / name)
+
+    def child(self, path: str) -> LocalDir:
+        """Name a directory by its path from here."""
+        found = self._directory / path
+        # Only where it leads out: the system follows a link before "..", where normpath does not.
+        return LocalDir(Path(os.path.normpath(found)) if ".." in Path(path).parts else found, self._confined)
+
+    def make(self, *, durable: bool = True) -> None:
+        """Make the directory, and what is missing above it."""
+        with storage_errors("made", str(self._directory)):
+            if durable:
+                make_directory(self._directory)
+            else:
+                self._directory.mkdir(parents=True, exist_ok=True)
+
+    def kind(self) -> Literal["directory", "file"] | None:
+        """Tell what is there."""
+        with storage_errors("read", str(self._directory)):
+            if not self._directory.exists():
+                return None
+            return "directory" if self._directory.is_dir() else "file"
+
+    def names(self) -> list[str]:
+        """Names of the files that are there."""
+        return self._entries(directories=False)
+
+    def inner(self) -> list[str]:
+        """Names of the directories that are there."""
+        return self._entries(directories=True)
+
+    def _entries(self, *, directories: bool) -> list[str]:
+        with storage_errors("read", str(self._directory)):
+            try:
+                return sorted(entry.name for entry in os.scandir(self._directory) if entry.is_dir() is directories)
+            except FileNotFoundError:
+                return []
+
+    def clear(self) -> None:
+        """Remove the directory and all that is in it, if it is there."""
+        with storage_errors("removed", str(self._directory)), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._directory)
+
+    def real(self) -> LocalDir:
+        """Name the same directory without links."""
+        return LocalDir(self._directory.resolve(), self._confined)
+
+    def folders(self, name: str) -> dict[str, str]:
+        """Find the directories in this one that hold a file of a name."""
+        found = {}
+        with storage_errors("read", str(self._directory)):
+            try:
+                entries = sorted(entry.name for entry in os.scandir(self._directory) if entry.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it is not there, or not for this user
+                told = os.stat(self._directory / entry / check_name(name))
+                found[entry] = f"{told.st_ino} {told.st_size} {told.st_mtime_ns} {told.st_ctime_ns}"
+        return found
+
+    def read(self, name: str) -> bytes:
+        """Read a whole file."""
+        with storage_errors("read", self.address(name)):
+            return self._file(name).read_bytes()
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[FileReader]:
+        """Read ranges of a file."""
+        path = self._file(name)
+        with storage_errors("read", str(path)):
+            file = path.open("rb", buffering=0)
+        with file:
+            yield _LocalFileReader(file, str(path))
+
+    def create(self, name: str, *, durable: bool = True, cached: bool = True) -> FileWriter:
+        """Begin a new file."""
+        path = self._file(name)
+        with storage_errors("written", str(path)):
+            if durable and not cached and (descriptor := open_direct(path)) is not None:
+                return DirectFileWriter(path, descriptor)
+            return _CachedFileWriter(path, durable=durable)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with storage_errors("removed", self.address(name)):
+            self._file(name).unlink(missing_ok=True)
+
+    def publish(self, name: str, data: bytes, *, before: str | None, durable: bool = True) -> None:
+        """Put a small file in place by a rename."""
+        with storage_errors("written", self.address(name)):
+            if durable:
+                sync_directory(self._directory)
+            with _locked(self._directory):
+                if self.version(name) != before:
+                    raise self._conflict(name)
+                write_atomically(self._file(name), data, durable=durable)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let nobody else publish there; the system ends the lock of a process that is killed."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    deadline = time.monotonic() + _LONGEST
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"{directory} cannot be written: another process has held its lock for {_LONGEST:g} s; end that one"
+                ) from None
+            time.sleep(_PAUSE)
+        except OSError:
+            return  # a file system without locks: the versions are compared all the same
+
+
+class _LocalFileReader:
+    def __init__(self, file: Any, address: str) -> None:
+        self._descriptor = file.fileno()
+        self._address = address
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        done = 0
+        with storage_errors("read", self._address):
+            while done < len(view):  # one call moves at most 2 GiB
+                got = os.preadv(self._descriptor, [view[done:]], offset + done)
+                if got == 0:
+                    break
+                done += got
+        return done
+
+
+class _CachedFileWriter(FileWriter):
+    """A file that is written through the system's cache."""
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        super().__init__(str(path))
+        self._path = path
+        self._durable = durable
+        self._file = path.open("xb", buffering=0)
+        self._room = memoryview(bytearray(WRITE_BYTES))
+        self._held = 0  # bytes in the room
+        self._written = 0
+        self._sent = 0  # of it, what the disk was told to begin with
+
+    def tell(self) -> int:
+        return self._written + self._held
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            if not self._held and len(view) >= WRITE_BYTES:
+                some = len(view) // WRITE_BYTES * WRITE_BYTES
+                self._put(view[:some])
+            else:
+                some = min(WRITE_BYTES - self._held, len(view))
+                self._room[self._held : self._held + some] = view[:some]
+                self._held += some
+                if self._held == WRITE_BYTES:
+                    self._put_held()
+            view = view[some:]
+
+    def _put_held(self) -> None:
+        held, self._held = self._held, 0
+        self._put(self._room[:held])
+
+    def _put(self, view: memoryview) -> None:
+        self._written += len(view)
+        while view:  # one call moves at most 2 GiB
+            view = view[self._file.write(view) :]
+        if self._durable and self._written - self._sent >= _SENT_BYTES:
+            # Have the disk begin with what it will be waited for at the end. What it has written may leave the memory.
+            with contextlib.suppress(OSError, AttributeError):  # advice, which not all systems take
+                os.posix_fadvise(self._file.fileno(), self._sent, self._written - self._sent, os.POSIX_FADV_DONTNEED)
+            self._sent = self._written
+
+    def _commit(self) -> None:
+        self._put_held()
+        if self._durable:
+            os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _abort(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._file.close()

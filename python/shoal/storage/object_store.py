@@ -1,0 +1,307 @@
+"""Directories that fsspec reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal
+
+from shoal.storage.base import FileReader, FileWriter, StorageDir, check_name, content_digest, storage_errors
+
+__all__ = ["RemoteDir", "parts_of"]
+
+_PART_BYTES = 16 << 20  # that are sent to an object store at a time: 10,000 parts are the most that S3 takes of a file
+_BLOCK_BYTES = 4 << 20  # that are fetched for a range: a request takes a while, however little it asks for
+_BLOCKS = 4  # of a file that are kept, for whoever reads what stands behind or beside
+
+
+class RemoteDir(StorageDir):
+    """A directory that fsspec reaches."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        beside: RemoteDir | None = None,
+        confined: Callable[[str], None] | None = None,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._confined = confined  # raises StorageError of a URL that is not to be opened
+        if confined is not None:
+            confined(self._url)
+        self._options = dict(options)
+        self._system: Any
+        if beside is not None:  # on the same storage: one connection does for both
+            self._system = beside._system
+            root = self._system._strip_protocol(self._url)
+        else:
+            try:
+                from fsspec.core import url_to_fs
+            except ImportError as error:
+                raise ImportError(
+                    f"{url} takes fsspec, and s3fs, gcsfs and the like: pip install 'shoal[fsspec]'"
+                ) from error
+            self._system, root = url_to_fs(self._url, **_copied(self._options))
+        self._root = str(root)
+        protocol = self._system.protocol
+        self._compares = "s3" in (protocol if isinstance(protocol, (tuple, list)) else (protocol,))
+
+    def __str__(self) -> str:
+        return self._url
+
+    @property
+    def local(self) -> None:
+        """It is elsewhere."""
+        return
+
+    def to_spec(self) -> tuple[str, Mapping[str, Any]]:
+        """Tell the URL, and the options, secrets among them."""
+        return self._url, self._options
+
+    def path_to(self, other: StorageDir) -> str:
+        """Tell another directory's path from here."""
+        (kind, host, folder), (its_kind, its_host, its_folder) = parts_of(str(self)), parts_of(str(other))
+        if not isinstance(other, RemoteDir) or (kind, host) != (its_kind, its_host):
+            raise ValueError(f"there is no path from {self} to {other}: keep both in one bucket")
+        return os.path.relpath(f"/{its_folder}", f"/{folder}")
+
+    def is_same(self, other: StorageDir) -> bool:
+        """Tell whether this is the same directory."""
+        return parts_of(str(self)) == parts_of(str(other))
+
+    def address(self, name: str) -> str:
+        """Name a file for people."""
+        return f"{self._url}/{name}"
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    def child(self, path: str) -> RemoteDir:
+        """Name a directory by its path from here."""
+        kind, host, folder = parts_of(self._url)
+        return RemoteDir(f"{kind}://{host}{os.path.normpath(f'/{folder}/{path}')}", self._options, self, self._confined)
+
+    def make(self, *, durable: bool = True) -> None:
+        """Make the directory where there are such: a bucket, which must be there, needs none for its objects."""
+        if not self._compares:
+            with storage_errors("made", self._url):
+                self._system.makedirs(self._root, exist_ok=True)
+
+    def kind(self) -> Literal["directory", "file"] | None:
+        """Tell what is there."""
+        with storage_errors("read", self._url):
+            self._system.invalidate_cache(self._root)
+            try:
+                return "file" if self._system.info(self._root)["type"] == "file" else "directory"
+            except FileNotFoundError:
+                return None
+
+    def names(self) -> list[str]:
+        """Names of the files that are there."""
+        return self._entries("file")
+
+    def inner(self) -> list[str]:
+        """Names of the directories that are there."""
+        return self._entries("directory")
+
+    def _entries(self, kind: str) -> list[str]:
+        with storage_errors("read", self._url):
+            self._system.invalidate_cache(self._root)
+            try:
+                found = self._system.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return []
+            names = (one["name"].rsplit("/", 1)[-1] for one in found if one["type"] == kind)
+            return sorted(name for name in names if name)  # one that ends with "/" stands for a directory: this one
+
+    def clear(self) -> None:
+        """Remove the directory and all that is in it, if it is there."""
+        with storage_errors("removed", self._url), contextlib.suppress(FileNotFoundError):
+            self._system.invalidate_cache(self._root)
+            self._system.rm(self._root, recursive=True)
+
+    def folders(self, name: str) -> dict[str, str]:
+        """Find the directories in this one that hold a file of a name: lists all files below it."""
+        with storage_errors("read", self._url):
+            self._system.invalidate_cache()
+            try:
+                found = self._system.find(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+        below = {path.strip("/").removeprefix(self._root.strip("/")).strip("/"): told for path, told in found.items()}
+        return {
+            path.removesuffix(f"/{name}"): content_digest(repr(sorted(told.items(), key=str)).encode())
+            for path, told in sorted(below.items())
+            if path.endswith(f"/{check_name(name)}") and path.count("/") == 1
+        }
+
+    def read(self, name: str) -> bytes:
+        """Read a whole file."""
+        with storage_errors("read", self.address(name)):
+            data: bytes = self._system.cat_file(self._path(name))
+            return data
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[FileReader]:
+        """Read ranges of a file."""
+        with storage_errors("read", self.address(name)):
+            self._system.invalidate_cache(self._root)
+            size = int(self._system.size(self._path(name)))
+        yield _RemoteFileReader(self._system, self._path(name), self.address(name), size)
+
+    def create(self, name: str, *, durable: bool = True, cached: bool = True) -> FileWriter:
+        """Begin a new file."""
+        return _RemoteFileWriter(self._system, self._path(name), self.address(name))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with storage_errors("removed", self.address(name)), contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path(name))
+
+    def publish(self, name: str, data: bytes, *, before: str | None, durable: bool = True) -> None:
+        """Put a small object in place, if the one there is the one that was told."""
+        with storage_errors("written", self.address(name)):
+            how: dict[str, Any] = {"mode": "create"} if before is None else {}
+            if before is not None:
+                path = self._path(name)
+                self._system.invalidate_cache(self._root)
+                if self._compares:  # taken before the look at the bytes: an object that comes between has another
+                    how["IfMatch"] = self._tag(path)
+                if self.version(name) != before:
+                    raise self._conflict(name)
+            try:
+                self._system.pipe_file(self._path(name), data, **how)
+            except Exception as error:
+                # The connection may have been lost behind a put that was done, and that then met itself.
+                with contextlib.suppress(Exception):
+                    if self.version(name) == content_digest(data):
+                        return
+                if isinstance(error, FileExistsError) or _is_precondition(error):
+                    raise self._conflict(name) from None
+                raise
+
+    def _tag(self, path: str) -> str:
+        try:
+            return str(self._system.info(path)["ETag"])
+        except FileNotFoundError:
+            return '""'  # which no object has
+
+
+def _copied(options: Any) -> Any:
+    """Copy what is nested in options: botocore writes into it, and servers compare what they are told."""
+    if isinstance(options, Mapping):
+        return {name: _copied(value) for name, value in options.items()}
+    return [_copied(value) for value in options] if isinstance(options, list) else options
+
+
+def parts_of(url: str) -> tuple[str, str, str]:
+    """Cut a URL into kind, host or bucket, and folder; a path has no kind and no host."""
+    kind, _, rest = url.rpartition("://")
+    host, _, folder = rest.partition("/") if kind else ("", "", rest)
+    return kind, host, os.path.normpath(folder)
+
+
+def _is_precondition(error: Exception) -> bool:
+    """Tell whether S3 found another object than was named; s3fs has no class for it where something is replaced."""
+    told: Any = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+    status = told.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status in (409, 412) or "PreconditionFailed" in str(error) or "pre-conditions" in str(error)
+
+
+class _RemoteFileReader:
+    """Ranges of an object: a small one is part of a block, which is kept for a while, a large one is fetched alone."""
+
+    def __init__(self, system: Any, path: str, address: str, size: int) -> None:
+        self._system = system
+        self._path = path
+        self._address = address
+        self.size = size
+        self._lock = threading.Lock()  # guards _blocks; each block is fetched once, by the thread that put it there
+        self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        end = min(offset + len(view), self.size)
+        if end - offset >= _BLOCK_BYTES:
+            data = self._fetch(offset, end)
+            view[: len(data)] = data
+            return len(data)
+        done = 0
+        while offset + done < end:
+            number, start = divmod(offset + done, _BLOCK_BYTES)
+            some = self._block(number)[start : start + end - offset - done]
+            if not some:  # it is shorter than it was said to be
+                break
+            view[done : done + len(some)] = some
+            done += len(some)
+        return done
+
+    def _block(self, number: int) -> bytes:
+        with self._lock:
+            block = self._blocks.get(number)
+            mine = block is None
+            if block is None:
+                block = self._blocks[number] = Future()
+                while len(self._blocks) > _BLOCKS:
+                    self._blocks.popitem(last=False)
+            self._blocks.move_to_end(number)
+        if mine:
+            try:
+                block.set_result(self._fetch(number * _BLOCK_BYTES, min((number + 1) * _BLOCK_BYTES, self.size)))
+            except BaseException as error:
+                with self._lock:
+                    self._blocks.pop(number, None)
+                block.set_exception(error)
+        return block.result()
+
+    def _fetch(self, begin: int, end: int) -> bytes:
+        with storage_errors("read", self._address):
+            data: bytes = self._system.cat_file(self._path, start=begin, end=end)
+            return data
+
+
+class _RemoteFileWriter(FileWriter):
+    """An object that is sent in parts, and is there when the last one is."""
+
+    def __init__(self, system: Any, path: str, address: str) -> None:
+        super().__init__(address)
+        self._system = system
+        self._path = path
+        with storage_errors("written", address):
+            self._file: Any = system.open(path, "wb", block_size=_PART_BYTES, autocommit=False)
+        self._written = 0
+
+    def tell(self) -> int:
+        return self._written
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        self._file.write(data)
+        self._written += len(data) if isinstance(data, (bytes, bytearray)) else data.nbytes
+
+    def _commit(self) -> None:
+        self._file.close()
+        if not hasattr(self._file, "commit"):
+            return
+        try:
+            self._file.commit()
+        except Exception:
+            if not self._is_whole():  # else the answer was lost, and the file is there
+                raise
+
+    def _is_whole(self) -> bool:
+        self._system.invalidate_cache(self._path)
+        try:
+            return int(self._system.size(self._path)) == self._written
+        except Exception:
+            return False
+
+    def _abort(self) -> None:
+        # Closing would send what is left.
+        self._file.closed = True
+        if hasattr(self._file, "discard"):
+            self._file.discard()
+        else:
+            self._system.rm_file(self._path)
