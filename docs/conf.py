@@ -60,7 +60,6 @@ default_role = "py:obj"
 nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(collections|torch|numpy|sklearn)\..*")]
 
 myst_heading_anchors = 4  # as on GitHub
-myst_links_external_new_tab = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings have types with shapes and units
