@@ -34,6 +34,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from preloaded import preloaded
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("python", "sh", "console", "toml")
@@ -239,5 +241,16 @@ def run(page: Path) -> int:
     return ran
 
 
+def _main(page: Path) -> None:
+    blocked = os.environ.get("SHOAL_DOCUMENTS_BLOCKED")
+    text = page.read_text(encoding="utf-8")
+    modules = ["shoal.cli", "shoal.models"]
+    if "shoal train ctr" in text:
+        modules += ["shoal.torch.config", "torch._dynamo"]
+    forks = "shoal " in text and not (blocked and Path(blocked).read_text())  # a fork has what is blocked later
+    with preloaded(modules) if forks else contextlib.nullcontext():
+        print(f"{run(page)} blocks ran")
+
+
 if __name__ == "__main__":
-    print(f"{run(Path(sys.argv[1]).resolve())} blocks ran")
+    _main(Path(sys.argv[1]).resolve())
