@@ -1,8 +1,8 @@
 """Logistic regression on a cluster. Only the store differs: tables are on servers, and workers share the data.
 
     python examples/cluster_lr.py                                           # one worker, two servers that it starts
-    shoal launch --servers 2 --workers 4 examples/cluster_lr.py --train 'day_0/*.tsv' --test day_1.tsv --model ctr
-    python examples/cluster_lr.py --cluster tcp://scheduler:5570 --workers 16 --train ...     # on each of 16 machines
+    shoal launch --servers 2 --workers 4 examples/cluster_lr.py --data 'day_0/*.tsv' --valid day_1.tsv --output ctr
+    python examples/cluster_lr.py --cluster tcp://scheduler:5570 --workers 16 --data ...     # on each of 16 machines
 
 Under BSP the workers make every step together: the bits are the same on any number of servers, and with one worker they
 are those of shoal.local(). Under SSP a worker may be some batches ahead of the slowest, and pushes take effect on
@@ -39,8 +39,8 @@ def learn(store: shoal.Store, train: shoal.Reader, test: shoal.Reader, directory
             f"worker {store.rank} of {store.num_workers}: {done.metrics}, {done.metrics.examples / done.seconds:,.0f}/s"
         )
         if store.rank == 0:
-            print(f"never seen: {model.evaluate(test)}")
-            print(f"{len(model.table):,} rows, {model.table.count():,} weights are not zero")
+            print(f"validation: {model.evaluate(test)}")
+            print(f"{len(model.table):,} rows, {model.table.count():,} nonzero weights")
             if directory is not None:
                 model.save(directory)
 
@@ -52,20 +52,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="number of workers (default: from the environment)")
     parser.add_argument("--servers", type=int, default=2, metavar="N", help="to start without a cluster (default: 2)")
     parser.add_argument("--staleness", type=int, default=0, metavar="N", help="in batches; 0 is BSP (default: 0)")
-    parser.add_argument("--train", nargs="+", metavar="FILE", help="click logs (Criteo's format; default: drawn)")
-    parser.add_argument("--test", nargs="+", metavar="FILE", help="logs for evaluation only")
-    parser.add_argument("--model", metavar="DIR", help="directory of the model")
+    parser.add_argument("--data", nargs="+", metavar="FILE", help="click logs (Criteo's format; default: drawn)")
+    parser.add_argument("--valid", nargs="+", metavar="FILE", help="logs for evaluation only")
+    parser.add_argument("--output", metavar="DIR", help="directory of the model")
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as scratch:
-        if arguments.train is None:
+        if arguments.data is None:
             planted = demo.PlantedModel(seed=1)  # every worker draws the same log
-            arguments.train, arguments.test = [Path(scratch, "train.tsv")], [Path(scratch, "test.tsv")]
-            demo.write_log(arguments.train[0], planted, 20_000, 0)
-            demo.write_log(arguments.test[0], planted, 5_000, 1 << 40)
-        train = shoal.read_criteo(arguments.train, batch_size=512)
+            arguments.data, arguments.valid = [Path(scratch, "train.tsv")], [Path(scratch, "test.tsv")]
+            demo.write_log(arguments.data[0], planted, 20_000, 0)
+            demo.write_log(arguments.valid[0], planted, 5_000, 1 << 40)
+        train = shoal.read_criteo(arguments.data, batch_size=512)
         with open_store(arguments) as store:
-            learn(store, train, shoal.read_criteo(arguments.test or arguments.train), arguments.model)
+            learn(store, train, shoal.read_criteo(arguments.valid or arguments.data), arguments.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """DeepFM with tables of a store: train on a click log, stop early, load the model, predict.
 
     python examples/ctr_deepfm.py                                   # draws a log
-    python examples/ctr_deepfm.py --train day_0.csv --valid day_1.csv --label click --fields user,ad,site
+    python examples/ctr_deepfm.py --data day_0.csv --valid day_1.csv --label click --fields user,ad,site
 
 Columns may contain any text: keys are hashes, so there is no vocabulary to build and no number of rows to choose. If
 the program is interrupted, the next start continues from the last checkpoint. `shoal train ctr` does the same with a
@@ -32,20 +32,20 @@ def write_log(path: Path, rows: int, seed: int) -> None:
 def main() -> None:
     """Train, and predict the held-out examples."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", help="CSV with a header (default: drawn)")
+    parser.add_argument("--data", help="CSV with a header (default: drawn)")
     parser.add_argument("--valid", help="CSV for validation")
     parser.add_argument("--label", default="click")
     parser.add_argument("--fields", default="user,ad,site", help="text columns, the user first")
-    parser.add_argument("--model", default="clicks", help="directory of the model and its checkpoints")
+    parser.add_argument("--output", default="clicks", help="directory of the model and its checkpoints")
     parser.add_argument("--epochs", type=int, default=8, help="maximum number of passes")
-    given = parser.parse_args()
-    if given.train is None:
-        given.train, given.valid = "day_0.csv", "day_1.csv"
-        for seed, (name, rows) in enumerate([(given.train, 30_000), (given.valid, 10_000)], start=1):
+    options = parser.parse_args()
+    if options.data is None:
+        options.data, options.valid = "day_0.csv", "day_1.csv"
+        for seed, (name, rows) in enumerate([(options.data, 30_000), (options.valid, 10_000)], start=1):
             write_log(Path(name), rows, seed)
-    names = given.fields.split(",")
+    names = options.fields.split(",")
     fields = shoal.torch.Fields(names=names, group=names[0])  # GAUC groups impressions by user
-    log = {"label": given.label, "categorical": names, "batch_size": 512}
+    log = {"label": options.label, "categorical": names, "batch_size": 512}
 
     torch.manual_seed(7)
     with shoal.local() as store:
@@ -53,22 +53,22 @@ def main() -> None:
         module = shoal.torch.models.DeepFM(make, len(fields), dim=8, hidden=(64, 32))
         model = shoal.torch.train(
             module,
-            shoal.read_csv(given.train, **log),
+            shoal.read_csv(options.data, **log),
             fields=fields,
             store=store,
-            valid=shoal.read_csv(given.valid, **log),
+            valid=shoal.read_csv(options.valid, **log),
             optimizer=torch.optim.Adam(module.parameters(), lr=0.002),
-            epochs=given.epochs,
+            epochs=options.epochs,
             patience=1,
-            directory=given.model,
+            directory=options.output,
             resume=True,
         )
-        kept = model.history.passes[(model.history.best_pass or len(model.history.passes)) - 1]
+        best = model.history.passes[(model.history.best_pass or len(model.history.passes)) - 1]
         rows = sum(len(table) for table in model.tables)
-        print(f"kept    pass {kept.number} of {len(model.history.passes)}, {rows:,} rows")
-        print(f"valid   {kept.valid}, GAUC {kept.grouped.gauc:.4f}")
-        first = next(iter(model.reading(shoal.read_csv(given.valid, **log))))
-        print("scored ", " ".join(f"{p:.3f}" for p in model.predict_proba(first)[:5]))
+        print(f"best      pass {best.number} of {len(model.history.passes)}, {rows:,} rows")
+        print(f"valid     {best.valid}, GAUC {best.grouped.gauc:.4f}")
+        first = next(iter(model.reading(shoal.read_csv(options.valid, **log))))
+        print("predicted", " ".join(f"{p:.3f}" for p in model.predict_proba(first)[:5]))
 
 
 if __name__ == "__main__":

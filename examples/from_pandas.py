@@ -1,7 +1,7 @@
 """From a pandas frame to a deployed model: train, evaluate, inspect the weights, save, load, predict.
 
     python examples/from_pandas.py                                  # draws a frame
-    python examples/from_pandas.py --csv ads.csv.gz --label click --numeric price --pairs site,device
+    python examples/from_pandas.py --data ads.csv.gz --label click --numeric price --pairs site,device
 
 Text, numbers, missing cells and categories need no preparation: each distinct text of a column is a feature, a numeric
 column is one feature, and a missing cell is no feature. Frames of polars, tables of pyarrow and relations of DuckDB are
@@ -40,7 +40,7 @@ def train(frame: pd.DataFrame, directory: Path, label: str, numeric: list[str], 
     reader = shoal.read_arrow(frame, label=label, numeric=numeric, interactions=pairs, batch_size=256, names=names)
     with shoal.LogisticRegression(shoal.FTRL(alpha=0.2, l1=0.5)) as model:
         model.fit(reader)  # a bar shows examples/s, log-loss and AUC
-        print(f"while learning  {model.history.passes[0].metrics}")
+        print(f"training        {model.history.passes[0].metrics}")
         for name, weight in zip(*model.top(5, names=names), strict=True):
             print(f"    {weight:+7.3f} {name}")
         model.save(directory, names=names)
@@ -50,7 +50,7 @@ def use(frame: pd.DataFrame, directory: Path, label: str) -> None:
     """Load the model, evaluate it on unseen rows, and predict rows without a label."""
     with shoal.LogisticRegression.load(directory) as model:
         schema = model.schema  # label, numeric columns, pairs: the model remembers
-        print(f"never seen      {model.evaluate(shoal.read_arrow(frame, **schema))}")
+        print(f"validation      {model.evaluate(shoal.read_arrow(frame, **schema))}")
         unlabelled = frame.drop(columns=label).head(5)
         scores = model.predict_proba(shoal.read_arrow(unlabelled.assign(**{label: 0}), **schema))
         print(unlabelled.assign(probability=scores).to_string(index=False))
@@ -59,19 +59,21 @@ def use(frame: pd.DataFrame, directory: Path, label: str) -> None:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="read the frame from here; its last fifth is held out")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="read the frame from here; its last fifth is held out"
+    )
     parser.add_argument("--label", default="click", metavar="NAME", help="column of 0 and 1 (default: %(default)s)")
     parser.add_argument(
         "--numeric", default="price", metavar="A,B,...", help="columns of numbers (default: %(default)s)"
     )
     parser.add_argument("--pairs", default="site,device", metavar="A,B", help="columns to cross (default: %(default)s)")
-    parser.add_argument("--model", type=Path, default=Path("ads"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, default=Path("ads"), metavar="DIR", help="default: %(default)s")
     arguments = parser.parse_args()
-    frame = draw(60_000) if arguments.csv is None else pd.read_csv(arguments.csv)
+    frame = draw(60_000) if arguments.data is None else pd.read_csv(arguments.data)
     numeric, pairs = ([name for name in text.split(",") if name] for text in (arguments.numeric, arguments.pairs))
     seen = len(frame) * 4 // 5
-    train(frame[:seen], arguments.model, arguments.label, numeric, pairs)
-    use(frame[seen:], arguments.model, arguments.label)
+    train(frame[:seen], arguments.output, arguments.label, numeric, pairs)
+    use(frame[seen:], arguments.output, arguments.label)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Online learning: every hour, load the last model, evaluate it on the new log, train on the log, save.
 
     python examples/hourly.py                                     # on eight small hours that it draws
-    python examples/hourly.py --model ctr --format criteo logs/2026-11-21T*.tsv
-    python examples/hourly.py --model ctr --format criteo logs/2026-11-22T00.tsv       # an hour later, by cron
+    python examples/hourly.py --output ctr --format criteo logs/2026-11-21T*.tsv
+    python examples/hourly.py --output ctr --format criteo logs/2026-11-22T00.tsv       # an hour later, by cron
 
 One pass over an hour both evaluates and trains: each batch is predicted before it is learned, so the metrics are those
 of a model that had not seen it (progressive validation). The model is saved atomically, with the state of its
@@ -49,13 +49,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hours", nargs="*", type=Path, metavar="FILE", help="logs in the order of time")
     parser.add_argument("--format", choices=READERS, default="libsvm", help="format of the logs (default: %(default)s)")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="directory of the model (default: temporary)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="directory of the model (default: temporary)")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="examples a step (default: 32)")
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as scratch:
         hours = arguments.hours or draw_hours(Path(scratch))
-        directory = arguments.model or Path(scratch, "model")
+        directory = arguments.output or Path(scratch, "model")
         print(f"{'hour':<20} {'examples':>9} {'clicked':>8} {'log-loss':>9} {'NE':>7} {'AUC':>7} {'features':>9}")
         for path in hours:
             log = READERS[arguments.format](path, batch_size=arguments.batch_size)

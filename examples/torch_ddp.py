@@ -4,9 +4,8 @@
     shoal launch --servers 2 --workers 2 examples/torch_ddp.py                 # two workers; needs PyTorch
     torchrun --nproc-per-node 2 examples/torch_ddp.py --cluster tcp://scheduler:5570      # as PyTorch starts them
 
-Rows are on the servers; every worker holds the small dense part, and DDP averages its gradients (the hybrid of Persia:
-Lian et al., KDD 2022). The servers average the gradients of rows: two workers with half batches learn as one worker
-with whole batches.
+Rows are on the servers; every worker holds the small dense part, whose gradients DDP averages (the hybrid of Persia:
+Lian et al., KDD 2022). The servers average the gradients of rows: two half batches give the step of a whole one.
 """
 
 import argparse

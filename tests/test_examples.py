@@ -48,16 +48,16 @@ def test_an_example_is_short_and_says_how_it_is_started(script):
         pytest.importorskip("torch", reason="torch is an extra")
     shown = run(script.name, "--help")
     assert f"python examples/{script.name}" in shown
-    assert "examples/" + script.name in (ROOT / "README.md").read_text()
+    assert f"examples/{script.name})" in (ROOT / "docs" / "quick-start.md").read_text()
 
 
 def test_ctr_deepfm_trains_stops_early_and_keeps_the_best(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="torch is an extra")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = run("ctr_deepfm.py", "--epochs", 2)
-    assert re.search(r"^kept +pass \d of \d, [\d,]+ rows$", out, re.MULTILINE)
+    assert re.search(r"^best +pass \d of \d, [\d,]+ rows$", out, re.MULTILINE)
     assert float(re.search(r"AUC (0\.\d+)", out)[1]) > 0.6
-    assert len(re.search(r"^scored +(.+)$", out, re.MULTILINE)[1].split()) == 5
+    assert len(re.search(r"^predicted +(.+)$", out, re.MULTILINE)[1].split()) == 5
     assert (tmp_path / "clicks" / "model.json").is_file()
 
 
@@ -71,17 +71,17 @@ def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):
     planted = demo.PlantedModel(seed=1)
     demo.write_log(tmp_path / "day_0.tsv", planted, 20_000, 0)
     demo.write_log(tmp_path / "day_1.tsv", planted, 5_000, 1 << 40)
-    out = run("from_criteo.py", "--train", "day_0.tsv", "--test", "day_1.tsv", "--model", "ctr", "--show", 3)
+    out = run("from_criteo.py", "--data", "day_0.tsv", "--valid", "day_1.tsv", "--output", "ctr", "--show", 3)
     with shoal.LogisticRegression.load("ctr") as model:
         assert model.examples == 20_000
         measured = model.evaluate(shoal.read_criteo("day_1.tsv"))
     assert measured.auc > 0.7
-    assert f"never seen      {measured}" in out
+    assert f"validation      {measured}" in out
     assert len(re.findall(r"% likely, (?:not )?clicked$", out, re.MULTILINE)) == 3
 
 
 def test_from_pandas_learns_what_was_planted_and_says_it_by_name():
-    out = run("from_pandas.py", "--model", "ads")
+    out = run("from_pandas.py", "--output", "ads")
     names = shoal.models.load_names("ads")
     with shoal.LogisticRegression.load("ads") as model:
         assert model.schema["interactions"] == [["site", "device"]]
@@ -90,7 +90,7 @@ def test_from_pandas_learns_what_was_planted_and_says_it_by_name():
         f"{w:+7.3f} {text}".strip() for w, text in zip(weights, texts, strict=True)
     ]
     assert all(re.fullmatch(r"site=site-\d+\.com( \* device=[a-z]+)?", text) for text in texts)
-    measured = re.search(r"never seen +logloss ([\d.]+)  AUC ([\d.]+)", out)
+    measured = re.search(r"validation +logloss ([\d.]+)  AUC ([\d.]+)", out)
     assert float(measured[2]) > 0.74
     assert len(out.splitlines()) == 13
     assert out.splitlines()[7].split() == ["site", "device", "price", "probability"]
@@ -99,7 +99,7 @@ def test_from_pandas_learns_what_was_planted_and_says_it_by_name():
 def test_from_pandas_takes_a_frame_of_the_users(tmp_path):
     lines = [f"{i % 3 % 2},{'ab'[i % 3 % 2]}{i % 2},{i % 7}" for i in range(3000)]
     (tmp_path / "t.csv").write_text("late,carrier,distance\n" + "\n".join(lines) + "\n")
-    out = run("from_pandas.py", "--csv", "t.csv", "--label", "late", "--numeric", "distance", "--pairs", "")
+    out = run("from_pandas.py", "--data", "t.csv", "--label", "late", "--numeric", "distance", "--pairs", "")
     assert "AUC 1.000000" in out.splitlines()[-7]
     assert out.splitlines()[-6].split() == ["carrier", "distance", "probability"]
 
@@ -117,9 +117,9 @@ def test_the_hourly_loop_in_two_runs_learns_what_it_learns_in_one(tmp_path):
     names = [f"hour-{hour}.tsv" for hour in range(3)]
     for hour, name in enumerate(names):
         demo.write_log(tmp_path / name, planted, 2000, hour << 20)
-    whole = run("hourly.py", "--format", "criteo", "--model", "whole", *names)
-    first = run("hourly.py", "--format", "criteo", "--model", "parts", *names[:2])
-    second = run("hourly.py", "--format", "criteo", "--model", "parts", names[2])
+    whole = run("hourly.py", "--format", "criteo", "--output", "whole", *names)
+    first = run("hourly.py", "--format", "criteo", "--output", "parts", *names[:2])
+    second = run("hourly.py", "--format", "criteo", "--output", "parts", names[2])
     assert figures(first) + figures(second) == figures(whole)
     with shoal.LogisticRegression.load("whole") as one, shoal.LogisticRegression.load("parts") as other:
         assert one.examples == other.examples == 6000
@@ -190,7 +190,7 @@ def launched(script, *arguments, servers, workers):
 def test_logistic_regression_on_a_cluster_has_the_bits_of_a_local_store():
     planted = demo.PlantedModel(seed=1)
     demo.write_log(Path("train.tsv"), planted, 20_000, 0)
-    out = run("cluster_lr.py", "--model", "ctr")
+    out = run("cluster_lr.py", "--output", "ctr")
     with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)) as local:
         train = shoal.read_criteo("train.tsv", batch_size=512)
         local.fit(train, progress=False)
