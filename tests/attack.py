@@ -309,7 +309,7 @@ class Attack:
         begin = self.rng.randrange(2, 1 << 40)
         role = self.rng.choice(["worker", "worker", "server", "launcher"])
         with self.dealer(self.scheduler, "scheduler") as sock:
-            sock.send_multipart(m.encode(m.Ask(sender, 1, m.Hello(role, "an attacker"))))
+            sock.send_multipart(m.encode(m.Request(sender, 1, m.Hello(role, "an attacker"))))
             if not sock.poll(1000 * PATIENCE):
                 return
             for number in range(begin, begin + 60):
@@ -319,7 +319,7 @@ class Attack:
                 self.say(sock, ["ask", sender, number, ["ask-map"]])
                 self.say(sock, ["done", sender, number, number, "it failed", [], None])
             if sender != self.insider:
-                sock.send_multipart(m.encode(m.Ask(sender, begin + 60, m.Leave())))
+                sock.send_multipart(m.encode(m.Request(sender, begin + 60, m.Leave())))
             while sock.poll(50):
                 sock.recv_multipart()
 
@@ -357,12 +357,12 @@ def endpoints_of(scheduler: str, keys: Keys | None) -> list[str]:
             keys.client_of("scheduler")(sock)
         sock.connect(scheduler)
         sender = random.randbytes(16)
-        for number, body in enumerate((m.Hello("worker", "an attacker"), m.AskMap(), m.Leave()), 1):
-            sock.send_multipart(m.encode(m.Ask(sender, number, body)))
+        for number, body in enumerate((m.Hello("worker", "an attacker"), m.GetMap(), m.Leave()), 1):
+            sock.send_multipart(m.encode(m.Request(sender, number, body)))
             if not sock.poll(10_000):
                 raise SystemExit(f"no scheduler answers at {scheduler}")
             reply = m.decode(sock.recv_multipart())
-            if isinstance(reply, m.Reply) and isinstance(reply.body, m.MapIs):
+            if isinstance(reply, m.Reply) and isinstance(reply.body, m.GetMapReply):
                 return [endpoint.address for endpoint in reply.body.map.endpoints]
     raise SystemExit(f"the cluster at {scheduler} has not all its servers yet")
 

@@ -19,26 +19,26 @@ from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.protocol.messages import (
     VERSION,
     AddTable,
-    Ask,
-    AskFigures,
-    AskMap,
-    AskTable,
-    AskTables,
     Barrier,
+    BarrierReply,
+    CreateTable,
     Dismiss,
     Fence,
-    FiguresAre,
+    GetMap,
+    GetMapReply,
+    GetMetrics,
+    HelloReply,
     Join,
-    Joined,
+    JoinReply,
     Leave,
-    MapIs,
-    Passed,
+    ListTables,
+    ListTablesReply,
+    MetricsReply,
     Reply,
+    Request,
     StartJob,
     TableForm,
-    TableIs,
-    TablesAre,
-    Welcome,
+    TableReply,
     decode,
     encode,
 )
@@ -69,12 +69,12 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
         assert joined[0].map == joined[1].map
         assert joined[0].job == joined[1].job
         assert [(e.first_slot, e.end_slot, e.server) for e in joined[0].map.endpoints] == [(0, 512, 0), (512, 1024, 1)]
-        table = one.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table")
-        assert table == TableIs(0, FORM)
-        assert two.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table") == table
-        waiting = pool.submit(one.call, Barrier("end"), Passed, timeout=TIMEOUT, doing="a barrier")
+        table = one.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table")
+        assert table == TableReply(0, FORM)
+        assert two.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table") == table
+        waiting = pool.submit(one.call, Barrier("end"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
         assert not waiting.done()
-        two.call(Barrier("end"), Passed, timeout=TIMEOUT, doing="a barrier")
+        two.call(Barrier("end"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
         waiting.result()
         one.leave(timeout=TIMEOUT)
         two.leave(timeout=TIMEOUT)
@@ -111,7 +111,7 @@ def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_h
         with scheduler(1, bind=address) as anew:
             until(lambda: anew.refused().get("unknown", 0) > 3)
             with pytest.raises(NotConnectedError, match="it was started anew since"):
-                link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+                link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
             link.check()
             server.link.check()
             assert (server.error, faults) == (None, [])
@@ -139,7 +139,7 @@ def test_a_stopped_scheduler_tells_everybody():
         assert [type(event).__name__ for event in events] == ["SchedulerStopped"]
         assert faults == [link.fault]
         with pytest.raises(NotConnectedError, match="was told to end"):
-            link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+            link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
 
 
 def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
@@ -152,7 +152,7 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
     ):
         joins = [pool.submit(link.join, timeout=TIMEOUT, workers=2, consistency=shoal.ASP()) for link in (one, two)]
         assert sorted(join.result().rank for join in joins) == [0, 1]
-        waiting = pool.submit(one.call, Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+        waiting = pool.submit(one.call, Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
         server.die()
         with pytest.raises(ServerLostError, match=r"server 0 at tcp://127\.0\.0\.1:\d+ .* is lost .* silent for"):
             waiting.result()
@@ -209,7 +209,7 @@ def test_what_comes_by_another_protocol_is_counted_and_the_log_has_one_line_of_i
         assert server.joined.wait(TIMEOUT)
         with Link(cluster.address, "worker") as link:
             link.join(timeout=TIMEOUT, consistency=shoal.BSP())
-            figures = link.call(AskFigures(), FiguresAre, timeout=TIMEOUT, doing="asking")
+            figures = link.call(GetMetrics(), MetricsReply, timeout=TIMEOUT, doing="asking")
             assert figures.scheduler["garbage"] >= 100
     assert sum("the protocol of ZeroMQ 2" in record.getMessage() for record in caplog.records) <= 2
 
@@ -222,14 +222,14 @@ def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_
                 link.ask(bad)
         monkeypatch.setattr("shoal.cluster.protocol.scheduler_client.checked", lambda body: body)
         with pytest.raises(ValueError, match=r"workers = 1099511627776: Expected"):
-            link.call(Join(workers=2**40), Joined, timeout=TIMEOUT, doing="joining")
+            link.call(Join(workers=2**40), JoinReply, timeout=TIMEOUT, doing="joining")
         with pytest.raises(ValueError, match="from 1 to 16384 workers, got workers=100000000"):
             link.join(timeout=TIMEOUT, workers=10**8, consistency=shoal.BSP())
         monkeypatch.setattr(cluster.membership, "_barrier", lambda *_: 1 / 0)
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         with pytest.raises(ProtocolError, match="met a defect with this request: ZeroDivisionError"):
-            link.call(Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
-        assert link.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table") == TableIs(0, FORM)
+            link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
+        assert link.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table") == TableReply(0, FORM)
         refused = cluster.refused()
         assert (refused["invalid"], refused["failed"]) == (1, 1)
     assert sum("ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
@@ -243,13 +243,13 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
             hello = pool.submit(link.hello, timeout=TIMEOUT)
             assert router.poll(TIMEOUT * 1000)
             route = router.recv_multipart()[0]
-            welcome = Welcome("c", "h", 16, 0.1, 0.5, 0)
+            welcome = HelloReply("c", "h", 16, 0.1, 0.5, 0)
             router.send_multipart([route, *encode(Reply(1, welcome))])
             assert hello.result() == welcome
             for frames in ([b"GET /"], [*encode(welcome)[:1], b"\xff"], [b"SHOALCTL\x09\0", b"", b"no version 9 here"]):
                 router.send_multipart([route, *frames])
             with pytest.raises(DeadlineExceededError, match="the other side refuses: no version 9 here"):
-                link.call(AskMap(), MapIs, timeout=0.4, doing="asking for the map of slots")
+                link.call(GetMap(), GetMapReply, timeout=0.4, doing="asking for the map of slots")
             link.check()
 
 
@@ -297,10 +297,10 @@ def test_a_connection_that_breaks_is_made_anew_and_nobody_is_taken_for_another()
         joined = link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         for _ in range(3):
             wire.break_off()
-            table = link.call(AskTable(FORM), TableIs, timeout=TIMEOUT, doing="making a table")
-            assert table == TableIs(0, FORM)
+            table = link.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table")
+            assert table == TableReply(0, FORM)
         wire.cut()
-        waiting = pool.submit(link.call, Barrier("b"), Passed, timeout=TIMEOUT, doing="a barrier")
+        waiting = pool.submit(link.call, Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
         time.sleep(0.1)
         wire.break_off()
         wire.mend()
@@ -335,7 +335,7 @@ def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake
 
     def lose_some(scheduler, route, frames):
         reply = decode(frames)
-        if isinstance(reply, Reply) and isinstance(reply.body, TableIs) and len(lost) < 2:
+        if isinstance(reply, Reply) and isinstance(reply.body, TableReply) and len(lost) < 2:
             lost.append(reply)  # it is executed, and its asker does not hear of it
         else:
             send(scheduler, route, frames)
@@ -347,13 +347,13 @@ def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake
     ):
         link.join(timeout=TIMEOUT, consistency=shoal.ASP())
         monkeypatch.setattr(Scheduler, "_send_frames", lose_some)
-        asked = link.ask(AskTable(FORM))
+        asked = link.ask(CreateTable(FORM))
         until(lambda: lost)
         for _ in range(300):
-            link.call(AskMap(), MapIs, timeout=TIMEOUT, doing="asking for the map")
-        assert link.answer(asked, TableIs, timeout=TIMEOUT, doing="making a table") == TableIs(0, FORM)
+            link.call(GetMap(), GetMapReply, timeout=TIMEOUT, doing="asking for the map")
+        assert link.answer(asked, TableReply, timeout=TIMEOUT, doing="making a table") == TableReply(0, FORM)
         link.forget(asked)
-        link.call(AskMap(), MapIs, timeout=TIMEOUT, doing="asking for the map")
+        link.call(GetMap(), GetMapReply, timeout=TIMEOUT, doing="asking for the map")
         (peer,) = [peer for peer in cluster.membership._peers.values() if peer.role == "worker"]
         assert len(peer.replies) <= 1  # what was answered is forgotten
 
@@ -375,7 +375,9 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
         link.hello(timeout=TIMEOUT)
         calls = 0
         while not faults.is_over:
-            assert link.call(AskTables(), TablesAre, timeout=TIMEOUT, doing="asking for tables") == TablesAre(())
+            assert link.call(
+                ListTables(), ListTablesReply, timeout=TIMEOUT, doing="asking for tables"
+            ) == ListTablesReply(())
             calls += 1
         print(calls, faults.done, wire.connections)
         assert wire.connections > 5
@@ -386,13 +388,13 @@ def test_a_damaged_message_is_dropped_as_one_that_was_lost():
     with scheduler(1) as cluster, FakeServer(cluster.address), Link(cluster.address, "worker") as link:
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         send, damaged = link._sender, []
-        asked = link.ask(AskMap())
-        assert isinstance(link.answer(asked, MapIs, timeout=TIMEOUT, doing="asking"), MapIs)
+        asked = link.ask(GetMap())
+        assert isinstance(link.answer(asked, GetMapReply, timeout=TIMEOUT, doing="asking"), GetMapReply)
         with zmq.Context() as context, context.socket(zmq.DEALER) as stray:
             stray.setsockopt(zmq.LINGER, 0)
             stray.connect(cluster.address)
             for at in range(4, 40):  # a leave in the name of the worker, and a bit of it flipped
-                preamble, leave = encode(Ask(send, 1 << 40, Leave()))
+                preamble, leave = encode(Request(send, 1 << 40, Leave()))
                 leave = bytearray(leave)
                 leave[at % len(leave)] ^= 1 << at % 8
                 damaged.append(bytes(leave))

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 import shoal
 from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import (
-    Ask,
     Barrier,
-    Done,
     DropTable,
-    FaultError,
+    ErrorReply,
+    Events,
     Heartbeat,
+    JobConsistency,
     Join,
-    Joined,
-    News,
+    JoinReply,
+    MalformedMessageError,
     Order,
-    Refusal,
-    Refused,
+    OrderReply,
+    PeerRefusedError,
     Reply,
-    Rules,
+    Request,
     StartJob,
     TableForm,
-    TableIs,
+    TableReply,
     WorkerGone,
     checked,
     decode,
@@ -48,7 +48,7 @@ SPECS = [
 def test_a_table_is_described_to_the_servers_as_it_is(what):
     with shoal.local() as store:
         spec = store.table("a name", **what).spec
-    joined = Joined(3, cut_evenly(2, 64, [("tcp://h:1", 0)]), (TableIs(7, TableForm.of(spec)),), 2, 9, 4, 5)
+    joined = JoinReply(3, cut_evenly(2, 64, [("tcp://h:1", 0)]), (TableReply(7, TableForm.of(spec)),), 2, 9, 4, 5)
     read = decode(encode(Reply(1, joined)))
     assert read == Reply(1, joined)
     assert read.body.tables[0].form.spec() == spec
@@ -57,14 +57,14 @@ def test_a_table_is_described_to_the_servers_as_it_is(what):
 @pytest.mark.parametrize(
     "message",
     [
-        Ask(b"s" * 16, 1, Join(None, ("tcp://:1",))),
-        Ask(b"s" * 16, 2**40, Join(3, (), 4, Rules("ssp", 3, False))),
-        Order(1, StartJob(2**32 - 1, Rules("bsp", 0, True), (1, 2))),
-        Done(b"s", 1, 5, "why"),
-        Done(b"s", 1, refused=Refused("memory", "no room")),
+        Request(b"s" * 16, 1, Join(None, ("tcp://:1",))),
+        Request(b"s" * 16, 2**40, Join(3, (), 4, JobConsistency("ssp", 3, False))),
+        Order(1, StartJob(2**32 - 1, JobConsistency("bsp", 0, True), (1, 2))),
+        OrderReply(b"s", 1, 5, "why"),
+        OrderReply(b"s", 1, refused=ErrorReply("memory", "no room")),
         Order(3, DropTable(7)),
         Heartbeat(b"s", 0),
-        News(3, (WorkerGone(1, 2, "text"),)),
+        Events(3, (WorkerGone(1, 2, "text"),)),
     ],
 )
 def test_messages_come_back_as_they_were(message):
@@ -74,38 +74,40 @@ def test_messages_come_back_as_they_were(message):
 @given(st.lists(st.binary(max_size=40), max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_whatever_comes_is_a_message_or_a_fault(frames):
-    with pytest.raises(FaultError):
+    with pytest.raises(MalformedMessageError):
         decode(frames)
     preamble = encode(Heartbeat(b"s", 0))[0]
-    with pytest.raises(FaultError):
+    with pytest.raises(MalformedMessageError):
         decode([preamble, *frames] if len(frames) != 1 else [preamble])
 
 
 @given(st.binary(max_size=60), st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None)
 def test_a_changed_message_is_read_as_some_message_or_refused(noise, at):
-    frames = encode(Ask(b"s" * 16, 1, Join(3, ("tcp://h:1",), 4, Rules("ssp", 3, False))))
+    frames = encode(Request(b"s" * 16, 1, Join(3, ("tcp://h:1",), 4, JobConsistency("ssp", 3, False))))
     body = bytearray(frames[1][4:])
     at %= len(body)
     body[at : at + len(noise)] = noise
     if framed(bytes(body)) != frames:
-        with pytest.raises(FaultError, match="damaged on its way") as caught:
+        with pytest.raises(MalformedMessageError, match="damaged on its way") as caught:
             decode([frames[0], frames[1][:4] + bytes(body)])
         assert caught.value.reply is None
     try:
         message = decode(framed(bytes(body)))
-    except FaultError as fault:
+    except MalformedMessageError as fault:
         message = answer_to(fault)
-    assert isinstance(message, Ask | Heartbeat | Done | Reply | Order | News | str)
+    assert isinstance(message, Request | Heartbeat | OrderReply | Reply | Order | Events | str)
 
 
 def answer_to(fault):
     """What a message that cannot be read is answered with: the reply to a request, else a refusal of all versions."""
     if len(fault.reply) == 2:
         answer = decode(fault.reply)
-        assert answer.body == Refused("input", str(fault))
+        assert answer.body == ErrorReply("input", str(fault))
         return answer
-    with pytest.raises(Refusal, match="the other side refuses: a control message that cannot be read") as caught:
+    with pytest.raises(
+        PeerRefusedError, match="the other side refuses: a control message that cannot be read"
+    ) as caught:
         decode(fault.reply)
     return str(caught.value)
 
@@ -130,10 +132,10 @@ def answer_to(fault):
     ],
 )
 def test_a_request_with_a_field_out_of_its_bounds_is_answered_with_the_name_of_the_field(body, text):
-    with pytest.raises(FaultError, match="cannot be read") as caught:
+    with pytest.raises(MalformedMessageError, match="cannot be read") as caught:
         decode(framed(msgspec.msgpack.encode(["ask", b"s" * 16, 7, body])))
     assert text in str(caught.value)
-    assert decode(caught.value.reply) == Reply(7, Refused("input", str(caught.value)))
+    assert decode(caught.value.reply) == Reply(7, ErrorReply("input", str(caught.value)))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_a_request_with_a_field_out_of_its_bounds_is_answered_with_the_name_of_t
 def test_a_request_that_no_scheduler_would_take_is_refused_before_it_is_sent(body):
     with pytest.raises(ValueError, match="the scheduler"):
         checked(body)
-    assert checked(Join(3, (), 4, Rules("ssp", 2, False))) == Join(3, (), 4, Rules("ssp", 2, False))
+    assert checked(Join(3, (), 4, JobConsistency("ssp", 2, False))) == Join(3, (), 4, JobConsistency("ssp", 2, False))
 
 
 def test_messages_that_are_nested_deeply_or_promise_more_than_they_hold_are_refused():
@@ -163,22 +165,22 @@ def test_messages_that_are_nested_deeply_or_promise_more_than_they_hold_are_refu
         b"\x93\xa3ask\xc6\xff\xff\xff\xff",
         b"\x81\x91\x01\x01",
     ):
-        with pytest.raises(FaultError, match="cannot be read"):
+        with pytest.raises(MalformedMessageError, match="cannot be read"):
             decode(framed(body))
 
 
 def test_another_version_is_refused_in_words_that_all_versions_read():
     other = [messages._MAGIC + b"\x07\x00", b"anything"]
     said = f"version 7 meet version {messages.VERSION}"
-    with pytest.raises(FaultError, match=f"{said}: install one shoal on all machines") as caught:
+    with pytest.raises(MalformedMessageError, match=f"{said}: install one shoal on all machines") as caught:
         decode(other)
     assert len(caught.value.reply) == 3
-    with pytest.raises(FaultError, match=f"the other side refuses: .*{said}"):
+    with pytest.raises(MalformedMessageError, match=f"the other side refuses: .*{said}"):
         decode(caught.value.reply)
     assert refusal("no")[1:] == [b"", b"no"]
 
 
 def test_a_message_with_a_field_more_or_of_another_type_is_refused():
     for body in (["heartbeat", b"s", 0, 1], ["heartbeat", b"s", "0"], ["heartbeat", b"s"], ["poem"], {}, 3):
-        with pytest.raises(FaultError, match="cannot be read"):
+        with pytest.raises(MalformedMessageError, match="cannot be read"):
             decode(framed(msgspec.msgpack.encode(body)))

@@ -14,41 +14,41 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.cluster.protocol.messages import (
-    MOST_WORKERS,
+    MAX_WORKERS,
     AddTable,
     Admit,
-    Ask,
-    AskFigures,
-    AskMap,
-    AskTable,
     Barrier,
+    BarrierReply,
+    CreateTable,
     Dismiss,
-    Done,
     DropTable,
-    FaultError,
+    ErrorReply,
+    Events,
     Fence,
+    GetMap,
+    GetMapReply,
+    GetMetrics,
     Heartbeat,
     Hello,
     Hold,
+    JobConsistency,
     Join,
-    Joined,
+    JoinReply,
     Leave,
-    Left,
-    MapIs,
-    News,
+    LeaveReply,
+    MalformedMessageError,
     Order,
-    PartIs,
-    Passed,
-    Refused,
+    OrderReply,
+    PendingReply,
     Reply,
-    Rules,
+    ReportMetrics,
+    Request,
     ServerGone,
+    SplitReply,
     StartJob,
     TableForm,
-    TableIs,
-    TakePart,
-    TellFigures,
-    Waiting,
+    TableReply,
+    TakeSplit,
     WorkerGone,
     decode,
     encode,
@@ -56,7 +56,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.scheduler import membership as membership_module
 from shoal.cluster.scheduler.membership import Membership
 
-BSP = Rules("bsp", 0, False)
+BSP = JobConsistency("bsp", 0, False)
 FORM = TableForm.of(shoal.local().table("t").spec)
 
 
@@ -71,12 +71,12 @@ class Process:
         self.came: set[str] = set()  # barriers that it has not passed
         self.replies: dict[int, object] = {}
         self.alive, self.paused, self.fenced = True, False, False
-        self.place: Joined | None = None
+        self.place: JoinReply | None = None
         self.seen = 0
         self.gone: list[object] = []
         self.taken = 0
         self.executed: list[object] = []
-        self.done: Done | None = None
+        self.done: OrderReply | None = None
         self.admitted: dict[int, int] = {}
         self.tables: dict[int, str] = {}  # of a server
         self.ask(Hello(role, f"{role} {self.sender.hex()[:4]}"))
@@ -97,14 +97,14 @@ class Process:
 
     def speak(self) -> None:
         for number, body in self.asked.items():
-            self.world.send_up(self, Ask(self.sender, number, body, self.number, tuple(self.asked)))
+            self.world.send_up(self, Request(self.sender, number, body, self.number, tuple(self.asked)))
         if 1 in self.replies:
             self.world.send_up(self, Heartbeat(self.sender, self.seen))
 
     def hear(self, message: object) -> None:
         if isinstance(message, Reply):
             self.replied(message)
-        elif isinstance(message, News):
+        elif isinstance(message, Events):
             for event in message.events[self.seen - message.first :] if message.first <= self.seen else ():
                 self.seen += 1
                 self.gone.append(event)
@@ -130,7 +130,7 @@ class Process:
         if isinstance(order.body, AddTable):
             assert order.body.id not in self.tables
             if self.world.rng.random() < self.world.refusals:
-                refused = Refused("memory", "no room")
+                refused = ErrorReply("memory", "no room")
             else:
                 self.tables[order.body.id] = order.body.form.name
         elif isinstance(order.body, DropTable):
@@ -138,26 +138,26 @@ class Process:
         asks_clock = isinstance(order.body, (Hold, Fence, Dismiss))
         clock = max(0, self.world.clock - self.join.rank) if asks_clock else 0
         tables = (clock,) if isinstance(order.body, Fence) else ()
-        told = isinstance(order.body, TellFigures)
+        told = isinstance(order.body, ReportMetrics)
         figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
-        self.done = Done(self.sender, order.number, clock, "", figures, refused, tables)
+        self.done = OrderReply(self.sender, order.number, clock, "", figures, refused, tables)
 
     def replied(self, reply: Reply) -> None:
-        if isinstance(reply.body, Refused) and reply.body.kind in ("fenced", "not-connected"):
+        if isinstance(reply.body, ErrorReply) and reply.body.kind in ("fenced", "not-connected"):
             self.fenced = True
             self.asked.clear()
-        if reply.number not in self.asked or isinstance(reply.body, Waiting):
+        if reply.number not in self.asked or isinstance(reply.body, PendingReply):
             return
         body = self.asked.pop(reply.number)
         self.replies[reply.number] = reply.body
-        if isinstance(reply.body, Passed):
+        if isinstance(reply.body, BarrierReply):
             self.came.discard(body.name)
         if isinstance(body, Hello):
             self.seen = reply.body.seen
             self.ask(self.join)
-        elif isinstance(reply.body, Joined):
+        elif isinstance(reply.body, JoinReply):
             self.place = reply.body
-        elif isinstance(reply.body, Left):
+        elif isinstance(reply.body, LeaveReply):
             self.alive = False
 
 
@@ -204,23 +204,23 @@ class World:
         passed = []
         for route, message in outgoing:
             process = by_sender[route]
-            if isinstance(message, News):
+            if isinstance(message, Events):
                 for event in message.events:
                     if isinstance(event, WorkerGone):
                         self.leaves(event.rank, event.incarnation)
-            if isinstance(message, Reply) and not isinstance(message.body, Waiting) and message.number:
+            if isinstance(message, Reply) and not isinstance(message.body, PendingReply) and message.number:
                 first = (route, message.number) not in self.told
                 known = self.told.setdefault((route, message.number), message.body)
-                assert known == message.body or isinstance(message.body, Refused | Left), "another answer (I4)"
-                if isinstance(message.body, Joined) and process.role == "worker" and first:
+                assert known == message.body or isinstance(message.body, ErrorReply | LeaveReply), "another answer (I4)"
+                if isinstance(message.body, JoinReply) and process.role == "worker" and first:
                     self.check_joined(process, message.body)
-                elif isinstance(message.body, Passed) and first:
+                elif isinstance(message.body, BarrierReply) and first:
                     passed.append((process, message.number))
-                elif isinstance(message.body, TableIs):
+                elif isinstance(message.body, TableReply):
                     self.tables.add((message.body.id, message.body.form.name))
                     for server in self.those("server"):
                         assert server.tables[message.body.id] == message.body.form.name, "not on all servers (I6)"
-                elif isinstance(message.body, Refused) and message.body.kind == "memory" and first:
+                elif isinstance(message.body, ErrorReply) and message.body.kind == "memory" and first:
                     self.check_refused(process, process.asked.get(message.number))
             self._fly(decode(encode(message)), process, False)
         for process, number in passed:
@@ -234,7 +234,7 @@ class World:
         if worker is not None and self.incarnations[rank] == incarnation:
             del self.inside[rank]
 
-    def check_joined(self, process: Process, joined: Joined) -> None:
+    def check_joined(self, process: Process, joined: JoinReply) -> None:
         assert joined.rank not in self.inside, "two workers of one rank (I1)"
         assert joined.incarnation > self.incarnations[joined.rank], "an incarnation that does not rise (I1)"
         self.inside[joined.rank] = process
@@ -243,7 +243,7 @@ class World:
             if server.role == "server" and server.executed:
                 assert server.admitted.get(joined.rank) == joined.incarnation, "told before all servers know (I2)"
 
-    def check_refused(self, process: Process, asked: AskTable | None) -> None:
+    def check_refused(self, process: Process, asked: CreateTable | None) -> None:
         self.refused += 1
         if asked is not None:
             for server in self.those("server"):
@@ -257,7 +257,11 @@ class World:
             self.flying = [flying for flying in self.flying if flying[0] > self.now]
             for _, message, process, up in due:
                 if up:
-                    if isinstance(message, Ask) and isinstance(message.body, Leave) and process in self.inside.values():
+                    if (
+                        isinstance(message, Request)
+                        and isinstance(message.body, Leave)
+                        and process in self.inside.values()
+                    ):
                         del self.inside[next(rank for rank, inside in self.inside.items() if inside is process)]
                     self.route(self.membership.handle(process.sender, "10.0.0.9", message, self.now))
                 elif process.running:
@@ -296,7 +300,7 @@ class World:
                 elif roll < 0.9 and not worker.waits_at("all"):
                     worker.ask(Barrier("all"))
                 else:
-                    worker.ask(AskTable(renamed(FORM, f"t{self.rng.randrange(3)}")))
+                    worker.ask(CreateTable(renamed(FORM, f"t{self.rng.randrange(3)}")))
 
 
 def renamed(form: TableForm, name: str) -> TableForm:
@@ -334,7 +338,9 @@ def test_invariants_hold_on_random_schedules_and_everybody_is_answered_once_it_i
     assert {worker.place.clock for worker in fresh} == {0}
     barriers = [worker.ask(Barrier("end")) for worker in fresh]
     world.go(3.0)
-    assert [worker.replies[number] for worker, number in zip(fresh, barriers, strict=True)] == [Passed()] * workers
+    assert [worker.replies[number] for worker, number in zip(fresh, barriers, strict=True)] == [
+        BarrierReply()
+    ] * workers
 
 
 @given(st.integers(0, 2**32), st.booleans())
@@ -450,7 +456,7 @@ def test_one_who_came_to_a_barrier_and_died_does_not_stand_in_for_the_one_who_ta
     assert number not in one.replies
     again.ask(Barrier("b"))
     world.go(2.0)
-    assert one.replies[number] == Passed()
+    assert one.replies[number] == BarrierReply()
 
 
 def test_one_who_goes_while_it_is_let_in_is_dismissed_and_its_rank_is_free_again():
@@ -475,30 +481,30 @@ def test_a_pass_over_the_data_ends_for_all_at_one_clock_once_all_have_come_to_it
     world, (one, two) = together(workers=2)
 
     def take(worker, clock, finished=-1, *, number=0, count=2, digest="d"):
-        asked = worker.ask(TakePart(number, count, digest, finished, 0.0, clock))
+        asked = worker.ask(TakeSplit(number, count, digest, finished, 0.0, clock))
         world.go(1.0)
         return worker.replies[asked]
 
-    assert take(one, 5) == PartIs(0, None)
-    assert take(two, 5) == PartIs(1, None)
-    assert take(one, 9, 0) == PartIs(None, None)  # the other part may come back
-    assert take(two, 7, 1) == PartIs(None, None)  # all is done, but one may not know
-    assert take(one, 10) == PartIs(None, 11)  # 10 may have become 11 since
-    assert take(two, 8) == PartIs(None, 11)
-    assert take(one, 11, number=1, count=0) == PartIs(None, None)
+    assert take(one, 5) == SplitReply(0, None)
+    assert take(two, 5) == SplitReply(1, None)
+    assert take(one, 9, 0) == SplitReply(None, None)  # the other part may come back
+    assert take(two, 7, 1) == SplitReply(None, None)  # all is done, but one may not know
+    assert take(one, 10) == SplitReply(None, 11)  # 10 may have become 11 since
+    assert take(two, 8) == SplitReply(None, 11)
+    assert take(one, 11, number=1, count=0) == SplitReply(None, None)
     two.alive = False
     world.go(7.0)
-    assert take(one, 12, number=1, count=0) == PartIs(None, 12)
+    assert take(one, 12, number=1, count=0) == SplitReply(None, 12)
     assert "other parts than the worker that began it" in take(one, 12, number=1, count=3).text
     assert "other parts than the worker that began it" in take(one, 12, number=1, digest="e").text
     assert "cut the data into larger ones" in take(one, 12, number=2, count=2**24).text
     two = world.start_worker(1)
     world.go(2.0)
-    assert take(two, 0) == PartIs(None, 11)  # that pass is over
-    assert take(two, 0, number=2) == PartIs(0, None)
+    assert take(two, 0) == SplitReply(None, 11)  # that pass is over
+    assert take(two, 0, number=2) == SplitReply(0, None)
     two.alive = False
     world.go(7.0)
-    assert take(one, 12, number=2) == PartIs(0, None)
+    assert take(one, 12, number=2) == SplitReply(0, None)
 
 
 def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who_comes_late():
@@ -509,10 +515,10 @@ def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who
         out = world.membership.handle(
             worker.sender,
             "h",
-            Ask(
+            Request(
                 worker.sender,
                 worker.ask(None),
-                TakePart(number, 1, "d", finished, 0.0, clock),
+                TakeSplit(number, 1, "d", finished, 0.0, clock),
                 worker.number,
                 tuple(worker.asked),
             ),
@@ -523,40 +529,40 @@ def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who
         return out[-1][1].body
 
     for number in range(300):
-        assert take(one, number, number) == PartIs(0, None)
-        assert take(one, number, number, 0) == PartIs(None, None)
-        assert take(two, number, number) == PartIs(None, number + 1)
-        assert take(one, number, number) == PartIs(None, number + 1)
+        assert take(one, number, number) == SplitReply(0, None)
+        assert take(one, number, number, 0) == SplitReply(None, None)
+        assert take(two, number, number) == SplitReply(None, number + 1)
+        assert take(one, number, number) == SplitReply(None, number + 1)
     assert max(kept) <= 2
-    assert take(two, 5, 300) == PartIs(None, 299)
+    assert take(two, 5, 300) == SplitReply(None, 299)
     two.alive = False
     world.go(7.0)
     late = world.start_worker(1)
     world.go(2.0)
-    assert take(late, 0, 300) == PartIs(None, 299)
+    assert take(late, 0, 300) == SplitReply(None, 299)
     for number in range(300, 1323):  # begun, and not gone beyond by all
-        assert take(one, number, 300) == PartIs(0, None)
+        assert take(one, number, 300) == SplitReply(0, None)
     assert "1024 passes over the data are under way" in take(one, 1323, 300).text
 
 
 def test_a_worker_that_asks_for_another_part_gives_back_the_one_that_it_did_not_finish():
     world, (one, two) = together(workers=2)
-    first = one.ask(TakePart(0, 1, "d", -1, 0.0, 0))
+    first = one.ask(TakeSplit(0, 1, "d", -1, 0.0, 0))
     world.go(1.0)
-    assert one.replies[first] == PartIs(0, None)
-    one.ask(TakePart(1, 5, "d", -1, 0.0, 0))
+    assert one.replies[first] == SplitReply(0, None)
+    one.ask(TakeSplit(1, 5, "d", -1, 0.0, 0))
     world.go(1.0)
-    again = two.ask(TakePart(0, 1, "d", -1, 0.0, 0))
+    again = two.ask(TakeSplit(0, 1, "d", -1, 0.0, 0))
     world.go(1.0)
-    assert two.replies[again] == PartIs(0, None)
-    done = two.ask(TakePart(0, 1, "d", 0, 0.0, 3))
+    assert two.replies[again] == SplitReply(0, None)
+    done = two.ask(TakeSplit(0, 1, "d", 0, 0.0, 3))
     world.go(1.0)
-    assert two.replies[done] == PartIs(None, 4)  # the other went on to the next pass
+    assert two.replies[done] == SplitReply(None, 4)  # the other went on to the next pass
 
 
 def test_what_the_servers_have_counted_is_told_endpoint_by_endpoint():
     world, (one,) = together(servers=2)
-    asked = one.ask(AskFigures())
+    asked = one.ask(GetMetrics())
     world.go(2.0)
     told = [(endpoint.server, endpoint.address, endpoint.figures) for endpoint in one.replies[asked].endpoints]
     assert told == [
@@ -594,10 +600,10 @@ def test_who_comes_after_a_job_is_complete_waits_for_the_next_one_which_starts_a
     assert late[0].place.job == late[1].place.job != one.place.job
 
 
-def joined(membership: Membership, wanted: list[int | None], size: int) -> list[Joined | None]:
+def joined(membership: Membership, wanted: list[int | None], size: int) -> list[JoinReply | None]:
     """Have workers join that want these ranks, in this order, in a cluster of one server that does all it is told."""
     server = b"server"
-    told: dict[bytes, Joined] = {}
+    told: dict[bytes, JoinReply] = {}
 
     def say(sender: bytes, message: object) -> None:
         waiting = [(sender, message)]
@@ -605,17 +611,17 @@ def joined(membership: Membership, wanted: list[int | None], size: int) -> list[
             sender, message = waiting.pop(0)
             for route, answer in membership.handle(sender, "10.0.0.9", decode(encode(message)), 0.0):
                 if isinstance(answer, Order):
-                    waiting.append((server, Done(server, answer.number)))
-                elif isinstance(answer.body, Joined):
+                    waiting.append((server, OrderReply(server, answer.number)))
+                elif isinstance(answer.body, JoinReply):
                     told[route] = answer.body
 
-    say(server, Ask(server, 1, Hello("server", "s")))
-    say(server, Ask(server, 2, Join(None, ("tcp://:7",))))
+    say(server, Request(server, 1, Hello("server", "s")))
+    say(server, Request(server, 2, Join(None, ("tcp://:7",))))
     membership.probed(membership.probes.popleft(), None, 0.0)
     senders = [b"%d" % k for k in range(len(wanted))]
     for sender, rank in zip(senders, wanted, strict=True):
-        say(sender, Ask(sender, 1, Hello("worker", "w")))
-        say(sender, Ask(sender, 2, Join(rank, (), size, BSP)))
+        say(sender, Request(sender, 1, Hello("worker", "w")))
+        say(sender, Request(sender, 2, Join(rank, (), size, BSP)))
     return [told.get(sender) for sender in senders]
 
 
@@ -638,17 +644,17 @@ def test_workers_that_ask_for_a_rank_get_it_whenever_they_come_and_the_others_sh
 
 def test_the_greatest_job_assembles_and_one_of_more_workers_is_refused_at_once():
     membership = Membership(servers=1, workers=1, slots=16, rng=random.Random(0), now=0.0)
-    size = MOST_WORKERS
+    size = MAX_WORKERS
     places = joined(membership, [size - 1, None], size)
     assert places == [None, None]
-    ask = Ask(b"x", 1, Hello("worker", "w"))
+    ask = Request(b"x", 1, Hello("worker", "w"))
     membership.handle(b"x", "h", ask, 0.0)
-    waiting = membership.handle(b"x", "h", Ask(b"x", 2, Join(None, (), size, BSP)), 0.0)
-    assert waiting[0][1].body == Waiting(f"3 of {size} workers have joined")
-    membership.handle(b"y", "h", Ask(b"y", 1, Hello("worker", "w")), 0.0)
+    waiting = membership.handle(b"x", "h", Request(b"x", 2, Join(None, (), size, BSP)), 0.0)
+    assert waiting[0][1].body == PendingReply(f"3 of {size} workers have joined")
+    membership.handle(b"y", "h", Request(b"y", 1, Hello("worker", "w")), 0.0)
     for number, workers in enumerate([size + 1, 10**8, 0], 2):
-        refused = membership.handle(b"y", "h", Ask(b"y", number, Join(None, (), workers, BSP)), 0.0)[0][1].body
-        assert refused == Refused("input", f"a job has from 1 to {size} workers, got workers={workers}")
+        refused = membership.handle(b"y", "h", Request(b"y", number, Join(None, (), workers, BSP)), 0.0)[0][1].body
+        assert refused == ErrorReply("input", f"a job has from 1 to {size} workers, got workers={workers}")
 
 
 def test_events_are_kept_until_all_peers_have_seen_them_and_no_longer():
@@ -673,15 +679,15 @@ def test_events_are_kept_until_all_peers_have_seen_them_and_no_longer():
 def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_peers_take_no_more(monkeypatch):
     world, (worker, _) = together(workers=2)
     for number in range(3, 3 + membership_module._MOST_PARKED + 1):
-        ask = Ask(worker.sender, number, Barrier(f"b{number}"))
+        ask = Request(worker.sender, number, Barrier(f"b{number}"))
         answer = world.membership.handle(worker.sender, "h", ask, world.now)[0][1].body
     assert "has 1024 requests that wait: no more" in answer.text
     monkeypatch.setattr(membership_module, "_MOST_PEERS", len(world.membership._peers))
-    hello = Ask(b"new", 1, Hello("worker", "w"))
-    assert world.membership.handle(b"new", "h", hello, world.now)[0][1].body == Waiting("3 processes are there")
+    hello = Request(b"new", 1, Hello("worker", "w"))
+    assert world.membership.handle(b"new", "h", hello, world.now)[0][1].body == PendingReply("3 processes are there")
     worker.alive = False
     world.go(7.0)
-    assert not isinstance(world.membership.handle(b"new", "h", hello, world.now)[0][1].body, Waiting)
+    assert not isinstance(world.membership.handle(b"new", "h", hello, world.now)[0][1].body, PendingReply)
 
 
 @pytest.mark.parametrize(
@@ -705,9 +711,9 @@ def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_p
 def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_of_it(changed, text):
     world, (worker,) = together()
     fields = {field: getattr(FORM, field) for field in FORM.__struct_fields__}
-    number = worker.ask(AskTable(TableForm(**{**fields, **changed})))
+    number = worker.ask(CreateTable(TableForm(**{**fields, **changed})))
     if text == "cannot be read":
-        with pytest.raises(FaultError, match=r"Expected `float`, got `str`") as caught:
+        with pytest.raises(MalformedMessageError, match=r"Expected `float`, got `str`") as caught:
             world.go(0.5)
         assert decode(caught.value.reply).body.kind == "input"
         return
@@ -720,7 +726,7 @@ def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_
 def test_tables_whose_descriptions_would_not_fit_into_one_message_are_refused():
     world, (worker,) = together()
     world.membership._tables_bytes = membership_module._TABLES_BYTES - 10
-    number = worker.ask(AskTable(FORM))
+    number = worker.ask(CreateTable(FORM))
     world.go(1.0)
     assert "there are 0 tables, whose descriptions take" in worker.replies[number].text
 
@@ -733,7 +739,7 @@ def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_no
     def refuse(order):
         execute(order)
         if isinstance(order.body, StartJob):
-            first.done = Done(first.sender, order.number, refused=Refused("input", "no such mode"))
+            first.done = OrderReply(first.sender, order.number, refused=ErrorReply("input", "no such mode"))
 
     first.execute = refuse
     workers = [world.start_worker(rank) for rank in range(2)]
@@ -756,7 +762,10 @@ def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_no
     ("join", "text"),
     [
         (Join(None, (), 3, BSP), "the job has 2 workers, and worker .* wants 3"),
-        (Join(None, (), 2, Rules("ssp", 4, False)), r"runs under BSP\(reduce='sum'\), and .* SSP\(staleness=4\)"),
+        (
+            Join(None, (), 2, JobConsistency("ssp", 4, False)),
+            r"runs under BSP\(reduce='sum'\), and .* SSP\(staleness=4\)",
+        ),
         (Join(5, (), 2, BSP), "there is no rank 5 among 2 workers"),
         (Join(None, (), 0, BSP), "got workers=0"),
         (Join(None, (), 2, None), "which consistency"),
@@ -802,13 +811,15 @@ def test_a_server_that_does_not_fit_is_refused_with_the_reason(join, text):
 def test_a_server_that_cannot_be_reached_is_told_what_to_pass_and_its_place_stays_free():
     world = World(0, servers=1, workers=1, loss=0.0)
     server = world.processes[0]
-    world.route(world.membership.handle(server.sender, "10.0.0.9", Ask(server.sender, 1, Hello("server", "s")), 0.0))
-    join = Ask(server.sender, 2, Join(None, ("tcp://nowhere:7",)))
+    world.route(
+        world.membership.handle(server.sender, "10.0.0.9", Request(server.sender, 1, Hello("server", "s")), 0.0)
+    )
+    join = Request(server.sender, 2, Join(None, ("tcp://nowhere:7",)))
     world.route(world.membership.handle(server.sender, "10.0.0.9", join, 0.0))
     found = world.membership.probed(world.membership.probes.popleft(), ("tcp://nowhere:7", "no answer in 5 s"), 1.0)
     assert "tcp://nowhere:7 (no answer in 5 s): pass --advertise HOST" in found[0][1].body.text
-    again = world.membership.handle(server.sender, "10.0.0.9", Ask(server.sender, 3, Join(0, ("tcp://:7",))), 1.0)
-    assert isinstance(again[0][1].body, Waiting)
+    again = world.membership.handle(server.sender, "10.0.0.9", Request(server.sender, 3, Join(0, ("tcp://:7",))), 1.0)
+    assert isinstance(again[0][1].body, PendingReply)
     joined = world.membership.probed(world.membership.probes.popleft(), None, 1.0)
     assert joined[0][1].body.map.endpoints[0].address == "tcp://10.0.0.9:7"
 
@@ -817,18 +828,18 @@ def test_strangers_and_requests_out_of_place_are_refused_and_change_nothing():
     world = World(0, servers=1, workers=1, loss=0.0)
     world.go(1.0)
     ask = lambda body, sender=b"x" * 16, number=1: world.membership.handle(  # noqa: E731
-        b"r", "h", Ask(sender, number, body), world.now
+        b"r", "h", Request(sender, number, body), world.now
     )
-    assert ask(AskMap())[0][1].body.kind == "not-connected"
+    assert ask(GetMap())[0][1].body.kind == "not-connected"
     assert world.membership.handle(b"r", "h", Heartbeat(b"y" * 16, 0), world.now)[0][1].body.kind == "not-connected"
     assert ask(Hello("poet", "p"))[0][1].body.kind == "protocol"
     ask(Hello("worker", "w"))
     assert ask(Barrier("b"), number=2)[0][1].body.kind == "protocol"
-    assert isinstance(ask(AskMap(), number=3)[0][1].body, MapIs)
+    assert isinstance(ask(GetMap(), number=3)[0][1].body, GetMapReply)
     bad = TableForm("t", 1, "float32", 0, "SGD", {"lr": -1.0}, "Zeros", 0.0, 0)
     worker = world.start_worker()
     world.go(1.0)
-    worker.ask(AskTable(bad))
+    worker.ask(CreateTable(bad))
     world.go(1.0)
     assert worker.replies[3].kind == "input"
     assert not any(isinstance(order, AddTable) for order in world.processes[0].executed)
@@ -838,7 +849,7 @@ def test_a_table_that_a_server_refuses_is_dropped_by_all_and_all_that_wait_for_i
     world, (one, two) = together(workers=2, servers=2)
     first, second = world.processes[:2]
     world.refusals = 1.0
-    numbers = [worker.ask(AskTable(FORM)) for worker in (one, two)]
+    numbers = [worker.ask(CreateTable(FORM)) for worker in (one, two)]
     world.go(3.0)
     for worker, number in zip((one, two), numbers, strict=True):
         refused = worker.replies[number]
@@ -849,11 +860,11 @@ def test_a_table_that_a_server_refuses_is_dropped_by_all_and_all_that_wait_for_i
     assert first.executed == second.executed
     assert first.tables == second.tables == {}
     world.refusals = 0.0
-    number = two.ask(AskTable(renamed(FORM, "smaller")))
-    again = one.ask(AskTable(FORM))
+    number = two.ask(CreateTable(renamed(FORM, "smaller")))
+    again = one.ask(CreateTable(FORM))
     world.go(3.0)
-    assert two.replies[number] == TableIs(0, renamed(FORM, "smaller"))
-    assert one.replies[again] == TableIs(1, FORM)
+    assert two.replies[number] == TableReply(0, renamed(FORM, "smaller"))
+    assert one.replies[again] == TableReply(1, FORM)
     assert first.tables == second.tables == {0: "smaller", 1: "t"}
     assert not world.membership.broken
 
@@ -862,8 +873,10 @@ def test_a_server_that_fails_at_an_order_is_lost_with_its_reason():
     world, (worker,) = together()
     server = world.processes[0]
     order = Order(2, AddTable(0, FORM))
-    world.membership.handle(worker.sender, "h", Ask(worker.sender, 3, AskTable(FORM)), world.now)
-    out = world.membership.handle(server.sender, "h", Done(server.sender, order.number, 0, "out of memory"), world.now)
+    world.membership.handle(worker.sender, "h", Request(worker.sender, 3, CreateTable(FORM)), world.now)
+    out = world.membership.handle(
+        server.sender, "h", OrderReply(server.sender, order.number, 0, "out of memory"), world.now
+    )
     refused = [message.body for _, message in out if isinstance(message, Reply)]
     assert [body.kind for body in refused] == ["server-lost"]
     assert "could not do what all servers have to do: out of memory" in refused[0].text

@@ -79,7 +79,7 @@ def test_who_is_silent_is_replaced_and_nothing_is_lost_or_done_twice(mode, zombi
 @pytest.mark.parametrize("mode", MODES)
 def test_a_table_that_a_server_has_no_room_for_is_nowhere_and_all_workers_go_on(mode):
     def ask(worker, form):
-        worker.ask(m.AskTable(form))
+        worker.ask(m.CreateTable(form))
 
     with shoal.local(slots=16) as store:
         forms = [TableForm.of(store.table(name, dim=dim).spec) for name, dim in (("wide", 4096), ("narrow", 2))]
@@ -93,9 +93,9 @@ def test_a_table_that_a_server_has_no_room_for_is_nowhere_and_all_workers_go_on(
         assert violations(cluster) == [], f"seed {seed}"
         assert all(client.finished and client.error is None for client in cluster.clients)
         for one in cluster.worker_processes:
-            refused = [body for body in one.tables if isinstance(body, m.Refused)]
+            refused = [body for body in one.tables if isinstance(body, m.ErrorReply)]
             assert all("server 1 at tcp://10.0.0.2:5000, tcp://10.0.0.2:5001" in body.text for body in refused)
-            assert [body for body in one.tables if body not in refused] == [m.TableIs(0, forms[1])], f"seed {seed}"
+            assert [body for body in one.tables if body not in refused] == [m.TableReply(0, forms[1])], f"seed {seed}"
             assert len(refused) == 1 + (one is not cluster.worker_processes[0]), f"seed {seed}"
         assert {tuple(service.tables()) for service in cluster.services.values()} == {(0, 1)}
 

@@ -32,7 +32,7 @@ class Process:
     def ask(self, body):
         self.number += 1
         self.asked[self.number] = body
-        self.send(m.Ask(self.sender, self.number, body))
+        self.send(m.Request(self.sender, self.number, body))
 
     def send(self, message):
         self.world.send_up(self, message)
@@ -40,7 +40,7 @@ class Process:
     def speak(self):
         if self.alive and self.fault is None:
             for number, body in self.asked.items():
-                self.send(m.Ask(self.sender, number, body))
+                self.send(m.Request(self.sender, number, body))
             if self.seen is not None:
                 self.send(m.Heartbeat(self.sender, self.seen))
             if not self.world.over:
@@ -50,18 +50,18 @@ class Process:
         if not self.alive or self.fault is not None:
             return
         if isinstance(message, m.Reply):
-            if isinstance(message.body, m.Refused) and message.body.kind == "memory":
+            if isinstance(message.body, m.ErrorReply) and message.body.kind == "memory":
                 if self.asked.pop(message.number, None) is not None:
                     self.answered(message.body)
-            elif isinstance(message.body, m.Refused) and (message.number in self.asked or not message.number):
+            elif isinstance(message.body, m.ErrorReply) and (message.number in self.asked or not message.number):
                 self.fault = message.body
                 self.ended()
-            elif message.number in self.asked and not isinstance(message.body, m.Waiting):
+            elif message.number in self.asked and not isinstance(message.body, m.PendingReply):
                 del self.asked[message.number]
-                if isinstance(message.body, m.Welcome):
+                if isinstance(message.body, m.HelloReply):
                     self.seen = message.body.seen
                 self.answered(message.body)
-        elif isinstance(message, m.News) and self.seen is not None and message.first <= self.seen:
+        elif isinstance(message, m.Events) and self.seen is not None and message.first <= self.seen:
             for event in message.events[self.seen - message.first :]:
                 self.seen += 1
                 self.told(event)
@@ -85,11 +85,11 @@ class ServerProcess(Process):
         super().__init__(world, "server", f"server {rank}")
 
     def answered(self, body):
-        if isinstance(body, m.Welcome):
+        if isinstance(body, m.HelloReply):
             for address in self.addresses:
                 self.world.serve(self.service, address, 0, 0)
             self.ask(m.Join(self.rank, self.addresses))
-        elif isinstance(body, m.Joined):
+        elif isinstance(body, m.JoinReply):
             self.world.map = body.map
             for endpoint in body.map.of_server(self.rank):
                 self.world.services[endpoint.address].set_map(body.map.epoch, endpoint.first_slot, endpoint.end_slot)
@@ -101,7 +101,7 @@ class ServerProcess(Process):
             outcome = obey(services, order.body)
             for address, service in zip(self.addresses, services, strict=True):
                 self.world.reply(address, service.released())
-            self.last = m.Done(self.sender, order.number, **outcome._asdict())
+            self.last = m.OrderReply(self.sender, order.number, **outcome._asdict())
         if self.last is not None and order.number == self.last.number:
             self.send(self.last)
 
@@ -120,18 +120,18 @@ class WorkerProcess(Process):
 
     def answered(self, body):
         world = self.world
-        if isinstance(body, m.Welcome):
-            self.ask(m.Join(None, (), world.workers, m.Rules(world.mode, world.staleness, False)))
-        elif isinstance(body, m.Joined):
+        if isinstance(body, m.HelloReply):
+            self.ask(m.Join(None, (), world.workers, m.JobConsistency(world.mode, world.staleness, False)))
+        elif isinstance(body, m.JoinReply):
             world.job, world.map = body.job, body.map
             self.client = Client(world, body.rank, body.incarnation, body.clock, self.program)
             self.client.on_end = self.leave
             world.clients.append(self.client)
             world.history.joined(body.rank, body.incarnation, body.clock)
             self.client.go()
-        elif isinstance(body, m.TableIs | m.Refused):
+        elif isinstance(body, m.TableReply | m.ErrorReply):
             self.tables.append(body)
-        elif isinstance(body, m.Left):
+        elif isinstance(body, m.LeaveReply):
             self.alive = False
 
     def leave(self):

@@ -5,11 +5,11 @@ Two frames: a preamble and one message in MessagePack, with its checksum.
     preamble   "SHOALCTL" and the version, u16 little-endian
     message    CRC-32 of the rest, u32 little-endian; then an array: a tag and the fields of a class of `Message`
 
-    peer -> scheduler    Ask(sender, number, body, ..)  answered by Reply(number, body) of the same number
-                         Heartbeat(sender, seen)        answered by News: what the peer has not seen
-                         Done(sender, number, ...)      what came of an order
+    peer -> scheduler    Request(sender, number, body, ..)  answered by Reply(number, body) of the same number
+                         Heartbeat(sender, seen)        answered by Events: what the peer has not seen
+                         OrderReply(sender, number, ...)      what came of an order
     scheduler -> peer    Order(number, body)            to servers: execute in the order of the numbers, once
-                         News(first, events)            also unasked, when something happens
+                         Events(first, events)            also unasked, when something happens
 
 A sender is 16 random bytes that a process chooses for its life, so a connection that was cut and made again is the same
 peer. Anything may be sent again: numbers tell what was seen. Nobody answers what is no message of this version, except
@@ -17,7 +17,7 @@ by a refusal in the form that all versions read: preamble, an empty frame, a tex
 on its way is dropped, as one that was lost.
 
 Every field has its bounds here, and a message that breaks one is refused on arrival, before anybody acts on it: a
-request by Refused("input"), with the name of the field. What depends on the state of the cluster, such as whether a
+request by ErrorReply("input"), with the name of the field. What depends on the state of the cluster, such as whether a
 rank is free, membership checks.
 
 The version changes whenever a message does: all processes of a cluster run one version of shoal.
@@ -41,55 +41,55 @@ from shoal.errors import ProtocolError
 from shoal.table.table import TableForm
 
 __all__ = [
-    "MOST_OPEN",
-    "MOST_WORKERS",
+    "MAX_OPEN_REQUESTS",
+    "MAX_WORKERS",
     "VERSION",
     "AddTable",
     "Admit",
-    "Ask",
-    "AskBody",
-    "AskFigures",
-    "AskMap",
-    "AskTable",
-    "AskTables",
+    "Request",
+    "RequestBody",
+    "GetMetrics",
+    "GetMap",
+    "CreateTable",
+    "ListTables",
     "Barrier",
     "Dismiss",
-    "Done",
+    "OrderReply",
     "DropTable",
-    "EndpointFigures",
+    "EndpointMetrics",
     "Event",
-    "FaultError",
+    "MalformedMessageError",
     "Fence",
-    "FiguresAre",
+    "MetricsReply",
     "Heartbeat",
     "Hello",
     "Hold",
     "Join",
-    "Joined",
+    "JoinReply",
     "Leave",
-    "Left",
-    "MapIs",
+    "LeaveReply",
+    "GetMapReply",
     "Message",
-    "News",
+    "Events",
     "Order",
     "OrderBody",
-    "PartIs",
-    "Passed",
-    "Refusal",
-    "Refused",
+    "SplitReply",
+    "BarrierReply",
+    "PeerRefusedError",
+    "ErrorReply",
     "Reply",
     "ReplyBody",
-    "Rules",
+    "JobConsistency",
     "SchedulerStopped",
     "ServerGone",
     "StartJob",
     "TableForm",
-    "TableIs",
-    "TablesAre",
-    "TakePart",
-    "TellFigures",
-    "Waiting",
-    "Welcome",
+    "TableReply",
+    "ListTablesReply",
+    "TakeSplit",
+    "ReportMetrics",
+    "PendingReply",
+    "HelloReply",
     "WorkerGone",
     "checked",
     "decode",
@@ -100,8 +100,8 @@ __all__ = [
 ]
 
 VERSION = 5
-MOST_WORKERS = 1 << 14  # of a job; each is heard every heartbeat, by one thread
-MOST_OPEN = 1024  # requests of a process whose replies it waits for
+MAX_WORKERS = 1 << 14  # of a job; each is heard every heartbeat, by one thread
+MAX_OPEN_REQUESTS = 1024  # requests of a process whose replies it waits for
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
 _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
@@ -122,7 +122,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     pass
 
 
-class Rules(_Message, frozen=True):
+class JobConsistency(_Message, frozen=True):
     """A job's consistency: ``mode``, ``waits`` and ``mean`` of :class:`shoal.consistency.Consistency`."""
 
     mode: Annotated[str, Meta(pattern="^(bsp|ssp|asp)$")]
@@ -152,7 +152,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     about: _Name
 
 
-class Welcome(_Message, frozen=True, tag="welcome"):
+class HelloReply(_Message, frozen=True, tag="welcome"):
     """What a peer needs before it can join. ``host`` is where its connection comes from."""
 
     cluster: str
@@ -164,7 +164,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
 
 
 class Join(_Message, frozen=True, tag="join"):
-    """A peer is ready. The reply may take as long as others need to join; until then it is Waiting.
+    """A peer is ready. The reply may take as long as others need to join; until then it is PendingReply.
 
     A server says where its endpoints are (tcp://host:port; an empty host or 0.0.0.0 stands for where the connection
     comes from), a worker what it takes for granted of the job.
@@ -173,52 +173,52 @@ class Join(_Message, frozen=True, tag="join"):
     rank: _Small | None = None
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=1 << 14)] = ()
     workers: _Small | None = None
-    rules: Rules | None = None
+    rules: JobConsistency | None = None
 
 
-class Joined(_Message, frozen=True, tag="joined"):
+class JoinReply(_Message, frozen=True, tag="joined"):
     """A peer is in. ``incarnation``, ``job`` and ``clock`` are for workers: where they begin."""
 
     rank: _Small
     map: ClusterMap
-    tables: tuple[TableIs, ...]
+    tables: tuple[TableReply, ...]
     incarnation: _Word = 0
     job: _Word = 0
     clock: _Word = 0
     num_workers: _Small = 0
 
 
-class AskMap(_Message, frozen=True, tag="ask-map"):
+class GetMap(_Message, frozen=True, tag="ask-map"):
     """Which endpoint owns which slots?"""  # noqa: D400
 
 
-class MapIs(_Message, frozen=True, tag="map"):
+class GetMapReply(_Message, frozen=True, tag="map"):
     """The map."""
 
     map: ClusterMap
 
 
-class AskTable(_Message, frozen=True, tag="ask-table"):
+class CreateTable(_Message, frozen=True, tag="ask-table"):
     """A table of this description is to be there."""
 
     form: TableForm
 
 
-class TableIs(_Message, frozen=True, tag="table"):
+class TableReply(_Message, frozen=True, tag="table"):
     """A table that all servers have. Its description may not be the one that was asked for: the first one counts."""
 
     id: _Word
     form: TableForm
 
 
-class AskTables(_Message, frozen=True, tag="ask-tables"):
+class ListTables(_Message, frozen=True, tag="ask-tables"):
     """Which tables are there?"""  # noqa: D400
 
 
-class TablesAre(_Message, frozen=True, tag="tables"):
+class ListTablesReply(_Message, frozen=True, tag="tables"):
     """All tables."""
 
-    tables: tuple[TableIs, ...]
+    tables: tuple[TableReply, ...]
 
 
 class Barrier(_Message, frozen=True, tag="barrier"):
@@ -227,11 +227,11 @@ class Barrier(_Message, frozen=True, tag="barrier"):
     name: _Name
 
 
-class Passed(_Message, frozen=True, tag="passed"):
+class BarrierReply(_Message, frozen=True, tag="passed"):
     """All workers of the job that are alive have come to the barrier."""
 
 
-class TakePart(_Message, frozen=True, tag="take-part"):
+class TakeSplit(_Message, frozen=True, tag="take-part"):
     """A worker wants a part of the data, in its ``pass_number``-th pass, and has finished another, -1 for none.
 
     All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for. ``clock`` is the worker's.
@@ -245,18 +245,18 @@ class TakePart(_Message, frozen=True, tag="take-part"):
     clock: _Word
 
 
-class PartIs(_Message, frozen=True, tag="part"):
+class SplitReply(_Message, frozen=True, tag="part"):
     """The part to train on, None if there is none at present; or the clock at which the pass is over for all."""
 
     part: _Small | None
     end: _Count | None
 
 
-class AskFigures(_Message, frozen=True, tag="ask-figures"):
+class GetMetrics(_Message, frozen=True, tag="ask-figures"):
     """What have the servers counted?"""  # noqa: D400
 
 
-class EndpointFigures(_Message, frozen=True):
+class EndpointMetrics(_Message, frozen=True):
     """What an endpoint has counted."""
 
     server: _Small
@@ -264,10 +264,10 @@ class EndpointFigures(_Message, frozen=True):
     figures: dict[str, Any]
 
 
-class FiguresAre(_Message, frozen=True, tag="figures"):
+class MetricsReply(_Message, frozen=True, tag="figures"):
     """What all endpoints have counted, in the order of their slots, and what the scheduler has."""
 
-    endpoints: tuple[EndpointFigures, ...]
+    endpoints: tuple[EndpointMetrics, ...]
     scheduler: dict[str, _Count] = {}
 
 
@@ -277,17 +277,17 @@ class Leave(_Message, frozen=True, tag="leave"):
     status: _Status = 0
 
 
-class Left(_Message, frozen=True, tag="left"):
+class LeaveReply(_Message, frozen=True, tag="left"):
     """It is forgotten: nobody waits for it."""
 
 
-class Waiting(_Message, frozen=True, tag="waiting"):
+class PendingReply(_Message, frozen=True, tag="waiting"):
     """The reply will come later; ``text`` says what it waits for."""
 
     text: str
 
 
-class Refused(_Message, frozen=True, tag="refused"):
+class ErrorReply(_Message, frozen=True, tag="refused"):
     """It will not be done. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
 
     kind: Annotated[str, Meta(max_length=16)]
@@ -304,8 +304,8 @@ class StartJob(_Message, frozen=True, tag="start-job"):
     """
 
     job: Annotated[int, Meta(ge=1, lt=1 << 32)]
-    rules: Rules
-    incarnations: Annotated[tuple[_Word, ...], Meta(max_length=MOST_WORKERS)]
+    rules: JobConsistency
+    incarnations: Annotated[tuple[_Word, ...], Meta(max_length=MAX_WORKERS)]
     before: _Word = 0
 
 
@@ -354,7 +354,7 @@ class DropTable(_Message, frozen=True, tag="drop-table"):
     id: _Word
 
 
-class TellFigures(_Message, frozen=True, tag="tell-figures"):
+class ReportMetrics(_Message, frozen=True, tag="tell-figures"):
     """Say what your endpoints have counted."""
 
 
@@ -381,18 +381,28 @@ class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
     """The scheduler was told to end, and the cluster ends with it."""
 
 
-AskBody: TypeAlias = Hello | Join | AskMap | AskTable | AskTables | Barrier | TakePart | AskFigures | Leave
+RequestBody: TypeAlias = Hello | Join | GetMap | CreateTable | ListTables | Barrier | TakeSplit | GetMetrics | Leave
 ReplyBody: TypeAlias = (
-    Welcome | Joined | MapIs | TableIs | TablesAre | Passed | PartIs | FiguresAre | Left | Waiting | Refused
+    HelloReply
+    | JoinReply
+    | GetMapReply
+    | TableReply
+    | ListTablesReply
+    | BarrierReply
+    | SplitReply
+    | MetricsReply
+    | LeaveReply
+    | PendingReply
+    | ErrorReply
 )
-OrderBody: TypeAlias = StartJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | TellFigures
+OrderBody: TypeAlias = StartJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | ReportMetrics
 Event: TypeAlias = ServerGone | WorkerGone | SchedulerStopped
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------------
 
 
-class Ask(_Message, frozen=True, tag="ask"):
+class Request(_Message, frozen=True, tag="ask"):
     """A request. Numbers of a sender start at 1 and rise.
 
     ``latest`` is the greatest number that the sender has given out, ``open`` are those whose replies it still waits
@@ -401,9 +411,9 @@ class Ask(_Message, frozen=True, tag="ask"):
 
     sender: _Sender
     number: _Number
-    body: AskBody
+    body: RequestBody
     latest: _Count = 0
-    open: Annotated[tuple[_Number, ...], Meta(max_length=MOST_OPEN)] = ()
+    open: Annotated[tuple[_Number, ...], Meta(max_length=MAX_OPEN_REQUESTS)] = ()
 
 
 class Reply(_Message, frozen=True, tag="reply"):
@@ -420,7 +430,7 @@ class Order(_Message, frozen=True, tag="order"):
     body: OrderBody
 
 
-class Done(_Message, frozen=True, tag="done"):
+class OrderReply(_Message, frozen=True, tag="done"):
     """An order is executed: what came of it, or a fault, a text, after which the server is of no use.
 
     ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named. A server that
@@ -432,7 +442,7 @@ class Done(_Message, frozen=True, tag="done"):
     result: _Word = 0
     fault: _Text = ""
     figures: Annotated[tuple[dict[str, Any], ...], Meta(max_length=1 << 14)] = ()
-    refused: Refused | None = None
+    refused: ErrorReply | None = None
     tables: _Tables = ()
 
 
@@ -443,21 +453,21 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     seen: _Count
 
 
-class News(_Message, frozen=True, tag="news"):
+class Events(_Message, frozen=True, tag="news"):
     """Events, the first of which is number ``first`` (from 0)."""
 
     first: _Count
     events: tuple[Event, ...]
 
 
-Message: TypeAlias = Ask | Reply | Order | Done | Heartbeat | News
+Message: TypeAlias = Request | Reply | Order | OrderReply | Heartbeat | Events
 
 _CHECKSUM = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-class FaultError(ProtocolError):
+class MalformedMessageError(ProtocolError):
     """What came is no message. ``reply`` is what to tell the other side, None if it is not to be answered."""
 
     def __init__(self, text: str, reply: list[bytes] | None = None) -> None:
@@ -465,7 +475,7 @@ class FaultError(ProtocolError):
         self.reply = reply
 
 
-class Refusal(FaultError):
+class PeerRefusedError(MalformedMessageError):
     """What came is a refusal: the other side does not read what this one sends."""
 
 
@@ -489,7 +499,7 @@ def refusal(text: str) -> list[bytes]:
     return [_PREAMBLE, b"", text.encode()]
 
 
-def checked(body: AskBody) -> AskBody:
+def checked(body: RequestBody) -> RequestBody:
     """Return a request as it arrives.
 
     Raises
@@ -507,7 +517,7 @@ def checked(body: AskBody) -> AskBody:
         raise ValueError(f"the scheduler does not take this: {_named(msgspec.msgpack.decode(sent), error)}") from None
 
 
-_body_decoder: msgspec.msgpack.Decoder[AskBody] = msgspec.msgpack.Decoder(AskBody)
+_body_decoder: msgspec.msgpack.Decoder[RequestBody] = msgspec.msgpack.Decoder(RequestBody)
 
 
 def decode(frames: list[bytes]) -> Message:
@@ -515,22 +525,22 @@ def decode(frames: list[bytes]) -> Message:
 
     Raises
     ------
-    FaultError
+    MalformedMessageError
         They are none; or they are a refusal, whose text the error has.
     """
     if not frames or len(frames[0]) != len(_PREAMBLE) or not frames[0].startswith(_MAGIC):
-        raise FaultError("what came is no control message of shoal: is the address that of a scheduler?")
+        raise MalformedMessageError("what came is no control message of shoal: is the address that of a scheduler?")
     if len(frames) == 3 and not frames[1]:
-        raise Refusal(f"the other side refuses: {frames[2][:4096].decode(errors='replace')}")
+        raise PeerRefusedError(f"the other side refuses: {frames[2][:4096].decode(errors='replace')}")
     (version,) = struct.unpack_from("<H", frames[0], len(_MAGIC))
     if version != VERSION:
         text = f"control messages of version {version} meet version {VERSION}: install one shoal on all machines"
-        raise FaultError(text, refusal(text))
+        raise MalformedMessageError(text, refusal(text))
     if len(frames) != 2 or len(frames[1]) > _LONGEST:
-        raise FaultError(f"a control message of {len(frames)} frames, or longer than {_LONGEST} bytes")
+        raise MalformedMessageError(f"a control message of {len(frames)} frames, or longer than {_LONGEST} bytes")
     message = frames[1][_CHECKSUM.size :]
     if frames[1][: _CHECKSUM.size] != _CHECKSUM.pack(zlib.crc32(message)):
-        raise FaultError("a control message that was damaged on its way")
+        raise MalformedMessageError("a control message that was damaged on its way")
     try:
         return _decoder.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -538,14 +548,14 @@ def decode(frames: list[bytes]) -> Message:
     raise fault
 
 
-def _fault(message: bytes, error: Exception) -> FaultError:
+def _fault(message: bytes, error: Exception) -> MalformedMessageError:
     raw = None
     if isinstance(error, msgspec.ValidationError):
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
             raw = msgspec.msgpack.decode(message)
     what = _named(raw, error) if isinstance(error, msgspec.ValidationError) else str(error)
     text = f"a control message that cannot be read ({what})"
-    return FaultError(text, _answer(raw, text))
+    return MalformedMessageError(text, _answer(raw, text))
 
 
 def _answer(raw: Any, text: str) -> list[bytes]:
@@ -553,13 +563,13 @@ def _answer(raw: Any, text: str) -> list[bytes]:
     if isinstance(raw, list) and len(raw) >= 3 and raw[0] == "ask":
         number = raw[2]
         if isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 62:
-            return encode(Reply(number, Refused("input", text)))
+            return encode(Reply(number, ErrorReply("input", text)))
     return refusal(text)
 
 
 _KINDS: dict[Any, type[_Message]] = {
     kind.__struct_config__.tag: kind
-    for union in (Message, AskBody, ReplyBody, OrderBody, Event)
+    for union in (Message, RequestBody, ReplyBody, OrderBody, Event)
     for kind in get_args(union)
 }
 _STEP = re.compile(r"\[(\d+)\]")

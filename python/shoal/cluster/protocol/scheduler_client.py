@@ -41,30 +41,30 @@ from shoal.cluster.protocol.address import is_loopback, split, try_all
 from shoal.cluster.protocol.connection import Connection, Socket
 from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.messages import (
-    MOST_OPEN,
-    Ask,
-    AskBody,
-    Done,
+    MAX_OPEN_REQUESTS,
+    ErrorReply,
     Event,
-    FaultError,
+    Events,
     Heartbeat,
     Hello,
+    HelloReply,
+    JobConsistency,
     Join,
-    Joined,
+    JoinReply,
     Leave,
-    Left,
+    LeaveReply,
+    MalformedMessageError,
     Message,
-    News,
     Order,
-    Refusal,
-    Refused,
+    OrderReply,
+    PeerRefusedError,
+    PendingReply,
     Reply,
     ReplyBody,
-    Rules,
+    Request,
+    RequestBody,
     SchedulerStopped,
     ServerGone,
-    Waiting,
-    Welcome,
     checked,
     decode,
     encode,
@@ -99,10 +99,10 @@ Body = TypeVar("Body", bound=ReplyBody)
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class PendingRequest:
     """A request and, in time, its reply."""
 
-    body: AskBody
+    body: RequestBody
     number: int = 0
     resend_at: float = 0.0
     waits_for: str = ""
@@ -157,7 +157,7 @@ class Link:
         self._own_context = context is None
         self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._lock = threading.Lock()  # guards _calls, _number, _outgoing, _fault, _open
-        self._calls: dict[int, Asked] = {}
+        self._calls: dict[int, PendingRequest] = {}
         self._number = 0
         self._outgoing: deque[Message] = deque()
         self._fault: ShoalError | None = None
@@ -165,7 +165,7 @@ class Link:
         self._stopped = False
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         # The thread's own.
-        self._welcome: Welcome | None = None
+        self._welcome: HelloReply | None = None
         self._heard = 0.0  # when the scheduler was heard last; 0: never
         self._looked = time.monotonic()
         self._beat_at = 0.0
@@ -174,9 +174,9 @@ class Link:
         self._refusal = ""  # the last words of a scheduler that does not read what this process sends
         self._is_known = True  # to the scheduler
         self._taken = 0  # number of the order that was handed over last
-        self._done: Done | None = None
+        self._done: OrderReply | None = None
         self._at_end: Callable[[], None] | None = None  # of an abandoned connection
-        self._leaving: Asked | None = None
+        self._leaving: PendingRequest | None = None
         self._leave_by = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -213,7 +213,7 @@ class Link:
         return time.monotonic() - self._heard if self._heard else float("inf")
 
     @property
-    def welcome(self) -> Welcome:
+    def welcome(self) -> HelloReply:
         """What the cluster is like.
 
         Raises
@@ -237,7 +237,7 @@ class Link:
         if not self._open:
             raise ClosedError("this connection to the cluster was closed: connect again")
 
-    def hello(self, *, timeout: float) -> Welcome:
+    def hello(self, *, timeout: float) -> HelloReply:
         """Say the first words and learn what the cluster is like.
 
         Parameters
@@ -252,7 +252,7 @@ class Link:
         ProtocolError
             Another version of shoal answers.
         """
-        return self.call(Hello(self._role, self._about), Welcome, timeout=timeout, doing="greeting the scheduler")
+        return self.call(Hello(self._role, self._about), HelloReply, timeout=timeout, doing="greeting the scheduler")
 
     def join(
         self,
@@ -262,7 +262,7 @@ class Link:
         addresses: tuple[str, ...] = (),
         workers: int | None = None,
         consistency: Consistency | None = None,
-    ) -> Joined:
+    ) -> JoinReply:
         """Become part of the cluster; returns when all servers, and for a worker all workers, are there.
 
         Parameters
@@ -280,7 +280,7 @@ class Link:
 
         Returns
         -------
-        Joined
+        JoinReply
 
         Raises
         ------
@@ -294,10 +294,10 @@ class Link:
         deadline = time.monotonic() + timeout
         if self._welcome is None:
             self.hello(timeout=timeout)
-        rules = None if consistency is None else Rules(consistency.mode, consistency.waits, consistency.mean)
+        rules = None if consistency is None else JobConsistency(consistency.mode, consistency.waits, consistency.mean)
         body = Join(rank, addresses, workers, rules)
         try:
-            joined = self.call(body, Joined, timeout=deadline - time.monotonic(), doing="joining the cluster")
+            joined = self.call(body, JoinReply, timeout=deadline - time.monotonic(), doing="joining the cluster")
         except DeadlineExceededError:
             with contextlib.suppress(ShoalError):
                 self.leave(timeout=_RESEND)
@@ -306,7 +306,7 @@ class Link:
             self._try_servers(joined, min(_PROBE, max(1.0, deadline - time.monotonic())))
         return joined
 
-    def _try_servers(self, joined: Joined, timeout: float) -> None:
+    def _try_servers(self, joined: JoinReply, timeout: float) -> None:
         found = try_all([endpoint.address for endpoint in joined.map.endpoints], timeout)
         if found is None:
             return
@@ -320,12 +320,12 @@ class Link:
             "--advertise HOST, the name or address of its machine that the scheduler and all workers reach"
         )
 
-    def call(self, body: AskBody, kind: type[Body], *, timeout: float, doing: str) -> Body:
-        """Ask the scheduler something and wait for its reply.
+    def call(self, body: RequestBody, kind: type[Body], *, timeout: float, doing: str) -> Body:
+        """Send a request to the scheduler and wait for the reply.
 
         Parameters
         ----------
-        body : AskBody
+        body : RequestBody
         kind : type
             Of the reply.
         timeout : float
@@ -350,7 +350,7 @@ class Link:
         finally:
             self.forget(asked)
 
-    def ask(self, body: AskBody) -> Asked:
+    def ask(self, body: RequestBody) -> PendingRequest:
         """Send a request, whose reply :meth:`answer` waits for, in several goes if need be, until :meth:`forget`.
 
         Raises
@@ -359,24 +359,26 @@ class Link:
             No scheduler would take it: nothing is sent.
         """
         self.check()
-        asked = Asked(checked(body))
+        asked = PendingRequest(checked(body))
         with self._lock:
             if self._fault is not None:
                 raise anew(self._fault)
-            if len(self._calls) >= MOST_OPEN:
-                raise ShoalError(f"{MOST_OPEN} requests to the scheduler are under way: wait for some of them first")
+            if len(self._calls) >= MAX_OPEN_REQUESTS:
+                raise ShoalError(
+                    f"{MAX_OPEN_REQUESTS} requests to the scheduler are under way: wait for some of them first"
+                )
             self._number += 1
             asked.number = self._number
             self._calls[asked.number] = asked
         self._wake()
         return asked
 
-    def forget(self, asked: Asked) -> None:
+    def forget(self, asked: PendingRequest) -> None:
         """Wait for a reply no more."""
         with self._lock:
             self._calls.pop(asked.number, None)
 
-    def answer(self, asked: Asked, kind: type[Body], *, timeout: float, doing: str) -> Body:
+    def answer(self, asked: PendingRequest, kind: type[Body], *, timeout: float, doing: str) -> Body:
         """Wait for the reply to a request; parameters and errors are those of :meth:`call`."""
         if not asked.answered.wait(min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             raise self._too_late(asked, timeout, doing)
@@ -384,13 +386,13 @@ class Link:
         if reply is None:
             self.check()
             raise NotConnectedError(f"{doing}: the connection to the scheduler at {self._address} was closed")
-        if isinstance(reply, Refused):
+        if isinstance(reply, ErrorReply):
             raise _error(reply)
         if not isinstance(reply, kind):
             raise ProtocolError(f"{doing}: the scheduler at {self._address} answers with {type(reply).__name__}")
         return reply
 
-    def _too_late(self, call: Asked, timeout: float, doing: str) -> ShoalError:
+    def _too_late(self, call: PendingRequest, timeout: float, doing: str) -> ShoalError:
         if not self._heard:
             keys = "does it want keys (curve=)?" if self._secure is None else "is it of the same keys?"
             return NotConnectedError(
@@ -417,7 +419,7 @@ class Link:
         status : int
             Of a launcher: what its program ended with.
         """
-        self.call(Leave(status), Left, timeout=timeout, doing="leaving the cluster")
+        self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
 
     def next_order(self, timeout: float) -> Order | None:
         """Take the next order, of a server's scheduler.
@@ -443,15 +445,15 @@ class Link:
         result: int = 0,
         fault: str = "",
         figures: tuple[dict[str, Any], ...] = (),
-        refused: Refused | None = None,
+        refused: ErrorReply | None = None,
         tables: tuple[int, ...] = (),
     ) -> None:
         """Say what came of an order."""
-        done = Done(self._sender, order.number, result, fault, figures, refused, tables)
+        done = OrderReply(self._sender, order.number, result, fault, figures, refused, tables)
         try:
             encode(done)
         except (OverflowError, TypeError, UnicodeEncodeError) as error:
-            done = Done(self._sender, order.number, fault=f"what came of it cannot be sent: {error!a}")
+            done = OrderReply(self._sender, order.number, fault=f"what came of it cannot be sent: {error!a}")
         with self._lock:
             self._done = done
             self._outgoing.append(done)
@@ -596,7 +598,7 @@ class Link:
             for number, call in self._calls.items():
                 if call.resend_at <= now and not call.answered.is_set():
                     call.resend_at = now + _RESEND
-                    outgoing.append(Ask(self._sender, number, call.body, self._number, open))
+                    outgoing.append(Request(self._sender, number, call.body, self._number, open))
         if self._welcome is not None and self._beat_at <= now:
             self._beat_at = now + interval
             outgoing.append(Heartbeat(self._sender, self._seen))
@@ -617,20 +619,20 @@ class Link:
     def _receive(self, frames: list[bytes]) -> None:
         try:
             message = decode(frames)
-        except FaultError as fault:
+        except MalformedMessageError as fault:
             if self._welcome is None:
                 self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
                 return
             # It was a scheduler of this version before: something on the way was damaged, or another one is there now.
             self._refusals.add("unread", f"the scheduler at {self._address}: {fault}")
-            if isinstance(fault, Refusal):
+            if isinstance(fault, PeerRefusedError):
                 self._heard = time.monotonic()
                 self._refusal = str(fault)
             return
         self._heard = time.monotonic()
         if isinstance(message, Reply):
             self._replied(message)
-        elif isinstance(message, News):
+        elif isinstance(message, Events):
             for event in message.events[self._seen - message.first :] if message.first <= self._seen else ():
                 self._seen += 1
                 self._happened(event)
@@ -644,9 +646,9 @@ class Link:
 
     def _replied(self, reply: Reply) -> None:
         body = reply.body
-        if isinstance(body, Refused) and body.kind in _FATAL:
+        if isinstance(body, ErrorReply) and body.kind in _FATAL:
             self._fail(_FATAL[body.kind](body.text))
-        elif isinstance(body, Refused) and body.kind == "not-connected" and self._is_known:
+        elif isinstance(body, ErrorReply) and body.kind == "not-connected" and self._is_known:
             self._is_known = False
             _log.warning(
                 "the scheduler at %s was started anew and does not know this %s any more. What needs no scheduler goes "
@@ -659,10 +661,10 @@ class Link:
             call = self._calls.get(reply.number)
         if call is None:
             return
-        if isinstance(body, Waiting):
+        if isinstance(body, PendingReply):
             call.waits_for = body.text
             return
-        if isinstance(body, Welcome) and self._welcome is None:
+        if isinstance(body, HelloReply) and self._welcome is None:
             self._welcome = body
             self._seen = body.seen
         call.reply = body
@@ -692,7 +694,7 @@ class Link:
 _FATAL: dict[str, type[ShoalError]] = {"server-lost": ServerLostError, "fenced": FencedError}
 
 
-def _error(refused: Refused) -> ValueError | ShoalError:
+def _error(refused: ErrorReply) -> ValueError | ShoalError:
     if refused.kind == "input":
         return ValueError(refused.text)
     if refused.kind == "memory":

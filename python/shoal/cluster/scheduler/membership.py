@@ -17,7 +17,7 @@ is sent after that.
 
 Invariants (tests/test_membership.py tries them on random schedules):
   I1  A rank has one worker at most that was not declared dead, and its incarnation rises with every admission.
-  I2  A worker is told Joined after every server has admitted it. Nobody gets its rank before it left or was declared
+  I2  A worker is told JoinReply after every server has admitted it. Nobody gets its rank before it left or was declared
       dead and every server has dismissed it.
   I3  All servers execute one sequence of orders, each order once.
   I4  A request is executed once, however often it comes; its reply is repeated.
@@ -41,59 +41,59 @@ from typing import NamedTuple, TypeAlias
 from shoal.base.plural import counted
 from shoal.cluster.protocol.address import complete, split
 from shoal.cluster.protocol.messages import (
-    MOST_OPEN,
-    MOST_WORKERS,
+    MAX_OPEN_REQUESTS,
+    MAX_WORKERS,
     AddTable,
     Admit,
-    Ask,
-    AskBody,
-    AskFigures,
-    AskMap,
-    AskTable,
-    AskTables,
     Barrier,
+    BarrierReply,
+    CreateTable,
     Dismiss,
-    Done,
     DropTable,
-    EndpointFigures,
+    EndpointMetrics,
+    ErrorReply,
     Event,
+    Events,
     Fence,
-    FiguresAre,
+    GetMap,
+    GetMapReply,
+    GetMetrics,
     Heartbeat,
     Hello,
+    HelloReply,
     Hold,
+    JobConsistency,
     Join,
-    Joined,
+    JoinReply,
     Leave,
-    Left,
-    MapIs,
+    LeaveReply,
+    ListTables,
+    ListTablesReply,
     Message,
-    News,
+    MetricsReply,
     Order,
     OrderBody,
-    PartIs,
-    Passed,
-    Refused,
+    OrderReply,
+    PendingReply,
     Reply,
     ReplyBody,
-    Rules,
+    ReportMetrics,
+    Request,
+    RequestBody,
     SchedulerStopped,
     ServerGone,
+    SplitReply,
     StartJob,
     TableForm,
-    TableIs,
-    TablesAre,
-    TakePart,
-    TellFigures,
-    Waiting,
-    Welcome,
+    TableReply,
+    TakeSplit,
     WorkerGone,
     form_bytes,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
 from shoal.cluster.scheduler.splits import Parts
 
-__all__ = ["DEAD_AFTER", "Membership", "Probe"]
+__all__ = ["DEAD_AFTER", "Membership", "AddressProbe"]
 
 DEAD_AFTER = 5  # heartbeats missed
 _DOUBT = 2  # heartbeats missed
@@ -106,13 +106,15 @@ _TABLES_BYTES = 1 << 23  # of the descriptions of all tables: they are told in o
 _LONGEST_NAME = 1024  # characters of a table's name
 _RESEND = 1.0  # seconds until an order is sent again
 
-_TOO_MANY = f"more than {MOST_OPEN} replies are not confirmed: a request says which replies its sender still waits for"
+_TOO_MANY = (
+    f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request says which replies its sender still waits for"
+)
 
 Outgoing: TypeAlias = list[tuple[bytes, Message]]
-Operation: TypeAlias = Generator[OrderBody, list[Done], None]
+Operation: TypeAlias = Generator[OrderBody, list[OrderReply], None]
 
 
-class Probe(NamedTuple):
+class AddressProbe(NamedTuple):
     """Addresses to be tried out before a server is in; the finding goes to :meth:`Membership.probed`."""
 
     sender: bytes
@@ -176,7 +178,7 @@ class _Pass:
 @dataclass(slots=True, eq=False)
 class _Job:
     number: int
-    rules: Rules
+    rules: JobConsistency
     size: int
     members: dict[int, _Worker]
     dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
@@ -196,7 +198,7 @@ class _Job:
             self.first_pass += 1
 
 
-class _Gathering:
+class _FormingJob:
     """Workers that wait for a job to be complete.
 
     One that asked for a rank holds it; the others take what is left, in the order in which they came, when all are
@@ -287,8 +289,8 @@ class Membership:
     ) -> None:
         if servers < 1 or workers < 1:
             raise ValueError(f"a cluster needs a server and a worker at least, got {servers} and {workers}")
-        if workers > MOST_WORKERS:
-            raise ValueError(f"a job has {MOST_WORKERS} workers at most, got {workers}")
+        if workers > MAX_WORKERS:
+            raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {workers}")
         if slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots}")
         if heartbeat <= 0:
@@ -301,7 +303,7 @@ class Membership:
         self._rng = rng
         self._now = now
         self.cluster = f"{rng.getrandbits(64):016x}"
-        self.probes: deque[Probe] = deque()
+        self.probes: deque[AddressProbe] = deque()
         self.notes: deque[str] = deque()  # what happened, for people; to be taken out
         self.refused: deque[tuple[str, str]] = deque()
         self._counts = counts
@@ -312,7 +314,7 @@ class Membership:
         self._broken = ""
         self._events: list[Event] = []  # those that not all peers have seen
         self._events_dropped = 0  # before them
-        self._tables: dict[str, TableIs] = {}
+        self._tables: dict[str, TableReply] = {}
         self._tables_bytes = 0
         self._launchers_done = 0
         self._failed = ""
@@ -321,13 +323,13 @@ class Membership:
         self._incarnations: dict[int, int] = {}
         self._clocks_before = 0  # of the last job
         self._job: _Job | None = None
-        self._gathering = _Gathering()
+        self._gathering = _FormingJob()
         self._admitting: _Worker | None = None
         self._in_line: dict[bytes, _Worker] = {}  # workers, by sender, that wait for the job to end, or for a rank
         self._vacant = False  # whether one of them may get a place, once all that are gone are known to be
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
-        self._results: dict[int, Done] = {}
+        self._results: dict[int, OrderReply] = {}
         self._out: Outgoing = []
 
     # --- what goes in -----------------------------------------------------------------------------------------
@@ -351,7 +353,7 @@ class Membership:
             To be sent.
         """
         self._advance(now)
-        if isinstance(message, Ask):
+        if isinstance(message, Request):
             self._ask(route, host, message)
         elif isinstance(message, Heartbeat):
             peer = self._known(message.sender, route)
@@ -360,14 +362,14 @@ class Membership:
             else:
                 seen = min(max(message.seen, peer.seen), self._events_dropped + len(self._events))
                 peer.seen = seen
-                self._out.append((route, News(seen, tuple(self._events[seen - self._events_dropped :]))))
-        elif isinstance(message, Done):
+                self._out.append((route, Events(seen, tuple(self._events[seen - self._events_dropped :]))))
+        elif isinstance(message, OrderReply):
             peer = self._known(message.sender, route)
             if isinstance(peer, _Server):
                 self._done(peer, message)
         return self._flush()
 
-    def probed(self, probe: Probe, fault: tuple[str, str] | None, now: float) -> Outgoing:
+    def probed(self, probe: AddressProbe, fault: tuple[str, str] | None, now: float) -> Outgoing:
         """Take what came of trying out a server's addresses: None, or the address that failed and how."""
         self._advance(now)
         server = self._peers.get(probe.sender)
@@ -384,7 +386,7 @@ class Membership:
                 )
                 self._servers.pop(server.rank, None)
                 self.refused.append(("unreachable", text))
-                self._reply(server, server.join, Refused("input", text))
+                self._reply(server, server.join, ErrorReply("input", text))
                 server.rank = -1
         return self._flush()
 
@@ -484,18 +486,22 @@ class Membership:
             )
         )
         text = "the scheduler does not know this process: it was started anew since. Start the whole cluster again"
-        return Refused("not-connected", text)
+        return ErrorReply("not-connected", text)
 
-    def _ask(self, route: bytes, host: str, ask: Ask) -> None:
+    def _ask(self, route: bytes, host: str, ask: Request) -> None:
         peer = self._known(ask.sender, route)
         if peer is None:
             if isinstance(ask.body, Hello) and ask.sender not in self._former:
                 if len(self._peers) >= _MOST_PEERS:
-                    self._out.append((route, Reply(ask.number, Waiting(f"{len(self._peers)} processes are there"))))
+                    self._out.append(
+                        (route, Reply(ask.number, PendingReply(f"{len(self._peers)} processes are there")))
+                    )
                     return
                 peer = self._welcome(route, host, ask.sender, ask.body)
             if peer is None:
-                wrong = Refused("protocol", f"a peer that is no server, worker or launcher asks for {type(ask.body)}")
+                wrong = ErrorReply(
+                    "protocol", f"a peer that is no server, worker or launcher asks for {type(ask.body)}"
+                )
                 answer = wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender, host)
                 self._out.append((route, Reply(ask.number, answer)))
                 return
@@ -503,15 +509,15 @@ class Membership:
         if ask.number in peer.replies:
             self._out.append((route, Reply(ask.number, peer.replies[ask.number])))
         elif ask.number in peer.parked:
-            self._out.append((route, Reply(ask.number, Waiting(self._why(peer, ask.number)))))
+            self._out.append((route, Reply(ask.number, PendingReply(self._why(peer, ask.number)))))
         elif ask.number > peer.latest or ask.number in peer.open:
-            if len(peer.replies) >= MOST_OPEN:  # no process of shoal's does that
-                self._out.append((route, Reply(ask.number, Refused("protocol", _TOO_MANY))))
+            if len(peer.replies) >= MAX_OPEN_REQUESTS:  # no process of shoal's does that
+                self._out.append((route, Reply(ask.number, ErrorReply("protocol", _TOO_MANY))))
             else:
                 self._execute(peer, ask.number, ask.body)
 
     @staticmethod
-    def _settle(peer: _Peer, ask: Ask) -> None:
+    def _settle(peer: _Peer, ask: Request) -> None:
         """Forget the replies that a peer has, or does not want any more. Messages may come in another order."""
         if (ask.latest, -len(ask.open)) > (peer.latest, -len(peer.open)):
             peer.latest, peer.open = ask.latest, frozenset(ask.open)
@@ -529,35 +535,35 @@ class Membership:
         self._peers[sender] = peer
         return peer
 
-    def _execute(self, peer: _Peer, number: int, body: AskBody) -> None:
+    def _execute(self, peer: _Peer, number: int, body: RequestBody) -> None:
         if isinstance(body, Hello):
-            welcome = Welcome(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, peer.seen)
+            welcome = HelloReply(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, peer.seen)
             self._reply(peer, number, welcome)
         elif isinstance(body, Leave):
             self._leave(peer, number, body.status)
         elif self._broken:
-            self._reply(peer, number, Refused("server-lost", self._broken))
+            self._reply(peer, number, ErrorReply("server-lost", self._broken))
         elif len(peer.parked) >= _MOST_PARKED:
-            self._reply(peer, number, Refused("input", f"{peer} has {len(peer.parked)} requests that wait: no more"))
+            self._reply(peer, number, ErrorReply("input", f"{peer} has {len(peer.parked)} requests that wait: no more"))
         elif isinstance(body, Join):
             if isinstance(peer, _Server):
                 self._join_server(peer, number, body)
             elif isinstance(peer, _Worker):
                 self._join_worker(peer, number, body)
-        elif isinstance(body, AskMap) and self._map is not None:
-            self._reply(peer, number, MapIs(self._map))
-        elif isinstance(body, AskTables):
-            self._reply(peer, number, TablesAre(tuple(self._tables.values())))
+        elif isinstance(body, GetMap) and self._map is not None:
+            self._reply(peer, number, GetMapReply(self._map))
+        elif isinstance(body, ListTables):
+            self._reply(peer, number, ListTablesReply(tuple(self._tables.values())))
         elif not isinstance(peer, _Worker) or not peer.inside:
-            self._reply(peer, number, Refused("protocol", f"{peer} is not part of a job and asks for {type(body)}"))
-        elif isinstance(body, AskTable):
+            self._reply(peer, number, ErrorReply("protocol", f"{peer} is not part of a job and asks for {type(body)}"))
+        elif isinstance(body, CreateTable):
             self._ask_table(peer, number, body)
         elif isinstance(body, Barrier):
             self._barrier(peer, number, body.name)
-        elif isinstance(body, AskFigures):
+        elif isinstance(body, GetMetrics):
             self._park(peer, number, "the servers to tell what they have counted")
             self._begin(self._gather_figures(peer, number))
-        elif isinstance(body, TakePart):
+        elif isinstance(body, TakeSplit):
             self._reply(peer, number, self._take_part(peer, body))
 
     def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
@@ -567,7 +573,7 @@ class Membership:
 
     def _park(self, peer: _Peer, number: int, what: str) -> None:
         peer.parked[number] = what
-        self._out.append((peer.route, Reply(number, Waiting(self._why(peer, number)))))
+        self._out.append((peer.route, Reply(number, PendingReply(self._why(peer, number)))))
 
     def _why(self, peer: _Peer, number: int) -> str:
         inside = sum(server.inside for server in self._servers.values())
@@ -584,7 +590,7 @@ class Membership:
     def _join_server(self, server: _Server, number: int, join: Join) -> None:
         fault = self._wrong_server(server, join)
         if fault:
-            self._reply(server, number, Refused("input", fault))
+            self._reply(server, number, ErrorReply("input", fault))
             return
         free = (rank for rank in range(self._num_servers) if rank not in self._servers)
         server.rank = next(free) if join.rank is None else join.rank
@@ -592,7 +598,7 @@ class Membership:
         server.join = number
         self._servers[server.rank] = server
         self._park(server, number, "its addresses to be tried out")
-        self.probes.append(Probe(server.sender, number, server.addresses))
+        self.probes.append(AddressProbe(server.sender, number, server.addresses))
 
     def _wrong_server(self, server: _Server, join: Join) -> str:
         if server.rank >= 0:
@@ -626,7 +632,7 @@ class Membership:
         self._map = cut_evenly(1, self._slots, loops)
         self.notes.append(f"all servers are there: {', '.join(address for address, _ in loops)}")
         for server in ready:
-            self._reply(server, server.join, Joined(server.rank, self._map, ()))
+            self._reply(server, server.join, JoinReply(server.rank, self._map, ()))
         self._start_if_complete()
 
     def _lose_server(self, server: _Server, why: str) -> None:
@@ -649,7 +655,7 @@ class Membership:
             operation.close()
         for peer in list(self._peers.values()):
             for number in list(peer.parked):
-                self._reply(peer, number, Refused("server-lost", self._broken))
+                self._reply(peer, number, ErrorReply("server-lost", self._broken))
         self._gathering.clear()
         self._in_line.clear()
         self._admitting = None
@@ -684,7 +690,7 @@ class Membership:
         server.resend_at = self._now + _RESEND
         self._out.append((server.route, server.order))
 
-    def _done(self, server: _Server, done: Done) -> None:
+    def _done(self, server: _Server, done: OrderReply) -> None:
         order = server.order
         if order is None or done.number != order.number:
             return  # said again
@@ -708,14 +714,14 @@ class Membership:
         fault = ""
         if worker.join:
             fault = f"{worker} joined already"
-        elif not 1 <= size <= MOST_WORKERS:
-            fault = f"a job has from 1 to {MOST_WORKERS} workers, got workers={size}"
+        elif not 1 <= size <= MAX_WORKERS:
+            fault = f"a job has from 1 to {MAX_WORKERS} workers, got workers={size}"
         elif join.rank is not None and not 0 <= join.rank < size:
             fault = f"there is no rank {join.rank} among {counted(size, 'worker')}: ranks start at 0"
         elif join.rules is None:
             fault = "a worker that joins has to say which consistency it counts on"
         if fault:
-            self._reply(worker, number, Refused("input", fault))
+            self._reply(worker, number, ErrorReply("input", fault))
             return
         worker.join = number
         worker.wants = Join(join.rank, (), size, join.rules)
@@ -723,7 +729,7 @@ class Membership:
         self._in_line[worker.sender] = worker
         self._seat()
         if number in worker.parked:
-            self._out.append((worker.route, Reply(number, Waiting(self._why(worker, number)))))
+            self._out.append((worker.route, Reply(number, PendingReply(self._why(worker, number)))))
 
     def _seat(self) -> None:
         """Give those in line their places, in the order in which they came."""
@@ -735,7 +741,7 @@ class Membership:
         for worker in line.values():
             fault = self._place_in_job(worker, silent) if self._job is not None else self._place_in_gathering(worker)
             if fault:
-                self._reply(worker, worker.join, Refused("input", fault))
+                self._reply(worker, worker.join, ErrorReply("input", fault))
                 worker.join = 0
             elif fault is None:
                 self._in_line[worker.sender] = worker
@@ -772,7 +778,7 @@ class Membership:
         return ""
 
     @staticmethod
-    def _disagrees(worker: _Worker, size: int, rules: Rules) -> str:
+    def _disagrees(worker: _Worker, size: int, rules: JobConsistency) -> str:
         if worker.wants.workers != size:
             has = counted(size, "worker")
             return f"the job has {has}, and {worker.about} wants {worker.wants.workers}: pass all the same"
@@ -849,7 +855,7 @@ class Membership:
         assert self._map is not None
         worker.inside = True
         tables = tuple(self._tables.values())
-        joined = Joined(worker.rank, self._map, tables, worker.incarnation, job.number, clock, job.size)
+        joined = JoinReply(worker.rank, self._map, tables, worker.incarnation, job.number, clock, job.size)
         self._reply(worker, worker.join, joined)
 
     def _end_job_if_over(self) -> None:
@@ -861,11 +867,11 @@ class Membership:
 
     def _leave(self, peer: _Peer, number: int, status: int) -> None:
         if isinstance(peer, _Server):
-            self._reply(peer, number, Left())
-            self._remove(peer, "it was told to end", Left())
+            self._reply(peer, number, LeaveReply())
+            self._remove(peer, "it was told to end", LeaveReply())
         elif isinstance(peer, _Launcher):
-            self._reply(peer, number, Left())
-            self._forget(peer, Left())
+            self._reply(peer, number, LeaveReply())
+            self._forget(peer, LeaveReply())
             self._launchers_done += status == 0
             if status:
                 self._fail(f"{peer.about} ended with status {status}", status)
@@ -874,8 +880,8 @@ class Membership:
             self._take_out(peer)
             self._begin(self._let_go(peer, number))
         else:
-            self._reply(peer, number, Left())
-            self._remove(peer, "it left", Left())
+            self._reply(peer, number, LeaveReply())
+            self._remove(peer, "it left", LeaveReply())
 
     def _fail(self, text: str, status: int) -> None:
         if not self._failed:
@@ -898,8 +904,8 @@ class Membership:
     def _let_go(self, worker: _Worker, number: int) -> Operation:
         yield from self._dismiss(worker, worker.rank)
         if worker.sender in self._peers:
-            self._reply(worker, number, Left())
-            self._forget(worker, Left())
+            self._reply(worker, number, LeaveReply())
+            self._forget(worker, LeaveReply())
 
     def _dismiss(self, worker: _Worker, rank: int) -> Operation:
         # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
@@ -915,7 +921,7 @@ class Membership:
     def _remove(self, peer: _Peer, why: str, last: ReplyBody | None = None) -> None:
         """Forget a peer that died, left before it was in, or failed."""
         text = f"{peer} was taken for dead, {why}: it may change nothing any more. Start it again"
-        self._forget(peer, last or Refused("fenced", text))
+        self._forget(peer, last or ErrorReply("fenced", text))
         if isinstance(peer, _Server):
             if self._servers.get(peer.rank) is peer:
                 self._lose_server(peer, why)
@@ -943,14 +949,14 @@ class Membership:
 
     # --- tables and barriers ----------------------------------------------------------------------------------
 
-    def _ask_table(self, worker: _Worker, number: int, ask: AskTable) -> None:
+    def _ask_table(self, worker: _Worker, number: int, ask: CreateTable) -> None:
         name = ask.form.name
         if name in self._tables:
             self._reply(worker, number, self._tables[name])
             return
         fault = self._wrong_table(ask.form)
         if fault:
-            self._reply(worker, number, Refused("input", fault))
+            self._reply(worker, number, ErrorReply("input", fault))
             return
         self._park(worker, number, f"the servers to make table {name!r}")
         waiting = self._wanted_tables.setdefault(name, [])
@@ -974,18 +980,18 @@ class Membership:
             return f"there are {len(self._tables)} tables, whose descriptions take {self._tables_bytes} bytes: no more"
         return ""
 
-    def _refusal(self, told: list[Done], what: str) -> Refused | None:
+    def _refusal(self, told: list[OrderReply], what: str) -> ErrorReply | None:
         """Return what the first server that refused an order said, with its name."""
         for server, done in zip((self._servers[rank] for rank in sorted(self._servers)), told, strict=True):
             if done.refused is not None:
                 where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
                 text = f"{where} {what}: {done.refused.text}"
                 self.notes.append(text)
-                return Refused(done.refused.kind, text)
+                return ErrorReply(done.refused.kind, text)
         return None
 
-    def _make_table(self, ask: AskTable) -> Operation:
-        table = TableIs(len(self._tables), ask.form)
+    def _make_table(self, ask: CreateTable) -> Operation:
+        table = TableReply(len(self._tables), ask.form)
         told = yield AddTable(table.id, table.form)
         refused = self._refusal(told, f"does not make table {ask.form.name!r}")
         answer: ReplyBody = table if refused is None else refused
@@ -1000,7 +1006,7 @@ class Membership:
 
     def _barrier(self, worker: _Worker, number: int, name: str) -> None:
         if self._job is None or not self._is_member(worker):
-            self._reply(worker, number, Refused("protocol", f"{worker} left the job and comes to a barrier"))
+            self._reply(worker, number, ErrorReply("protocol", f"{worker} left the job and comes to a barrier"))
             return
         self._park(worker, number, f"the others at barrier {name!r}")
         came = self._job.barriers.setdefault(name, {})
@@ -1018,30 +1024,32 @@ class Membership:
                 for rank, number in came.items():
                     worker = self._job.members.get(rank)
                     if worker is not None and number in worker.parked:
-                        self._reply(worker, number, Passed())
+                        self._reply(worker, number, BarrierReply())
 
     def _gather_figures(self, worker: _Worker, number: int) -> Operation:
-        told = yield TellFigures()
+        told = yield ReportMetrics()
         assert self._map is not None
         if worker.sender in self._peers:
             figures = (one for done in told for one in done.figures)
             pairs = zip(self._map.endpoints, figures, strict=False)
-            endpoints = tuple(EndpointFigures(where.server, where.address, one) for where, one in pairs)
-            self._reply(worker, number, FiguresAre(endpoints, self._counts()))
+            endpoints = tuple(EndpointMetrics(where.server, where.address, one) for where, one in pairs)
+            self._reply(worker, number, MetricsReply(endpoints, self._counts()))
 
     # --- parts of the data ------------------------------------------------------------------------------------
 
-    def _take_part(self, worker: _Worker, take: TakePart) -> ReplyBody:
+    def _take_part(self, worker: _Worker, take: TakeSplit) -> ReplyBody:
         job = self._job
         if job is None or not self._is_member(worker):
-            return Refused("protocol", f"{worker} left the job and asks for data")
+            return ErrorReply("protocol", f"{worker} left the job and asks for data")
         if take.pass_number < job.first_pass:
-            return PartIs(None, take.clock if job.rules.mode == "asp" else job.passes_end)
+            return SplitReply(None, take.clock if job.rules.mode == "asp" else job.passes_end)
         if take.pass_number not in job.passes:
             if not 0 <= take.count < _MOST_PARTS:
-                return Refused("input", f"a pass of {take.count} parts: cut the data into larger ones")
+                return ErrorReply("input", f"a pass of {take.count} parts: cut the data into larger ones")
             if len(job.passes) >= _MOST_PASSES:
-                return Refused("input", f"{len(job.passes)} passes over the data are under way: end one of them first")
+                return ErrorReply(
+                    "input", f"{len(job.passes)} passes over the data are under way: end one of them first"
+                )
             job.passes[take.pass_number] = _Pass(Parts(take.count), take.digest)
         one = job.passes[take.pass_number]
         if (take.count, take.digest) != (one.parts.count, one.digest):
@@ -1049,7 +1057,7 @@ class Membership:
                 f"{worker} cuts the data of pass {take.pass_number} into other parts than the worker that began it: "
                 "let all workers read the same files, of the same sizes, with the same part_bytes"
             )
-            return Refused("input", text)
+            return ErrorReply("input", text)
         job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
         job.forget_passes()
         if take.finished >= 0:
@@ -1057,19 +1065,19 @@ class Membership:
         for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's
             other.parts.release(worker.sender)
         if not one.parts.over:
-            return PartIs(one.parts.take(worker.sender, self._now, reissue=take.reissue), None)
+            return SplitReply(one.parts.take(worker.sender, self._now, reissue=take.reissue), None)
         one.clocks[worker.rank] = take.clock
         if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
             # Whoever said its clock has ticked once since, at most.
             one.end = max(one.clocks.values()) + (len(job.members) > 1)
-        return PartIs(None, take.clock if job.rules.mode == "asp" else one.end)
+        return SplitReply(None, take.clock if job.rules.mode == "asp" else one.end)
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
         first = self._events_dropped + len(self._events)
         self._events.append(event)
-        self._out += [(peer.route, News(first, (event,))) for peer in self._peers.values()]
+        self._out += [(peer.route, Events(first, (event,))) for peer in self._peers.values()]
 
     def _flush(self) -> Outgoing:
         if self._vacant:

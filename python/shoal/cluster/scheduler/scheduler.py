@@ -28,9 +28,9 @@ import zmq
 from shoal.cluster.protocol.address import bindable, check_bind, join_address, split, try_all
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
-from shoal.cluster.protocol.messages import Ask, FaultError, Message, Refused, Reply, decode, encode
+from shoal.cluster.protocol.messages import ErrorReply, MalformedMessageError, Message, Reply, Request, decode, encode
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.scheduler.membership import Membership, Outgoing, Probe
+from shoal.cluster.scheduler.membership import AddressProbe, Membership, Outgoing
 
 __all__ = ["Scheduler"]
 
@@ -90,7 +90,7 @@ class Scheduler:
             counts=self.refused,
         )
         self._stopping = False
-        self._found: deque[tuple[Probe, tuple[str, str] | None]] = deque()
+        self._found: deque[tuple[AddressProbe, tuple[str, str] | None]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -157,7 +157,7 @@ class Scheduler:
         Parameters
         ----------
         going : callable
-            Asked every now and then.
+            Called every now and then.
         """
         raise_limit()
         looked = due = time.monotonic()
@@ -227,7 +227,7 @@ class Scheduler:
         route, host = frames[0].bytes, _peer_address(frames[-1])
         try:
             message = _read(frames, host)
-        except FaultError as fault:
+        except MalformedMessageError as fault:
             # The first frame tells a peer of shoal from a stranger.
             self._refusals.add("invalid" if fault.reply is not None else "garbage", f"{host or 'a peer'}: {fault}")
             if fault.reply is not None:
@@ -236,8 +236,8 @@ class Scheduler:
         try:
             outgoing = self._membership.handle(route, host, message, time.monotonic())
         except Exception as error:
-            if isinstance(message, Ask):
-                what = Refused("protocol", f"the scheduler met a defect with this request: {type(error).__name__}")
+            if isinstance(message, Request):
+                what = ErrorReply("protocol", f"the scheduler met a defect with this request: {type(error).__name__}")
                 self._send([(route, Reply(message.number, what))])
             raise
         self._send(outgoing)
@@ -253,7 +253,7 @@ class Scheduler:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
 
-    def _try_out(self, probe: Probe) -> None:
+    def _try_out(self, probe: AddressProbe) -> None:
         try:
             found = try_all(probe.addresses, _PROBE)
         except Exception as error:
@@ -286,7 +286,9 @@ def _peer_address(frame: zmq.Frame) -> str:
 
 def _read(frames: list[zmq.Frame], host: str) -> Message:
     if not host:
-        raise FaultError("it speaks the protocol of ZeroMQ 2 or another one: is it a browser, or a scan of ports?")
+        raise MalformedMessageError(
+            "it speaks the protocol of ZeroMQ 2 or another one: is it a browser, or a scan of ports?"
+        )
     if len(frames) > _MOST_FRAMES:
-        raise FaultError(f"a message of {_MOST_FRAMES} frames or more is not a control message")
+        raise MalformedMessageError(f"a message of {_MOST_FRAMES} frames or more is not a control message")
     return decode([frame.bytes for frame in frames[1:]])

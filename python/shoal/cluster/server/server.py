@@ -30,13 +30,13 @@ from shoal.cluster.protocol.messages import (
     Admit,
     Dismiss,
     DropTable,
+    ErrorReply,
     Fence,
     Hold,
     Order,
     OrderBody,
-    Refused,
+    ReportMetrics,
     StartJob,
-    TellFigures,
 )
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import GRACE, Link
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
     """
 
     result: int = 0
-    refused: Refused | None = None
+    refused: ErrorReply | None = None
     tables: tuple[int, ...] = ()
 
 
@@ -83,7 +83,7 @@ def obey(services: Sequence[_core.Service], order: OrderBody) -> Outcome:
         try:
             return Outcome(max(_obey(service, order) for service in services))
         except _WRONG as error:  # the next job begins anew, whatever has come of this one
-            return Outcome(refused=Refused("input", str(error)))
+            return Outcome(refused=ErrorReply("input", str(error)))
     return Outcome(max(_obey(service, order) for service in services))
 
 
@@ -103,7 +103,7 @@ def _obey(service: _core.Service, order: OrderBody) -> int:
     return 0
 
 
-def _add_table(services: Sequence[_core.Service], order: AddTable) -> Refused | None:
+def _add_table(services: Sequence[_core.Service], order: AddTable) -> ErrorReply | None:
     if any(order.id in service.tables() for service in services):
         raise RuntimeError(f"there is a table {order.id} already")
     form = order.form
@@ -128,8 +128,8 @@ def _add_table(services: Sequence[_core.Service], order: AddTable) -> Refused | 
         for service in made:
             service.drop_table(order.id)
         if isinstance(error, MemoryError):
-            return Refused("memory", "its machine has no memory left: make the table smaller, or start more servers")
-        return Refused("input" if isinstance(error, _WRONG) else "memory", str(error))
+            return ErrorReply("memory", "its machine has no memory left: make the table smaller, or start more servers")
+        return ErrorReply("input" if isinstance(error, _WRONG) else "memory", str(error))
     return None
 
 
@@ -256,7 +256,7 @@ class Server:
         Parameters
         ----------
         going : callable
-            Asked every now and then.
+            Called every now and then.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class Server:
     def _execute(self, order: Order) -> None:
         try:
             outcome = obey(self._services, order.body)
-            figures = tuple(self.metrics()) if isinstance(order.body, TellFigures) else ()
+            figures = tuple(self.metrics()) if isinstance(order.body, ReportMetrics) else ()
         except Exception as error:  # whatever it was: the cluster cannot go on with a server that does not do its part
             _log.exception("order %d failed: %s", order.number, order.body)
             self._link.done(order, fault=f"{type(error).__name__}: {error}")

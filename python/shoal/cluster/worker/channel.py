@@ -186,7 +186,7 @@ class Channel:
             raise ClosedError("this store was closed: connect again")
 
     def begin(self, op: int, table: int, **what: Any) -> UnderWay:
-        """Ask for something at the present clock, and return.
+        """Start a call at the present clock and return.
 
         Returns at once, unless so much is under way that there is no room for more.
 

@@ -36,24 +36,24 @@ import zmq
 from shoal import _core
 from shoal.checkpoint import checkpoint
 from shoal.cluster.protocol.messages import (
-    MOST_WORKERS,
-    AskFigures,
-    AskMap,
-    AskTable,
+    MAX_WORKERS,
     Barrier,
+    BarrierReply,
+    CreateTable,
     Event,
-    FiguresAre,
-    Joined,
-    MapIs,
-    PartIs,
-    Passed,
+    GetMap,
+    GetMapReply,
+    GetMetrics,
+    JoinReply,
+    MetricsReply,
     ServerGone,
+    SplitReply,
     TableForm,
-    TableIs,
-    TakePart,
+    TableReply,
+    TakeSplit,
     WorkerGone,
 )
-from shoal.cluster.protocol.scheduler_client import Asked, Link
+from shoal.cluster.protocol.scheduler_client import Link, PendingRequest
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.tasks import STANDSTILL, words_of
 from shoal.cluster.worker.channel import Channel, UnderWay, anew
@@ -168,15 +168,15 @@ class ClusterStore(Store):
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
         if not isinstance(self._shared_storage, bool):
             raise TypeError(f"shared_storage is True or False, got {self._shared_storage!r}")
-        workers = _bounded("workers", workers, 1, MOST_WORKERS)
-        rank = _bounded("rank", rank, 0, MOST_WORKERS - 1)
+        workers = _bounded("workers", workers, 1, MAX_WORKERS)
+        rank = _bounded("rank", rank, 0, MAX_WORKERS - 1)
         secure, secure_link = _security(curve)
         self._taking_parts = 0
         self._lost_workers: frozenset[int] = frozenset()
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `parts`
-        self._meetings: dict[str, Asked] = {}  # barriers that this worker has come to, and not passed
+        self._meetings: dict[str, PendingRequest] = {}  # barriers that this worker has come to, and not passed
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
@@ -193,7 +193,7 @@ class ClusterStore(Store):
         )
         welcome = self._link.hello(timeout=timeout)
         super().__init__(threads=threads, slots=welcome.slots)
-        self._joined: Joined = self._link.join(timeout=timeout, rank=rank, workers=workers, consistency=consistency)
+        self._joined: JoinReply = self._link.join(timeout=timeout, rank=rank, workers=workers, consistency=consistency)
         worker = Worker(self._joined.rank, self._joined.incarnation, self._joined.job)
         self._channel = Channel(
             Requests(worker, self._joined.map, atomic_clocks=consistency.is_bulk),
@@ -277,7 +277,7 @@ class ClusterStore(Store):
         return filters is None or filters.exact
 
     def server_metrics(self) -> list[dict[str, Any]]:
-        """Ask the servers what they have counted.
+        """Return the metrics of the servers.
 
         Returns
         -------
@@ -296,7 +296,7 @@ class ClusterStore(Store):
         return [{"server": one.server, "address": one.address, **one.figures} for one in told.endpoints]
 
     def scheduler_metrics(self) -> dict[str, int]:
-        """Ask the scheduler how often it has refused something, by reason.
+        """Return how often the scheduler has refused something, by reason.
 
         Returns
         -------
@@ -310,9 +310,9 @@ class ClusterStore(Store):
         self._check_usable()
         return dict(self._ask_figures().scheduler)
 
-    def _ask_figures(self) -> FiguresAre:
+    def _ask_figures(self) -> MetricsReply:
         return self._link.call(
-            AskFigures(), FiguresAre, timeout=self._timeout, doing="asking the servers what they have counted"
+            GetMetrics(), MetricsReply, timeout=self._timeout, doing="asking the servers what they have counted"
         )
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class ClusterStore(Store):
         """Wait for all workers. One that gave up waiting has come all the same: it goes on where it was."""
         asked = self._meetings.pop(name, None) or self._link.ask(Barrier(name))
         try:
-            self._link.answer(asked, Passed, timeout=timeout, doing=f"waiting for all workers at the {name}")
+            self._link.answer(asked, BarrierReply, timeout=timeout, doing=f"waiting for all workers at the {name}")
         except DeadlineExceededError:
             self._meetings[name] = asked
             raise
@@ -369,8 +369,8 @@ class ClusterStore(Store):
             self._check_usable()
             self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
             self.channel.raise_unheard()
-            take = TakePart(number, count, digest, finished, reissue, self.clock)
-            found = self._link.call(take, PartIs, timeout=self._timeout, doing="taking a part of the data")
+            take = TakeSplit(number, count, digest, finished, reissue, self.clock)
+            found = self._link.call(take, SplitReply, timeout=self._timeout, doing="taking a part of the data")
             finished = -1
             if found.part is not None:
                 yield found.part
@@ -396,7 +396,7 @@ class ClusterStore(Store):
     def _find(self, spec: TableSpec) -> int:
         """Have the servers make a table, if they have not: its number."""
         found = self._link.call(
-            AskTable(TableForm.of(spec)), TableIs, timeout=self._timeout, doing=f"making table {spec.name!r}"
+            CreateTable(TableForm.of(spec)), TableReply, timeout=self._timeout, doing=f"making table {spec.name!r}"
         )
         check_same(found.form.spec(), spec)
         return found.id
@@ -558,7 +558,7 @@ def _bounded(name: str, given: int | None, least: int, most: int) -> int | None:
 
 def _ask_map(link: Link) -> ClusterMap:
     # Asked again while it is wanted: the keeper, which asks, has other things to do as well.
-    return link.call(AskMap(), MapIs, timeout=_ASKING, doing="asking for the map of slots").map
+    return link.call(GetMap(), GetMapReply, timeout=_ASKING, doing="asking for the map of slots").map
 
 
 def _end_context(context: zmq.Context[zmq.Socket[bytes]], process: int) -> None:
