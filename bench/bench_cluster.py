@@ -39,7 +39,7 @@ from shoal.cluster.protocol.slot_map import Endpoint, cut_evenly
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.client import RemoteShard
-from shoal.cluster.worker.requests import Requests, Worker
+from shoal.cluster.worker.requests import Requests, WorkerIdentity
 from shoal.table.table import TableSpec
 
 SLOTS = 1024
@@ -138,7 +138,7 @@ class Shoal:
 
     def __init__(self, loops: list[str]) -> None:
         where = cut_evenly(1, SLOTS, [(address, 0) for address in loops])
-        self.channel = Channel(Requests(Worker(0, 1, JOB), where))
+        self.channel = Channel(Requests(WorkerIdentity(0, 1, JOB), where))
         self.shards = {dim: RemoteShard(self.channel, dim, spec) for dim, spec in TABLES.items()}
 
     def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from typing import Self
 import zmq
 
 from shoal.cluster.protocol.messages import Order
-from shoal.cluster.protocol.scheduler_client import Link
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 
 TIMEOUT = 60.0  # of what is expected to happen at once; a machine may be busy
@@ -46,7 +46,7 @@ class FakeServer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self.link = Link(address, "server")
+        self.link = SchedulerClient(address, "server")
         self._rank = rank
         self._addresses = (f"tcp://{host}:{port}",)
         self._thread = threading.Thread(target=self._run)

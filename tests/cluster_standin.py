@@ -13,8 +13,8 @@ import zmq
 import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
-from shoal.cluster.protocol.scheduler_client import Link
-from shoal.cluster.protocol.tasks import Working
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.tasks import TaskRunner
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.server import TASKS, obey
@@ -26,13 +26,13 @@ class Server:
     def __init__(self, address: str, endpoints: int, rank: int, slot_memory: int | None = None) -> None:
         self.error: Exception | None = None
         self._context = zmq.Context()
-        self._link = Link(address, "server")
+        self._link = SchedulerClient(address, "server")
         slots = self._link.hello(timeout=TIMEOUT).slots
         self.services = [_core.Service(slots, 0, slots) for _ in range(endpoints)]
         for service in self.services if slot_memory is not None else ():
             service.set_memory(slot_memory)
         self._loops = [start_loop(service, self._context, "tcp://127.0.0.1:0") for service in self.services]
-        self._working = [Working(service, TASKS) for service in self.services]
+        self._working = [TaskRunner(service, TASKS) for service in self.services]
         self._rank = rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -23,11 +23,11 @@ from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.worker import channel as channels
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.client import RemoteShard
-from shoal.cluster.worker.requests import Policy, Requests, Worker
+from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
 
 SLOTS = 16
 SPEC = shoal.TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
-ME = Worker(0, 1, 77)
+ME = WorkerIdentity(0, 1, 77)
 WORKERS = _core.Workers(1)
 TIMEOUT = 60.0
 
@@ -230,13 +230,13 @@ def test_the_deadline_of_a_call_names_who_was_silent_and_is_told_once_where_nobo
         begun = push(channel, range(10))
         eventually(lambda: begun.done)
         with pytest.raises(shoal.DeadlineExceededError, match=f"server 0 at {peer.address} did not answer"):
-            channel.raise_unheard()
-        channel.raise_unheard()
+            channel.raise_unobserved()
+        channel.raise_unobserved()
         second = push(channel, range(10))
         for _ in range(2):
             with pytest.raises(shoal.DeadlineExceededError):
                 second.wait()
-        channel.raise_unheard()  # it was heard
+        channel.raise_unobserved()  # it was heard
 
 
 def test_a_lost_server_wakes_who_waits_for_it():
@@ -276,7 +276,7 @@ def test_closing_ends_the_calls_of_other_threads():
 
 
 def test_whoever_asks_for_too_much_waits_until_some_of_it_is_done(monkeypatch):
-    monkeypatch.setattr(channels, "_MOST_HELD", 100_000)
+    monkeypatch.setattr(channels, "_MAX_PENDING_BYTES", 100_000)
     free = threading.Event()
     peer = Peer(0, 16, lambda number, asked: None if free.is_set() else [])
     with connected(peer) as channel, ThreadPoolExecutor(1) as pool:
@@ -387,7 +387,7 @@ def test_a_channel_that_was_dropped_ends_its_thread():
     peer = Peer(0, 16)
     with contextlib.closing(peer):
         channel = Channel(Requests(ME, ClusterMap(1, (peer.endpoint,))), context=zmq.Context.instance())
-        keeper = channel._keeper
+        keeper = channel._background
         del channel
         gc.collect()
         keeper.join(TIMEOUT)

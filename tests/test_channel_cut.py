@@ -18,11 +18,11 @@ from shoal.cluster.protocol.curve import Guard, Keys, make_keys
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.requests import Policy, Requests, Worker
+from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
 from wires import Faults, Wire
 
 SLOTS = 16
-ME = Worker(0, 1, 77)
+ME = WorkerIdentity(0, 1, 77)
 SPEC = shoal.TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
 TIMEOUT = 60.0
 WORKERS = _core.Workers(1)

@@ -51,7 +51,7 @@ def test_a_store_that_was_dropped_leaves_and_says_that_it_was_not_closed(running
     store = shoal.connect(running.address, timeout=TIMEOUT)
     table = store.table("t", dim=2)
     table.push(KEYS, ONES).wait()
-    gone, link, keeper = weakref.ref(store), store._link, store.channel._keeper
+    gone, link, keeper = weakref.ref(store), store._link, store.channel._background
     del store
     gc.collect()
     table.pull(KEYS)  # a table is as good as its store
@@ -158,4 +158,4 @@ def test_whatever_a_caller_passes_is_the_callers_error_and_the_store_goes_on(run
         store.tick()
         assert np.all(table.pull(KEYS) != 0)
         assert store._link._thread.is_alive()
-        assert store.channel._keeper.is_alive()
+        assert store.channel._background.is_alive()

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cluster.launch.environment import Place, find_group, find_scheduler, find_worker, first_host, volcano
+from shoal.cluster.launch.environment import (
+    ProcessIdentity,
+    find_group,
+    find_scheduler,
+    find_worker,
+    first_host,
+    volcano,
+)
 
 SRUN = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NODELIST": "n[07-09]", "SLURM_NTASKS": "99"}
 MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}
@@ -23,15 +30,15 @@ OWN = {"SHOAL_RANK": "0", "SHOAL_WORKERS": "2", "SHOAL_SCHEDULER": "tcp://h:1"}
     [
         ({}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),  # the batch script itself, not a step of it
-        (SRUN, Place("srun", 2, 8, "n07")),
-        ({**SRUN, "SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "x,y"}, Place("srun", 2, 8, "x")),
-        (MPI, Place("mpirun", 3, 5, "127.0.0.1")),
-        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Place("mpirun", 3, 5, None)),
-        (TORCH, Place("torchrun", 1, 4)),
-        (VOLCANO, Place("Volcano", 1, 3)),
-        ({**SRUN, **MPI}, Place("mpirun", 3, 5, "127.0.0.1")),
-        ({**SRUN, **MPI, **TORCH, **VOLCANO}, Place("torchrun", 1, 4)),
-        ({**SRUN, **MPI, **TORCH, **OWN}, Place("shoal", 0, 2)),
+        (SRUN, ProcessIdentity("srun", 2, 8, "n07")),
+        ({**SRUN, "SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "x,y"}, ProcessIdentity("srun", 2, 8, "x")),
+        (MPI, ProcessIdentity("mpirun", 3, 5, "127.0.0.1")),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ProcessIdentity("mpirun", 3, 5, None)),
+        (TORCH, ProcessIdentity("torchrun", 1, 4)),
+        (VOLCANO, ProcessIdentity("Volcano", 1, 3)),
+        ({**SRUN, **MPI}, ProcessIdentity("mpirun", 3, 5, "127.0.0.1")),
+        ({**SRUN, **MPI, **TORCH, **VOLCANO}, ProcessIdentity("torchrun", 1, 4)),
+        ({**SRUN, **MPI, **TORCH, **OWN}, ProcessIdentity("shoal", 0, 2)),
     ],
 )
 def test_the_innermost_launcher_gives_a_worker_its_place(environment, place):

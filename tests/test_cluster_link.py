@@ -42,7 +42,7 @@ from shoal.cluster.protocol.messages import (
     decode,
     encode,
 )
-from shoal.cluster.protocol.scheduler_client import Link
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.errors import ClosedError, DeadlineExceededError, NotConnectedError, ProtocolError, ServerLostError
 from wires import Faults
@@ -56,8 +56,8 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
         scheduler(2) as cluster,
         FakeServer(cluster.address, rank=1) as second,
         FakeServer(cluster.address, rank=0) as first,
-        Link(cluster.address, "worker") as one,
-        Link(cluster.address, "worker") as two,
+        SchedulerClient(cluster.address, "worker") as one,
+        SchedulerClient(cluster.address, "worker") as two,
         ThreadPoolExecutor(2) as pool,
     ):
         both = [
@@ -85,7 +85,7 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
 
 
 def test_who_misses_others_at_the_deadline_is_told_which_ones():
-    with scheduler(2) as cluster, FakeServer(cluster.address), Link(cluster.address, "worker") as link:
+    with scheduler(2) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
         with pytest.raises(DeadlineExceededError, match="1 of 2 servers have joined"):
             link.join(timeout=1.5, consistency=shoal.BSP())
         with FakeServer(cluster.address) as other:
@@ -105,7 +105,7 @@ def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_h
         with scheduler(1) as cluster:
             address = cluster.address
             server = ends.enter_context(FakeServer(address))
-            link = ends.enter_context(Link(address, "worker", on_fault=faults.append))
+            link = ends.enter_context(SchedulerClient(address, "worker", on_fault=faults.append))
             link.join(timeout=TIMEOUT, consistency=shoal.BSP())
             cluster._membership.stop = lambda now: []  # it dies: nobody is told
         with scheduler(1, bind=address) as anew:
@@ -116,7 +116,7 @@ def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_h
             server.link.check()
             assert (server.error, faults) == (None, [])
             assert anew.membership.workers == {}
-            with FakeServer(address) as fresh, Link(address, "worker") as late:  # another cluster
+            with FakeServer(address) as fresh, SchedulerClient(address, "worker") as late:  # another cluster
                 assert fresh.joined.wait(TIMEOUT)
                 late.join(timeout=TIMEOUT, consistency=shoal.BSP())
             anew._membership.stop = lambda now: []
@@ -130,7 +130,7 @@ def test_a_stopped_scheduler_tells_everybody():
     events, faults = [], []
     with (
         scheduler(1) as cluster,
-        Link(cluster.address, "worker", on_event=events.append, on_fault=faults.append) as link,
+        SchedulerClient(cluster.address, "worker", on_event=events.append, on_fault=faults.append) as link,
     ):
         link.hello(timeout=TIMEOUT)
         cluster.stop()
@@ -146,8 +146,8 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
     with (
         scheduler(1, heartbeat=0.1) as cluster,
         FakeServer(cluster.address) as server,
-        Link(cluster.address, "worker") as one,
-        Link(cluster.address, "worker") as two,
+        SchedulerClient(cluster.address, "worker") as one,
+        SchedulerClient(cluster.address, "worker") as two,
         ThreadPoolExecutor(3) as pool,
     ):
         joins = [pool.submit(link.join, timeout=TIMEOUT, workers=2, consistency=shoal.ASP()) for link in (one, two)]
@@ -164,7 +164,7 @@ def test_a_server_that_a_worker_cannot_reach_is_named_with_the_remedy():
     with (
         scheduler(1) as cluster,
         FakeServer(cluster.address) as server,
-        Link(cluster.address, "worker") as link,
+        SchedulerClient(cluster.address, "worker") as link,
     ):
         assert server.joined.wait(TIMEOUT)
         server._socket.close(0)
@@ -207,7 +207,7 @@ def test_what_comes_by_another_protocol_is_counted_and_the_log_has_one_line_of_i
             stranger.sendall(OLD["HTTP"])
             until(lambda: cluster.refused().get("garbage", 0) >= 100)
         assert server.joined.wait(TIMEOUT)
-        with Link(cluster.address, "worker") as link:
+        with SchedulerClient(cluster.address, "worker") as link:
             link.join(timeout=TIMEOUT, consistency=shoal.BSP())
             figures = link.call(GetMetrics(), MetricsReply, timeout=TIMEOUT, doing="asking")
             assert figures.scheduler["garbage"] >= 100
@@ -215,7 +215,7 @@ def test_what_comes_by_another_protocol_is_counted_and_the_log_has_one_line_of_i
 
 
 def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_scheduler_goes_on(caplog, monkeypatch):
-    with scheduler(1) as cluster, FakeServer(cluster.address), Link(cluster.address, "worker") as link:
+    with scheduler(1) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
         link.hello(timeout=TIMEOUT)
         for bad in (Join(rank=2**70), Join(workers=2**40), Barrier("bad\ud800")):
             with pytest.raises(ValueError, match="the scheduler"):
@@ -239,7 +239,7 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.LINGER, 0)
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        with Link(f"tcp://127.0.0.1:{port}", "server") as link, ThreadPoolExecutor(1) as pool:
+        with SchedulerClient(f"tcp://127.0.0.1:{port}", "server") as link, ThreadPoolExecutor(1) as pool:
             hello = pool.submit(link.hello, timeout=TIMEOUT)
             assert router.poll(TIMEOUT * 1000)
             route = router.recv_multipart()[0]
@@ -257,7 +257,7 @@ def test_a_flood_of_messages_does_not_hide_that_a_worker_is_dead(monkeypatch):
     receive = Scheduler._receive
     monkeypatch.setattr(Scheduler, "_receive", lambda self: receive(self) and False)  # there are always more
     with scheduler(1, heartbeat=0.1) as cluster, FakeServer(cluster.address):
-        link = Link(cluster.address, "worker", about="a worker\n\x1b[31mthat paints")
+        link = SchedulerClient(cluster.address, "worker", about="a worker\n\x1b[31mthat paints")
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         assert "(a worker??[31mthat paints)" in str(cluster.membership._job.members[0])
         link.close()
@@ -267,7 +267,7 @@ def test_a_flood_of_messages_does_not_hide_that_a_worker_is_dead(monkeypatch):
 def test_a_peer_of_another_version_is_told_so():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        with Link(f"tcp://127.0.0.1:{port}", "worker") as link, ThreadPoolExecutor(1) as pool:
+        with SchedulerClient(f"tcp://127.0.0.1:{port}", "worker") as link, ThreadPoolExecutor(1) as pool:
             hello = pool.submit(link.hello, timeout=TIMEOUT)
             assert router.poll(TIMEOUT * 1000)
             router.send_multipart([router.recv_multipart()[0], b"SHOALCTL\x09\0", b"", b"version 1 meets version 9"])
@@ -278,7 +278,7 @@ def test_a_peer_of_another_version_is_told_so():
 
 def test_a_closed_link_says_so_and_ends_the_calls_that_are_under_way():
     with scheduler(1) as cluster, ThreadPoolExecutor(1) as pool:
-        link = Link(cluster.address, "worker")
+        link = SchedulerClient(cluster.address, "worker")
         join = pool.submit(link.join, timeout=TIMEOUT, consistency=shoal.BSP())
         until(lambda: link._welcome is not None)
         link.close()
@@ -291,7 +291,7 @@ def test_a_connection_that_breaks_is_made_anew_and_nobody_is_taken_for_another()
     with (
         scheduler(1) as cluster,
         FakeServer(cluster.address),
-        Link((wire := Wire(cluster.address)).address, "worker") as link,
+        SchedulerClient((wire := Wire(cluster.address)).address, "worker") as link,
         ThreadPoolExecutor(1) as pool,
     ):
         joined = link.join(timeout=TIMEOUT, consistency=shoal.BSP())
@@ -343,7 +343,7 @@ def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake
     with (
         scheduler(1) as cluster,
         FakeServer(cluster.address),
-        Link(cluster.address, "worker") as link,
+        SchedulerClient(cluster.address, "worker") as link,
     ):
         link.join(timeout=TIMEOUT, consistency=shoal.ASP())
         monkeypatch.setattr(Scheduler, "_send_frames", lose_some)
@@ -370,7 +370,7 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
     with (
         scheduler(1, heartbeat=20.0, **of["scheduler"]) as cluster,
         contextlib.closing(Changing(int(cluster.address.rsplit(":")[-1]), faults)) as wire,
-        Link(wire.address, "worker", **of["worker"]) as link,
+        SchedulerClient(wire.address, "worker", **of["worker"]) as link,
     ):
         link.hello(timeout=TIMEOUT)
         calls = 0
@@ -385,7 +385,7 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
 
 
 def test_a_damaged_message_is_dropped_as_one_that_was_lost():
-    with scheduler(1) as cluster, FakeServer(cluster.address), Link(cluster.address, "worker") as link:
+    with scheduler(1) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
         link.join(timeout=TIMEOUT, consistency=shoal.BSP())
         send, damaged = link._sender, []
         asked = link.ask(GetMap())

@@ -22,7 +22,7 @@ import shoal
 from cluster_fakes import Wire
 from shoal import _core
 from shoal.cluster.launch import processes
-from shoal.cluster.protocol.scheduler_client import Link
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.errors import DeadlineExceededError, FencedError, NotConnectedError, ServerLostError, ShoalError
 
 LONG = 60.0  # seconds for what happens at once on a quiet machine
@@ -141,12 +141,12 @@ def test_a_server_that_cannot_start_is_named_with_its_last_words():
 
 
 def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(monkeypatch):
-    starting = processes.Running._role
+    starting = processes.LocalCluster._role
 
     def role(running, name, arguments):
         return starting(running, name, [*arguments, *(["--threads", "0"] if name == "server 1" else [])])
 
-    monkeypatch.setattr(processes.Running, "_role", role)
+    monkeypatch.setattr(processes.LocalCluster, "_role", role)
     before = set(psutil.Process().children())
     with pytest.raises(ShoalError, match=r"server 1 ended with status 2; it said last: \n.*needs a thread at least"):
         shoal.launch(servers=3, timeout=10 * LONG)  # server 0 would wait for server 1 as long as that
@@ -635,5 +635,8 @@ def test_a_wrong_advertised_address_is_reported_at_join_with_the_remedy():
 
 
 def test_an_address_where_nobody_listens_is_said_to_be_so():
-    with Link(free_address(), "worker") as link, pytest.raises(NotConnectedError, match="no scheduler answers"):
+    with (
+        SchedulerClient(free_address(), "worker") as link,
+        pytest.raises(NotConnectedError, match="no scheduler answers"),
+    ):
         link.hello(timeout=0.3)

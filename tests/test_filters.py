@@ -18,7 +18,7 @@ from shoal import _core
 from shoal._core import Op, WireDtype
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.worker.filters import Filter, Filters, choose
-from shoal.cluster.worker.requests import Policy, Requests, Worker
+from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
 
 SLOTS = 64
 JOB = 7
@@ -44,7 +44,7 @@ class Cluster:
             self.services[f"tcp://h:{i}"] = service
             endpoints.append(Endpoint(first, end, f"tcp://h:{i}", i))
         policy = Policy(resend_after=0.1, longest=0.1, pause=0.01)
-        self.requests = Requests(Worker(0, 1, JOB), ClusterMap(1, tuple(endpoints)), policy)
+        self.requests = Requests(WorkerIdentity(0, 1, JOB), ClusterMap(1, tuple(endpoints)), policy)
 
     def run(self, call: Any) -> Any:
         for _ in range(100_000):

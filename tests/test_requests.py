@@ -6,7 +6,7 @@ import pytest
 from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
 from shoal.cluster.worker.filters import Filter, Filters
-from shoal.cluster.worker.requests import WINDOW, Policy, Requests, Worker
+from shoal.cluster.worker.requests import WINDOW, Policy, Requests, WorkerIdentity
 from shoal.errors import (
     DeadlineExceededError,
     FencedError,
@@ -48,7 +48,7 @@ class Asked:
 
 
 def requests(atomic_clocks=True, **policy):
-    return Requests(Worker(3, 2, 77), MAP, Policy(**policy), atomic_clocks=atomic_clocks)
+    return Requests(WorkerIdentity(3, 2, 77), MAP, Policy(**policy), atomic_clocks=atomic_clocks)
 
 
 def batch(n, first=0):
@@ -352,7 +352,7 @@ def test_large_calls_are_cut_between_slots():
 
 def test_a_call_has_at_most_128_parts_at_an_endpoint():
     where = cut_evenly(1, 1024, [(A, 0)])
-    r = Requests(Worker(0, 1, 77), where, Policy(message_bytes=100))
+    r = Requests(WorkerIdentity(0, 1, 77), where, Policy(message_bytes=100))
     b = _core.KeyBatch(np.arange(20_000, dtype=np.uint64), 1024, THREAD)
     values = np.zeros((len(b), 1), np.float32)
     r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins, values=values, dim=1)
@@ -403,7 +403,7 @@ def test_an_atomic_tick_leaves_once_all_endpoints_have_its_pushes_and_the_tick_b
 
 
 def test_an_atomic_tick_waits_for_nothing_where_there_is_one_endpoint():
-    r = Requests(Worker(3, 2, 77), ClusterMap(1, (Endpoint(0, SLOTS, A, 0),)))
+    r = Requests(WorkerIdentity(3, 2, 77), ClusterMap(1, (Endpoint(0, SLOTS, A, 0),)))
     push(r, clock=4)
     r.tick(4, [1], 0.0, 9.0)
     r.tick(5, [], 0.0, 9.0)

@@ -248,7 +248,7 @@ def test_parked_it_is_not_another_tables_business() -> None:
 def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "SEEING", 0.0)
     service = served("asp")
-    working = tasks.Working(service, TASKS)
+    working = tasks.TaskRunner(service, TASKS)
     asked(service, begin(PLAIN, sequence=1))
     task = task_of("nowhere", b"", patience=0.05)
     told(service, tell(1, msgspec.msgpack.encode(task)))
@@ -269,7 +269,7 @@ def test_an_endpoint_that_cannot_read_what_the_worker_says_lets_go(
         words = msgspec.msgpack.encode(task_of("nowhere", b"", patience=float("nan") if words == b"nan" else 1e300))
     for first in (None, msgspec.msgpack.encode(task_of("nowhere", b"", patience=60.0))):
         service = served("asp")
-        working = tasks.Working(service, TASKS)
+        working = tasks.TaskRunner(service, TASKS)
         asked(service, begin(PLAIN, sequence=1))
         deadline = time.monotonic() + 30
         while first is not None and b"failed" not in told(service, tell(1, first))[1]:
@@ -298,7 +298,7 @@ def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
         (tmp_path / name).write_bytes(b"seen")
     service = served("asp")
     pushed(service, 1)
-    working = tasks.Working(service, TASKS)
+    working = tasks.TaskRunner(service, TASKS)
     asked(service, begin(PLAIN, sequence=2))
     spec = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
     form = TableForm.of(spec)

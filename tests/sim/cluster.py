@@ -13,7 +13,7 @@ import numpy as np
 from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
 from shoal.cluster.worker.filters import Filter, Filters
-from shoal.cluster.worker.requests import Policy, Requests, Worker
+from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
 from sim.history import History
 from sim.network import CALM, Network, Weather
 
@@ -41,7 +41,7 @@ class Client:
         self.cluster = cluster
         self.rank, self.incarnation, self.clock = rank, incarnation, clock
         self.requests = cluster.make_requests(
-            Worker(rank, incarnation, cluster.job), cluster.map, cluster.policy,
+            WorkerIdentity(rank, incarnation, cluster.job), cluster.map, cluster.policy,
             atomic_clocks=cluster.history.mode == "bsp",
         )  # fmt: skip
         self.alive = True

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "PORT",
-    "Place",
+    "ProcessIdentity",
     "Volcano",
     "find_group",
     "find_keys",
@@ -37,7 +37,7 @@ Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessIdentity:
     """One process among others.
 
     Parameters
@@ -66,7 +66,7 @@ class Volcano:
     workers: int | None
 
 
-def find_worker(environment: Environment) -> Place | None:
+def find_worker(environment: Environment) -> ProcessIdentity | None:
     """Find the place of a worker among the workers.
 
     Parameters
@@ -75,7 +75,7 @@ def find_worker(environment: Environment) -> Place | None:
 
     Returns
     -------
-    Place or None
+    ProcessIdentity or None
 
     Raises
     ------
@@ -85,17 +85,17 @@ def find_worker(environment: Environment) -> Place | None:
     Examples
     --------
     >>> find_worker({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
-    Place(launcher='torchrun', rank=1, size=4, host=None)
+    ProcessIdentity(launcher='torchrun', rank=1, size=4, host=None)
     """
     place = _pair(environment, "shoal", "SHOAL_RANK", "SHOAL_WORKERS") or find_group(environment)
     if place is None:
         job = volcano(environment)
         if job.index is not None and job.workers is not None:
-            place = _checked(Place("Volcano", job.index, job.workers), "VC_TASK_INDEX")
+            place = _checked(ProcessIdentity("Volcano", job.index, job.workers), "VC_TASK_INDEX")
     return place
 
 
-def find_group(environment: Environment) -> Place | None:
+def find_group(environment: Environment) -> ProcessIdentity | None:
     """Find the place of a process in the group that torchrun, mpirun or srun has started."""
     place = _pair(environment, "torchrun", "RANK", "WORLD_SIZE")
     if place is not None:
@@ -103,11 +103,11 @@ def find_group(environment: Environment) -> Place | None:
     place = _pair(environment, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     if place is not None:
         alone = _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") == place.size
-        return Place(place.launcher, place.rank, place.size, "127.0.0.1" if alone else None)
+        return ProcessIdentity(place.launcher, place.rank, place.size, "127.0.0.1" if alone else None)
     place = _pair(environment, "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     if place is not None:
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-        return Place(place.launcher, place.rank, place.size, first_host(nodes) if nodes else None)
+        return ProcessIdentity(place.launcher, place.rank, place.size, first_host(nodes) if nodes else None)
     return None
 
 
@@ -151,12 +151,12 @@ def first_host(nodes: str) -> str:
     return host
 
 
-def _pair(environment: Environment, launcher: str, rank: str, size: str) -> Place | None:
+def _pair(environment: Environment, launcher: str, rank: str, size: str) -> ProcessIdentity | None:
     number, of = _number(environment, rank), _number(environment, size)
-    return None if number is None or of is None else _checked(Place(launcher, number, of), rank)
+    return None if number is None or of is None else _checked(ProcessIdentity(launcher, number, of), rank)
 
 
-def _checked(place: Place, name: str) -> Place:
+def _checked(place: ProcessIdentity, name: str) -> ProcessIdentity:
     if not 0 <= place.rank < place.size:
         raise ValueError(f"the environment says {name}={place.rank} among {place.size}: ranks go from 0 to size - 1")
     return place

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.base.interrupts import Terminated, at_boundaries, held_back
-from shoal.cluster.launch.environment import PORT, Place, find_keys
+from shoal.cluster.launch.environment import PORT, ProcessIdentity, find_keys
 from shoal.cluster.protocol.address import is_loopback, join_address, split
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRACE",
-    "Child",
+    "ChildProcess",
+    "LocalCluster",
     "ProcessFailedError",
-    "Running",
     "launch",
     "run_part",
     "run_workers",
@@ -67,10 +67,10 @@ _PAUSE = 0.2  # seconds between two looks at whether the cluster is still there
 _BSP = BSP()
 _SLOTS = 1024  # of a cluster that mpirun or srun has started
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
-class Child:
+class ChildProcess:
     """A process that was started, and the last lines that it said.
 
     Parameters
@@ -92,7 +92,7 @@ class Child:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        ended: queue.SimpleQueue[Child],
+        ended: queue.SimpleQueue[ChildProcess],
         say: Callable[[str], None] | None = None,
         news: threading.Condition | None = None,
     ) -> None:
@@ -171,7 +171,7 @@ class Child:
         self._thread.join(1.0)
 
 
-def _end_all(children: Sequence[Child], patience: float) -> None:
+def _end_all(children: Sequence[ChildProcess], patience: float) -> None:
     """Ask processes to end, and kill them if they do not; at once if that is interrupted."""
     try:
         for child in children:
@@ -188,31 +188,31 @@ def _end_all(children: Sequence[Child], patience: float) -> None:
 class ProcessFailedError(ShoalError):
     """A process of a cluster ended before the cluster was there."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: ChildProcess) -> None:
         super().__init__(f"{child.name} {child.how_it_ended()}")
         self.status = status_of(child)
 
 
-def status_of(child: Child) -> int:
+def status_of(child: ChildProcess) -> int:
     """Return the exit status to pass on: that of the process, as a shell tells it."""
     code = child.process.returncode
     return code if code >= 0 else 128 - code
 
 
-class Running:
+class LocalCluster:
     """The processes of a cluster on this machine."""
 
     def __init__(self) -> None:
-        self.ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        self.scheduler: Child | None = None
-        self.servers: list[Child] = []
+        self.ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        self.scheduler: ChildProcess | None = None
+        self.servers: list[ChildProcess] = []
         self.address = ""
         self.curve: str | None = None
         self._news = threading.Condition()
         self._stopped = False
 
     @property
-    def roles(self) -> list[Child]:
+    def roles(self) -> list[ChildProcess]:
         """All that were started."""
         return [*([self.scheduler] if self.scheduler else []), *self.servers]
 
@@ -255,12 +255,12 @@ class Running:
                 self.servers.append(self._role(f"server {rank}", command))
         self._said(self.servers, r"(server \d+ has slots)", deadline, timeout)
 
-    def _role(self, name: str, arguments: Sequence[str]) -> Child:
+    def _role(self, name: str, arguments: Sequence[str]) -> ChildProcess:
         keys = [] if self.curve is None else ["--curve", self.curve]
         command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
-        return Child(name, command, {}, self.ended, news=self._news)
+        return ChildProcess(name, command, {}, self.ended, news=self._news)
 
-    def _said(self, children: Sequence[Child], pattern: str, deadline: float, timeout: float) -> list[str]:
+    def _said(self, children: Sequence[ChildProcess], pattern: str, deadline: float, timeout: float) -> list[str]:
         """Wait for a line of each; for the end of any process too, which is what went wrong then."""
         while True:
             with self._news:
@@ -298,7 +298,7 @@ def running(
     curve: str | None = None,
     storage_roots: Sequence[str | os.PathLike[str]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> Iterator[Running]:
+) -> Iterator[LocalCluster]:
     """Run a scheduler and servers on this machine for the length of a ``with`` block.
 
     Parameters
@@ -322,10 +322,10 @@ def running(
 
     Yields
     ------
-    Running
+    LocalCluster
         ``address`` is the scheduler's.
     """
-    cluster = Running()
+    cluster = LocalCluster()
     try:
         cluster.start(
             servers,
@@ -360,7 +360,7 @@ def launch(
     """Start a cluster of one worker, this process; see :func:`shoal.launch`."""
     from shoal.cluster.worker import client
 
-    cluster = Running()
+    cluster = LocalCluster()
     curve = find_keys(os.environ)
     try:
         cluster.start(
@@ -416,32 +416,32 @@ def _start_worker(
     address: str,
     rank: int,
     workers: int,
-    ended: queue.SimpleQueue[Child],
+    ended: queue.SimpleQueue[ChildProcess],
     say: Callable[[str], None],
     curve: str | os.PathLike[str] | None,
-) -> Child:
+) -> ChildProcess:
     place = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
     if curve is not None:
         place["SHOAL_CURVE"] = os.path.abspath(curve)
-    kept = [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid())]
+    kept = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid())]
     prefix = f"[{rank}] " if workers > 1 else ""
-    return Child(f"worker {rank}", [*kept, *program(command)], place, ended, lambda line: say(prefix + line))
+    return ChildProcess(f"worker {rank}", [*kept, *program(command)], place, ended, lambda line: say(prefix + line))
 
 
 def run_workers(
-    cluster: Running,
+    cluster: LocalCluster,
     command: Sequence[str],
     workers: int,
     say: Callable[[str], None],
     *,
     grace: float = GRACE,
     note: Callable[[str], None] = lambda line: None,
-) -> Child | None:
+) -> ChildProcess | None:
     """Run a program as all workers of a cluster.
 
     Parameters
     ----------
-    cluster : Running
+    cluster : LocalCluster
     command : sequence of str
         The program and its arguments.
     workers : int
@@ -454,7 +454,7 @@ def run_workers(
 
     Returns
     -------
-    Child or None
+    ChildProcess or None
         The first process that failed, a server or the scheduler among them; None when all workers ended well.
 
     Raises
@@ -462,7 +462,7 @@ def run_workers(
     KeyboardInterrupt
         Ctrl-C or SIGTERM: the workers got it too, and have ended. A second one does not wait for them.
     """
-    children: list[Child] = []
+    children: list[ChildProcess] = []
     patience = _PATIENCE
     try:
         while len(children) < workers:
@@ -487,7 +487,7 @@ def run_workers(
 
 
 def _pass_on(
-    interrupt: KeyboardInterrupt, children: Sequence[Child], grace: float, note: Callable[[str], None]
+    interrupt: KeyboardInterrupt, children: Sequence[ChildProcess], grace: float, note: Callable[[str], None]
 ) -> None:
     """Give workers the signal that this process got, and time to end by themselves."""
     terminated = isinstance(interrupt, Terminated)
@@ -519,7 +519,7 @@ def _within_grace(interrupted: Callable[[], KeyboardInterrupt | None], grace: fl
 
 
 def run_part(
-    place: Place,
+    place: ProcessIdentity,
     servers: int,
     command: Sequence[str],
     say: Callable[[str], None],
@@ -541,7 +541,7 @@ def run_part(
 
     Parameters
     ----------
-    place : Place
+    place : ProcessIdentity
         Which process this is.
     servers : int
     command : sequence of str
@@ -575,7 +575,7 @@ def run_part(
     ValueError
         The group is too small, or nobody knows where the scheduler is.
     """
-    from shoal.cluster.protocol.scheduler_client import Link
+    from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.scheduler.scheduler import Scheduler
     from shoal.cluster.server.server import Server
 
@@ -631,11 +631,11 @@ def run_part(
     rank = place.rank - servers - 1
     about = f"worker {rank} (process {os.getpid()} on {socket.gethostname()})"
     own = keys("worker")
-    with Link(address, "launcher", about=about, keys=own) as link:
+    with SchedulerClient(address, "launcher", about=about, keys=own) as link:
         link.hello(timeout=timeout)
-        ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
         patience = _PATIENCE
-        children: list[Child] = []
+        children: list[ChildProcess] = []
         try:
             with held_back():
                 children.append(

@@ -1,4 +1,4 @@
-"""Link: a process's connection to the scheduler.
+"""SchedulerClient: a process's connection to the scheduler.
 
 One thread owns the socket. It sends signs of life, sends again what was not answered, and hears what happened; calls
 come from any thread and wait for it.
@@ -40,6 +40,7 @@ import zmq
 from shoal.cluster.protocol.address import is_loopback, split, try_all
 from shoal.cluster.protocol.connection import Connection, Socket
 from shoal.cluster.protocol.curve import Keys
+from shoal.cluster.protocol.errors import FATAL_ERRORS, copy_error, error_of
 from shoal.cluster.protocol.messages import (
     MAX_OPEN_REQUESTS,
     ErrorReply,
@@ -70,13 +71,10 @@ from shoal.cluster.protocol.messages import (
     encode,
 )
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.worker.channel import anew
 from shoal.consistency import Consistency
 from shoal.errors import (
     ClosedError,
     DeadlineExceededError,
-    FencedError,
-    MemoryBudgetExceededError,
     NotConnectedError,
     ProtocolError,
     ServerLostError,
@@ -84,7 +82,7 @@ from shoal.errors import (
     WrongProcessError,
 )
 
-__all__ = ["GRACE", "Link"]
+__all__ = ["GRACE", "SchedulerClient"]
 
 _log = logging.getLogger("shoal.link")
 
@@ -110,7 +108,7 @@ class PendingRequest:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
-class Link:
+class SchedulerClient:
     """A connection to the scheduler. A context manager that closes itself, without leaving.
 
     Parameters
@@ -233,7 +231,7 @@ class Link:
                 "start children with the 'spawn' method"
             )
         if self._fault is not None:
-            raise anew(self._fault)  # a traceback of its own: this one would hold whoever asked, for ever
+            raise copy_error(self._fault)  # a traceback of its own: this one would hold whoever asked, for ever
         if not self._open:
             raise ClosedError("this connection to the cluster was closed: connect again")
 
@@ -362,7 +360,7 @@ class Link:
         asked = PendingRequest(checked(body))
         with self._lock:
             if self._fault is not None:
-                raise anew(self._fault)
+                raise copy_error(self._fault)
             if len(self._calls) >= MAX_OPEN_REQUESTS:
                 raise ShoalError(
                     f"{MAX_OPEN_REQUESTS} requests to the scheduler are under way: wait for some of them first"
@@ -387,7 +385,7 @@ class Link:
             self.check()
             raise NotConnectedError(f"{doing}: the connection to the scheduler at {self._address} was closed")
         if isinstance(reply, ErrorReply):
-            raise _error(reply)
+            raise error_of(reply)
         if not isinstance(reply, kind):
             raise ProtocolError(f"{doing}: the scheduler at {self._address} answers with {type(reply).__name__}")
         return reply
@@ -646,8 +644,8 @@ class Link:
 
     def _replied(self, reply: Reply) -> None:
         body = reply.body
-        if isinstance(body, ErrorReply) and body.kind in _FATAL:
-            self._fail(_FATAL[body.kind](body.text))
+        if isinstance(body, ErrorReply) and body.kind in FATAL_ERRORS:
+            self._fail(FATAL_ERRORS[body.kind](body.text))
         elif isinstance(body, ErrorReply) and body.kind == "not-connected" and self._is_known:
             self._is_known = False
             _log.warning(
@@ -689,16 +687,3 @@ class Link:
             self._on_fault(error)
         for call in calls:
             call.answered.set()
-
-
-_FATAL: dict[str, type[ShoalError]] = {"server-lost": ServerLostError, "fenced": FencedError}
-
-
-def _error(refused: ErrorReply) -> ValueError | ShoalError:
-    if refused.kind == "input":
-        return ValueError(refused.text)
-    if refused.kind == "memory":
-        return MemoryBudgetExceededError(refused.text)
-    if refused.kind == "not-connected":
-        return NotConnectedError(refused.text)
-    return _FATAL.get(refused.kind, ProtocolError)(refused.text)

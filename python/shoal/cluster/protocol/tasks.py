@@ -15,8 +15,8 @@ Invariants
     T2  Every wait ends: a worker that is not heard for `Task.patience` seconds, or was dismissed, is not waited for;
         nor is an endpoint that makes no progress, or whose server is lost.
 
-Threads: :class:`Working` has one for each endpoint, and one for each task under way there; an :class:`Exchange` is used
-by one thread at a time.
+Threads: :class:`TaskRunner` has one for each endpoint, and one for each task under way there; a
+:class:`TaskCoordinator` is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,18 @@ from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
 from shoal.storage.roots import StorageRoots
 
-__all__ = ["LONGEST", "SEEING", "STANDSTILL", "Exchange", "Report", "Task", "Working", "encode", "name_of", "words_of"]
+__all__ = [
+    "LONGEST",
+    "SEEING",
+    "STANDSTILL",
+    "Report",
+    "Task",
+    "TaskCoordinator",
+    "TaskRunner",
+    "encode",
+    "name_of",
+    "words_of",
+]
 
 Op = _core.Op
 
@@ -118,7 +129,7 @@ def name_of(endpoint: Endpoint) -> str:
 # ---- the worker's side -----------------------------------------------------------------------------------------------
 
 
-class Exchange:
+class TaskCoordinator:
     """What a worker has all endpoints do. A context manager that gives up what was not done.
 
     Parameters
@@ -249,7 +260,7 @@ def encode(task: Task) -> bytes:
 # ---- the server's side -----------------------------------------------------------------------------------------------
 
 
-class Working:
+class TaskRunner:
     """Does what workers have an endpoint do, until it is stopped.
 
     Parameters
@@ -272,7 +283,7 @@ class Working:
     def _run(self) -> None:
         while (save := self._service.next_session()) is not None:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
-            line = _Line(save, self._kinds)
+            line = TaskSession(save, self._kinds)
             thread = threading.Thread(target=_work, args=(save, line, self._roots), name="shoal-task", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -289,7 +300,7 @@ class _OverError(Exception):
     """Nobody wants it any more."""
 
 
-class _Line:
+class TaskSession:
     """What an endpoint's thread hears of the worker, and tells it."""
 
     def __init__(self, save: _core.CheckpointSession, kinds: Any) -> None:
@@ -333,7 +344,7 @@ class _Line:
             self.listen(1.0)
 
 
-def _work(save: _core.CheckpointSession, line: _Line, roots: StorageRoots | None) -> None:
+def _work(save: _core.Save, line: TaskSession, roots: StorageRoots | None) -> None:
     with contextlib.suppress(_OverError):
         try:
             report = _look_and_do(save, line, roots)
@@ -350,7 +361,7 @@ def _work(save: _core.CheckpointSession, line: _Line, roots: StorageRoots | None
         line.to_the_end()
 
 
-def _look_and_do(save: _core.CheckpointSession, line: _Line, roots: StorageRoots | None) -> Report:
+def _look_and_do(save: _core.Save, line: TaskSession, roots: StorageRoots | None) -> Report:
     task = line.until(lambda task: True)
     place = (open_dir if roots is None else roots.open)(task.place, task.options)
     seen = task.look(place, save)

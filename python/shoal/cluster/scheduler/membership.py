@@ -93,7 +93,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
 from shoal.cluster.scheduler.splits import Parts
 
-__all__ = ["DEAD_AFTER", "Membership", "AddressProbe"]
+__all__ = ["DEAD_AFTER", "AddressProbe", "Membership"]
 
 DEAD_AFTER = 5  # heartbeats missed
 _DOUBT = 2  # heartbeats missed

@@ -39,8 +39,8 @@ from shoal.cluster.protocol.messages import (
     StartJob,
 )
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.protocol.scheduler_client import GRACE, Link
-from shoal.cluster.protocol.tasks import Working
+from shoal.cluster.protocol.scheduler_client import GRACE, SchedulerClient
+from shoal.cluster.protocol.tasks import TaskRunner
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.loading import ReadTask
 from shoal.cluster.worker.saving import WriteTask
@@ -207,7 +207,9 @@ class Server:
             undo.callback(context.term)
             if keys is not None:
                 undo.callback(Guard(context, keys).stop)
-            self._link = undo.enter_context(Link(scheduler, "server", grace=grace, context=context, keys=keys))
+            self._link = undo.enter_context(
+                SchedulerClient(scheduler, "server", grace=grace, context=context, keys=keys)
+            )
             welcome = self._link.hello(timeout=timeout)
             if slot_memory is not None:
                 make_budget(slot_memory * welcome.slots, welcome.slots)
@@ -224,7 +226,7 @@ class Server:
                     heartbeat=welcome.heartbeat,
                 )
                 undo.callback(loop.stop)
-                undo.callback(Working(service, TASKS, roots).stop)
+                undo.callback(TaskRunner(service, TASKS, roots).stop)
                 self._services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))

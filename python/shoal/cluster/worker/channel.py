@@ -1,27 +1,29 @@
-"""The sockets of a worker's data plane, and who drives them.
+"""The data connections of a worker, and the threads that use them.
 
-Idea. What is asked, sent again, answered or given up is decided in :mod:`shoal.cluster.worker.requests`, which does
-no I/O; here is the I/O, and nothing else. There is one DEALER for each endpoint
-(:mod:`shoal.cluster.protocol.connection`). Whoever waits for an answer takes the *turn*: it sends what is due, sleeps
-in the poll until something comes, hands it to the requests, until its own call is done. So a thread that is alone
-pays for no other thread. Others, meanwhile, hand in what they ask for and wake the one that has the turn, which sends
-it for them; when it has its answer, the next one that waits takes the turn.
+:mod:`shoal.cluster.worker.requests` decides what is sent, sent again, answered or given up, and does no I/O; this
+module does the I/O. There is one DEALER socket for each endpoint (:mod:`shoal.cluster.protocol.connection`).
 
-A keeper thread looks every `_LOOK` seconds whether something is under way that nobody waits for: pushes that nobody
-waits for are sent and acknowledged, and what was lost is sent again, also while all threads compute.
+Threads follow the leader/followers pattern (Schmidt et al., 2000). A thread that waits for an answer becomes the *I/O
+leader*: it sends what is due, polls until a message comes, passes it to the requests, and stops when its own call is
+settled. So a single thread needs no second one. Meanwhile other threads submit their calls and wake the leader, which
+sends them; when the leader has its answer, one of the waiting threads becomes the leader.
 
-    begin --lock--> requests.submit --outgoing--> socket             the caller's thread, or the one that has the turn
-    wait  --turn--> poll, receive, on_time, send .. until done
+A background thread does the same every `_POLL_SECONDS` if calls are pending and there is no leader. So pushes that no
+thread waits for are sent and acknowledged, and lost messages are sent again, also while all threads compute.
+
+    begin --lock----> requests.submit --outgoing--> socket             the calling thread, or the leader
+    wait  --leader--> poll, receive, on_time, send .. until settled
 
 Invariants
-    C1  Sockets, requests and clock are touched under the lock; sockets by who has the turn, or while nobody has it.
-    C2  A call is settled by its deadline if anybody waits for it or the keeper lives: every sleep ends at `next_time`.
-    C3  What failed and nobody waited for is told once, by :meth:`Channel.raise_unheard`.
+    C1  Sockets, requests and clock are used under the lock; sockets by the leader, or while there is none.
+    C2  A call is settled by its deadline if a thread waits for it or the background thread lives: every sleep ends at
+        `next_time`.
+    C3  The error of a call that no thread waited for is raised once, by :meth:`Channel.raise_unobserved`.
     C4  A connection that ends, or brings a damaged message, is replaced, and what its endpoint has not answered is sent
         again over the new one.
-    C5  A push has the clock that is told to the servers by the tick behind it: both are taken under the lock.
+    C5  A push has the clock that the tick after it sends to the servers: both are read under the lock.
 
-Threads: any number. Fork: a child's copy raises WrongProcessError before it touches the lock.
+Threads: any number. Fork: a child's copy raises WrongProcessError before it uses the lock.
 """
 
 from __future__ import annotations
@@ -41,23 +43,24 @@ import zmq
 
 from shoal import _core
 from shoal.cluster.protocol.connection import Connection, Context, Socket
+from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.libzmq import backend
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.worker.requests import Call, Requests
 from shoal.errors import ClosedError, DeadlineExceededError, ShoalError, TransportError, WrongProcessError
 
-__all__ = ["Channel", "UnderWay", "anew"]
+__all__ = ["CallFuture", "Channel"]
 
-_LOOK = 0.02  # seconds
-_TICK = 0.001  # seconds that a tick may take for the round trip of the pushes before it
-_MOST_HELD = 256 << 20  # bytes of requests under way before whoever asks for more waits
-_MOST_CALLS = 1024
-_FOR_EVER = 1e6  # seconds: the longest time to sleep
-_LONGEST_REPLY = 1 << 30  # bytes
-_TOLD = frozenset({_core.Op.PUSH, _core.Op.TICK})  # the calls that nobody may wait for
+_POLL_SECONDS = 0.02
+_TICK_SECONDS = 0.001  # that a tick may take for the round trip of the pushes before it
+_MAX_PENDING_BYTES = 256 << 20  # of pending requests; a thread that submits more waits
+_MAX_PENDING_CALLS = 1024
+_MAX_SLEEP_SECONDS = 1e6
+_MAX_REPLY_BYTES = 1 << 30
+_UNAWAITED_OPS = frozenset({_core.Op.PUSH, _core.Op.TICK})  # calls that the caller need not wait for
 
 
-class UnderWay:
+class CallFuture:
     """A call under way: :class:`shoal.table.future.Pending`."""
 
     __slots__ = ("call", "channel")
@@ -68,21 +71,21 @@ class UnderWay:
 
     @property
     def done(self) -> bool:
-        """Whether it is settled."""
+        """Whether the call is settled."""
         return self.call.done
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when it is settled, or raise what went wrong.
+        """Wait until the call is settled; raise its error.
 
         Raises
         ------
         DeadlineExceededError
-            It is not settled after ``timeout`` seconds and goes on; or it was given up at its own deadline.
+            The call is not settled after ``timeout`` seconds and goes on, or it has passed its own deadline.
         """
         self.channel.wait(self.call, timeout)
 
     def result(self) -> Any:
-        """Wait, and return what came of it."""
+        """Wait and return the result."""
         self.wait()
         return self.call.result
 
@@ -93,17 +96,17 @@ class Channel:
     Parameters
     ----------
     requests : Requests
-        The channel's own from now on.
+        Owned by the channel.
     clock : int
-        Where the worker begins.
+        The clock at which the worker begins.
     timeout : float
         Seconds in which every call is settled.
     refresh : callable, optional
-        Asks the scheduler for its map. Called in the keeper's thread when a server refused slots.
+        Returns the scheduler's map. Called in the background thread when a server has refused slots.
     secure : callable, optional
-        Told each socket before it connects: sets its keys.
+        Called with each socket before it connects: sets its keys.
     context : zmq.Context, optional
-        Default: one of its own, ended by :meth:`close`.
+        Default: a new one, terminated by :meth:`close`.
     """
 
     def __init__(
@@ -125,14 +128,14 @@ class Channel:
         self._own_context = context is None
         self._context: Context = zmq.Context() if context is None else context
         self._lock = threading.Lock()
-        self._moved = threading.Condition(self._lock)  # a call was settled, or the turn given back
-        self._turn_taken = False
-        self._waiting = 0  # threads that want the turn
+        self._changed = threading.Condition(self._lock)  # a call was settled, or the leader has stopped
+        self._has_io_leader = False
+        self._waiting = 0  # threads that wait to become the leader
         self._begun = 0  # calls
-        self._under_way: dict[int, None] = {}  # the numbers of those that are not settled, ascending
-        self._held = 0  # bytes that they hold
-        self._pushed: set[int] = set()  # tables, in this clock
-        self._unheard: dict[Call, ShoalError] = {}  # of calls that nobody waited for
+        self._pending_calls: dict[int, None] = {}  # numbers of the calls that are not settled, ascending
+        self._pending_bytes = 0  # of their arrays
+        self._pushed: set[int] = set()  # tables pushed to in this clock
+        self._unobserved: dict[Call, ShoalError] = {}  # of calls that no thread waited for
         self._is_open = True
         self._courier = _core.Courier(backend())
         self._connections: dict[str, Connection] = {}  # by address
@@ -144,17 +147,17 @@ class Channel:
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         self._poller.register(self._wake_read, zmq.POLLIN)
-        self._look = threading.Event()
-        self._keeper = threading.Thread(
-            target=_keep, args=(weakref.ref(self), self._look), name="shoal-channel", daemon=True
+        self._poll_now = threading.Event()
+        self._background = threading.Thread(
+            target=_run_background, args=(weakref.ref(self), self._poll_now), name="shoal-channel", daemon=True
         )
-        self._keeper.start()
+        self._background.start()
 
-    # ---- asking ------------------------------------------------------------------------------------------------------
+    # ---- calls -------------------------------------------------------------------------------------------------------
 
     @property
     def clock(self) -> int:
-        """How many ticks there were."""
+        """Number of ticks so far."""
         return self._clock
 
     @property
@@ -168,14 +171,14 @@ class Channel:
         return self._timeout
 
     def check(self) -> None:
-        """Raise if this is no channel to ask.
+        """Check that the channel can be used.
 
         Raises
         ------
         WrongProcessError
-            It was made before a fork, by the parent.
+            The channel was made by the parent before a fork.
         ClosedError
-            It was closed.
+            The channel was closed.
         """
         if os.getpid() != self._pid:
             raise WrongProcessError(
@@ -185,16 +188,16 @@ class Channel:
         if not self._is_open:
             raise ClosedError("this store was closed: connect again")
 
-    def begin(self, op: int, table: int, **what: Any) -> UnderWay:
+    def begin(self, op: int, table: int, **what: Any) -> CallFuture:
         """Start a call at the present clock and return.
 
-        Returns at once, unless so much is under way that there is no room for more.
+        Returns at once, unless the pending calls are at their limit.
 
         Parameters
         ----------
         op, table : int
         what
-            As :meth:`Requests.submit` takes it. Its arrays are not changed until the call is settled.
+            Arguments of :meth:`Requests.submit`. The caller does not change its arrays until the call is settled.
         """
         self.check()
         size = sum(memoryview(part).nbytes for part in (what.get("hashes"), what.get("values")) if part is not None)
@@ -207,8 +210,8 @@ class Channel:
 
         return self._begin(submit, size)
 
-    def tick(self) -> UnderWay:
-        """End the clock, and return, at the latest in a millisecond."""
+    def tick(self) -> CallFuture:
+        """End the clock. Returns after a millisecond at the latest."""
         self.check()
 
         def submit(requests: Requests, now: float, on_done: Callable[[Call], None]) -> Call:
@@ -218,123 +221,127 @@ class Channel:
             return call
 
         tick = self._begin(submit, 0)
-        with self._lock:  # all others wait for this tick: it shall not lie here until somebody polls
-            self._drive(
-                lambda: self._turn_taken or not self._requests.waits_for_pushes(tick.call), time.monotonic() + _TICK
+        with self._lock:  # other workers wait for this tick: send it now, not at the next poll
+            self._run_io_until(
+                lambda: self._has_io_leader or not self._requests.waits_for_pushes(tick.call),
+                time.monotonic() + _TICK_SECONDS,
             )
         return tick
 
-    def _begin(self, submit: Callable[[Requests, float, Callable[[Call], None]], Call], size: int) -> UnderWay:
+    def _begin(self, submit: Callable[[Requests, float, Callable[[Call], None]], Call], size: int) -> CallFuture:
         with self._lock:
             self.check()
-            self._drive(lambda: self._held <= _MOST_HELD and len(self._under_way) <= _MOST_CALLS, None)
+            self._run_io_until(
+                lambda: self._pending_bytes <= _MAX_PENDING_BYTES and len(self._pending_calls) <= _MAX_PENDING_CALLS,
+                None,
+            )
             self._begun += 1
             number = self._begun
-            self._under_way[number] = None
-            self._held += size
+            self._pending_calls[number] = None
+            self._pending_bytes += size
 
             def settled(call: Call) -> None:
-                del self._under_way[number]
-                self._held -= size
-                if call.error is not None and call.op in _TOLD:
-                    self._unheard[call] = call.error
+                del self._pending_calls[number]
+                self._pending_bytes -= size
+                if call.error is not None and call.op in _UNAWAITED_OPS:
+                    self._unobserved[call] = call.error
                 if self._waiting:
-                    self._moved.notify_all()
+                    self._changed.notify_all()
 
             try:
                 call = submit(self._requests, time.monotonic(), settled)
             except BaseException:
-                del self._under_way[number]
-                self._held -= size
+                del self._pending_calls[number]
+                self._pending_bytes -= size
                 raise
             self._hurry()
-        return UnderWay(self, call)
+        return CallFuture(self, call)
 
     def _hurry(self) -> None:
-        """Have sent what is due: by whoever has the turn, else here."""
-        if self._turn_taken:
+        """Send what is due: through the leader if there is one, else in this thread."""
+        if self._has_io_leader:
             self._wake()
         else:
             self._send()
 
     def wait(self, call: Call, timeout: float | None = None) -> None:
-        """Return when a call is settled, or raise its error; after ``timeout`` seconds, DeadlineExceededError."""
+        """Wait until a call is settled; raise its error, or DeadlineExceededError after ``timeout`` seconds."""
         if not call.done:
             self.check()
             deadline = _deadline(timeout)
             with self._lock:
-                if not self._drive(lambda: call.done, deadline):
+                if not self._run_io_until(lambda: call.done, deadline):
                     raise DeadlineExceededError(
                         f"the {call.name} is not done after {timeout:g} s; it goes on: wait again, or longer"
                     )
         if call.error is not None:
-            self._unheard.pop(call, None)
-            raise anew(call.error)
+            self._unobserved.pop(call, None)
+            raise copy_error(call.error)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Return when all that was asked for before is settled, well or not.
+        """Wait until all calls made so far are settled, successfully or not.
 
         Raises
         ------
         DeadlineExceededError
-            It is not after ``timeout`` seconds.
+            Some are not settled after ``timeout`` seconds.
         """
         self.check()
         deadline = _deadline(timeout)
         with self._lock:
             last = self._begun
-            if not self._drive(lambda: next(iter(self._under_way), last + 1) > last, deadline):
-                count = sum(number <= last for number in self._under_way)
+            if not self._run_io_until(lambda: next(iter(self._pending_calls), last + 1) > last, deadline):
+                count = sum(number <= last for number in self._pending_calls)
                 raise DeadlineExceededError(f"{count} calls are not done after {timeout:g} s; they go on")
 
-    def raise_unheard(self) -> None:
-        """Raise the error of a push or tick that failed and that nobody waited for; once."""
-        if self._unheard:
+    def raise_unobserved(self) -> None:
+        """Raise, once, the errors of pushes and ticks that failed and that no thread waited for."""
+        if self._unobserved:
             with self._lock:
-                errors = list(self._unheard.values())
-                self._unheard.clear()
+                errors = list(self._unobserved.values())
+                self._unobserved.clear()
             if errors:
                 more = f" (and {len(errors) - 1} calls more)" if len(errors) > 1 else ""
                 raise type(errors[0])(f"{errors[0]}{more}") from errors[0]
 
     @property
     def repetitions(self) -> int:
-        """How often anything was sent again, or elsewhere."""
+        """Number of messages that were sent again, or to another endpoint."""
         counts = self._requests.counts
         return counts["resent"] + counts["refused"]
 
     def metrics(self) -> dict[str, int]:
-        """Count messages and bytes since it was opened."""
+        """Return counts of messages and bytes since the channel was opened."""
         self.check()
         with self._lock:
             return {
                 **self._requests.counts,
                 "bytes_sent": self._bytes_sent,
                 "bytes_received": self._bytes_received,
-                "under_way": len(self._under_way),
-                "bytes_held": self._held,
+                "under_way": len(self._pending_calls),
+                "bytes_held": self._pending_bytes,
             }
 
-    # ---- what others tell it -----------------------------------------------------------------------------------------
+    # ---- events from the scheduler -----------------------------------------------------------------------------------
 
     def lose(self, server: int, reason: str) -> None:
-        """Take a server for lost: what waits for it fails."""
-        self._told(lambda requests, now: requests.lose(server, reason, now))
+        """Treat a server as lost: calls that wait for it fail."""
+        self._update(lambda requests, now: requests.lose(server, reason, now))
 
     def fail(self, error: ShoalError) -> None:
-        """Give up: all that is asked, now and later, fails with this error."""
-        self._told(lambda requests, now: requests.close(error, now))
+        """Fail all calls, pending and later ones, with this error."""
+        self._update(lambda requests, now: requests.close(error, now))
 
     def set_map(self, map: ClusterMap) -> None:
-        """Go on with another map."""
-        self._told(lambda requests, now: requests.set_map(map, now))
+        """Use another map."""
+        self._update(lambda requests, now: requests.set_map(map, now))
 
-    def _told(self, what: Callable[[Requests, float], None]) -> None:
+    def _update(self, change: Callable[[Requests, float], None]) -> None:
         with self._lock:
             if self._is_open:
-                what(self._requests, time.monotonic())
+                change(self._requests, time.monotonic())
                 self._hurry()
-                self._moved.notify_all()
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Close the sockets. Calls under way fail."""
@@ -345,54 +352,54 @@ class Channel:
                 return
             self._is_open = False
             self._requests.close(ClosedError("this store was closed: connect again"), time.monotonic())
-            while self._turn_taken:
+            while self._has_io_leader:
                 self._wake()
                 self._waiting += 1
-                self._moved.wait(0.1)
+                self._changed.wait(0.1)
                 self._waiting -= 1
             for connection in self._connections.values():
                 connection.close()
             self._connections.clear()
             self._wake_read.close()
             self._wake_write.close()
-        self._look.set()
-        if threading.current_thread() is not self._keeper:
-            self._keeper.join()
+        self._poll_now.set()
+        if threading.current_thread() is not self._background:
+            self._background.join()
         if self._own_context:
             self._context.term()
 
     def __del__(self) -> None:
-        if hasattr(self, "_keeper") and not sys.is_finalizing():
+        if hasattr(self, "_background") and not sys.is_finalizing():
             self.close()
 
-    # ---- the turn: all with the lock held ----------------------------------------------------------------------------
+    # ---- the I/O leader; the lock is held ----------------------------------------------------------------------------
 
-    def _drive(self, until: Callable[[], bool], deadline: float | None) -> bool:
-        """Take the turn, or wait for it, ``until`` is so; False: the deadline came first."""
+    def _run_io_until(self, until: Callable[[], bool], deadline: float | None) -> bool:
+        """Be the I/O leader, or wait for it, until ``until()`` is true; False: the deadline came first."""
         while not until():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            if self._turn_taken:
+            if self._has_io_leader:
                 self._waiting += 1
                 try:
-                    self._moved.wait(left)
+                    self._changed.wait(left)
                 finally:
                     self._waiting -= 1
                 continue
             if not self._is_open:
                 raise ClosedError("this store was closed: connect again")
-            self._turn_taken = True
+            self._has_io_leader = True
             try:
-                self._turn(left)
+                self._do_io(left)
             finally:
-                self._turn_taken = False
+                self._has_io_leader = False
                 if self._waiting:
-                    self._moved.notify_all()
+                    self._changed.notify_all()
         return True
 
-    def _turn(self, seconds: float | None) -> None:
-        """Send what is due, and sleep until something comes, at most so long; take what came."""
+    def _do_io(self, seconds: float | None) -> None:
+        """Send what is due, sleep at most ``seconds`` until messages arrive, and process them."""
         self._send()
         at = min((connection.open_at for connection in self._connections.values()), default=math.inf)
         due = self._requests.next_time()
@@ -405,17 +412,17 @@ class Channel:
             # Rounded up: a sleep that ends before its time would be followed by one of no length.
             ready = self._poller.poll(None if seconds is None else int(seconds * 1000) + 1)
         finally:
-            _take(self._lock)
+            _acquire(self._lock)
         if self._is_open:
-            self._take_in(ready)
+            self._process(ready)
 
-    def _take_in(self, ready: list[tuple[Any, int]]) -> None:
+    def _process(self, ready: list[tuple[Any, int]]) -> None:
         for what, _ in ready:
             connection = self._by_socket.get(what)
             if connection is not None:
                 self._receive(connection)
                 if what is connection.monitor and connection.has_ended:
-                    self._receive(connection)  # what came before the end
+                    self._receive(connection)  # messages from before the end
                     self._drop(connection, "")
             else:
                 with contextlib.suppress(BlockingIOError):
@@ -424,7 +431,7 @@ class Channel:
         self._requests.on_time(time.monotonic())
         self._send()
         if self._requests.wants_map:
-            self._look.set()
+            self._poll_now.set()
 
     def _receive(self, source: Connection) -> None:
         while source.socket is not None:
@@ -448,9 +455,9 @@ class Channel:
             address, frames = outgoing.popleft()
             target = self._connections.get(address) or self._connect(address)
             if target.socket is None:
-                continue  # sent again when it is open
+                continue  # sent again when the socket is open
             try:
-                # No limit of messages is set: what may be under way is bounded by the requests' credit.
+                # The socket has no message limit: the credit of the requests bounds what is pending.
                 self._bytes_sent += self._courier.send(target.socket.underlying, frames)
             except TransportError as error:
                 self._drop(target, str(error))
@@ -466,7 +473,7 @@ class Channel:
 
     def _prepare(self, opened: Socket) -> None:
         opened.setsockopt(zmq.SNDHWM, 0)
-        opened.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REPLY)
+        opened.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
         if self._secure is not None:
             self._secure(opened)
 
@@ -476,7 +483,7 @@ class Channel:
         connection.drop(reason, time.monotonic())
 
     def _reopen(self) -> None:
-        """Open what was dropped, where it is time to."""
+        """Reopen dropped connections that are due."""
         for connection in self._connections.values():
             now = time.monotonic()
             if connection.open_at <= now:
@@ -485,41 +492,41 @@ class Channel:
                 except zmq.ZMQError as error:
                     if error.errno == zmq.ETERM:
                         raise
-                    continue  # no room for a socket now: another time
+                    continue  # no socket is available now: try again later
                 self._by_socket |= {connection.socket: connection, connection.monitor: connection}
                 self._requests.reconnected(connection.address, connection.reason, now)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is awake
+        with contextlib.suppress(BlockingIOError):  # full: the leader is awake already
             self._wake_write.send(b"\0")
 
-    # ---- the keeper's ------------------------------------------------------------------------------------------------
+    # ---- the background thread ---------------------------------------------------------------------------------------
 
-    def look(self) -> bool:
-        """Move what nobody waits for, and fetch a map if one is wanted; False when the channel is closed."""
+    def poll(self) -> bool:
+        """Do the I/O of calls that no thread waits for, and fetch a map if needed; False: the channel is closed."""
         with self._lock:
             if not self._is_open:
                 return False
-            if self._under_way and not self._turn_taken:
-                self._take_in(self._poller.poll(0))
+            if self._pending_calls and not self._has_io_leader:
+                self._process(self._poller.poll(0))
             wants_map = self._requests.wants_map
         if wants_map and self._refresh is not None:
-            with contextlib.suppress(ShoalError):  # it is wanted still, and asked for again
+            with contextlib.suppress(ShoalError):  # still wanted: fetched again at the next poll
                 self.set_map(self._refresh())
         return True
 
 
-def _keep(ref: weakref.ref[Channel], look: threading.Event) -> None:
+def _run_background(ref: weakref.ref[Channel], wakeup: threading.Event) -> None:
     while True:
-        look.wait(_LOOK)
-        look.clear()
+        wakeup.wait(_POLL_SECONDS)
+        wakeup.clear()
         channel = ref()
         if channel is None:
             return
         try:
-            if not channel.look():
+            if not channel.poll():
                 return
-        except BaseException as error:  # a defect: let nobody wait for a thread that is gone
+        except BaseException as error:  # a defect: fail the calls, since this thread ends
             channel.fail(TransportError(f"the connections to the servers failed: {error!r}"))
             raise
         del channel
@@ -530,11 +537,11 @@ def _deadline(timeout: float | None) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:
         raise ValueError(f"timeout must be a number of seconds, got {timeout!r}")
-    return time.monotonic() + min(timeout, _FOR_EVER)
+    return time.monotonic() + min(timeout, _MAX_SLEEP_SECONDS)
 
 
-def _take(lock: threading.Lock) -> None:
-    """Acquire a lock whatever interrupts it, and then be interrupted."""
+def _acquire(lock: threading.Lock) -> None:
+    """Acquire a lock despite interrupts, then raise the last interrupt."""
     interrupted: BaseException | None = None
     while True:
         try:
@@ -544,8 +551,3 @@ def _take(lock: threading.Lock) -> None:
             interrupted = error
     if interrupted is not None:
         raise interrupted
-
-
-def anew(error: ShoalError) -> ShoalError:
-    """Make an error like this one: an exception that is raised twice would collect both tracebacks."""
-    return type(error)(*error.args)

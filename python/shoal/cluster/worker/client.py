@@ -2,10 +2,10 @@
 
 Idea. A table is the same class here and in one process; it stands on a :class:`RemoteShard`, which says in hashes,
 slots and operations of the wire what the engine's shard is told in arrays. The :class:`.Channel`
-carries that to the servers, the :class:`.Link` carries what is rare to the scheduler.
+carries that to the servers, the :class:`.SchedulerClient` carries what is rare to the scheduler.
 
     table.pull(keys) -- KeyBatch --> RemoteShard.pull(hashes, rows) --> Channel --> an endpoint for each range of slots
-    store.table(..), barrier(), map of slots                        --> Link    --> the scheduler
+    store.table(..), barrier(), map of slots                        --> SchedulerClient    --> the scheduler
 
 Reads that are no pulls (contains, state, items, len, stats, a save) see what a pull of the same clock sees, and wait
 for it alike.
@@ -35,6 +35,7 @@ import zmq
 
 from shoal import _core
 from shoal.checkpoint import checkpoint
+from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
     Barrier,
@@ -53,14 +54,14 @@ from shoal.cluster.protocol.messages import (
     TakeSplit,
     WorkerGone,
 )
-from shoal.cluster.protocol.scheduler_client import Link, PendingRequest
+from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.tasks import STANDSTILL, words_of
-from shoal.cluster.worker.channel import Channel, UnderWay, anew
+from shoal.cluster.worker.channel import CallFuture, Channel
 from shoal.cluster.worker.filters import Filter, Filters, choose
-from shoal.cluster.worker.loading import Loading
-from shoal.cluster.worker.requests import Call, Requests, Worker
-from shoal.cluster.worker.saving import Saving
+from shoal.cluster.worker.loading import ServerLoad
+from shoal.cluster.worker.requests import Call, Requests, WorkerIdentity
+from shoal.cluster.worker.saving import ServerSnapshotSet
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.storage.base import StoragePath
@@ -176,13 +177,13 @@ class ClusterStore(Store):
         self._consistency = consistency
         self._timeout = float(timeout)
         self._passes = 0  # calls of `parts`
-        self._meetings: dict[str, PendingRequest] = {}  # barriers that this worker has come to, and not passed
+        self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has come to, and not passed
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
         undo.callback(_end_context, context, os.getpid())
         self._link = undo.enter_context(
-            Link(
+            SchedulerClient(
                 address,
                 "worker",
                 on_event=_weakly(self._on_event),
@@ -194,7 +195,7 @@ class ClusterStore(Store):
         welcome = self._link.hello(timeout=timeout)
         super().__init__(threads=threads, slots=welcome.slots)
         self._joined: JoinReply = self._link.join(timeout=timeout, rank=rank, workers=workers, consistency=consistency)
-        worker = Worker(self._joined.rank, self._joined.incarnation, self._joined.job)
+        worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
         self._channel = Channel(
             Requests(worker, self._joined.map, atomic_clocks=consistency.is_bulk),
             clock=self._joined.clock,
@@ -205,7 +206,7 @@ class ClusterStore(Store):
         )
         undo.callback(self._channel.close)
         if self._link.fault is not None:  # it came before there was a channel to tell
-            raise anew(self._link.fault)
+            raise copy_error(self._link.fault)
 
     def __repr__(self) -> str:
         return (
@@ -321,28 +322,28 @@ class ClusterStore(Store):
         """End this worker's clock: see :meth:`shoal.Store.tick`."""
         self._check_usable()
         self.channel.tick()
-        self.channel.raise_unheard()
+        self.channel.raise_unobserved()
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers of the job: see :meth:`shoal.Store.barrier`."""
         self._check_usable()
         seconds = self._timeout if timeout is None else timeout
         self.flush(seconds)
-        self._meet("barrier", seconds)
+        self._wait_at_barrier("barrier", seconds)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait for all pushes of this worker: see :meth:`shoal.Store.flush`."""
         self._check_usable()
         self.channel.drain(self._timeout if timeout is None else timeout)
-        self.channel.raise_unheard()
+        self.channel.raise_unobserved()
 
-    def _meet(self, name: str, timeout: float) -> None:
+    def _wait_at_barrier(self, name: str, timeout: float) -> None:
         """Wait for all workers. One that gave up waiting has come all the same: it goes on where it was."""
-        asked = self._meetings.pop(name, None) or self._link.ask(Barrier(name))
+        asked = self._open_barriers.pop(name, None) or self._link.ask(Barrier(name))
         try:
             self._link.answer(asked, BarrierReply, timeout=timeout, doing=f"waiting for all workers at the {name}")
         except DeadlineExceededError:
-            self._meetings[name] = asked
+            self._open_barriers[name] = asked
             raise
         except BaseException:
             self._link.forget(asked)
@@ -368,7 +369,7 @@ class ClusterStore(Store):
         while True:
             self._check_usable()
             self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
-            self.channel.raise_unheard()
+            self.channel.raise_unobserved()
             take = TakeSplit(number, count, digest, finished, reissue, self.clock)
             found = self._link.call(take, SplitReply, timeout=self._timeout, doing="taking a part of the data")
             finished = -1
@@ -418,16 +419,20 @@ class ClusterStore(Store):
             with contextlib.ExitStack() as still:
                 still.enter_context(self._gate.shut())
                 self.channel.drain(self._timeout)
-                self.channel.raise_unheard()
+                self.channel.raise_unobserved()
                 if self._shared_storage and shards:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
                     moment: checkpoint.Moment = held.enter_context(
-                        Saving(self.channel, self._joined.map.endpoints, numbered, base, lambda: self.lost_workers)
+                        ServerSnapshotSet(
+                            self.channel, self._joined.map.endpoints, numbered, base, lambda: self.lost_workers
+                        )
                     )
                 else:
                     if any(kind != "plain" for _, _, kind in shards):
                         raise ValueError(_NO_DELTAS)
-                    taken = [checkpoint.Taken(spec, _Still(shard), kind) for shard, spec, kind in shards]
+                    taken = [
+                        checkpoint.Taken(spec, UnsynchronizedSnapshot(shard), kind) for shard, spec, kind in shards
+                    ]
                     moment = checkpoint.Held(taken, self._slots, self.threads, self.clock)
                     held.enter_context(still.pop_all())  # until all is written
             yield moment
@@ -439,20 +444,20 @@ class ClusterStore(Store):
         tables = [(table, "plain") for table in self._tables.values()][:1]
         if self._shared_storage and tables:
             with self._saving, self._snapshots(tables, None) as moment:
-                cast(Saving, moment).check(place)
+                cast(ServerSnapshotSet, moment).check(place)
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
         """Have servers read their rows, or send them all, while other workers wait: a load is a call of all."""
         manifest = chain[-1].manifest
         self.channel.drain(self._timeout)
-        self._meet("begin of a load", self._timeout)
+        self._wait_at_barrier("begin of a load", self._timeout)
 
-        def make(spec: TableSpec) -> _Fresh:
+        def make(spec: TableSpec) -> RemoteLoadTarget:
             base = chain[-1].digest if track else ""
-            return _Fresh(self.channel, self._find(spec), spec, self._slots, base)
+            return RemoteLoadTarget(self.channel, self._find(spec), spec, self._slots, base)
 
-        def by_servers(tables: list[_Fresh], told: Callable[[int], None]) -> list[int]:
-            with Loading(self.channel, self._joined.map.endpoints, [table.number for table in tables]) as loading:
+        def by_servers(tables: list[RemoteLoadTarget], told: Callable[[int], None]) -> list[int]:
+            with ServerLoad(self.channel, self._joined.map.endpoints, [table.number for table in tables]) as loading:
                 return loading.read(chain[-1], self._slots, told)
 
         filled = by_servers if self._shared_storage and manifest.tables else None
@@ -467,7 +472,7 @@ class ClusterStore(Store):
                     for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, filled=filled):
                         fresh.finish()
             finally:  # they look for themselves whether it went well
-                self._meet("end of a load", enough)
+                self._wait_at_barrier("end of a load", enough)
             for table in manifest.tables:
                 shard = self._tables[table.name].shard
                 if (len(shard), shard.step) != (table.size, table.step):
@@ -492,7 +497,7 @@ class ClusterStore(Store):
                 with contextlib.suppress(ShoalError):
                     self._link.leave(timeout=_LEAVING)
             if not failed:
-                self.channel.raise_unheard()
+                self.channel.raise_unobserved()
                 if self._consistency.is_bulk and self.channel.has_pushed:
                     _log.warning(
                         "what worker %d pushed in clock %d is dropped, since it did not end that clock: call tick() "
@@ -516,7 +521,7 @@ _open_stores: weakref.WeakSet[ClusterStore] = weakref.WeakSet()
 _Argument = TypeVar("_Argument")
 
 
-def _abandon(link: Link, closing: contextlib.ExitStack, what: str, process: int) -> None:
+def _abandon(link: SchedulerClient, closing: contextlib.ExitStack, what: str, process: int) -> None:
     """Leave the cluster for a store that was dropped without being closed."""
     if os.getpid() == process:
         link.abandon(closing.close)
@@ -556,7 +561,7 @@ def _bounded(name: str, given: int | None, least: int, most: int) -> int | None:
     return number
 
 
-def _ask_map(link: Link) -> ClusterMap:
+def _ask_map(link: SchedulerClient) -> ClusterMap:
     # Asked again while it is wanted: the keeper, which asks, has other things to do as well.
     return link.call(GetMap(), GetMapReply, timeout=_ASKING, doing="asking for the map of slots").map
 
@@ -578,7 +583,7 @@ def _security(
     return keys.client_of("server"), {"keys": keys}
 
 
-class _Pushed(UnderWay):
+class PushCallFuture(CallFuture):
     """A push under way."""
 
     __slots__ = ("_is_bulk", "_mark")
@@ -592,17 +597,19 @@ class _Pushed(UnderWay):
         """Fill ``rows`` as they are behind this push."""
         if self._is_bulk:
             return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
-        return _Behind(self, self._mark, lambda: _pull(self.channel, self.call.table, batch, rows, self.call.filter))
+        return PullAfterPush(
+            self, self._mark, lambda: _pull(self.channel, self.call.table, batch, rows, self.call.filter)
+        )
 
 
-class _Behind:
+class PullAfterPush:
     """A pull that sees what a push did.
 
     It is sent right behind the push. If nothing was sent again since, each endpoint took the two in that order; else
     the pull is made anew.
     """
 
-    def __init__(self, push: _Pushed, mark: int | None, pull: Callable[[], UnderWay]) -> None:
+    def __init__(self, push: PushCallFuture, mark: int | None, pull: Callable[[], CallFuture]) -> None:
         self._push = push
         self._mark = mark
         self._pull = pull
@@ -627,7 +634,7 @@ class _Behind:
             self._pulled.wait(timeout)
 
 
-def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> UnderWay:
+def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> CallFuture:
     dim = rows.shape[1] if rows.ndim > 1 else 1
     return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=dim, filter=filter)
 
@@ -652,21 +659,21 @@ class RemoteShard:
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
         self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> UnderWay:
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> CallFuture:
         """Fill ``rows``."""
         return _pull(self._channel, self.number, batch, rows, self._filter)
 
     def push(
         self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
-    ) -> _Pushed:
+    ) -> PushCallFuture:
         """Apply one step."""
         mark = self._channel.repetitions if self._filter is None else None
         begun = self._write(Op.PUSH, batch, grads, counts)
-        return _Pushed(self._channel, begun.call, mark, is_bulk=self._is_bulk)
+        return PushCallFuture(self._channel, begun.call, mark, is_bulk=self._is_bulk)
 
     def _write(
         self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
-    ) -> UnderWay:
+    ) -> CallFuture:
         return self._channel.begin(
             op,
             self.number,
@@ -767,7 +774,7 @@ _NO_DELTAS = (
 )
 
 
-class _Still:
+class UnsynchronizedSnapshot:
     """A table of servers, read by a worker while it is kept still: a :class:`shoal.table.table.Snapshot`."""
 
     def __init__(self, shard: RemoteShard) -> None:
@@ -811,7 +818,7 @@ _FIGURES = (
 )
 
 
-class _Fresh:
+class RemoteLoadTarget:
     """Rows of a table that the servers put in place of what they have at :meth:`finish`.
 
     They read them themselves (cluster/loading.py), or are sent them where no storage is shared. A section of a
@@ -825,7 +832,7 @@ class _Fresh:
         self.number = table  # by which the servers know the table
         self._spec = spec
         self._slots = slots
-        self._sent: list[UnderWay] = []
+        self._sent: list[CallFuture] = []
         self.step = 0
         self._clock = 0
 
@@ -875,13 +882,13 @@ class _Fresh:
     def _send(self, slot: int, rows: int, section: npt.NDArray[np.uint8]) -> None:
         self._add(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
 
-    def _add(self, begun: UnderWay) -> None:
+    def _add(self, begun: CallFuture) -> None:
         for call in [call for call in self._sent if call.done]:
             call.wait()  # raises what went wrong
             self._sent.remove(call)
         self._sent.append(begun)
 
-    def _begin(self, op: int, payload: list[Any], **what: Any) -> UnderWay:
+    def _begin(self, op: int, payload: list[Any], **what: Any) -> CallFuture:
         return self._channel.begin(op, self.number, payload=payload, **what)
 
     def finish(self) -> None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from shoal import _core
 
-__all__ = ["Filter", "Filters", "Sent", "choose"]
+__all__ = ["EncodedPayload", "Filter", "Filters", "choose"]
 
 Dtype = _core.WireDtype
 
@@ -101,7 +101,7 @@ def choose(filters: Filters | Mapping[str, Filters] | None, table: str) -> Filte
 
 
 @dataclass(slots=True)
-class Sent:
+class EncodedPayload:
     """The frames of a part, and what its header says of them."""
 
     frames: list[Any]
@@ -143,9 +143,9 @@ class Filter:
         """Return all counts, by name."""
         return {**self.counts, "gradient_error": self.gradient_error, "largest_error": self.largest_error}
 
-    def pull(self, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> Sent:
+    def pull(self, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> EncodedPayload:
         """Make the frames of a pull; ``known`` are the digests that its server has lists for."""
-        sent = Sent([hashes], _DTYPES[self.filters.weights], packed=self.filters.zeros)
+        sent = EncodedPayload([hashes], _DTYPES[self.filters.weights], packed=self.filters.zeros)
         self._name(sent, hashes, known)
         self.counts["pulls"] += 1
         return sent
@@ -156,10 +156,10 @@ class Filter:
         grads: npt.NDArray[np.float32],
         sequence: int,
         known: Mapping[bytes, None],
-    ) -> Sent:
+    ) -> EncodedPayload:
         """Make the frames of a push: ``grads`` is float32[n, dim]."""
         filters, counts = self.filters, self.counts
-        sent = Sent([], Dtype.FLOAT32)
+        sent = EncodedPayload([], Dtype.FLOAT32)
         values: npt.NDArray[Any] = grads
         if filters.threshold:
             values, dropped, raised, squared = _core.filter_significant(
@@ -182,7 +182,7 @@ class Filter:
         self._name(sent, hashes, known)
         return sent
 
-    def _name(self, sent: Sent, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> None:
+    def _name(self, sent: EncodedPayload, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> None:
         if not self.filters.key_caching or len(hashes) < _FEWEST:
             return
         sent.digest = _core.digest(hashes, self._job)

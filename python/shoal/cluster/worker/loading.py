@@ -26,17 +26,17 @@ from shoal import _core
 from shoal.checkpoint.checkpoint import Bytes, History, Link, fill, histories, read_chain
 from shoal.cluster.protocol import tasks
 from shoal.cluster.protocol.slot_map import Endpoint
-from shoal.cluster.protocol.tasks import Exchange, Report, Task, words_of
+from shoal.cluster.protocol.tasks import Report, Task, TaskCoordinator, words_of
 from shoal.cluster.worker.channel import Channel
 from shoal.errors import CorruptionError, StorageError
 from shoal.storage.base import StorageDir
 
-__all__ = ["Loading", "ReadTask"]
+__all__ = ["ReadTask", "ServerLoad"]
 
 _KIND = 3  # of what SAVE_BEGIN names: rows of a load
 
 
-class Loading(Exchange):
+class ServerLoad(TaskCoordinator):
     """Tables of servers whose loads have begun, and which the servers fill. A context manager.
 
     Parameters
@@ -128,11 +128,11 @@ class ReadTask(Task, frozen=True, kw_only=True, tag="read"):
         self, place: StorageDir, save: _core.CheckpointSession, seen: list[History], told: Callable[[int], None]
     ) -> Report:
         """Read the slots."""
-        loaded = fill(seen, [_Rows(save, k) for k in range(len(seen))], 1, told)
+        loaded = fill(seen, [SessionLoadTarget(save, k) for k in range(len(seen))], 1, told)
         return Report("done", sum(loaded), loaded=loaded)
 
 
-class _Rows:
+class SessionLoadTarget:
     """Rows of a table that is loaded: of what is restored the endpoint keeps its own slots."""
 
     def __init__(self, save: _core.CheckpointSession, table: int) -> None:

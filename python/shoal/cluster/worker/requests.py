@@ -49,7 +49,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
-from shoal.cluster.worker.filters import Filter, Sent
+from shoal.cluster.worker.filters import EncodedPayload, Filter
 from shoal.errors import (
     DeadlineExceededError,
     FencedError,
@@ -60,7 +60,7 @@ from shoal.errors import (
     ShoalError,
 )
 
-__all__ = ["Call", "Policy", "Requests", "Worker"]
+__all__ = ["Call", "Policy", "Requests", "WorkerIdentity"]
 
 Op = _core.Op
 Status = _core.Status
@@ -129,7 +129,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerIdentity:
     """Who asks: given by the scheduler when the worker joins."""
 
     rank: int
@@ -138,7 +138,7 @@ class Worker:
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class RequestPart:
     """One message of a call."""
 
     call: Call
@@ -153,7 +153,7 @@ class _Part:
     key: tuple[str, int, int] = ("", 0, 0)
     serial: int = 0  # in the order of submission
     message: Frames | None = None  # made when it is first sent
-    sent_as: Sent | None = None  # where it went through a filter
+    sent_as: EncodedPayload | None = None  # where it went through a filter
     counted: bool = False  # its last frame is of counts
     bytes: int = 0  # of request and answer
     charged: bool = False
@@ -166,7 +166,7 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
-class _Refused:
+class MisroutedSlots:
     """Slots of a call that wait for a newer map."""
 
     serial: int
@@ -182,7 +182,7 @@ class _Peer:
 
     address: str
     server: int
-    queue: deque[_Part] = field(default_factory=deque)
+    queue: deque[RequestPart] = field(default_factory=deque)
     reads: Counter[int] = field(default_factory=Counter)  # by clock: parts that are not answered
     lists: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # digests of key lists that it was given
     bytes: int = 0  # on the wire
@@ -241,7 +241,7 @@ class Call:
     count: int = 0
     payload: Frames = field(default_factory=list)
     filter: Filter | None = None
-    _parts: dict[_Part, None] = field(default_factory=dict)  # queued or sent, not answered
+    _parts: dict[RequestPart, None] = field(default_factory=dict)  # queued or sent, not answered
     _refused: int = 0  # runs of slots that wait for a map
     _numbers: dict[str, int] = field(default_factory=dict)  # address -> number of its next part
     _order: dict[int, tuple[str, Any]] = field(default_factory=dict)  # first slot -> who answered what, where all do
@@ -265,7 +265,7 @@ class Requests:
 
     Parameters
     ----------
-    worker : Worker
+    worker : WorkerIdentity
     map : ClusterMap
     policy : Policy, optional
     atomic_clocks : bool
@@ -283,7 +283,7 @@ class Requests:
     """
 
     def __init__(
-        self, worker: Worker, map: ClusterMap, policy: Policy | None = None, *, atomic_clocks: bool = True
+        self, worker: WorkerIdentity, map: ClusterMap, policy: Policy | None = None, *, atomic_clocks: bool = True
     ) -> None:
         self.worker = worker
         self.map = map
@@ -294,15 +294,15 @@ class Requests:
         self.outgoing: deque[tuple[str, Frames]] = deque()
         self.counts: Counter[str] = Counter()
         self._peers: dict[str, _Peer] = {}
-        self._parts: dict[tuple[str, int, int], _Part] = {}  # sent, not answered
+        self._parts: dict[tuple[str, int, int], RequestPart] = {}  # sent, not answered
         self._calls: set[Call] = set()  # not settled
         self._open: dict[int, Call] = {}  # writes that are not settled, by sequence, ascending
-        self._refused: list[_Refused] = []
+        self._refused: list[MisroutedSlots] = []
         self._lost: dict[str, str] = {}  # address -> why
         self._closed: ShoalError | None = None
         self._write = 0  # last sequences
         self._read = _READS - 1
-        self._times: list[tuple[float, int, _Part | Call]] = []  # a heap; stale entries are passed over
+        self._times: list[tuple[float, int, RequestPart | Call]] = []  # a heap; stale entries are passed over
         self._made = 0
 
     # --- asking -------------------------------------------------------------------------------------------------
@@ -455,13 +455,13 @@ class Requests:
 
     # --- cutting ------------------------------------------------------------------------------------------------
 
-    def _cut(self, call: Call, first: int, end: int) -> Iterator[_Part]:
+    def _cut(self, call: Call, first: int, end: int) -> Iterator[RequestPart]:
         """Yield a part for each message that slots [first, end) of a call need, by the present map."""
         for endpoint in self._endpoints(call, first, end):
             low, high = max(first, endpoint.first_slot), min(end, endpoint.end_slot)
             begins = call.begins
             if begins is None:
-                yield _Part(call, endpoint.address, endpoint.server, low, high, 0, 0)
+                yield RequestPart(call, endpoint.address, endpoint.server, low, high, 0, 0)
                 continue
             fewest = -(-int(begins[high] - begins[low]) // _MOST_PARTS)
             rows = max(fewest, self.policy.message_bytes // self._row_bytes(call), 1)
@@ -473,7 +473,7 @@ class Requests:
                 begin, stop = int(begins[low]), int(begins[cut])
                 if stop > begin:
                     self._check_fits(call, low, cut, stop - begin)
-                    yield _Part(call, endpoint.address, endpoint.server, low, cut, begin, stop)
+                    yield RequestPart(call, endpoint.address, endpoint.server, low, cut, begin, stop)
                 low = cut
 
     def _check_fits(self, call: Call, first: int, end: int, rows: int) -> None:
@@ -498,7 +498,7 @@ class Requests:
         """Return the bytes of a row in the larger of request and answer."""
         return 8 + (4 * call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN, Op.STATE) else 0)
 
-    def _payload(self, part: _Part) -> Frames:
+    def _payload(self, part: RequestPart) -> Frames:
         call = part.call
         if call.op == Op.TICK:
             assert call.tables is not None
@@ -522,14 +522,14 @@ class Requests:
         return frames + self._counts(part)
 
     @staticmethod
-    def _counts(part: _Part) -> Frames:
+    def _counts(part: RequestPart) -> Frames:
         """Say how often each row occurred, where not all did once; note it for the header."""
         counts = part.call.counts
         packed = None if counts is None else _core.pack_counts(counts[part.begin : part.end])
         part.counted = packed is not None
         return [] if packed is None else [packed]
 
-    def _listed(self, tick: _Part) -> list[_Part]:
+    def _listed(self, tick: RequestPart) -> list[RequestPart]:
         """Return the parts of pushes that a tick asks for: of its clock, at its endpoint, not acknowledged.
 
         At most 64 pushes have such parts. Those that are acknowledged have been seen, and need not be asked for.
@@ -543,7 +543,7 @@ class Requests:
         ]
 
     @staticmethod
-    def _mark(part: _Part) -> int:
+    def _mark(part: RequestPart) -> int:
         """Return how a tick names a part of a push: by the slot of its last row, and its sequence."""
         assert part.call.begins is not None
         slot = int(np.searchsorted(part.call.begins, part.end, "left")) - 1
@@ -551,14 +551,14 @@ class Requests:
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    def _queue(self, part: _Part, now: float) -> None:
+    def _queue(self, part: RequestPart, now: float) -> None:
         """Put a new part behind the others of its endpoint, and send what may go."""
         self._name(part)
         peer = self._peer(part)
         peer.queue.append(part)
         self._pump(peer, now)
 
-    def _name(self, part: _Part) -> None:
+    def _name(self, part: RequestPart) -> None:
         """Make a new part one of its call's, with a name of its own."""
         call = part.call
         self._made += 1
@@ -581,7 +581,7 @@ class Requests:
             2 * _HEADER + rows * self._row_bytes(call) + sum(memoryview(frame).nbytes for frame in call.payload)
         )
 
-    def _peer(self, part: _Part) -> _Peer:
+    def _peer(self, part: RequestPart) -> _Peer:
         peer = self._peers.get(part.address)
         if peer is None:
             peer = self._peers[part.address] = _Peer(part.address, part.server)
@@ -605,7 +605,7 @@ class Requests:
             queue.popleft()
             self._send(part, now)
 
-    def _may_tick(self, tick: _Part, peer: _Peer) -> bool:
+    def _may_tick(self, tick: RequestPart, peer: _Peer) -> bool:
         """Tell whether I5 lets a tick go."""
         clock = tick.call.clock
         if peer.reads[clock] or any(run.call.clock == clock for run in self._refused):
@@ -625,7 +625,7 @@ class Requests:
             if peer.queue:
                 self._pump(peer, now)
 
-    def _send(self, part: _Part, now: float) -> None:
+    def _send(self, part: RequestPart, now: float) -> None:
         peer = self._peer(part)
         first = part.message is None
         self.counts["sent" if first else "resent"] += 1
@@ -647,7 +647,7 @@ class Requests:
         assert part.message is not None
         self.outgoing.append((part.address, part.message))
 
-    def _message(self, part: _Part) -> Frames:
+    def _message(self, part: RequestPart) -> Frames:
         """Make the frames of a part, the header first."""
         call = part.call
         payload = self._payload(part)
@@ -657,7 +657,7 @@ class Requests:
             count, aux = len(payload[0]), len(payload[1])
         elif call.hashes is None:
             count = call.count
-        sent_as = part.sent_as or Sent(payload, call.dtype)
+        sent_as = part.sent_as or EncodedPayload(payload, call.dtype)
         header = _core.encode_header(
             op=call.op,
             payload=payload,
@@ -680,15 +680,15 @@ class Requests:
         )
         return [header, *payload]
 
-    def _again(self, part: _Part, due: float) -> None:
+    def _again(self, part: RequestPart, due: float) -> None:
         part.due = due
         self._later(due, part)
 
-    def _later(self, time: float, what: _Part | Call) -> None:
+    def _later(self, time: float, what: RequestPart | Call) -> None:
         self._made += 1
         heappush(self._times, (time, self._made, what))
 
-    def _discharge(self, part: _Part) -> None:
+    def _discharge(self, part: RequestPart) -> None:
         if part.charged:
             part.charged = False
             self._peers[part.address].bytes -= part.bytes
@@ -763,7 +763,7 @@ class Requests:
         return True
 
     @staticmethod
-    def _room(part: _Part) -> npt.NDArray[Any] | None:
+    def _room(part: RequestPart) -> npt.NDArray[Any] | None:
         """Return where the values of an answer may be put while they are checked."""
         out = part.call.out
         if out is None or not out.flags.carray:
@@ -771,7 +771,7 @@ class Requests:
         return out[part.begin : part.end]
 
     @staticmethod
-    def _list_is_known(part: _Part, peer: _Peer) -> None:
+    def _list_is_known(part: RequestPart, peer: _Peer) -> None:
         """Note that an endpoint has taken a key list."""
         assert part.sent_as is not None
         if part.sent_as.digest:
@@ -780,7 +780,7 @@ class Requests:
             if len(peer.lists) > _MOST_LISTS:
                 peer.lists.popitem(last=False)
 
-    def _send_list(self, part: _Part, peer: _Peer, now: float) -> None:
+    def _send_list(self, part: RequestPart, peer: _Peer, now: float) -> None:
         """Send a part with its key list, which was taken to be known."""
         assert part.sent_as is not None
         assert part.call.filter is not None
@@ -794,7 +794,7 @@ class Requests:
             part.message = None
         self._send(part, now)
 
-    def _answer(self, part: _Part, reply: Any, now: float) -> None:
+    def _answer(self, part: RequestPart, reply: Any, now: float) -> None:
         call = part.call
         try:
             self._keep(part, reply)
@@ -817,7 +817,7 @@ class Requests:
                 call.result = [call._order[slot][1] for slot in sorted(call._order)]
             self._settle(call, now)
 
-    def _keep(self, part: _Part, reply: Any) -> None:
+    def _keep(self, part: RequestPart, reply: Any) -> None:
         """Put an answer where its call wants it; a ValueError says what does not fit."""
         call = part.call
         if call.out is not None:
@@ -842,7 +842,7 @@ class Requests:
         elif call.slot is None and call.begins is None:
             call._order[part.first_slot] = (part.address, reply.values if call.op == Op.REDUCE else reply.numbers)
 
-    def _forget(self, part: _Part) -> None:
+    def _forget(self, part: RequestPart) -> None:
         call = part.call
         self._discharge(part)
         self._parts.pop(part.key, None)
@@ -854,7 +854,7 @@ class Requests:
                 _count_down(self._kept, call.clock)
         part.due = math.nan
 
-    def _hurry(self, tick: _Part, now: float) -> None:
+    def _hurry(self, tick: RequestPart, now: float) -> None:
         """Send at once what a tick found missing: pushes that left before it and have not been answered."""
         for part in self._listed(tick):
             if part.charged and part.sent < tick.sent:
@@ -862,10 +862,10 @@ class Requests:
                 self._send(part, now)
 
     @staticmethod
-    def _who(part: _Part) -> str:
+    def _who(part: RequestPart) -> str:
         return f"server {part.server} at {part.address}"
 
-    def _refusal(self, part: _Part, reply: Any) -> ShoalError:
+    def _refusal(self, part: RequestPart, reply: Any) -> ShoalError:
         text = f"{self._who(part)} refused the {part.call.name}: "
         if part.last == Status.WRONG_JOB:
             return NotConnectedError(text + "it serves another job than this worker's; connect again")
@@ -881,7 +881,7 @@ class Requests:
 
     # --- maps ---------------------------------------------------------------------------------------------------
 
-    def _refuse(self, part: _Part, reply: Any, now: float) -> None:
+    def _refuse(self, part: RequestPart, reply: Any, now: float) -> None:
         """Keep what an endpoint would not take; the rest of a write is done, of a read nothing is."""
         call = part.call
         runs = [(part.first_slot, part.end_slot)]
@@ -897,13 +897,13 @@ class Requests:
         self.counts["refused"] += len(slots)
         self._forget(part)
         call._refused += len(runs)
-        refused = [_Refused(part.serial, call, first, end, part.pauses) for first, end in runs]
+        refused = [MisroutedSlots(part.serial, call, first, end, part.pauses) for first, end in runs]
         if reply.epoch < self.map.epoch:
             self._retry(refused, now, wait=True)  # the endpoint has not heard of our map yet
         else:
             self._refused += refused
 
-    def _retry(self, refused: list[_Refused], now: float, *, wait: bool) -> None:
+    def _retry(self, refused: list[MisroutedSlots], now: float, *, wait: bool) -> None:
         """Cut anew what was refused, in the order of submission; after a pause, where nothing has changed since."""
         for run in sorted(refused, key=lambda run: run.serial):
             call = run.call
@@ -960,10 +960,10 @@ class Requests:
                 # Once, whatever of it was asked so far.
                 serials = [part.serial for part in moved] + [run.serial for run in refused if run.call is call]
                 refused = [run for run in refused if run.call is not call]
-                refused.append(_Refused(min(serials), call, 0, map.slots, 0))
+                refused.append(MisroutedSlots(min(serials), call, 0, map.slots, 0))
                 call._refused = 1
             else:
-                refused += [_Refused(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
+                refused += [MisroutedSlots(part.serial, call, part.first_slot, part.end_slot, 0) for part in moved]
                 call._refused += len(moved)
             for part in moved:
                 self._forget(part)
@@ -973,7 +973,7 @@ class Requests:
         self._pump_all(now)
 
     @staticmethod
-    def _stays(part: _Part, owner: Endpoint | None) -> bool:
+    def _stays(part: RequestPart, owner: Endpoint | None) -> bool:
         if part.message is None or owner is None:
             return False
         return owner.first_slot <= part.first_slot and part.end_slot <= owner.end_slot
@@ -1066,7 +1066,7 @@ class Requests:
         return self._times[0][0] if self._times else None
 
     @staticmethod
-    def _stands(entry: tuple[float, int, _Part | Call]) -> bool:
+    def _stands(entry: tuple[float, int, RequestPart | Call]) -> bool:
         time, _, what = entry
         return not what.done if isinstance(what, Call) else what.due == time
 
@@ -1095,7 +1095,7 @@ class Requests:
             call.on_done(call)
         return call
 
-    def _server_lost(self, part: _Part, now: float) -> ServerLostError:
+    def _server_lost(self, part: RequestPart, now: float) -> ServerLostError:
         peer = self._peer(part)
         return ServerLostError(
             f"{self._who(part)} is lost ({self._lost[part.address]}; {peer.silence(now)}), and its rows with it: "
@@ -1128,7 +1128,7 @@ class Requests:
             f"the {call.name} was not done within {seconds}: {self._who(part)} {why} ({peer.silence(now)}); {remedy}"
         )
 
-    def _heard(self, part: _Part) -> float:
+    def _heard(self, part: RequestPart) -> float:
         heard = self._peer(part).heard
         return heard if heard == heard else -math.inf
 

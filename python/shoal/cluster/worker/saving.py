@@ -15,7 +15,7 @@ Invariants
     A3  An endpoint that has not said "done" leaves none of its files; one that has leaves them to the worker, whose
         manifest may name them by then.
 
-Threads: a :class:`Saving` is used by one thread at a time.
+Threads: a :class:`ServerSnapshotSet` is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from shoal.checkpoint.checkpoint import SLOT_FILE, Link, SavedTable, Taken, no_b
 from shoal.checkpoint.checkpoint import joined as join_parts
 from shoal.cluster.protocol import tasks
 from shoal.cluster.protocol.slot_map import Endpoint
-from shoal.cluster.protocol.tasks import Exchange, Report, Task, encode, name_of, words_of
+from shoal.cluster.protocol.tasks import Report, Task, TaskCoordinator, encode, name_of, words_of
 from shoal.cluster.worker.channel import Channel
 from shoal.errors import SaveConflictError, ShoalError, StorageError
 from shoal.storage.base import StorageDir
 from shoal.table.table import TableForm, TableSpec
 
-__all__ = ["Saving", "WriteTask"]
+__all__ = ["ServerSnapshotSet", "WriteTask"]
 
 _log = logging.getLogger("shoal.saving")
 
@@ -64,7 +64,7 @@ class _BusyError(Exception):
         self.worker = worker
 
 
-class Saving(Exchange):
+class ServerSnapshotSet(TaskCoordinator):
     """Tables of servers as they are at this worker's clock: a :class:`.Moment`. A context manager.
 
     Parameters
@@ -239,7 +239,7 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
         """Write the slots."""
         stems = [f"{self.stem}-{k}-{save.first_slot}" for k in range(len(self.tables))]
         taken = [
-            Taken(form.spec(), _Then(save, k), kind)
+            Taken(form.spec(), SessionSnapshot(save, k), kind)
             for k, (form, kind) in enumerate(zip(self.tables, self.kinds, strict=True))
         ]
         slots = range(save.first_slot, save.end_slot)
@@ -254,7 +254,7 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
         return Report("done", sum(table.rows for table in saved), saved)
 
 
-class _Then:
+class SessionSnapshot:
     """A table of a save: a :class:`shoal.table.table.Snapshot`."""
 
     def __init__(self, save: _core.CheckpointSession, table: int) -> None:
