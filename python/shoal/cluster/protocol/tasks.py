@@ -344,7 +344,7 @@ class TaskSession:
             self.listen(1.0)
 
 
-def _work(save: _core.Save, line: TaskSession, roots: StorageRoots | None) -> None:
+def _work(save: _core.CheckpointSession, line: TaskSession, roots: StorageRoots | None) -> None:
     with contextlib.suppress(_OverError):
         try:
             report = _look_and_do(save, line, roots)
@@ -361,7 +361,7 @@ def _work(save: _core.Save, line: TaskSession, roots: StorageRoots | None) -> No
         line.to_the_end()
 
 
-def _look_and_do(save: _core.Save, line: TaskSession, roots: StorageRoots | None) -> Report:
+def _look_and_do(save: _core.CheckpointSession, line: TaskSession, roots: StorageRoots | None) -> Report:
     task = line.until(lambda task: True)
     place = (open_dir if roots is None else roots.open)(task.place, task.options)
     seen = task.look(place, save)
