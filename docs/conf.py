@@ -102,6 +102,11 @@ if missing := sorted(set(PUBLIC.values()) - described):
 NAVIGATION = ("docs/index", "docs/decisions/README")
 
 
+def show_titles(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Let links whose text is the name of a page show that page's title, or the heading that they lead to."""
+    source[0] = re.sub(r"\[[\w/.-]+\.md\](?=\([^)]+\.md[)#])", "[]", source[0])
+
+
 def add_toctrees(app: Sphinx, docname: str, source: list[str]) -> None:
     """Append a hidden toctree of each section's links to the pages that have the navigation."""
     if docname not in NAVIGATION:
@@ -142,5 +147,6 @@ def resolve_by_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xre
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    app.connect("source-read", show_titles)
     app.connect("source-read", add_toctrees)
     app.connect("missing-reference", resolve_by_public_name)
