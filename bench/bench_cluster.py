@@ -40,7 +40,7 @@ from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.client import RemoteShard
 from shoal.cluster.worker.requests import Requests, WorkerIdentity
-from shoal.table.table import TableSpec
+from shoal.table.spec import TableSpec
 
 SLOTS = 1024
 JOB = 1

@@ -46,7 +46,7 @@ def click_log(examples: int) -> tuple[np.ndarray, np.ndarray]:
     return keys, (rng.random(examples) < 1 / (1 + np.exp(-margin))).astype(np.float32)
 
 
-def trained(keys: np.ndarray, labels: np.ndarray, admit) -> tuple[shoal.table.table.TableStats, float, float]:
+def trained(keys: np.ndarray, labels: np.ndarray, admit) -> tuple[shoal.table.stats.TableStats, float, float]:
     """Return figures of the table, AUC of the second half, seconds."""
     began = time.perf_counter()
     margins = np.empty(len(labels))

@@ -32,7 +32,7 @@ from shoal import _core
 from shoal.cluster.protocol import messages as m
 from shoal.cluster.protocol.address import is_loopback, split
 from shoal.cluster.protocol.curve import Keys
-from shoal.table.table import TableForm
+from shoal.table.spec import TableRecord
 
 PATIENCE = 2.0  # seconds for a target to say anything
 HELD = 300  # silent connections
@@ -74,7 +74,7 @@ class Attack:
         Of the cluster.
     let_in : bool
         Whether to use them; else to come without keys, or with others.
-    form : TableForm, optional
+    form : TableRecord, optional
         A table's description to begin from.
     insider : bytes, optional
         By which the scheduler knows a worker of the running job: to ask in its name.
@@ -88,7 +88,7 @@ class Attack:
         *,
         keys: Keys | None = None,
         let_in: bool = True,
-        form: TableForm | None = None,
+        form: TableRecord | None = None,
         insider: bytes = b"",
         seed: int = 0,
     ) -> None:
@@ -373,7 +373,7 @@ def attack(
     seconds: float,
     *,
     keys: Keys | None = None,
-    form: TableForm | None = None,
+    form: TableRecord | None = None,
     insider: bytes = b"",
     threads: int = 2,
     seed: int = 0,

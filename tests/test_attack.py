@@ -15,7 +15,7 @@ from attack import Attack, attack, endpoints_of
 from shoal.cluster.launch import processes
 from shoal.cluster.protocol.address import split
 from shoal.cluster.protocol.curve import Keys, make_keys
-from shoal.cluster.protocol.messages import TableForm
+from shoal.cluster.protocol.messages import TableRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -57,7 +57,7 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
             before = [(role.num_fds(), role.memory_info().rss) for role in roles]
             name = insider._link._sender
             attacker = pool.submit(
-                attack, cluster.address, endpoints, SECONDS, keys=keys, form=TableForm.of(table.spec), insider=name
+                attack, cluster.address, endpoints, SECONDS, keys=keys, form=TableRecord.of(table.spec), insider=name
             )
             rounds = 0
             while not attacker.done() or rounds < 10:

@@ -37,7 +37,7 @@ from shoal.cluster.protocol.messages import (
     Reply,
     Request,
     StartJob,
-    TableForm,
+    TableRecord,
     TableReply,
     decode,
     encode,
@@ -48,7 +48,7 @@ from shoal.errors import ClosedError, DeadlineExceededError, NotConnectedError, 
 from wires import Faults
 from wires import Wire as Changing
 
-FORM = TableForm.of(shoal.local().table("x", dim=3).spec)
+FORM = TableRecord.of(shoal.local().table("x", dim=3).spec)
 
 
 def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave():

@@ -25,7 +25,7 @@ from shoal.cluster.protocol.messages import (
     Reply,
     Request,
     StartJob,
-    TableForm,
+    TableRecord,
     TableReply,
     WorkerGone,
     checked,
@@ -48,7 +48,7 @@ SPECS = [
 def test_a_table_is_described_to_the_servers_as_it_is(what):
     with shoal.local() as store:
         spec = store.table("a name", **what).spec
-    joined = JoinReply(3, cut_evenly(2, 64, [("tcp://h:1", 0)]), (TableReply(7, TableForm.of(spec)),), 2, 9, 4, 5)
+    joined = JoinReply(3, cut_evenly(2, 64, [("tcp://h:1", 0)]), (TableReply(7, TableRecord.of(spec)),), 2, 9, 4, 5)
     read = decode(encode(Reply(1, joined)))
     assert read == Reply(1, joined)
     assert read.body.tables[0].form.spec() == spec

@@ -22,7 +22,7 @@ from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.protocol.tasks import Report
 from shoal.cluster.worker.loading import ReadTask
 from shoal.cluster.worker.saving import WriteTask
-from shoal.table.table import TableForm
+from shoal.table.spec import TableRecord
 
 GOLDEN = Path(__file__).parent / "golden" / "control-v5.json"
 
@@ -45,7 +45,7 @@ def bodies() -> dict[str, Any]:
                 expire=[shoal.TimeToLive(9)],
             ).spec,
         ]
-    forms = [TableForm.of(spec) for spec in specs]
+    forms = [TableRecord.of(spec) for spec in specs]
     of = kinds(messages.RequestBody, messages.ReplyBody, messages.OrderBody, messages.Event)
     slots = cut_evenly(3, 64, [("tcp://10.0.0.1:5571", 0), ("tcp://[::1]:5572", 1)])
     tables = tuple(of["table"](k, form) for k, form in enumerate(forms))

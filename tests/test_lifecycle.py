@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import shoal
 from oracle.hashing import LAST_KEY, neighbours
 from shoal.lifecycle import RuleForm, make_admission, make_expiry
-from shoal.table.table import TableForm
+from shoal.table.spec import TableRecord
 
 ADMISSIONS = (
     shoal.AfterCount(3),
@@ -64,8 +64,8 @@ def test_a_description_with_rules_comes_back_and_one_without_reads_as_ever():
     with shoal.local() as store:
         ruled = store.table("ruled", admit=ADMISSIONS[0], expire=EXPIRIES[:4]).spec
         plain = store.table("plain").spec
-    assert msgspec.json.decode(msgspec.json.encode(TableForm.of(ruled)), type=TableForm).spec() == ruled
-    assert b"admit" not in msgspec.json.encode(TableForm.of(plain))
+    assert msgspec.json.decode(msgspec.json.encode(TableRecord.of(ruled)), type=TableRecord).spec() == ruled
+    assert b"admit" not in msgspec.json.encode(TableRecord.of(plain))
     assert hash(ruled) != hash(plain)
 
 

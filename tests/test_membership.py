@@ -46,7 +46,7 @@ from shoal.cluster.protocol.messages import (
     ServerGone,
     SplitReply,
     StartJob,
-    TableForm,
+    TableRecord,
     TableReply,
     TakeSplit,
     WorkerGone,
@@ -57,7 +57,7 @@ from shoal.cluster.scheduler import membership as membership_module
 from shoal.cluster.scheduler.membership import Membership
 
 BSP = JobConsistency("bsp", 0, False)
-FORM = TableForm.of(shoal.local().table("t").spec)
+FORM = TableRecord.of(shoal.local().table("t").spec)
 
 
 class Process:
@@ -303,8 +303,8 @@ class World:
                     worker.ask(CreateTable(renamed(FORM, f"t{self.rng.randrange(3)}")))
 
 
-def renamed(form: TableForm, name: str) -> TableForm:
-    return TableForm(name, *(getattr(form, field) for field in form.__struct_fields__[1:]))
+def renamed(form: TableRecord, name: str) -> TableRecord:
+    return TableRecord(name, *(getattr(form, field) for field in form.__struct_fields__[1:]))
 
 
 @given(
@@ -711,7 +711,7 @@ def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_p
 def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_of_it(changed, text):
     world, (worker,) = together()
     fields = {field: getattr(FORM, field) for field in FORM.__struct_fields__}
-    number = worker.ask(CreateTable(TableForm(**{**fields, **changed})))
+    number = worker.ask(CreateTable(TableRecord(**{**fields, **changed})))
     if text == "cannot be read":
         with pytest.raises(MalformedMessageError, match=r"Expected `float`, got `str`") as caught:
             world.go(0.5)
@@ -836,7 +836,7 @@ def test_strangers_and_requests_out_of_place_are_refused_and_change_nothing():
     ask(Hello("worker", "w"))
     assert ask(Barrier("b"), number=2)[0][1].body.kind == "protocol"
     assert isinstance(ask(GetMap(), number=3)[0][1].body, GetMapReply)
-    bad = TableForm("t", 1, "float32", 0, "SGD", {"lr": -1.0}, "Zeros", 0.0, 0)
+    bad = TableRecord("t", 1, "float32", 0, "SGD", {"lr": -1.0}, "Zeros", 0.0, 0)
     worker = world.start_worker()
     world.go(1.0)
     worker.ask(CreateTable(bad))

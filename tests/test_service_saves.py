@@ -20,7 +20,7 @@ from shoal.cluster.server.server import TASKS
 from shoal.cluster.worker import saving
 from shoal.cluster.worker.saving import WriteTask
 from shoal.errors import StorageError
-from shoal.table.table import TableForm, TableSpec
+from shoal.table.spec import TableRecord, TableSpec
 
 BASE = [1, 2, 3, 4]
 NAME = "".join(number.to_bytes(8, "little").hex() for number in BASE)
@@ -301,7 +301,7 @@ def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
     working = tasks.TaskRunner(service, TASKS)
     asked(service, begin(PLAIN, sequence=2))
     spec = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
-    form = TableForm.of(spec)
+    form = TableRecord.of(spec)
     task = task_of(str(tmp_path), b"seen", tables=[form], kinds=["plain"], patience=30.0, go=True)
     deadline = time.monotonic() + 30
     while not (words := told(service, tell(2, msgspec.msgpack.encode(task)))[1]) or b"failed" not in words:

@@ -7,7 +7,7 @@ import pytest
 import shoal
 from shoal import _core
 from shoal.cluster.protocol import messages as m
-from shoal.cluster.protocol.messages import TableForm
+from shoal.cluster.protocol.messages import TableRecord
 from shoal.errors import FencedError, MemoryBudgetExceededError, ServerLostError
 from sim.network import ROUGH
 from sim.schedules import counting, violations
@@ -82,7 +82,7 @@ def test_a_table_that_a_server_has_no_room_for_is_nowhere_and_all_workers_go_on(
         worker.ask(m.CreateTable(form))
 
     with shoal.local(slots=16) as store:
-        forms = [TableForm.of(store.table(name, dim=dim).spec) for name, dim in (("wide", 4096), ("narrow", 2))]
+        forms = [TableRecord.of(store.table(name, dim=dim).spec) for name, dim in (("wide", 4096), ("narrow", 2))]
     for seed in range(SEEDS):
         cluster, _ = whole(seed, mode, kind=Bounded)
         for clock in (2, 4):  # three at once, two of them once more

@@ -67,8 +67,13 @@ from shoal.optim import (
     Zeros,
 )
 from shoal.store.local import LocalStore, Store, local
+from shoal.table.arrays import mix, unmix
 from shoal.table.dense import DenseTable
-from shoal.table.table import Future, KeyBatch, Table, TableSpec, TableStats, mix, unmix
+from shoal.table.future import Future
+from shoal.table.key_batch import KeyBatch
+from shoal.table.spec import TableSpec
+from shoal.table.stats import TableStats
+from shoal.table.table import Table
 from shoal.tools.compact import compact
 from shoal.tools.load import load
 from shoal.tools.reports import report

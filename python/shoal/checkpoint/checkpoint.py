@@ -38,7 +38,8 @@ from shoal.errors import CorruptionError
 from shoal.storage.base import FileReader, StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import PieceFile, PieceWriter, Replacement, check_replaceable, in_order
-from shoal.table.table import Snapshot, TableForm, TableSpec
+from shoal.table.shard import Snapshot
+from shoal.table.spec import TableRecord, TableSpec
 
 __all__ = [
     "MANIFEST",
@@ -114,7 +115,7 @@ class SavedRanges(msgspec.Struct, frozen=True, array_like=True):
     crc32c: int
 
 
-class SavedTable(TableForm, frozen=True, kw_only=True):
+class SavedTable(TableRecord, frozen=True, kw_only=True):
     """A table's description and where its rows are."""
 
     step: int
@@ -269,7 +270,7 @@ def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
 class _Job:
     """A table that is to be written."""
 
-    form: TableForm
+    form: TableRecord
     step: int
     clock: int
     rows: int  # of the table
@@ -459,7 +460,7 @@ def _join(parts: Sequence[SavedTable]) -> SavedTable:
 
 def _job(spec: TableSpec, snapshot: Snapshot, kind: str) -> _Job:
     return _Job(
-        TableForm.of(spec),
+        TableRecord.of(spec),
         snapshot.step,
         snapshot.table_clock if spec.keeps_clock else 0,
         snapshot.rows,
@@ -987,7 +988,7 @@ def compact(
             history = opened.enter_context(History(chain, table.name))
             jobs.append(
                 _Job(
-                    TableForm.of(table.spec()),
+                    TableRecord.of(table.spec()),
                     table.step,
                     table.clock,
                     history.last.size,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
     from shoal.storage.base import StoragePath
     from shoal.store.local import Store
-    from shoal.table.table import TableStats
+    from shoal.table.stats import TableStats
 
 EXAMPLES = """\
 examples:

@@ -13,7 +13,7 @@ from shoal.export.read import Layers, newest, read_layers
 from shoal.export.write import Exported, Given, Still, write
 from shoal.optim import SGD, make_init
 from shoal.storage.open import open_dir
-from shoal.table.table import TableSpec
+from shoal.table.spec import TableSpec
 
 __all__ = ["compact"]
 

@@ -22,7 +22,8 @@ from shoal.export.cache import Cache, Held
 from shoal.export.manifest import Extra, FrozenTable, Manifest
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
-from shoal.table.table import KeyBatch, Keys, Rows, as_keys, as_out
+from shoal.table.arrays import Keys, Rows, as_keys, as_out
+from shoal.table.key_batch import KeyBatch
 
 __all__ = ["Export", "ExportTable", "ExportVersion", "Layers", "open_export", "read_layers"]
 

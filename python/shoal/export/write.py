@@ -20,7 +20,7 @@ from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
 from shoal.export.read import Layers, read_layers
 from shoal.storage.base import StorageDir
 from shoal.storage.transaction import PieceWriter, Replacement, check_replaceable, in_order
-from shoal.table.table import TableSpec
+from shoal.table.spec import TableSpec
 
 __all__ = ["Exported", "ExportedTable", "Given", "Still", "Tables", "check_target", "write"]
 

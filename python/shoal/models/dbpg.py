@@ -59,8 +59,9 @@ from shoal.models.plan import Plan
 from shoal.models.sources import check_iterable
 from shoal.models.training import begin_fit
 from shoal.optim import Proximal
+from shoal.table.arrays import Rows, mix
 from shoal.table.future import Future
-from shoal.table.table import KeyBatch, Rows, mix
+from shoal.table.key_batch import KeyBatch
 
 log = logging.getLogger(__name__)
 

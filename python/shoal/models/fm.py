@@ -25,7 +25,9 @@ from shoal.models.learner import Floats
 from shoal.models.model import Model
 from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
 from shoal.store.local import Store
-from shoal.table.table import KeyBatch, Rows, Table
+from shoal.table.arrays import Rows
+from shoal.table.key_batch import KeyBatch
+from shoal.table.table import Table
 
 _MORE = "-factors"  # behind the name of the linear weights' table
 

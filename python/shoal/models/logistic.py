@@ -29,7 +29,9 @@ from shoal.models.model import Model
 from shoal.models.plan import Plan
 from shoal.optim import FTRL, Optimizer, Proximal
 from shoal.store.local import Store
-from shoal.table.table import KeyBatch, Rows, Table
+from shoal.table.arrays import Rows
+from shoal.table.key_batch import KeyBatch
+from shoal.table.table import Table
 
 
 class LogisticRegression(Model):

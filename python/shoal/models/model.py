@@ -47,7 +47,9 @@ from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath, leaving_none_empty
 from shoal.storage.open import open_dir
 from shoal.store.local import Store, local
-from shoal.table.table import KeyBatch, Rows, Table
+from shoal.table.arrays import Rows
+from shoal.table.key_batch import KeyBatch
+from shoal.table.table import Table
 
 
 class Model(LinearWeights, SavedModel):

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from shoal.data import Batch
 from shoal.data.rebatch import joined, rows_of
-from shoal.table.table import mix
+from shoal.table.arrays import mix
 
 # Batches in the buffer of a shuffle that was asked for by True.
 SHUFFLE_BATCHES = 16

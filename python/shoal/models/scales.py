@@ -33,7 +33,8 @@ import numpy.typing as npt
 from shoal.data import Batch
 from shoal.optim import SGD
 from shoal.store.local import Store
-from shoal.table.table import KeyBatch, Table
+from shoal.table.key_batch import KeyBatch
+from shoal.table.table import Table
 
 __all__ = ["OCCURRENCES", "Scales", "make_table", "scales_name"]
 

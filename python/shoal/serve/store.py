@@ -12,7 +12,9 @@ from shoal.checkpoint import checkpoint
 from shoal.export.read import ExportTable, ExportVersion
 from shoal.optim import SGD, make_init
 from shoal.store.local import SingleProcessStore
-from shoal.table.table import Rows, Table, TableSpec
+from shoal.table.arrays import Rows
+from shoal.table.spec import TableSpec
+from shoal.table.table import Table
 
 __all__ = ["ExportStore"]
 

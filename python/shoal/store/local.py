@@ -29,10 +29,14 @@ from shoal.lifecycle import Admission, Expiry, SweepReport
 from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
+from shoal.table.arrays import Keys
 from shoal.table.dense import BLOCK, DenseTable, shape_of
-from shoal.table.future import Background, Future
-from shoal.table.rwlock import Gate
-from shoal.table.table import KeyBatch, Keys, Shard, Table, TableSpec
+from shoal.table.future import BackgroundTask, Future, no_op
+from shoal.table.key_batch import KeyBatch
+from shoal.table.rwlock import RwLock
+from shoal.table.shard import Shard
+from shoal.table.spec import TableSpec
+from shoal.table.table import Table
 
 __all__ = ["LocalStore", "Store", "local"]
 
@@ -91,7 +95,7 @@ class Store(ABC):
     there.
     """
 
-    # Locks, in this order: _lock, which guards _tables and _open; _gate, through which changes and saves pass, and
+    # Locks, in this order: _lock, which guards _tables and _open; _rwlock, through which changes and saves pass, and
     # which a load shuts while it swaps. A child touches neither.
 
     def __init__(self, *, threads: int | None, slots: int) -> None:
@@ -102,10 +106,10 @@ class Store(ABC):
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")
         self._slots = slots
         self._workers = _core.Workers(count)
-        self._gate = Gate()
+        self._rwlock = RwLock()
         self._lock = threading.Lock()
-        self._saving = threading.Lock()  # before _gate; released by the thread that writes
-        self._saves: list[Background] = []
+        self._saving = threading.Lock()  # before _rwlock; released by the thread that writes
+        self._saves: list[BackgroundTask] = []
         self._tables: dict[str, Table] = {}
         self._open = True
 
@@ -317,7 +321,7 @@ class Store(ABC):
 
     def _check_usable(self) -> None:
         self._check_open()
-        self._gate.check_process()
+        self._rwlock.check_process()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -401,7 +405,9 @@ class Store(ABC):
         return known
 
     def _add(self, spec: TableSpec, shard: Shard) -> Table:
-        table = self._tables[spec.name] = Table(spec, shard, self._slots, self._workers, self._gate, lambda: self.clock)
+        table = self._tables[spec.name] = Table(
+            spec, shard, self._slots, self._workers, self._rwlock, lambda: self.clock
+        )
         return table
 
     def dense(
@@ -639,10 +645,10 @@ class Store(ABC):
         if wait:
             write()
             return None
-        under_way = Background(write, "save")
+        task = BackgroundTask(write, "save")
         with self._lock:
-            self._saves = [save for save in self._saves if not save.settled] + [under_way]
-        return Future(under_way, _nothing)
+            self._saves = [save for save in self._saves if not save.done or save.has_unobserved_error] + [task]
+        return Future(task, no_op)
 
     @staticmethod
     def _kind(name: str, base: checkpoint.Link | None, *, track: bool) -> str:
@@ -810,16 +816,16 @@ class Store(ABC):
         self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
-        with self._lock if self._gate.is_ours else nullcontext():
+        with self._lock if self._rwlock.is_ours else nullcontext():
             was_open, self._open = self._open, False
             for table in self._tables.values():
                 table.replace_shard(None)
             self._tables.clear()
         if was_open:
             try:
-                if not failed and self._gate.is_ours:
+                if not failed and self._rwlock.is_ours:
                     for save in self._saves:
-                        save.settle()
+                        save.join()
             finally:
                 self._end(failed=failed)
 
@@ -894,7 +900,7 @@ class LocalStore(SingleProcessStore):
 
     @contextmanager
     def _snapshots(self, tables: list[tuple[Table, str]], base: checkpoint.Link | None) -> Iterator[checkpoint.Moment]:
-        # Through the gate for the moment alone: rows that a load replaces are those of the snapshot still.
+        # The lock is held only while the snapshot is taken: it keeps its rows when a load replaces them.
         with ExitStack() as held:
 
             def take() -> list[checkpoint.Taken]:
@@ -904,12 +910,12 @@ class LocalStore(SingleProcessStore):
                         raise checkpoint.no_base(spec.name, base)
                 return [checkpoint.Taken(*one) for one in held.enter_context(checkpoint.snapshots(shards, self._clock))]
 
-            yield checkpoint.Held(self._gate.change(take), self._slots, self.threads, self._clock)
+            yield checkpoint.Held(self._rwlock.shared(take), self._slots, self.threads, self._clock)
 
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[Tables]:
         with self._saving:
-            shards = self._gate.change(lambda: [(table.spec, cast("_core.Shard", table.shard)) for table in tables])
+            shards = self._rwlock.shared(lambda: [(table.spec, cast("_core.Shard", table.shard)) for table in tables])
             yield _Followed(shards, self._slots, track)
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
@@ -936,7 +942,7 @@ class LocalStore(SingleProcessStore):
         ValueError
             A table of the store has another description. Nothing was put in place.
         """
-        with self._locked(), self._gate.shut():
+        with self._locked(), self._rwlock.exclusive():
             self._check_known(spec for spec, _ in loaded)  # tables may have been made meanwhile
             for spec, shard in loaded:
                 known = self._tables.get(spec.name)
@@ -978,10 +984,6 @@ class _Followed(NamedTuple):
                 else Given(spec, snapshot.rows, snapshot.read_slot, done=snapshot.done)
                 for spec, snapshot, kind in taken
             ]
-
-
-def _nothing() -> None:
-    """Answer of a save."""
 
 
 def make_budget(memory: int, slots: int) -> _core.Budget:

@@ -1,9 +1,9 @@
-"""Handles: what a call that goes on after it returned can be asked.
+"""Futures: the results of calls that continue after they returned.
 
-    begun    what was asked of the servers, or of a thread in the background; nothing where it is done already
-    finish   what makes the answer of it, run once, by the first `wait` that finds it done
+    request        a request to servers, or a background thread; None if the call is already complete
+    make_result    computes the result, once, in the first `wait` that finds the request complete
 
-Threads: any number may wait for one handle.
+Threads: any number may wait for one future.
 """
 
 import threading
@@ -12,28 +12,32 @@ from typing import Generic, Protocol, TypeVar
 
 from shoal.errors import DeadlineExceededError
 
-__all__ = ["Background", "Future", "Pending"]
+__all__ = ["BackgroundTask", "Future", "Waitable", "no_op"]
 
 Result = TypeVar("Result")
 
 
-class Pending(Protocol):
-    """Something that was asked of servers and is under way."""
+def no_op() -> None:
+    """Return nothing: the result of a push or a save."""
+
+
+class Waitable(Protocol):
+    """A request in progress."""
 
     @property
     def done(self) -> bool:
-        """Whether it has come to its end, good or bad. Never blocks."""
+        """Whether it has completed or failed. Never blocks."""
 
     def wait(self, timeout: float | None = None) -> object:
-        """Return when it is done; raise what went wrong, or DeadlineExceededError after ``timeout`` seconds."""
+        """Wait for completion; raise the request's error, or DeadlineExceededError after ``timeout`` seconds."""
 
 
-class Background:
-    """Work that goes on in a thread of its own, whose end the interpreter waits for. :class:`Pending`."""
+class BackgroundTask:
+    """A :class:`Waitable` that runs in a non-daemon thread: the interpreter waits for its end."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         self._ended = threading.Event()
-        self._heard = False
+        self._was_observed = False
         self._error: BaseException | None = None
         self._work = work
         self._name = name
@@ -42,41 +46,41 @@ class Background:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # told to who waits
+        except BaseException as error:  # raised by `wait`
             self._error = error
         finally:
-            del self._work  # and what it holds
+            del self._work  # releases what it references
             self._ended.set()
 
     @property
     def done(self) -> bool:
-        """Whether it has come to its end, good or bad. Never blocks."""
+        """Whether it has completed or failed. Never blocks."""
         return self._ended.is_set()
 
     @property
-    def settled(self) -> bool:
-        """Whether it is done, and nobody needs to hear of it any more."""
-        return self.done and (self._heard or self._error is None)
+    def has_unobserved_error(self) -> bool:
+        """Whether it failed and no caller has received the error."""
+        return self.done and self._error is not None and not self._was_observed
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when it is done; raise what went wrong, or DeadlineExceededError after ``timeout`` seconds."""
+        """Wait for completion; raise its error, or DeadlineExceededError after ``timeout`` seconds."""
         if not self._ended.wait(timeout):
-            raise DeadlineExceededError(f"the {self._name} was not done after {timeout:g} s: it goes on")
-        self._heard = True
+            raise DeadlineExceededError(f"the {self._name} was not done after {timeout:g} s and continues")
+        self._was_observed = True
         if self._error is not None:
             raise self._error
 
-    def settle(self) -> None:
-        """Wait; raise what went wrong, if nobody has heard of it."""
+    def join(self) -> None:
+        """Wait for completion; raise the error if no caller has received it."""
         self._ended.wait()
-        if not self.settled:
+        if self.has_unobserved_error:
             self.wait()
 
 
 class Future(Generic[Result]):
-    """A call under way. In a local store it is done when the call returns.
+    """A call in progress. In a local store it is complete when the call returns.
 
-    Safe from any thread. Whoever drops a handle unwaited hears of a failure from the store's next ``flush``,
+    Safe from any thread. An error of a future that is dropped without `wait` is raised by the store's next ``flush``,
     ``tick``, ``barrier``, ``save`` or ``close``.
 
     Examples
@@ -84,34 +88,34 @@ class Future(Generic[Result]):
     >>> import numpy as np
     >>> import shoal
     >>> table = shoal.local().table("t", dim=2)
-    >>> handle = table.pull_async(np.array([7], np.uint64))
-    >>> handle.wait(timeout=1.0).tolist()
+    >>> future = table.pull_async(np.array([7], np.uint64))
+    >>> future.wait(timeout=1.0).tolist()
     [[0.0, 0.0]]
     """
 
-    __slots__ = ("_begun", "_finish", "_lock", "_result")
+    __slots__ = ("_lock", "_make_result", "_request", "_result")
 
     _result: Result
 
-    def __init__(self, begun: Pending | None, finish: Callable[[], Result]) -> None:
-        self._begun = begun
-        self._finish: Callable[[], Result] | None = finish
+    def __init__(self, request: Waitable | None, make_result: Callable[[], Result]) -> None:
+        self._request = request
+        self._make_result: Callable[[], Result] | None = make_result
         self._lock = threading.Lock()
-        if begun is None:
-            self._answer()
+        if request is None:
+            self._resolve()
 
     @property
     def done(self) -> bool:
         """Whether :meth:`wait` returns or raises at once."""
-        return self._begun is None or self._begun.done
+        return self._request is None or self._request.done
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Return once it is done: a push that is applied, or, under BSP, that every server it concerns has.
+        """Wait for the result. A push is complete when it is applied, or, under BSP, received by every server it needs.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most; the call itself goes on. Default: the store's deadline.
+            Seconds to wait at most; the call itself continues. Default: the store's deadline.
 
         Returns
         -------
@@ -120,19 +124,19 @@ class Future(Generic[Result]):
         Raises
         ------
         DeadlineExceededError
-            It was not done in that time.
+            It was not complete in that time.
         NotConnectedError
             A server that it needs is gone.
         """
-        if self._begun is not None:
-            self._begun.wait(timeout)
-        return self._answer()
+        if self._request is not None:
+            self._request.wait(timeout)
+        return self._resolve()
 
-    def _answer(self) -> Result:
-        if self._finish is None:  # asked first without the lock, which a fork may have copied as it was held
+    def _resolve(self) -> Result:
+        if self._make_result is None:  # read first without the lock, which a fork may have copied while it was held
             return self._result
         with self._lock:
-            if self._finish is not None:
-                self._result = self._finish()
-                self._finish = None
+            if self._make_result is not None:
+                self._result = self._make_result()
+                self._make_result = None
             return self._result

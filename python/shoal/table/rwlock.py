@@ -1,14 +1,16 @@
-"""The gate of a store: changes of its tables and saves pass through it, and a load shuts it to put other rows in place.
+"""A readers-writer lock for the tables of a store: updates and saves share it, a load takes it exclusively.
 
-    change(work)    runs work(); any number of them at once
-    shut()          waits for those under way, keeps new ones waiting, and lets them in at its end
+    shared(work)    run work(); any number of threads at once
+    exclusive()     wait for shared work to end and exclude new work for the length of a `with` block
 
-So a push is done before a load puts its rows in place, or it is made to the rows that were loaded; in every table of
-the store from the same moment on. Pulls do not wait.
+A push therefore either completes before a load replaces the rows, or is applied to the loaded rows; all tables of the
+store are replaced at the same moment. Pulls do not take the lock.
 
-Threads: any number. A thread that waits in `shut` goes before changes that come after it. `shut` is not called from a
-change, nor twice by one thread.
-Fork: a child's copy raises WrongProcessError before it touches the lock, which a thread of the parent may have held.
+Writers have preference: a thread that waits in `exclusive` precedes shared work that arrives later. `exclusive` is not
+re-entrant and must not be called from shared work.
+
+Threads: any number.
+Fork: the child's copy raises WrongProcessError before it touches the mutex, which a thread of the parent may have held.
 """
 
 import os
@@ -19,26 +21,26 @@ from typing import TypeVar
 
 from shoal.errors import WrongProcessError
 
-__all__ = ["Gate"]
+__all__ = ["RwLock"]
 
 Result = TypeVar("Result")
 
 
-class Gate:
-    """Lets changes in side by side, or keeps all of them out. A save counts as a change."""
+class RwLock:
+    """A readers-writer lock with writer preference that belongs to one process."""
 
-    __slots__ = ("_inside", "_lock", "_moved", "_pid", "_shut")
+    __slots__ = ("_changed", "_exclusive", "_mutex", "_pid", "_shared")
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards the two below
-        self._moved = threading.Condition(self._lock)
-        self._inside = 0
-        self._shut = False
+        self._mutex = threading.Lock()  # guards _shared and _exclusive
+        self._changed = threading.Condition(self._mutex)
+        self._shared = 0
+        self._exclusive = False
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made the gate: False in a child after a fork."""
+        """Whether this process made the lock: False in a child after a fork."""
         return os.getpid() == self._pid
 
     def check_process(self) -> None:
@@ -47,47 +49,47 @@ class Gate:
         Raises
         ------
         WrongProcessError
-            The gate, and the store that it belongs to, are the parent's.
+            The lock, and the store it belongs to, are the parent's.
         """
         if not self.is_ours:
             raise WrongProcessError(
-                "this store was made before a fork and belongs to the parent process: make a store of its own in the "
+                "this store was made before a fork and belongs to the parent process: make a new store in the "
                 "child, or start children with the 'spawn' method"
             )
 
-    def change(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` while the gate is open; wait until it is."""
+    def shared(self, work: Callable[[], Result]) -> Result:
+        """Run ``work`` under the shared lock."""
         self.check_process()
-        inside = False
+        acquired = False
         try:
-            with self._lock:
-                while self._shut:
-                    self._moved.wait()
-                self._inside += 1
-                inside = True
+            with self._mutex:
+                while self._exclusive:
+                    self._changed.wait()
+                self._shared += 1
+                acquired = True
             return work()
         finally:
-            if inside:
-                with self._lock:
-                    self._inside -= 1
-                    if self._shut and self._inside == 0:
-                        self._moved.notify_all()
+            if acquired:
+                with self._mutex:
+                    self._shared -= 1
+                    if self._exclusive and self._shared == 0:
+                        self._changed.notify_all()
 
     @contextmanager
-    def shut(self) -> Iterator[None]:
-        """Keep changes out for the length of a ``with`` block, which begins when none is under way."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold the exclusive lock for the length of a ``with`` block."""
         self.check_process()
-        mine = False
+        acquired = False
         try:
-            with self._lock:
-                while self._shut:
-                    self._moved.wait()
-                self._shut = mine = True
-                while self._inside:
-                    self._moved.wait()
+            with self._mutex:
+                while self._exclusive:
+                    self._changed.wait()
+                self._exclusive = acquired = True
+                while self._shared:
+                    self._changed.wait()
             yield
         finally:
-            if mine:
-                with self._lock:
-                    self._shut = False
-                    self._moved.notify_all()
+            if acquired:
+                with self._mutex:
+                    self._exclusive = False
+                    self._changed.notify_all()

@@ -1,522 +1,30 @@
-"""Tables: rows by 64-bit key, with their optimizer; and the batches of keys that all requests are made of."""
+"""Tables: rows by 64-bit key, with the optimizer that updates them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
 from shoal.errors import ClosedError
 from shoal.lifecycle import (
-    Admission,
     Expiry,
-    RuleForm,
     TableSweep,
-    make_admission,
-    make_expiry,
     read_sweep,
     rules_native,
 )
-from shoal.optim import Init, Optimizer, make_init, make_optimizer
+from shoal.optim import Init, Optimizer
 from shoal.table import reductions
-from shoal.table.future import Future, Pending
-from shoal.table.rwlock import Gate
-
-__all__ = ["Future", "KeyBatch", "Shard", "Snapshot", "Table", "TableForm", "TableSpec", "TableStats", "mix", "unmix"]
-
-Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
-Rows: TypeAlias = npt.NDArray[np.float32]
-Counts: TypeAlias = npt.NDArray[np.uint32]
-
-DTYPES = ("float32", "float16", "bfloat16")
-_WIDEST = 4096
-
-
-def as_keys(keys: npt.ArrayLike, what: str = "keys") -> npt.NDArray[np.uint64]:
-    """View ``keys`` as contiguous uint64[n]; signed ones are taken bit for bit as int64, all but integers refused."""
-    array = np.asarray(keys)
-    if array.dtype not in (np.uint64, np.int64):
-        if array.size == 0 and not isinstance(keys, np.ndarray):
-            array = array.astype(np.uint64)
-        if array.dtype.kind not in "iu":
-            raise TypeError(
-                f"{what} must be integers, such as uint64 or int64, got {array.dtype}: convert them, e.g. with "
-                f"np.asarray(x, np.uint64)"
-            )
-        array = array.astype(np.int64 if array.dtype.kind == "i" else np.uint64)
-    if array.ndim != 1:
-        raise ValueError(f"{what} must have one dimension, got shape {array.shape}: pass {what}.ravel()")
-    return np.ascontiguousarray(array).view(np.uint64)
-
-
-def as_rows(values: npt.ArrayLike, shape: tuple[int, int], table: str, what: str) -> Rows:
-    """View ``values`` as contiguous float32[n, dim]; at dim 1 also float32[n]."""
-    array = np.asarray(values)
-    n, dim = shape
-    if array.dtype != np.float32:
-        raise TypeError(f"table {table!r} takes {what} as float32, got {array.dtype}: pass {what}.astype(np.float32)")
-    if array.shape != shape and not (dim == 1 and array.shape == (n,)):
-        raise ValueError(
-            f"table {table!r} has dim {dim}, got {what} {array.shape} for {n} keys: pass float32[{n}, {dim}]"
-        )
-    return np.ascontiguousarray(array).reshape(shape)
-
-
-def as_counts(counts: npt.ArrayLike, n: int) -> Counts:
-    """View ``counts`` as contiguous uint32[n], each at least 1."""
-    array = np.asarray(counts)
-    if array.dtype.kind not in "iu" or array.shape != (n,):
-        raise ValueError(f"counts must be uint32[{n}], one for each unique key, got {array.dtype}{list(array.shape)}")
-    if n and not 1 <= array.min() <= array.max() < 2**32:
-        raise ValueError(f"counts must be from 1 to 2**32 - 1, got {array.min()} to {array.max()}")
-    return np.ascontiguousarray(array, np.uint32)
-
-
-def as_out(out: Rows | None, shape: tuple[int, int], table: str) -> Rows:
-    """Return ``out``, or a fresh array where it is None."""
-    if out is None:
-        return np.empty(shape, np.float32)
-    if not isinstance(out, np.ndarray) or out.dtype != np.float32:
-        raise TypeError(f"out must be a float32 array, got {getattr(out, 'dtype', type(out).__name__)}")
-    if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError(
-            f"out must be a writeable, C-contiguous float32[{shape[0]}, {shape[1]}] for table {table!r}, "
-            f"got {out.shape}"
-            f"{'' if out.flags.c_contiguous else ', not contiguous'}{'' if out.flags.writeable else ', read-only'}"
-        )
-    return out
-
-
-def mix(keys: Keys) -> npt.NDArray[np.uint64]:
-    """Hashes of keys: a fixed bijection of 64 bits, the order that everything in shoal follows.
-
-    Parameters
-    ----------
-    keys : uint64[n] or int64[n]
-
-    Returns
-    -------
-    uint64[n]
-
-    Examples
-    --------
-    >>> unmix(mix(np.array([7, 2**64 - 1], np.uint64))).tolist()
-    [7, 18446744073709551615]
-    """
-    return _core.mix(as_keys(keys))
-
-
-def unmix(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Keys of hashes: the inverse of :func:`mix`."""
-    return _core.unmix(as_keys(hashes, "hashes"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableSpec:
-    """What a table is: the same on every server, written into every manifest.
-
-    Parameters
-    ----------
-    name : str
-        Unique in its store.
-    dim : int
-        Weights per row, 1 to 4096.
-    optimizer : Optimizer
-    init : Init
-    dtype : str
-        How weights are stored: ``float32``; from dim 2 also ``float16`` or ``bfloat16``, stochastically rounded.
-    seed : int
-        Of the rounding.
-    admit : Admission, optional
-        Which keys get a row; default: all that are pushed.
-    expire : tuple of Expiry
-        Which rows sweeps drop, at most one rule of a kind. The first one says which rows go where memory is short.
-    """
-
-    name: str
-    dim: int
-    optimizer: Optimizer
-    init: Init
-    dtype: str
-    seed: int
-    admit: Admission | None = None
-    expire: tuple[Expiry, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"a table needs a name, got {self.name!r}")
-        if not isinstance(self.dim, int) or not 1 <= self.dim <= _WIDEST:
-            raise ValueError(f"table {self.name!r} needs a dim from 1 to {_WIDEST}, got {self.dim!r}")
-        if not isinstance(self.optimizer, Optimizer):
-            raise TypeError(f"table {self.name!r} needs an optimizer such as shoal.FTRL(), got {self.optimizer!r}")
-        if not isinstance(self.init, Init):
-            raise TypeError(f"table {self.name!r} needs an initializer such as shoal.Zeros(), got {self.init!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"table {self.name!r} needs a dtype out of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ValueError(f"table {self.name!r} needs a seed from 0 to 2**64 - 1, got {self.seed!r}")
-        if not isinstance(self.admit, Admission | None):
-            raise TypeError(f"table {self.name!r} admits by a rule such as shoal.AfterCount(3), got {self.admit!r}")
-        for rule in self.expire:
-            if not isinstance(rule, Expiry):
-                raise TypeError(f"table {self.name!r} expires rows by rules such as shoal.TimeToLive(9), got {rule!r}")
-        kinds = [type(rule).__name__ for rule in self.expire]
-        for kind in kinds:
-            if kinds.count(kind) > 1:
-                raise ValueError(f"table {self.name!r} takes one {kind}, got {kinds.count(kind)}: choose one of them")
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether keys wait for their rows, or rows go."""
-        return self.admit is not None or bool(self.expire)
-
-    @property
-    def keeps_clock(self) -> bool:
-        """Whether a clock is part of what the table is, and saved: rules and schedules go by it."""
-        return self.has_rules or self.optimizer.schedule is not None
-
-    @property
-    def needs_counts(self) -> bool:
-        """Whether it matters to the rules how often a key occurs in a push."""
-        return self.admit is not None or any(rule.needs_counts for rule in self.expire)
-
-    def shard(self, slots: int, workers: _core.Workers, budget: _core.Budget | None = None) -> _core.Shard:
-        """Make the empty rows of such a table, within a memory budget or without one."""
-        return _core.Shard(
-            dim=self.dim,
-            dtype=self.dtype,
-            optimizer=type(self.optimizer).__name__,
-            params=self.optimizer.params(),
-            init=type(self.init).__name__,
-            init_parameter=self.init.parameter,
-            init_seed=self.init.init_seed,
-            seed=self.seed,
-            slots=slots,
-            workers=workers,
-            admit=None if self.admit is None else self.admit.form().native(),
-            expire=[rule.form().native() for rule in self.expire],
-            budget=budget,
-        )
-
-
-class TableForm(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A table's description in plain values: how it is written into a manifest and sent to servers.
-
-    What a table without rules does not have is left out.
-    """
-
-    name: str
-    dim: int
-    dtype: str
-    seed: int
-    optimizer: str
-    params: dict[str, float]
-    init: str
-    init_parameter: float
-    init_seed: int
-    admit: RuleForm | None = None
-    expire: tuple[RuleForm, ...] = ()
-
-    @classmethod
-    def of(cls, spec: TableSpec) -> "TableForm":
-        """Put a description into this form."""
-        return TableForm(
-            name=spec.name,
-            dim=spec.dim,
-            dtype=spec.dtype,
-            seed=spec.seed,
-            optimizer=type(spec.optimizer).__name__,
-            params=spec.optimizer.params(),
-            init=type(spec.init).__name__,
-            init_parameter=spec.init.parameter,
-            init_seed=spec.init.init_seed,
-            admit=None if spec.admit is None else spec.admit.form(),
-            expire=tuple(rule.form() for rule in spec.expire),
-        )
-
-    def spec(self) -> TableSpec:
-        """Rebuild the description.
-
-        Raises
-        ------
-        ValueError, TypeError
-            It describes no table that this version knows.
-        """
-        return TableSpec(
-            name=self.name,
-            dim=self.dim,
-            optimizer=make_optimizer(self.optimizer, self.params),
-            init=make_init(self.init, self.init_parameter, self.init_seed),
-            dtype=self.dtype,
-            seed=self.seed,
-            admit=None if self.admit is None else make_admission(self.admit),
-            expire=tuple(make_expiry(rule) for rule in self.expire),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStats:
-    """Figures of one table at one moment; counters run since the table was made or loaded.
-
-    Parameters
-    ----------
-    rows : int
-    bytes : int
-        Memory of index and rows, in bytes.
-    bytes_per_row : float
-        NaN for an empty table.
-    load : float
-        Rows as a share of the places in the index.
-    pulls, pushes : int
-        Requests.
-    keys_pulled, keys_pushed : int
-        Unique keys in them.
-    rows_created, rows_erased : int
-    nonfinite_rows : int
-        Rows that a push left whole because its gradient, or the new row, was not finite.
-    refused : int
-        Sightings of keys that waited for their rows, and got none by them.
-    waiting : int
-        Keys that wait now, where admission counts them one by one.
-    expired : dict of int
-        Rows that each of the table's expiry rules dropped, by the name of its class; for `MaxRows`, in pushes too.
-    """
-
-    rows: int
-    bytes: int
-    bytes_per_row: float
-    load: float
-    pulls: int
-    pushes: int
-    keys_pulled: int
-    keys_pushed: int
-    rows_created: int
-    rows_erased: int
-    nonfinite_rows: int
-    refused: int = 0
-    waiting: int = 0
-    expired: Mapping[str, int] = field(default_factory=dict)
-
-
-class Pushed(Pending, Protocol):
-    """A push under way."""
-
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
-        """Fill ``rows`` as they are behind this push."""
-
-
-class Shard(Protocol):
-    """The rows of one table, as a table asks for them: the engine's own, or those that servers hold.
-
-    The engine's ``_core.Shard`` has done what it was asked when it returns; a remote one may return something
-    :class:`~shoal.table.future.Pending` from ``pull`` and ``push``, which holds on to the arrays that it was given.
-    """
-
-    @property
-    def step(self) -> int:
-        """Number of the last push."""
-
-    def __len__(self) -> int: ...
-
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending | None:
-        """Fill ``rows``; None: they are filled."""
-
-    def push(
-        self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
-    ) -> Pushed | int:
-        """Apply one step; a number: it is applied. ``grads`` and ``counts`` are not changed any more.
-
-        ``counts`` are the sightings of each key, None where the table's rules do not ask; ``clock`` is that of a store
-        in this process: a cluster's keeps its own.
-        """
-
-    def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
-        """Set weights; ``clock`` as for ``push``."""
-
-    def erase(self, batch: _core.KeyBatch, /) -> int:
-        """Remove rows: how many there were."""
-
-    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
-        """Tell which rows there are."""
-
-    def columns(self) -> list[str]:
-        """Names of what is stored."""
-
-    def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
-        """Read one column."""
-
-    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
-        """Read hashes and weights of a slot."""
-
-    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
-        """Answer a function of all rows (reductions.py), in slot order."""
-
-    def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
-        """Drop what expiry rules name, or only count it (lifecycle.py reads the answer); ``clock`` as for ``push``."""
-
-    def stats(self) -> dict[str, int]:
-        """Read the figures."""
-
-
-class Snapshot(Protocol):
-    """A table as it was at one moment, which is read slot by slot."""
-
-    @property
-    def step(self) -> int:
-        """Number of the table's last push before it."""
-
-    @property
-    def table_clock(self) -> int:
-        """The table's clock then."""
-
-    @property
-    def rows(self) -> int:
-        """How many there were."""
-
-    @property
-    def bytes(self) -> int:
-        """What the table took, about."""
-
-    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission had counted.
-
-        Each slot once, from any thread.
-        """
-
-    def changes(
-        self, slot: int, /
-    ) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None, int, int, npt.NDArray[np.uint8]]:
-        """Read what a delta has of a slot, likewise.
-
-        The same, but the filter is None where it has not changed; then the ranges: bits, how many, and their bytes.
-        """
-
-    def done(self, name: str, /) -> None:
-        """Say that all was saved, under this name: changes are known since then, unless it is plain."""
-
-    def close(self) -> None:
-        """Let go of what was not read."""
-
-
-class KeyBatch:
-    """The keys of one batch in hash order, each once: sort once, then pull and push many times.
-
-    Made by ``store.key_batch(keys)``; fits every table of that store. Immutable; safe from any thread.
-
-    Examples
-    --------
-    >>> import shoal
-    >>> with shoal.local() as store:
-    ...     batch = store.key_batch(np.array([7, 3, 7], np.uint64))
-    ...     batch.sum(np.array([[1.0], [5.0], [2.0]], np.float32))[batch.inverse].ravel().tolist()
-    [3.0, 5.0, 3.0]
-    """
-
-    __slots__ = ("_native", "_workers")
-
-    def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
-        self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
-        self._workers = workers
-
-    @classmethod
-    def of(cls, native: _core.KeyBatch, workers: _core.Workers) -> "KeyBatch":
-        """Make one of an engine's object that is there, and of its store's threads."""
-        batch = cls.__new__(cls)
-        batch._native = native
-        batch._workers = workers
-        return batch
-
-    def __len__(self) -> int:
-        """Count the unique keys."""
-        return len(self._native)
-
-    @property
-    def native(self) -> _core.KeyBatch:
-        """The engine's object, for the kernels that take one."""
-        return self._native
-
-    @property
-    def given(self) -> int:
-        """Number of keys as given, duplicates counted."""
-        return self._native.given
-
-    @property
-    def hashes(self) -> npt.NDArray[np.uint64]:
-        """Hashes uint64[m], strictly ascending. Read-only."""
-        return self._native.hashes
-
-    @property
-    def keys(self) -> npt.NDArray[np.uint64]:
-        """Unique keys uint64[m] in hash order."""
-        return _core.unmix(self._native.hashes)
-
-    @property
-    def inverse(self) -> npt.NDArray[np.uint32]:
-        """For every key as given, which unique key it is: uint32[n]. Read-only."""
-        return self._native.inverse
-
-    @property
-    def begins(self) -> npt.NDArray[np.uint64]:
-        """Where each slot's hashes begin: uint64[slots + 1]. Read-only."""
-        return self._native.begins
-
-    def counts(self) -> npt.NDArray[np.uint32]:
-        """How often each unique key was given: uint32[m]."""
-        return self._native.counts()
-
-    def is_of(self, keys: Keys) -> bool:
-        """Whether it was made of exactly these keys, in this order; much cheaper than to make it again.
-
-        Parameters
-        ----------
-        keys : uint64[n] or int64[n]
-
-        Returns
-        -------
-        bool
-        """
-        return self._native.is_of(as_keys(keys), self._workers)
-
-    def sum(self, grads: Rows) -> Rows:
-        """Add up the rows of each unique key, in order of occurrence, in float64, rounded once.
-
-        Parameters
-        ----------
-        grads : float32[n, dim]
-            One row for every key as given.
-
-        Returns
-        -------
-        float32[m, dim]
-        """
-        array = np.asarray(grads)
-        if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
-            raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
-        sums = np.empty((len(self), array.shape[1]), np.float32)
-        self._native.sum(np.ascontiguousarray(array), array.shape[1], sums, self._workers)
-        return sums
-
-    def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
-        """Give the row of each unique key to every key as given.
-
-        Parameters
-        ----------
-        rows : float32[m, dim]
-        out : float32[n, dim], optional
-
-        Returns
-        -------
-        float32[n, dim]
-        """
-        array = np.asarray(rows)
-        if array.dtype != np.float32 or array.ndim != 2 or len(array) != len(self):
-            raise ValueError(f"expand takes float32[{len(self)}, dim], got {array.dtype}{list(array.shape)}")
-        given = as_out(out, (self.given, array.shape[1]), "expand")
-        self._native.expand(np.ascontiguousarray(array), array.shape[1], given, self._workers)
-        return given
+from shoal.table.arrays import Counts, Keys, Rows, as_counts, as_keys, as_out, as_rows
+from shoal.table.future import Future, Waitable, no_op
+from shoal.table.key_batch import KeyBatch
+from shoal.table.rwlock import RwLock
+from shoal.table.shard import Shard
+from shoal.table.spec import TableSpec
+from shoal.table.stats import TableStats
+
+__all__ = ["Table"]
 
 
 class Table:
@@ -542,7 +50,7 @@ class Table:
         shard: Shard,
         slots: int,
         workers: _core.Workers,
-        gate: Gate,
+        rwlock: RwLock,
         clock: Callable[[], int],
     ) -> None:
         self._spec = spec
@@ -550,7 +58,7 @@ class Table:
         self._shard: Shard | None = shard
         self._slots = slots
         self._workers = workers
-        self._gate = gate
+        self._rwlock = rwlock
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.dtype!r})"
@@ -620,7 +128,7 @@ class Table:
         shard = self._shard
         if shard is None:
             raise ClosedError(f"table {self.name!r} belongs to a store that was closed: make a new store")
-        self._gate.check_process()
+        self._rwlock.check_process()
         return shard
 
     @property
@@ -637,7 +145,7 @@ class Table:
         _ = self.shard
 
     def replace_shard(self, shard: Shard | None) -> None:
-        """Put other rows in place of these: what loading does, behind the shut gate, and closing."""
+        """Put other rows in place of these: what loading does, behind the shut rwlock, and closing."""
         self._shard = shard
 
     def _batch(self, keys: Keys) -> KeyBatch:
@@ -716,8 +224,8 @@ class Table:
         return self._push(batch, batch.sums, batch.counts() if counting else None)
 
     def _push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None) -> Future[None]:
-        begun: Pending | int = self._gate.change(lambda: self.shard.push(batch, grads, counts, self._clock()))
-        return Future(None if isinstance(begun, int) else begun, _nothing)
+        push: Waitable | int = self._rwlock.shared(lambda: self.shard.push(batch, grads, counts, self._clock()))
+        return Future(None if isinstance(push, int) else push, no_op)
 
     def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Future[Rows]:
         """Push, and read the rows of the same keys behind that push.
@@ -751,13 +259,13 @@ class Table:
         counts = batch.counts() if self._spec.needs_counts else None
         unique = np.empty((len(batch), self.dim), np.float32)
 
-        def both() -> Pending | None:
+        def both() -> Waitable | None:
             shard = self.shard
             pushed = shard.push(batch.native, summed, counts, self._clock())
             source = shard if isinstance(pushed, int) else pushed
             return source.pull(batch.native, unique)
 
-        return Future(self._gate.change(both), lambda: batch.expand(unique, out=rows))
+        return Future(self._rwlock.shared(both), lambda: batch.expand(unique, out=rows))
 
     def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
         """Read the rows of a batch's unique keys, in hash order.
@@ -814,8 +322,8 @@ class Table:
             counts = None
         if where is None or not isinstance(self.shard, _core.Shard):
             return self._push(batch.native, given, counts)
-        self._gate.change(lambda: self._local().push(batch.native, given, counts, self._clock(), where))
-        return Future(None, _nothing)
+        self._rwlock.shared(lambda: self._local().push(batch.native, given, counts, self._clock(), where))
+        return Future(None, no_op)
 
     def push_given(self, batch: KeyBatch, grads: Rows, *, where: _core.Whereabouts | None = None) -> Future[None]:
         """Apply one optimizer step to a batch's keys, of a gradient for each of them as given.
@@ -839,8 +347,8 @@ class Table:
         if not isinstance(self.shard, _core.Shard):
             return self.push_unique(batch, batch.sum(given), copy=False)
         counts = batch.counts() if self._spec.needs_counts else None
-        self._gate.change(lambda: self._local().push_given(batch.native, given, counts, self._clock(), where))
-        return Future(None, _nothing)
+        self._rwlock.shared(lambda: self._local().push_given(batch.native, given, counts, self._clock(), where))
+        return Future(None, no_op)
 
     def _local(self) -> _core.Shard:
         shard = self.shard  # asked for again: a load replaces it
@@ -871,7 +379,7 @@ class Table:
         given = as_rows(rows, (batch.given, self.dim), self.name, "rows")
         in_order = np.empty_like(given)
         in_order[batch.inverse] = given
-        self._gate.change(lambda: self.shard.assign(batch.native, in_order, self._clock()))
+        self._rwlock.shared(lambda: self.shard.assign(batch.native, in_order, self._clock()))
 
     def erase(self, keys: Keys) -> int:
         """Remove the rows of ``keys``; memory goes back to the system.
@@ -888,7 +396,7 @@ class Table:
         """
         self._check_usable()
         batch = self._batch(keys)
-        return self._gate.change(lambda: self.shard.erase(batch.native))
+        return self._rwlock.shared(lambda: self.shard.erase(batch.native))
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Tell which of ``keys`` have a row.
@@ -1077,7 +585,7 @@ class Table:
         GroupFTRL, which store z, keep n and read the new weights up to the rounding of z; weights that are 0 keep
         their z. Initial rows of keys without a row stay.
         """
-        return self._gate.change(lambda: reductions.changed(self.shard, reductions.Function.DECAY, factor))
+        return self._rwlock.shared(lambda: reductions.changed(self.shard, reductions.Function.DECAY, factor))
 
     def shrink(self, l1: float) -> int:
         """Bring all weights nearer to 0 by a number, and to 0 those that are no further from it, where the rows are.
@@ -1099,7 +607,7 @@ class Table:
         Rounded as by :meth:`decay`. Under FTRL and GroupFTRL a weight that becomes 0 gets the z nearest to its own
         that reads 0. Rows of zeros stay in the table: their state is kept for what may come.
         """
-        return self._gate.change(lambda: reductions.changed(self.shard, reductions.Function.SHRINK, l1))
+        return self._rwlock.shared(lambda: reductions.changed(self.shard, reductions.Function.SHRINK, l1))
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -1170,12 +678,8 @@ class Table:
         def ask() -> npt.NDArray[np.uint64]:
             return self.shard.sweep(numbers, self._clock(), dry_run=dry_run)
 
-        return read_sweep(self.name, asked, ask() if dry_run else self._gate.change(ask), dry_run=dry_run)
+        return read_sweep(self.name, asked, ask() if dry_run else self._rwlock.shared(ask), dry_run=dry_run)
 
 
 def _joined(pieces: list[tuple[npt.NDArray[np.uint64], Rows]]) -> tuple[npt.NDArray[np.uint64], Rows]:
     return np.concatenate([keys for keys, _ in pieces]), np.concatenate([rows for _, rows in pieces])
-
-
-def _nothing() -> None:
-    """Answer of a push."""

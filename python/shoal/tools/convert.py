@@ -31,11 +31,13 @@ from shoal.base.machine import local_path
 from shoal.data import hash_strings
 from shoal.data.arrow import pyarrow
 from shoal.store.local import check_same
-from shoal.table.table import TableForm
+from shoal.table.spec import TableRecord
 
 if TYPE_CHECKING:
     from shoal.store.local import LocalStore
-    from shoal.table.table import Rows, Table, TableSpec
+    from shoal.table.arrays import Rows
+    from shoal.table.spec import TableSpec
+    from shoal.table.table import Table
 
 __all__ = ["VW_CONSTANT", "load_parquet", "read_npz_rows", "read_parquet_rows", "read_vw_model", "write_parquet"]
 
@@ -100,7 +102,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     fields += [(name, type_of(empty[name].shape[1])) for name in names]
     fields += marks.items()
     clock = 0 if shard is None else shard.table_clock(table.clock)
-    told = _Told(version=_VERSION, step=table.shard.step, clock=clock, table=TableForm.of(table.spec))
+    told = _Told(version=_VERSION, step=table.shard.step, clock=clock, table=TableRecord.of(table.spec))
     schema = arrow.schema(
         fields,
         metadata={"table": table.name, "optimizer": str(table.optimizer), _ABOUT: msgspec.json.encode(told)},
@@ -225,7 +227,7 @@ class _Told(msgspec.Struct, frozen=True):
 
     version: int
     step: int
-    table: TableForm
+    table: TableRecord
     clock: int = 0  # of the table, which rows tell their sightings by
 
 

@@ -26,7 +26,8 @@ import numpy as np
 from shoal import _core
 from shoal.optim import FTRL, Init, Optimizer, Zeros
 from shoal.store.local import LocalStore, local
-from shoal.table.table import Table, TableSpec
+from shoal.table.spec import TableSpec
+from shoal.table.table import Table
 
 __all__ = ["Estimate", "Rates", "estimate", "measure_rates"]
 

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from shoal import _core
 from shoal.base.plural import counted
 from shoal.errors import ShoalError
-from shoal.table.future import Future, Pending
-from shoal.table.table import KeyBatch, Table
+from shoal.table.future import Future, Waitable
+from shoal.table.key_batch import KeyBatch
+from shoal.table.table import Table
 from shoal.torch import ops, team
 
 __all__ = ["SparseModule", "Ticket", "accumulate", "floats_of", "keys_of", "pull_together"]
@@ -91,7 +92,7 @@ class Ticket:
         self.digest = b""  # of the keys as given, where a forward is to find it
         self.where = _core.Whereabouts(batch.native) if local else None
         self._rows: Rows | None = None
-        self._pending: Pending | None = None
+        self._pending: Waitable | None = None
 
     @property
     def begun(self) -> bool:

@@ -38,7 +38,7 @@ from msgspec import Meta
 
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.errors import ProtocolError
-from shoal.table.table import TableForm
+from shoal.table.spec import TableRecord
 
 __all__ = [
     "MAX_OPEN_REQUESTS",
@@ -87,7 +87,7 @@ __all__ = [
     "ServerGone",
     "SplitReply",
     "StartJob",
-    "TableForm",
+    "TableRecord",
     "TableReply",
     "TakeSplit",
     "WorkerGone",
@@ -201,14 +201,14 @@ class GetMapReply(_Message, frozen=True, tag="map"):
 class CreateTable(_Message, frozen=True, tag="ask-table"):
     """A table of this description is to be there."""
 
-    form: TableForm
+    form: TableRecord
 
 
 class TableReply(_Message, frozen=True, tag="table"):
     """A table that all servers have. Its description may not be the one that was asked for: the first one counts."""
 
     id: _Word
-    form: TableForm
+    form: TableRecord
 
 
 class ListTables(_Message, frozen=True, tag="ask-tables"):
@@ -345,7 +345,7 @@ class AddTable(_Message, frozen=True, tag="add-table"):
     """Make an empty table. A server that has no room for it refuses, and is as it was before."""
 
     id: _Word
-    form: TableForm
+    form: TableRecord
 
 
 class DropTable(_Message, frozen=True, tag="drop-table"):
@@ -489,7 +489,7 @@ def framed(message: bytes) -> list[bytes]:
     return [_PREAMBLE, _CHECKSUM.pack(zlib.crc32(message)) + message]
 
 
-def form_bytes(form: TableForm) -> int:
+def form_bytes(form: TableRecord) -> int:
     """Return how many bytes the description of a table takes in a message."""
     return len(_encoder.encode(form))
 

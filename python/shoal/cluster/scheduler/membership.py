@@ -84,7 +84,7 @@ from shoal.cluster.protocol.messages import (
     ServerGone,
     SplitReply,
     StartJob,
-    TableForm,
+    TableRecord,
     TableReply,
     TakeSplit,
     WorkerGone,
@@ -964,9 +964,9 @@ class Membership:
         if len(waiting) == 1:
             self._begin(self._make_table(ask))
 
-    def _wrong_table(self, form: TableForm) -> str:
+    def _wrong_table(self, form: TableRecord) -> str:
         try:
-            again = TableForm.of(form.spec())
+            again = TableRecord.of(form.spec())
         except (ValueError, TypeError, OverflowError) as error:
             return str(error)
         # What the description says beyond what a table is, no server has looked at.

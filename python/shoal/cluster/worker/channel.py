@@ -61,7 +61,7 @@ _UNAWAITED_OPS = frozenset({_core.Op.PUSH, _core.Op.TICK})  # calls that the cal
 
 
 class CallFuture:
-    """A call under way: :class:`shoal.table.future.Pending`."""
+    """A call under way: :class:`shoal.table.future.Waitable`."""
 
     __slots__ = ("call", "channel")
 

@@ -49,7 +49,7 @@ from shoal.cluster.protocol.messages import (
     MetricsReply,
     ServerGone,
     SplitReply,
-    TableForm,
+    TableRecord,
     TableReply,
     TakeSplit,
     WorkerGone,
@@ -67,9 +67,11 @@ from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.local import Store, check_same
-from shoal.table.future import Pending
+from shoal.table.arrays import Counts, Rows
+from shoal.table.future import Waitable
 from shoal.table.reductions import Function
-from shoal.table.table import Counts, Rows, Table, TableSpec
+from shoal.table.spec import TableSpec
+from shoal.table.table import Table
 
 __all__ = ["ClusterStore", "RemoteShard", "connect"]
 
@@ -397,7 +399,7 @@ class ClusterStore(Store):
     def _find(self, spec: TableSpec) -> int:
         """Have the servers make a table, if they have not: its number."""
         found = self._link.call(
-            CreateTable(TableForm.of(spec)), TableReply, timeout=self._timeout, doing=f"making table {spec.name!r}"
+            CreateTable(TableRecord.of(spec)), TableReply, timeout=self._timeout, doing=f"making table {spec.name!r}"
         )
         check_same(found.form.spec(), spec)
         return found.id
@@ -417,7 +419,7 @@ class ClusterStore(Store):
             # This process's pushes wait for the moment, as those under way are waited for. Those of others do not come
             # between under BSP, where nothing is applied before this worker's next tick.
             with contextlib.ExitStack() as still:
-                still.enter_context(self._gate.shut())
+                still.enter_context(self._rwlock.exclusive())
                 self.channel.drain(self._timeout)
                 self.channel.raise_unobserved()
                 if self._shared_storage and shards:
@@ -463,7 +465,7 @@ class ClusterStore(Store):
         filled = by_servers if self._shared_storage and manifest.tables else None
         rows = sum(table.rows for link in chain for table in link.manifest.tables)
         enough = max(self._timeout, STANDSTILL) + rows / _SLOWEST_LOAD
-        with self._locked(), self._gate.shut():
+        with self._locked(), self._rwlock.exclusive():
             for spec in (table.spec() for table in manifest.tables):
                 if spec.name not in self._tables:
                     self._add(spec, self._make_shard(spec))
@@ -486,7 +488,7 @@ class ClusterStore(Store):
     def _end(self, *, failed: bool) -> None:
         self._finalizer.detach()
         _open_stores.discard(self)
-        if not self._gate.is_ours:
+        if not self._rwlock.is_ours:
             self._closing.pop_all()  # nothing of it is a child's to close
             return
         with self._closing:
@@ -593,7 +595,7 @@ class PushCallFuture(CallFuture):
         self._mark = mark  # how often anything was sent again before this push was sent; None: it may change on its way
         self._is_bulk = is_bulk  # no pull of this clock sees it
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Pending:
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
         """Fill ``rows`` as they are behind this push."""
         if self._is_bulk:
             return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
@@ -640,7 +642,7 @@ def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filte
 
 
 class RemoteShard:
-    """The rows of one table that the servers hold: :class:`shoal.table.table.Shard` of a cluster.
+    """The rows of one table that the servers hold: :class:`shoal.table.shard.Shard` of a cluster.
 
     Threads: any number of callers. Every method asks the servers but `columns`, and blocks until they answer but
     `pull` and `push`.
@@ -775,7 +777,7 @@ _NO_DELTAS = (
 
 
 class UnsynchronizedSnapshot:
-    """A table of servers, read by a worker while it is kept still: a :class:`shoal.table.table.Snapshot`."""
+    """A table of servers, read by a worker while it is kept still: a :class:`shoal.table.shard.Snapshot`."""
 
     def __init__(self, shard: RemoteShard) -> None:
         figures = shard.figures()

@@ -38,7 +38,7 @@ from shoal.cluster.protocol.tasks import Report, Task, TaskCoordinator, encode, 
 from shoal.cluster.worker.channel import Channel
 from shoal.errors import SaveConflictError, ShoalError, StorageError
 from shoal.storage.base import StorageDir
-from shoal.table.table import TableForm, TableSpec
+from shoal.table.spec import TableRecord, TableSpec
 
 __all__ = ["ServerSnapshotSet", "WriteTask"]
 
@@ -180,7 +180,7 @@ class ServerSnapshotSet(TaskCoordinator):
             stem=stem,
             version=version,
             durable=durable,
-            tables=[TableForm.of(spec) for spec in self.specs],
+            tables=[TableRecord.of(spec) for spec in self.specs],
             kinds=self._kinds,
         )
         encode(task)  # a TypeError comes before anything is written
@@ -212,7 +212,7 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
     stem: str
     version: int
     durable: bool
-    tables: list[TableForm]
+    tables: list[TableRecord]
     kinds: list[str]
 
     def look(self, place: StorageDir, save: _core.CheckpointSession) -> None:
@@ -255,7 +255,7 @@ class WriteTask(Task, frozen=True, kw_only=True, tag="write"):
 
 
 class SessionSnapshot:
-    """A table of a save: a :class:`shoal.table.table.Snapshot`."""
+    """A table of a save: a :class:`shoal.table.shard.Snapshot`."""
 
     def __init__(self, save: _core.CheckpointSession, table: int) -> None:
         self._save = save

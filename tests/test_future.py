@@ -1,4 +1,4 @@
-"""Handles: what was begun is waited for, answered once, by any thread."""
+"""Futures: a request is waited for by any thread and its result is computed once."""
 
 from __future__ import annotations
 

@@ -1,0 +1,130 @@
+"""The keys of one batch, sorted by hash and deduplicated once for any number of requests.
+
+Threads: a batch is immutable; any number of readers.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.table.arrays import Keys, Rows, as_keys, as_out
+
+__all__ = ["KeyBatch"]
+
+
+class KeyBatch:
+    """The keys of one batch in hash order, each once: sort once, then pull and push many times.
+
+    Made by ``store.key_batch(keys)``; fits every table of that store. Immutable; safe from any thread.
+
+    Examples
+    --------
+    >>> import shoal
+    >>> with shoal.local() as store:
+    ...     batch = store.key_batch(np.array([7, 3, 7], np.uint64))
+    ...     batch.sum(np.array([[1.0], [5.0], [2.0]], np.float32))[batch.inverse].ravel().tolist()
+    [3.0, 5.0, 3.0]
+    """
+
+    __slots__ = ("_native", "_workers")
+
+    def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
+        self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
+        self._workers = workers
+
+    @classmethod
+    def of(cls, native: _core.KeyBatch, workers: _core.Workers) -> "KeyBatch":
+        """Make one of an engine's object that is there, and of its store's threads."""
+        batch = cls.__new__(cls)
+        batch._native = native
+        batch._workers = workers
+        return batch
+
+    def __len__(self) -> int:
+        """Count the unique keys."""
+        return len(self._native)
+
+    @property
+    def native(self) -> _core.KeyBatch:
+        """The engine's object, for the kernels that take one."""
+        return self._native
+
+    @property
+    def given(self) -> int:
+        """Number of keys as given, duplicates counted."""
+        return self._native.given
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Hashes uint64[m], strictly ascending. Read-only."""
+        return self._native.hashes
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """Unique keys uint64[m] in hash order."""
+        return _core.unmix(self._native.hashes)
+
+    @property
+    def inverse(self) -> npt.NDArray[np.uint32]:
+        """For every key as given, which unique key it is: uint32[n]. Read-only."""
+        return self._native.inverse
+
+    @property
+    def begins(self) -> npt.NDArray[np.uint64]:
+        """Where each slot's hashes begin: uint64[slots + 1]. Read-only."""
+        return self._native.begins
+
+    def counts(self) -> npt.NDArray[np.uint32]:
+        """How often each unique key was given: uint32[m]."""
+        return self._native.counts()
+
+    def is_of(self, keys: Keys) -> bool:
+        """Whether it was made of exactly these keys, in this order; much cheaper than to make it again.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+
+        Returns
+        -------
+        bool
+        """
+        return self._native.is_of(as_keys(keys), self._workers)
+
+    def sum(self, grads: Rows) -> Rows:
+        """Add up the rows of each unique key, in order of occurrence, in float64, rounded once.
+
+        Parameters
+        ----------
+        grads : float32[n, dim]
+            One row for every key as given.
+
+        Returns
+        -------
+        float32[m, dim]
+        """
+        array = np.asarray(grads)
+        if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
+            raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
+        sums = np.empty((len(self), array.shape[1]), np.float32)
+        self._native.sum(np.ascontiguousarray(array), array.shape[1], sums, self._workers)
+        return sums
+
+    def expand(self, rows: Rows, *, out: Rows | None = None) -> Rows:
+        """Give the row of each unique key to every key as given.
+
+        Parameters
+        ----------
+        rows : float32[m, dim]
+        out : float32[n, dim], optional
+
+        Returns
+        -------
+        float32[n, dim]
+        """
+        array = np.asarray(rows)
+        if array.dtype != np.float32 or array.ndim != 2 or len(array) != len(self):
+            raise ValueError(f"expand takes float32[{len(self)}, dim], got {array.dtype}{list(array.shape)}")
+        given = as_out(out, (self.given, array.shape[1]), "expand")
+        self._native.expand(np.ascontiguousarray(array), array.shape[1], given, self._workers)
+        return given

@@ -1,0 +1,171 @@
+"""The description of a table: for users, in files and in messages.
+
+    TableSpec      optimizer, initializer and rules as objects; what the rest of the package works with
+    TableRecord    the same in plain values: its fields are those of checkpoint manifests and of messages to servers
+
+Both have the same fields in the same order. The engine's ``_core.Shard`` is constructed from a TableSpec.
+
+Threads: immutable.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal import _core
+from shoal.lifecycle import (
+    Admission,
+    Expiry,
+    RuleForm,
+    make_admission,
+    make_expiry,
+)
+from shoal.optim import Init, Optimizer, make_init, make_optimizer
+
+__all__ = ["DTYPES", "TableRecord", "TableSpec"]
+
+DTYPES = ("float32", "float16", "bfloat16")
+_WIDEST = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """What a table is: the same on every server, written into every manifest.
+
+    Parameters
+    ----------
+    name : str
+        Unique in its store.
+    dim : int
+        Weights per row, 1 to 4096.
+    optimizer : Optimizer
+    init : Init
+    dtype : str
+        How weights are stored: ``float32``; from dim 2 also ``float16`` or ``bfloat16``, stochastically rounded.
+    seed : int
+        Of the rounding.
+    admit : Admission, optional
+        Which keys get a row; default: all that are pushed.
+    expire : tuple of Expiry
+        Which rows sweeps drop, at most one rule of a kind. The first one says which rows go where memory is short.
+    """
+
+    name: str
+    dim: int
+    optimizer: Optimizer
+    init: Init
+    dtype: str
+    seed: int
+    admit: Admission | None = None
+    expire: tuple[Expiry, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"a table needs a name, got {self.name!r}")
+        if not isinstance(self.dim, int) or not 1 <= self.dim <= _WIDEST:
+            raise ValueError(f"table {self.name!r} needs a dim from 1 to {_WIDEST}, got {self.dim!r}")
+        if not isinstance(self.optimizer, Optimizer):
+            raise TypeError(f"table {self.name!r} needs an optimizer such as shoal.FTRL(), got {self.optimizer!r}")
+        if not isinstance(self.init, Init):
+            raise TypeError(f"table {self.name!r} needs an initializer such as shoal.Zeros(), got {self.init!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"table {self.name!r} needs a dtype out of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ValueError(f"table {self.name!r} needs a seed from 0 to 2**64 - 1, got {self.seed!r}")
+        if not isinstance(self.admit, Admission | None):
+            raise TypeError(f"table {self.name!r} admits by a rule such as shoal.AfterCount(3), got {self.admit!r}")
+        for rule in self.expire:
+            if not isinstance(rule, Expiry):
+                raise TypeError(f"table {self.name!r} expires rows by rules such as shoal.TimeToLive(9), got {rule!r}")
+        kinds = [type(rule).__name__ for rule in self.expire]
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise ValueError(f"table {self.name!r} takes one {kind}, got {kinds.count(kind)}: choose one of them")
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether keys wait for their rows, or rows go."""
+        return self.admit is not None or bool(self.expire)
+
+    @property
+    def keeps_clock(self) -> bool:
+        """Whether a clock is part of what the table is, and saved: rules and schedules go by it."""
+        return self.has_rules or self.optimizer.schedule is not None
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether it matters to the rules how often a key occurs in a push."""
+        return self.admit is not None or any(rule.needs_counts for rule in self.expire)
+
+    def shard(self, slots: int, workers: _core.Workers, budget: _core.Budget | None = None) -> _core.Shard:
+        """Make the empty rows of such a table, within a memory budget or without one."""
+        return _core.Shard(
+            dim=self.dim,
+            dtype=self.dtype,
+            optimizer=type(self.optimizer).__name__,
+            params=self.optimizer.params(),
+            init=type(self.init).__name__,
+            init_parameter=self.init.parameter,
+            init_seed=self.init.init_seed,
+            seed=self.seed,
+            slots=slots,
+            workers=workers,
+            admit=None if self.admit is None else self.admit.form().native(),
+            expire=[rule.form().native() for rule in self.expire],
+            budget=budget,
+        )
+
+
+class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A table's description in plain values: how it is written into a manifest and sent to servers.
+
+    What a table without rules does not have is left out.
+    """
+
+    name: str
+    dim: int
+    dtype: str
+    seed: int
+    optimizer: str
+    params: dict[str, float]
+    init: str
+    init_parameter: float
+    init_seed: int
+    admit: RuleForm | None = None
+    expire: tuple[RuleForm, ...] = ()
+
+    @classmethod
+    def of(cls, spec: TableSpec) -> "TableRecord":
+        """Put a description into this form."""
+        return TableRecord(
+            name=spec.name,
+            dim=spec.dim,
+            dtype=spec.dtype,
+            seed=spec.seed,
+            optimizer=type(spec.optimizer).__name__,
+            params=spec.optimizer.params(),
+            init=type(spec.init).__name__,
+            init_parameter=spec.init.parameter,
+            init_seed=spec.init.init_seed,
+            admit=None if spec.admit is None else spec.admit.form(),
+            expire=tuple(rule.form() for rule in spec.expire),
+        )
+
+    def spec(self) -> TableSpec:
+        """Rebuild the description.
+
+        Raises
+        ------
+        ValueError, TypeError
+            It describes no table that this version knows.
+        """
+        return TableSpec(
+            name=self.name,
+            dim=self.dim,
+            optimizer=make_optimizer(self.optimizer, self.params),
+            init=make_init(self.init, self.init_parameter, self.init_seed),
+            dtype=self.dtype,
+            seed=self.seed,
+            admit=None if self.admit is None else make_admission(self.admit),
+            expire=tuple(make_expiry(rule) for rule in self.expire),
+        )

@@ -1,0 +1,50 @@
+"""Statistics of a table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["TableStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStats:
+    """Figures of one table at one moment; counters run since the table was made or loaded.
+
+    Parameters
+    ----------
+    rows : int
+    bytes : int
+        Memory of index and rows, in bytes.
+    bytes_per_row : float
+        NaN for an empty table.
+    load : float
+        Rows as a share of the places in the index.
+    pulls, pushes : int
+        Requests.
+    keys_pulled, keys_pushed : int
+        Unique keys in them.
+    rows_created, rows_erased : int
+    nonfinite_rows : int
+        Rows that a push left whole because its gradient, or the new row, was not finite.
+    refused : int
+        Sightings of keys that waited for their rows, and got none by them.
+    waiting : int
+        Keys that wait now, where admission counts them one by one.
+    expired : dict of int
+        Rows that each of the table's expiry rules dropped, by the name of its class; for `MaxRows`, in pushes too.
+    """
+
+    rows: int
+    bytes: int
+    bytes_per_row: float
+    load: float
+    pulls: int
+    pushes: int
+    keys_pulled: int
+    keys_pushed: int
+    rows_created: int
+    rows_erased: int
+    nonfinite_rows: int
+    refused: int = 0
+    waiting: int = 0
+    expired: Mapping[str, int] = field(default_factory=dict)
