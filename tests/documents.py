@@ -9,6 +9,8 @@ Blocks, by the word behind their fence:
     console   the lines behind ``$`` are run, and print what stands below them
     toml      written to the file that a comment before the block names
 
+`shoal` runs in forks of one process (preloaded.py), unless the page's environment lacks some modules.
+
 Everything else is a picture. A comment before a block, which pages do not show, says what is particular:
 
     <!-- not run: why -->           the block is not run; what it calls is still checked
@@ -242,12 +244,13 @@ def run(page: Path) -> int:
 
 
 def _main(page: Path) -> None:
-    blocked = os.environ.get("SHOAL_DOCUMENTS_BLOCKED")
-    text = page.read_text(encoding="utf-8")
+    ran = [block for block in blocks(page) if block.kind in ("sh", "console") and "not run" not in block.marks]
+    called = [words for block in ran for words in commands(block)]
     modules = ["shoal.cli", "shoal.models"]
-    if "shoal train ctr" in text:
+    if ["train", "ctr"] in [words[:2] for words in called]:
         modules += ["shoal.torch.config", "torch._dynamo"]
-    forks = "shoal " in text and not (blocked and Path(blocked).read_text())  # a fork has what is blocked later
+    blocked = os.environ.get("SHOAL_DOCUMENTS_BLOCKED")
+    forks = called and not (blocked and Path(blocked).read_text())  # a fork would have what is blocked
     with preloaded(modules) if forks else contextlib.nullcontext():
         print(f"{run(page)} blocks ran")
 
