@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from shoal.models.fit_checkpoints import Keeper
+from shoal.models.fit_checkpoints import FitCheckpointer
 
 
 class PowerFailed(Exception):
@@ -20,13 +20,13 @@ class PowerFailed(Exception):
 def power_fails_behind(batches: int) -> Iterator[None]:
     """End a fit that keeps checkpoints, behind so many batches; the ``with`` makes sure that it did."""
     left = [batches]
-    really = Keeper.batch_done
+    really = FitCheckpointer.batch_done
 
-    def batch_done(keeper: Keeper, *arguments: Any) -> None:
-        really(keeper, *arguments)
+    def batch_done(checkpointer: FitCheckpointer, *arguments: Any) -> None:
+        really(checkpointer, *arguments)
         left[0] -= 1
         if left[0] < 0:
             raise PowerFailed
 
-    with mock.patch.object(Keeper, "batch_done", batch_done), pytest.raises(PowerFailed):
+    with mock.patch.object(FitCheckpointer, "batch_done", batch_done), pytest.raises(PowerFailed):
         yield

@@ -104,7 +104,7 @@ def test_a_model_on_s3_is_found_by_its_url_and_options(s3: str, tmp_path: Path) 
             assert np.array_equal(again.predict_proba(batch(1)), expected)
             assert again.history == model.history
         with shoal.FactorizationMachine(4) as another:
-            assert another.take(url, storage_options=how) is None
+            assert another.restore(url, storage_options=how) is None
             assert np.array_equal(another.predict_proba(batch(1)), expected)
     assert shoal.models.load_names(url, storage_options=how) is None
     with pytest.raises(ValueError, match=f"{url} is a factorization machine"):
@@ -309,13 +309,15 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
             model = shoal.LogisticRegression(shoal.FTRL(alpha=0.5), store)
             data = shoal.read_libsvm(log, batch_size=50)
             plan: dict[str, Any] = {"epochs": 2 if patience is None else 6, "patience": patience, "warm_up": False}
-            model.fit(data, valid=data.shard(0, 4), directory=directory, every=3, progress=False, **plan, **more)
+            model.fit(
+                data, valid=data.shard(0, 4), directory=directory, checkpoint_every=3, progress=False, **plan, **more
+            )
             return learned(model)
 
     expected = run(tmp_path / "whole")
     with power_fails_behind(stop):
         run(url, storage_options=how)
-    assert files.read(there).standing is not None
+    assert files.read(there).fit_state is not None
     best = ["best-000001"] if patience and stop == 18 else []
     assert held(there) == sorted([*best, "checkpoint", "model.json"])
     assert run(url, storage_options=how, resume=True) == expected

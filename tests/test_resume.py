@@ -15,7 +15,7 @@ from cuts import power_fails_behind
 from shoal.base.interrupts import terminable
 from shoal.cli import main
 from shoal.models import Model, files
-from shoal.models.fit_checkpoints import Keeper
+from shoal.models.fit_checkpoints import FitCheckpointer
 from stores import TIMEOUT
 
 BATCH = 50
@@ -84,15 +84,15 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
             model: Model = make(store, **settings)
             data = reader(log)
             plan = {"epochs": 2, "valid": data.shard(0, 4), "seed": 3, "progress": False, **how}
-            model.fit(data, directory=directory, every=3, resume=resume, **plan)
+            model.fit(data, directory=directory, checkpoint_every=3, resume=resume, **plan)
             return learned(model)
 
     expected = run(tmp_path / "whole")
     with power_fails_behind(stop):
         run(tmp_path / "cut")
-    assert files.read(tmp_path / "cut").standing is not None
+    assert files.read(tmp_path / "cut").fit_state is not None
     assert run(tmp_path / "cut", resume=True) == expected
-    assert files.read(tmp_path / "cut").standing is None
+    assert files.read(tmp_path / "cut").fit_state is None
     assert not list((tmp_path / "cut").glob("best-*"))
 
 
@@ -106,11 +106,11 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
         with pytest.raises(ValueError, match="holds a model already"):
             model.fit(reader(log), directory=tmp_path / "c", **how)
         model.fit(reader(log), directory=tmp_path / "c", overwrite=True, **how)
-        for wrong in ({"every": 3}, {"resume": True}):
+        for wrong in ({"checkpoint_every": 3}, {"resume": True}):
             with pytest.raises(ValueError, match="pass directory="):
                 model.fit(reader(log), **wrong, **how)
-        with pytest.raises(ValueError, match="every is 0"):
-            model.fit(reader(log), directory=tmp_path / "c", every=0, overwrite=True, **how)
+        with pytest.raises(ValueError, match="checkpoint_every is 0"):
+            model.fit(reader(log), directory=tmp_path / "c", checkpoint_every=0, overwrite=True, **how)
         before = learned(model)
         for other, what in (
             (
@@ -132,12 +132,16 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
 def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(keeper: Keeper, *_: Any) -> None:
+    def interrupt(checkpointer: FitCheckpointer, *_: Any) -> None:
         raise KeyboardInterrupt
 
     how: dict[str, Any] = {"epochs": 3, "directory": tmp_path / "c", "progress": False}
     with monkeypatch.context() as patch, shoal.local(slots=64) as store:
-        patch.setattr(Keeper, "pass_done", lambda keeper, at: (Keeper.interrupted(keeper, at), interrupt(keeper)))
+        patch.setattr(
+            FitCheckpointer,
+            "pass_done",
+            lambda checkpointer, at: (FitCheckpointer.interrupted(checkpointer, at), interrupt(checkpointer)),
+        )
         model = logistic(store)
         with pytest.raises(KeyboardInterrupt):
             model.fit(reader(log), **how)
@@ -155,7 +159,7 @@ def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
 def cut_off(directory: Path, data: shoal.Reader, valid: shoal.Reader | None = None, **how: Any) -> None:
     """Leave a fit that stands behind its tenth batch."""
     with shoal.local(slots=64) as store, power_fails_behind(10):
-        logistic(store).fit(data, directory=directory, every=1, valid=valid, progress=False, **how)
+        logistic(store).fit(data, directory=directory, checkpoint_every=1, valid=valid, progress=False, **how)
 
 
 def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, tmp_path: Path) -> None:
@@ -245,13 +249,13 @@ def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: 
 def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pressed(keeper: Keeper, at: Any) -> None:
+    def pressed(checkpointer: FitCheckpointer, at: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        Keeper.interrupted(keeper, at)
+        FitCheckpointer.interrupted(checkpointer, at)
 
     how: dict[str, Any] = {"epochs": 2, "directory": tmp_path / "c", "progress": False}
     with monkeypatch.context() as patch, shoal.local(slots=64) as store:
-        patch.setattr(Keeper, "pass_done", pressed)
+        patch.setattr(FitCheckpointer, "pass_done", pressed)
         with pytest.raises(KeyboardInterrupt):
             logistic(store).fit(reader(log), **how)
     with shoal.local(slots=64) as store:
@@ -327,7 +331,7 @@ def raising_after(count: int, real: Any) -> Any:
     [
         (["--every", "3", "--names"], "--names are known when a fit has read all"),
         (["--resume", "--grid", "l1=0,1"], "--grid keeps no checkpoints"),
-        (["--every", "0"], "every is 0"),
+        (["--every", "0"], "checkpoint_every is 0"),
         (["--every", "2", "--allow-appended"], "--allow-appended is for a fit that goes on: pass --resume too"),
         (["--every", "2", "--solver", "dbpg"], "keeps no checkpoints"),
     ],

@@ -28,7 +28,7 @@ from shoal.storage.open import open_dir  # noqa: E402
 from shoal.torch.config import Config, Data, Logging, Output, Tables, Train, build, parse, read  # noqa: E402
 from shoal.torch.fields import Fields  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
-from shoal.torch.trainer import ClickModel, Keeper, fit, train  # noqa: E402
+from shoal.torch.trainer import ClickModel, FitCheckpointer, fit, train  # noqa: E402
 
 COLUMNS = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"], "lists": {"seen": "ad"}}
 FIELDS = Fields(names=["user", "ad", "site"], dense=["price"], group="user")
@@ -215,8 +215,8 @@ def test_early_stopping_goes_back_to_the_best_pass(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, tables={"optimizer": {"name": "Adagrad", "lr": 0.5}}))
         plan = Plan(epochs=30, patience=2, warm_up=False)
-        keeper = Keeper(click, tmp_path / "out")
-        fit(click, reader(clicks), reader(clicks, "valid"), plan, progress=False, keeper=keeper)
+        checkpointer = FitCheckpointer(click, tmp_path / "out")
+        fit(click, reader(clicks), reader(clicks, "valid"), plan, progress=False, checkpointer=checkpointer)
         history = click.history
         best = min(range(len(history.passes)), key=lambda i: history.passes[i].valid.logloss) + 1
         assert history.best_pass == best == len(history.passes) - 2
@@ -278,10 +278,10 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_p
                 reader(clicks, "valid"),
                 plan,
                 progress=False,
-                keeper=Keeper(click, directory, every=4),
+                checkpointer=FitCheckpointer(click, directory, checkpoint_every=4),
                 resume=resume,
                 writers=[] if stop is None else [Fails(stop)],
-                write_every=1,
+                log_every=1,
             )
             return rows_of(click), dense_of(click), untimed(click.history), click.examples
 
@@ -289,28 +289,45 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_p
     with pytest.raises(RuntimeError, match="the power failed"):
         run(tmp_path / "cut", stop)
     described = files.read(tmp_path / "cut")
-    assert described.standing is not None
+    assert described.fit_state is not None
     assert described.examples < 2000
     assert run(tmp_path / "cut", None, resume=True) == expected
-    assert files.read(tmp_path / "cut").standing is None
+    assert files.read(tmp_path / "cut").fit_state is None
     assert not list((tmp_path / "cut").glob("best-*"))
 
 
 def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
-        keeper = Keeper(click, tmp_path / "out", every=3)
+        checkpointer = FitCheckpointer(click, tmp_path / "out", checkpoint_every=3)
         plan = Plan(epochs=1, warm_up=False)
         with pytest.raises(RuntimeError):
-            fit(click, reader(clicks), None, plan, progress=False, keeper=keeper, writers=[Fails(8)], write_every=1)
+            fit(
+                click,
+                reader(clicks),
+                None,
+                plan,
+                progress=False,
+                checkpointer=checkpointer,
+                writers=[Fails(8)],
+                log_every=1,
+            )
         with pytest.raises(ValueError, match=r"begun with seed=0, now it is 9"):
-            fit(click, reader(clicks), None, Plan(seed=9, warm_up=False), progress=False, keeper=keeper, resume=True)
+            fit(
+                click,
+                reader(clicks),
+                None,
+                Plan(seed=9, warm_up=False),
+                progress=False,
+                checkpointer=checkpointer,
+                resume=True,
+            )
         with pytest.raises(ValueError, match="holds a model already"):
-            fit(click, reader(clicks), None, plan, progress=False, keeper=keeper)
-        fit(click, reader(clicks), None, plan, progress=False, keeper=keeper, resume=True)
+            fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer)
+        fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer, resume=True)
         assert click.examples == 1000
         with pytest.raises(ValueError, match="is over"):
-            fit(click, reader(clicks), None, plan, progress=False, keeper=keeper, resume=True)
+            fit(click, reader(clicks), None, plan, progress=False, checkpointer=checkpointer, resume=True)
         with pytest.raises(ValueError, match="pass directory="):
             fit(click, reader(clicks), None, plan, progress=False, resume=True)
 
@@ -318,7 +335,14 @@ def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(
 def test_a_model_is_loaded_with_the_bits_that_were_saved(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, "din"))
-        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False, keeper=Keeper(click, tmp_path / "out"))
+        fit(
+            click,
+            reader(clicks),
+            None,
+            Plan(warm_up=False),
+            progress=False,
+            checkpointer=FitCheckpointer(click, tmp_path / "out"),
+        )
         expected = click.decision_function(click.reading(reader(clicks, "valid")))
         before = torch.get_rng_state()
     with shoal.torch.load(tmp_path / "out") as loaded:
@@ -335,7 +359,14 @@ def test_a_model_is_loaded_with_the_bits_that_were_saved(clicks, tmp_path):
 def test_damage_is_named(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
-        fit(click, reader(clicks), None, Plan(warm_up=False), progress=False, keeper=Keeper(click, tmp_path / "out"))
+        fit(
+            click,
+            reader(clicks),
+            None,
+            Plan(warm_up=False),
+            progress=False,
+            checkpointer=FitCheckpointer(click, tmp_path / "out"),
+        )
     (tower,) = (tmp_path / "out").glob("tower-*.pt")
     whole = tower.read_bytes()
     tower.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -487,7 +518,11 @@ def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of
     for staleness in (2, 1):
         with shoal.local(threads=1) as store:
             click = made(store, configured(clicks, train={"staleness": staleness}))
-            how = {"progress": False, "keeper": Keeper(click, tmp_path / "out", every=3), "write_every": 1}
+            how = {
+                "progress": False,
+                "checkpointer": FitCheckpointer(click, tmp_path / "out", checkpoint_every=3),
+                "log_every": 1,
+            }
             if staleness == 2:
                 with pytest.raises(RuntimeError):
                     fit(click, reader(clicks), None, plan, writers=[Fails(8)], **how)
@@ -504,7 +539,11 @@ def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_p
     plan = Plan(epochs=1, warm_up=False, shuffle=2)
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, train={"staleness": 2}))
-        how = {"progress": False, "keeper": Keeper(click, tmp_path / "out", every=3), "write_every": 1}
+        how = {
+            "progress": False,
+            "checkpointer": FitCheckpointer(click, tmp_path / "out", checkpoint_every=3),
+            "log_every": 1,
+        }
         batches = list(reader(clicks).with_fields())  # of which a checkpoint knows nothing, unlike of a reader
         with pytest.raises(RuntimeError):
             fit(click, batches, None, plan, writers=[Fails(8)], **how)
@@ -632,7 +671,7 @@ def test_the_command_line_tells_what_is_wrong(clicks, tmp_path, capsys, argument
 
 
 def command(clicks: Path, folder: Path, out: str, *more: str) -> list[str]:
-    raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"every": 3})
+    raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"checkpoint_every": 3})
     path = folder / "long.toml"
     path.write_text(toml(raw))
     return [sys.executable, "-m", "shoal", "train", "ctr", "--config", str(path), "--out", out, "--quiet", *more]
@@ -663,18 +702,18 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, req
     process.send_signal(signal.SIGKILL)
     process.wait(240)
     left = files.read(out)
-    assert left.standing is not None
+    assert left.fit_state is not None
     # A little further than where it was killed: in a fit that goes on, and in one that nobody killed.
-    epochs = left.standing.epoch + 2
+    epochs = left.fit_state.epoch + 2
     plan = Plan(epochs=epochs, warm_up=False, seed=3)
-    raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"every": 3})
+    raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"checkpoint_every": 3})
     got = []
     for directory, resume in ((out, True), (tmp_path / "whole", False)):
         with shoal.local() as store:
             click = made(store, raw)
-            keeper = Keeper(click, directory, every=None)
+            checkpointer = FitCheckpointer(click, directory, checkpoint_every=None)
             data = [reader(clicks, name, batch_size=50, lists={}) for name in ("train", "valid")]
-            fit(click, *data, plan, progress=False, keeper=keeper, resume=resume)
+            fit(click, *data, plan, progress=False, checkpointer=checkpointer, resume=resume)
             got.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert got[0] == got[1]
     described = files.read(out)
@@ -701,7 +740,7 @@ def test_ctrl_c_and_sigterm_keep_a_checkpoint_and_end_with_130_and_143(clicks, t
     assert facts["interrupted"] is True
     assert b"--resume goes on" in complained
     described = files.read(out)
-    assert described.standing is not None
+    assert described.fit_state is not None
     assert described.examples == facts["examples"]
 
 
@@ -728,7 +767,7 @@ def test_writers_are_told_progressive_and_held_out_numbers(clicks):
     notes = Notes()
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
-        how = {"progress": False, "writers": [notes], "write_every": 5}
+        how = {"progress": False, "writers": [notes], "log_every": 5}
         fit(click, reader(clicks), reader(clicks, "valid"), Plan(warm_up=False), **how)
         done = click.history.passes[0]
         rows = len(store.tables["embedding"])
@@ -747,7 +786,7 @@ def test_tensorboard_gets_event_files(clicks, tmp_path, capsys):
     pytest.importorskip("tensorboard", reason="the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    raw = configured(clicks, logging={"tensorboard": str(tmp_path / "runs"), "every": 5})
+    raw = configured(clicks, logging={"tensorboard": str(tmp_path / "runs"), "log_every": 5})
     assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
     events = EventAccumulator(str(tmp_path / "runs" / "out-1"))
     events.Reload()
@@ -776,7 +815,7 @@ def test_mlflow_gets_a_run(clicks, tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    raw = configured(clicks, logging={"mlflow": uri, "every": 5, "experiment": "clicks"})
+    raw = configured(clicks, logging={"mlflow": uri, "log_every": 5, "experiment": "clicks"})
     assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
     client = mlflow.MlflowClient(tracking_uri="sqlite:///mlruns/mlflow.db" if uri == "mlruns" else uri)
     (run,) = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
@@ -813,7 +852,14 @@ def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_pa
     for store in (shoal.local(threads=1), shoal.launch(servers=2, threads=1, storage_roots=[tmp_path])):
         with store:
             click = made(store, raw)
-            keeper = Keeper(click, tmp_path / type(store).__name__, every=4)
-            fit(click, reader(clicks), reader(clicks, "valid"), Plan(warm_up=False), progress=False, keeper=keeper)
+            checkpointer = FitCheckpointer(click, tmp_path / type(store).__name__, checkpoint_every=4)
+            fit(
+                click,
+                reader(clicks),
+                reader(clicks, "valid"),
+                Plan(warm_up=False),
+                progress=False,
+                checkpointer=checkpointer,
+            )
             got.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert got[0] == got[1]

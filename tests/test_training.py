@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal import Batch, LogisticRegression, LogisticRegressionGrid
 from shoal.metrics import measure
-from shoal.models import preprocessing as feed
+from shoal.models import preprocessing
 from test_logistic import PressesCtrlC, Textbook, cut, make_batch
 
 
@@ -85,7 +85,7 @@ def test_weighted_examples_are_learned_as_the_float64_oracle_learns_them(rng, op
 
 def test_a_weight_of_two_is_the_example_twice(rng):
     batch = make_batch(rng, 50)
-    twice = feed.take(batch, np.repeat(np.arange(50), 2))
+    twice = preprocessing.take(batch, np.repeat(np.arange(50), 2))
     with LogisticRegression(shoal.SGD(lr=0.1)) as one, LogisticRegression(shoal.SGD(lr=0.1)) as other:
         assert one.partial_fit(weighted(batch, [2] * 50)) == pytest.approx(other.partial_fit(twice))
         np.testing.assert_allclose(one.decision_function(batch), other.decision_function(batch), rtol=1e-5, atol=1e-7)
@@ -106,7 +106,7 @@ def test_all_that_is_reported_goes_by_weight(rng):
     weights = draw_weights(rng, 400)
     batches = [weighted(one, weights[i * 40 : i * 40 + 40]) for i, one in enumerate(cut(whole, 40))]
     with LogisticRegression() as by_hand:
-        by_hand.partial_fit(feed.take(batches[0], np.empty(0, np.int64)))  # learns the bias's row, at 0
+        by_hand.partial_fit(preprocessing.take(batches[0], np.empty(0, np.int64)))  # learns the bias's row, at 0
         seen = [(by_hand.decision_function(batch), by_hand.partial_fit(batch)) for batch in batches]
     margins = np.concatenate([a for a, _ in seen])
     with LogisticRegression() as model:
@@ -146,7 +146,7 @@ def test_sampling_keeps_all_positives_and_scales_the_negatives_it_keeps(examples
     labels = np.array([y for y, _ in examples], np.float32)
     weights = np.arange(len(examples), dtype=np.float32) if has_weights else None
     batch = Batch(labels, indptr, keys, None, weights)
-    sampling = feed.Sampling(rate, seed)
+    sampling = preprocessing.Sampling(rate, seed)
     kept = parts(sampling.apply(batch, 5))
     chosen = sampling.chosen(5, len(batch))
     scale = float(np.float32(1 / rate))
@@ -172,7 +172,7 @@ def test_the_expected_gradient_of_sampled_negatives_is_that_of_all(rng):
             return np.append(model.table.pull(keys)[:, 0], model.bias)
 
     truth = gradient(batch)
-    drawn = np.array([gradient(feed.Sampling(0.2, seed).apply(batch, 0)) for seed in range(300)])
+    drawn = np.array([gradient(preprocessing.Sampling(0.2, seed).apply(batch, 0)) for seed in range(300)])
     error = drawn.std(axis=0) / math.sqrt(len(drawn))
     assert np.all(np.abs(drawn.mean(axis=0) - truth) < 5 * error)
     assert np.all(error > 0)
@@ -191,7 +191,7 @@ def test_metrics_of_sampled_data_are_those_of_all_of_it(rng):
     assert b.weight == pytest.approx(n, rel=0.03)
     assert b.base_rate == pytest.approx(a.base_rate, rel=0.03)
     assert b.logloss == pytest.approx(a.logloss, rel=0.05)
-    kept = feed.Sampling(0.25, 3).chosen(0, n) | (labels == 1)
+    kept = preprocessing.Sampling(0.25, 3).chosen(0, n) | (labels == 1)
     scale = np.where(labels == 1, 1, 4.0)
     assert measure(labels[kept], margins[kept], scale[kept]).logloss == pytest.approx(
         measure(labels, margins).logloss, rel=0.03
@@ -221,12 +221,12 @@ def test_a_shuffle_gives_each_example_once_within_its_buffer(sizes, buffer, seed
         labels = (np.arange(size) % 2).astype(np.float32)
         weights = np.full(size, 2, np.float32) if size % 2 else None
         batches.append(Batch(labels, np.arange(0, 2 * size + 1, 2), keys, values, weights))
-    got = list(feed.shuffled(batches, buffer, seed, 0))
+    got = list(preprocessing.shuffled(batches, buffer, seed, 0))
     assert [len(b) for b in got] == sizes
     for i in range(0, len(sizes), buffer):
         there, here = batches[i : i + buffer], got[i : i + buffer]
         assert sorted(p for b in there for p in parts(b)) == sorted(p for b in here for p in parts(b))
-    again = [parts(b) for b in feed.shuffled(batches, buffer, seed, 0)]
+    again = [parts(b) for b in preprocessing.shuffled(batches, buffer, seed, 0)]
     assert again == [parts(b) for b in got]
 
 
@@ -237,7 +237,7 @@ def test_a_shuffle_gives_each_example_once_within_its_buffer(sizes, buffer, seed
 def test_a_warm_up_gives_each_example_once_in_order_in_batches_that_grow_with_what_was_learned(sizes, learned):
     rng = np.random.default_rng(sum(sizes))
     batches = [make_batch(rng, size) for size in sizes]
-    got = list(feed.warmed_up(batches, learned))
+    got = list(preprocessing.warmed_up(batches, learned))
     assert [example for b in got for example in parts(b)] == [example for b in batches for example in parts(b)]
     seen = learned
     ends = set(np.cumsum(sizes).tolist())
@@ -250,7 +250,7 @@ def test_a_warm_up_gives_each_example_once_in_order_in_batches_that_grow_with_wh
 
 def test_a_warm_up_leaves_a_model_that_knows_much_alone_and_helps_one_that_knows_nothing(rng):
     batches = cut(make_batch(rng, 4000), 2000)
-    assert list(feed.warmed_up(batches, 20_000)) == batches
+    assert list(preprocessing.warmed_up(batches, 20_000)) == batches
     losses = {}
     for warm_up in (False, True):
         with shoal.LogisticRegression(shoal.FTRL(alpha=0.3)) as model:
@@ -310,7 +310,7 @@ def test_several_files_come_in_another_order_each_pass(tmp_path):
 
 def test_sorted_data_is_learned_better_when_it_is_shuffled(rng):
     whole = make_batch(rng, 4000)
-    ordered = cut(feed.take(whole, np.argsort(whole.labels, kind="stable")), 50)
+    ordered = cut(preprocessing.take(whole, np.argsort(whole.labels, kind="stable")), 50)
     test = make_batch(rng, 1000)
     results = []
     for shuffle in (0, 80):
@@ -440,8 +440,8 @@ def test_settings_that_make_no_sense_are_refused(rng, settings, says):
 @pytest.fixture
 def sorts_ahead(monkeypatch):
     """Small batches are worth a thread, and not much larger ones are shared."""
-    monkeypatch.setattr(feed, "WORTH_A_THREAD", 60)
-    monkeypatch.setattr(feed, "SHARED_BY_THREADS", 330)
+    monkeypatch.setattr(preprocessing, "WORTH_A_THREAD", 60)
+    monkeypatch.setattr(preprocessing, "SHARED_BY_THREADS", 330)
     return monkeypatch
 
 
@@ -449,7 +449,7 @@ def test_sorting_ahead_changes_no_bit_and_no_order(rng, sorts_ahead):
     sizes = [0, 1, 30, 2, 40, 50, 1, 60, 150, 170, 45]  # some are worth a thread, some too small, some too large
     whole = make_batch(rng, sum(sizes))
     rows = np.split(np.arange(len(whole)), np.cumsum(sizes)[:-1])
-    batches = [feed.take(whole, some) for some in rows]
+    batches = [preprocessing.take(whole, some) for some in rows]
     threads = set()
     sort = LogisticRegression.sort_ahead
 

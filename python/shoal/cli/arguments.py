@@ -229,7 +229,7 @@ def open_reader(
     else:
         if arguments.parsers < 1:
             raise ValueError(f"--parsers is {arguments.parsers}: pass 1 or more")
-        how |= {"on_error": arguments.on_error, "threads": arguments.parsers}
+        how |= {"on_error": arguments.on_error, "reader_threads": arguments.parsers}
     return READERS[form](path, **schema, **how)
 
 

@@ -32,8 +32,8 @@ examples:
   $ shoal evaluate --model clicks --data day_2.tsv
 
 models: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The directory holds a checkpoint after every pass (and
-every N batches, with every = N in [output]), which is replaced at one moment. Ctrl-C and SIGTERM write one too and end
-with status 130 and 143.
+every N batches, with checkpoint_every = N in [output]), which is replaced at one moment. Ctrl-C and SIGTERM write one
+too and end with status 130 and 143.
 """
 
 # Options that stand for a key of the configuration.
@@ -123,7 +123,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
 
 def _reader(config: Config, files: list[str]) -> Reader:
     data = config.data
-    how = argparse.Namespace(batch_size=config.train.batch_size, on_error=data.on_error, parsers=data.parsers)
+    how = argparse.Namespace(batch_size=config.train.batch_size, on_error=data.on_error, parsers=data.reader_threads)
     return open_reader(files, data.format, how, config.schema())
 
 
@@ -143,7 +143,7 @@ def _writers(config: Config, *, resume: bool) -> list[Writer]:
 def _trained(
     arguments: argparse.Namespace, config: Config, model: ClickModel, train: Reader, valid: Reader | None
 ) -> Answer:
-    from shoal.models.fit_checkpoints import FitFinishedError, Keeper
+    from shoal.models.fit_checkpoints import FitCheckpointer, FitFinishedError
     from shoal.models.plan import Plan
     from shoal.torch.trainer import fit
 
@@ -159,7 +159,9 @@ def _trained(
         metric=settings.metric,
     )
     assert config.output.dir is not None
-    keeper = Keeper(model, config.output.dir, config.output.every, overwrite=arguments.overwrite)
+    checkpointer = FitCheckpointer(
+        model, config.output.dir, config.output.checkpoint_every, overwrite=arguments.overwrite
+    )
     writers = _writers(config, resume=arguments.resume)
     interrupted: KeyboardInterrupt | None = None
     try:
@@ -171,10 +173,10 @@ def _trained(
             valid,
             plan,
             progress=arguments.progress if arguments.progress is not None else not arguments.quiet,
-            keeper=keeper,
+            checkpointer=checkpointer,
             resume=resuming(arguments),
             writers=writers,
-            write_every=config.logging.every,
+            log_every=config.logging.log_every,
         )
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt

@@ -452,7 +452,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     if kept:
         how = how | {
             "directory": arguments.model,
-            "every": arguments.every,
+            "checkpoint_every": arguments.every,
             "resume": resume,
             "overwrite": arguments.overwrite,
         }

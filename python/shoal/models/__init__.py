@@ -12,14 +12,14 @@ What is where:
     learner.py      what the training loop asks of whatever learns
     training.py     the one training loop, for one or several models: passes, validation, early stopping
     plan.py         the settings of a fit: epochs, shuffling, sampling, early stopping
-    team.py         the workers of a cluster that fit a model together
+    pass_coordinator.py         the workers of a cluster that fit a model together
     inputs.py       arrays and frames as batches
     callbacks.py    code of the user's that runs during a fit
-    feed.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
+    preprocessing.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
     history.py      learning curve and passes
     files.py        model directories, on disks and object stores
     kept.py         a predictor as a directory keeps it
-    keeper.py       checkpoints of a fit
+    checkpointer.py       checkpoints of a fit
     calibration.py  Platt scaling and isotonic regression: probabilities that come true
     watch.py        a bar or lines
 
@@ -33,7 +33,7 @@ from typing import Any
 
 from shoal.models import files
 from shoal.models.callbacks import Callback, FitProgress
-from shoal.models.dbpg import DBPG, Solved
+from shoal.models.dbpg import DBPG, SolverResult
 from shoal.models.files import load_names
 from shoal.models.fm import FactorizationMachine
 from shoal.models.grid import GridResult, LogisticRegressionGrid
@@ -61,7 +61,7 @@ __all__ = [
     "Pass",
     "Plan",
     "Point",
-    "Solved",
+    "SolverResult",
     "exported",
     "load",
     "load_names",

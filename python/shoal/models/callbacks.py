@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shoal.metrics import Accumulator, Metrics
-from shoal.models.learner import Standing
+from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir
 
 __all__ = ["Callback", "Callbacks", "FitProgress"]
@@ -68,7 +68,7 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one fit: a `Watcher`.
+    """The callbacks of one fit: a `FitObserver`.
 
     Raises
     ------
@@ -90,19 +90,19 @@ class Callbacks:
         """Whether there are any."""
         return bool(self._on_pass)
 
-    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+    def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """Pass it on."""
         self._batches += 1
         number = len(self._model.history.passes) + 1 if self._on_batch else 0
         for call in self._on_batch:
             call(FitProgress(self._model, number, self._batches, seen[0]))
 
-    def pass_done(self, standing: Standing) -> None:
+    def pass_done(self, fit_state: FitState) -> None:
         """Pass it on."""
         for call in self._on_pass:
             call(FitProgress(self._model, len(self._model.history.passes), self._batches, None))
 
-    def interrupted(self, standing: Standing) -> None:
+    def interrupted(self, fit_state: FitState) -> None:
         """Say nothing: KeyboardInterrupt reaches the caller."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:

@@ -53,8 +53,8 @@ from shoal.data.rebatch import joined
 from shoal.models.evaluation import measure
 from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.model import Model
-from shoal.models.model_trainer import Student
-from shoal.models.pass_coordinator import Team
+from shoal.models.model_trainer import ModelTrainer
+from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Plan
 from shoal.models.sources import check_iterable
 from shoal.models.training import begin_fit
@@ -118,7 +118,7 @@ class DBPG:
             raise ValueError(f"passes is {self.passes}: pass 1 or more")
 
 
-class Solved(NamedTuple):
+class SolverResult(NamedTuple):
     """How the last fit of `DBPG` ended.
 
     Attributes
@@ -252,7 +252,7 @@ class _Run:
                 f"connect with consistency=shoal.BSP()"
             )
         self._store, self._table, self._solver = store, model.table, solver
-        self._team = Team(store, model.table.name)
+        self._coordinator = PassCoordinator(store, model.table.name)
         self._examples = _Examples(model, whole, solver)
         self._waiting: deque[tuple[_Block, npt.NDArray[np.int64], Future[Rows] | None]] = deque()
         self._violation = 0.0
@@ -276,7 +276,7 @@ class _Run:
             self._iterate(block, everything=everything)
             look_up()
         self._see(0)
-        return float(self._team.gather(self._violation).sum())
+        return float(self._coordinator.gather(self._violation).sum())
 
     def _see(self, left: int) -> None:
         """Take in the oldest updates, until no more than `left` are under way."""
@@ -315,7 +315,7 @@ class _Run:
         self._waiting.append((block, chosen, handle))
 
 
-def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> Solved:
+def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Batch] | None, plan: Plan) -> SolverResult:
     """Go to the optimum for all examples of the reader; see `shoal.LogisticRegression.fit`."""
     check_iterable(reader, "reader", passes=1)
     if valid is not None:
@@ -332,7 +332,7 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
     first = share = 0.0
     everything, converged, passes = True, False, 0
     with ExitStack() as stack:
-        student = Student(model, plan, stack)
+        trainer = ModelTrainer(model, plan, stack)
         interrupted = stack.enter_context(at_boundaries())
 
         def look_up() -> None:
@@ -340,26 +340,26 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
                 raise interrupt
 
         while passes < solver.passes and not converged:
-            student.begin()
+            trainer.begin()
             complete = False
             try:
                 violation = run.one_pass(everything=everything, look_up=look_up)
-                student.note(whole, run.margins)
+                trainer.record_examples(whole, run.margins)
                 complete = True
             finally:
-                student.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete, reader=reader)
+                trainer.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete, reader=reader)
             passes += 1
             first = violation if passes == 1 else first
             share = violation / first if first > 0 else 0.0
-            log.info("pass %d: violation %.3g of the first, logloss %.6f", passes, share, student.seen.logloss)
+            log.info("pass %d: violation %.3g of the first, logloss %.6f", passes, share, trainer.seen.logloss)
             within = share <= solver.tolerance
             converged = within and everything
             everything = within or solver.slack is None
         if not converged:
             log.warning("no optimum within %d passes: the violation is %.3g of the first", passes, share)
         if valid is not None:
-            student.note_validation(measure([model], valid)[0], last=True)
-    return Solved(passes, converged, share, run.sent, run.passed_over)
+            trainer.record_validation(measure([model], valid)[0], last=True)
+    return SolverResult(passes, converged, share, run.sent, run.passed_over)
 
 
 def _nothing() -> Batch:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shoal.data import Batch, Reader
 from shoal.data.rebatch import joined_or_none
 from shoal.metrics import Curves, GroupedAUC, Metrics, gauc, measure_with_curves
-from shoal.models import preprocessing as feed
+from shoal.models import preprocessing
 from shoal.models.learner import Floats, Predicts
 from shoal.models.sources import check_iterable, why_empty
 
@@ -71,7 +71,7 @@ def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predict
     weights: list[npt.NDArray[np.float32] | None] = []
     groups: list[npt.NDArray[np.uint64]] = []
     margins: list[list[Floats]] = [[] for _ in models]
-    with closing(first.prepared(feed.examples_of(batches))) as ready:
+    with closing(first.prepared(preprocessing.examples_of(batches))) as ready:
         for batch, prepared in ready:
             labels.append(batch.labels)
             weights.append(batch.weights)

@@ -5,7 +5,7 @@
         checkpoint-1f0c9a3e/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
         names-1f0c9a3e.json     names of its features, if they were saved; model.json names it too
         tower-1f0c9a3e.pt       dense parameters of a click model in PyTorch, its optimizer and its random numbers
-        best-000003/            weights of the best pass of a fit that is not over; standing of model.json tells the
+        best-000003/            weights of the best pass of a fit that is not over; `standing` of model.json names the
                                 pass
 
 A directory is a place (storage.py), of this machine or of an object store: nothing here opens a file by itself.
@@ -37,7 +37,7 @@ from shoal.checkpoint import checkpoint
 from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
-from shoal.models.learner import Standing
+from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.checksummed_json import seal
 from shoal.storage.open import open_dir
@@ -98,7 +98,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     tower: str | None = None
     tower_crc32c: str | None = None
     click: dict[str, Any] | None = None  # what a click model is made by
-    standing: Standing | None = None  # of a fit that is not over
+    fit_state: FitState | None = msgspec.field(default=None, name="standing")  # of a fit that is not over
 
 
 def is_model(where: StoragePath) -> bool:
@@ -187,7 +187,7 @@ def save(
     """Write a model; see `shoal.models.Model.save`. ``tower`` is a click model's dense part, as torch writes it."""
     place = open_dir(where)
     check_target(place, overwrite=overwrite)
-    best = described.standing.best_pass if described.standing is not None else 0
+    best = described.fit_state.best_pass if described.fit_state is not None else 0
     kept = best_folder(best) if best else None
     with Replacement(place, MODEL_FILE, lambda name: _is_ours(name) and name != kept, folders=True) as new:
         named = msgspec.structs.replace(

@@ -1,7 +1,7 @@
 """Checkpoints of a fit: a directory that holds, at any moment, a model and where its fit stood behind a batch.
 
-    fit --batch, batch, ... pass--> Keeper --save--> DIR: tables, record, Standing       replaced at one moment
-    killed; then again, with resume: DIR --take--> the model, its record, the Standing --> the same fit goes on
+    fit --batch, batch, ... pass--> FitCheckpointer --save--> DIR: tables, record, FitState       replaced at one moment
+    killed; then again, with resume: DIR --restore--> the model, its record, the FitState --> the same fit goes on
 
 What goes on has the bits of what was never stopped: tables with all that optimizers and rules keep, the record with its
 metrics so far, the exact place in the data. What else a learner has, such as a dense part in torch, it saves with
@@ -21,17 +21,17 @@ from shoal.data import Reader
 from shoal.metrics import Accumulator
 from shoal.models import files, sources
 from shoal.models.history import Fit, History, Record
-from shoal.models.learner import Standing
+from shoal.models.learner import FitState
 from shoal.models.plan import Plan
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.local import Store
 
-__all__ = ["Keeper", "Resume", "standing_of"]
+__all__ = ["FitCheckpointer", "Resume", "begin_or_resume"]
 
 
-class Kept(Protocol):
-    """What a keeper keeps: a model."""
+class Checkpointed(Protocol):
+    """What a checkpointer keeps: a model."""
 
     @property
     def store(self) -> Store:
@@ -44,21 +44,21 @@ class Kept(Protocol):
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""
 
-    def save(self, directory: StoragePath, *, overwrite: bool = True, standing: Standing | None = None) -> Path | str:
+    def save(self, directory: StoragePath, *, overwrite: bool = True, fit_state: FitState | None = None) -> Path | str:
         """Write the model."""
 
-    def take(self, directory: StoragePath, *, resume: bool = False) -> Standing | None:
+    def restore(self, directory: StoragePath, *, resume: bool = False) -> FitState | None:
         """Take a model that was saved."""
 
 
-class Keeper:
-    """Keeps checkpoints of a fit in a directory; a `Watcher`.
+class FitCheckpointer:
+    """Keeps checkpoints of a fit in a directory; a `FitObserver`.
 
     Parameters
     ----------
     model : Model or ClickModel
     directory : path, URL or StorageDir
-    every : int or None
+    checkpoint_every : int or None
         Batches between two checkpoints of a pass; None: one after each pass.
     overwrite : bool
         Whether the first checkpoint may replace a model that is there.
@@ -66,14 +66,21 @@ class Keeper:
     Raises
     ------
     ValueError
-        ``every`` is below 1, or the store has several workers, of which a checkpoint would know one.
+        ``checkpoint_every`` is below 1, or the store has several workers, of which a checkpoint would know one.
     """
 
     def __init__(
-        self, model: Kept, directory: StoragePath, every: int | None = None, *, overwrite: bool = False
+        self,
+        model: Checkpointed,
+        directory: StoragePath,
+        checkpoint_every: int | None = None,
+        *,
+        overwrite: bool = False,
     ) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"every is {every}: pass the batches between two checkpoints, 1 or more")
+        if checkpoint_every is not None and checkpoint_every < 1:
+            raise ValueError(
+                f"checkpoint_every is {checkpoint_every}: pass the batches between two checkpoints, 1 or more"
+            )
         if model.store.num_workers > 1:
             raise ValueError(
                 f"a checkpoint of a fit tells where one worker stands in its data, and the store has "
@@ -82,23 +89,23 @@ class Keeper:
         self.directory = open_dir(directory)
         self.overwrite = overwrite
         self._model = model
-        self._every = every
+        self._every = checkpoint_every
         self._batches = 0
 
-    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+    def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""
         self._batches += 1
         if self._every is not None and self._batches % self._every == 0:
-            self._model.save(self.directory, standing=standing())
+            self._model.save(self.directory, fit_state=fit_state())
 
-    def pass_done(self, standing: Standing) -> None:
+    def pass_done(self, fit_state: FitState) -> None:
         """Write a checkpoint."""
         self._batches = 0
-        self._model.save(self.directory, standing=standing)
+        self._model.save(self.directory, fit_state=fit_state)
 
-    def interrupted(self, standing: Standing) -> None:
+    def interrupted(self, fit_state: FitState) -> None:
         """Write a checkpoint."""
-        self._model.save(self.directory, standing=standing)
+        self._model.save(self.directory, fit_state=fit_state)
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Name a folder of the directory, which the next checkpoint names too."""
@@ -112,14 +119,14 @@ class FitFinishedError(ValueError):
 Resume = bool | Literal["appended"]
 
 
-def standing_of(
-    model: Kept, reader: Any, valid: Any, plan: Plan, keeper: Keeper | None, *, resume: Resume
-) -> Standing | None:
-    """Take what a keeper's directory holds, to go on with; or check that a fit may begin there.
+def begin_or_resume(
+    model: Checkpointed, reader: Any, valid: Any, plan: Plan, checkpointer: FitCheckpointer | None, *, resume: Resume
+) -> FitState | None:
+    """Take what a checkpointer's directory holds, to go on with; or check that a fit may begin there.
 
     Returns
     -------
-    Standing or None
+    FitState or None
         None: the fit begins.
 
     Raises
@@ -135,45 +142,47 @@ def standing_of(
     """
     if resume not in (False, True, "appended"):
         raise ValueError(f"resume is {resume!r}: pass True, False or 'appended'")
-    if keeper is None:
+    if checkpointer is None:
         if resume:
             raise ValueError("resume goes on with the fit of a directory: pass directory=")
         return None
-    if not (resume and files.is_model(keeper.directory)):
-        files.check_target(keeper.directory, overwrite=keeper.overwrite)
-        files.make_target(keeper.directory)
-        model.store.check_storage(keeper.directory)
+    if not (resume and files.is_model(checkpointer.directory)):
+        files.check_target(checkpointer.directory, overwrite=checkpointer.overwrite)
+        files.make_target(checkpointer.directory)
+        model.store.check_storage(checkpointer.directory)
         return None
-    described = files.read(keeper.directory)
+    described = files.read(checkpointer.directory)
     begun = described.history.fits[-1] if described.history.fits else None
-    if described.standing is None:
-        _check_over(keeper.directory, described.history, reader, valid, plan)
-        model.take(keeper.directory, resume=True)
-        raise FitFinishedError(f"the fit in {keeper.directory} is over: begin another one in another directory")
+    if described.fit_state is None:
+        _check_over(checkpointer.directory, described.history, reader, valid, plan)
+        model.restore(checkpointer.directory, resume=True)
+        raise FitFinishedError(f"the fit in {checkpointer.directory} is over: begin another one in another directory")
     if begun is None:
-        raise ValueError(f"{keeper.directory} does not tell how its fit was begun: begin another one")
+        raise ValueError(f"{checkpointer.directory} does not tell how its fit was begun: begin another one")
     _check_same(begun.plan, plan)
     appended = resume == "appended"
-    _check_data(keeper.directory, begun, reader, valid, appended=appended)
-    standing = described.standing
+    _check_data(checkpointer.directory, begun, reader, valid, appended=appended)
+    fit_state = described.fit_state
     grown = appended and begun.source is not None and begun.source != sources.fingerprint(reader)
-    if grown and standing.batches and plan.shuffles:
+    if grown and fit_state.batches and plan.shuffles:
         raise ValueError(
-            f"the fit in {keeper.directory} stands within a shuffled pass, which more data would shuffle in another "
-            f"way: pass the data that it was begun with, and append between two passes"
+            f"the fit in {checkpointer.directory} stands within a shuffled pass, which more data would shuffle in "
+            f"another way: pass the data that it was begun with, and append between two passes"
         )
     model.check_format(reader)
-    taken = model.take(keeper.directory, resume=True)
-    if taken is None or taken != standing:
-        raise ValueError(f"the fit in {keeper.directory} is another process's too, which has just saved: let one learn")
-    if grown and standing.position is not None:
-        standing = replace(standing, position={**standing.position, "files": reader.position()["files"]})
+    taken = model.restore(checkpointer.directory, resume=True)
+    if taken is None or taken != fit_state:
+        raise ValueError(
+            f"the fit in {checkpointer.directory} is another process's too, which has just saved: let one learn"
+        )
+    if grown and fit_state.position is not None:
+        fit_state = replace(fit_state, position={**fit_state.position, "files": reader.position()["files"]})
     fits = model.record.fits
     fits[-1] = replace(fits[-1], plan=plan)
     if isinstance(reader, Reader) and begun.source is not None:
         source, held_out = reader.fingerprint(), sources.fingerprint(valid)
         fits[-1] = replace(fits[-1], data=sources.path_of(reader), source=source, valid_source=held_out)
-    return standing
+    return fit_state
 
 
 def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any, plan: Plan) -> None:
@@ -183,7 +192,7 @@ def _check_over(directory: StorageDir, history: History, reader: Any, valid: Any
     if begun is not None and done is not None and not done.complete:
         raise ValueError(
             f"the fit in {directory} was interrupted in pass {done.number - begun.first_pass + 1} and kept no "
-            f"checkpoint, so nothing tells where it stood: begin it again with checkpoints (every=, --every)"
+            f"checkpoint to resume from: begin it again with checkpoints (checkpoint_every=, --checkpoint-every)"
         )
     if begun is None or _has_ended(history, plan):
         if begun is not None:

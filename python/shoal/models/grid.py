@@ -21,7 +21,7 @@ from shoal.models import training
 from shoal.models.history import History
 from shoal.models.logistic import LogisticRegression
 from shoal.models.plan import Metric, Plan
-from shoal.models.saved_predictor import OverStore
+from shoal.models.saved_predictor import StoreOwner
 from shoal.optim import FTRL, Optimizer
 from shoal.store.local import Store, local
 
@@ -53,7 +53,7 @@ class GridResult:
         return self.progressive if self.valid is None else self.valid
 
 
-class LogisticRegressionGrid(OverStore):
+class LogisticRegressionGrid(StoreOwner):
     """Logistic regressions of all combinations of some settings of the optimizer, trained side by side.
 
     Parameters

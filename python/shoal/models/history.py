@@ -142,7 +142,7 @@ class History:
         Where the last `fit` stopped early: the pass whose weights the model has. Later passes are in the history all
         the same.
     fits : tuple of Fit
-        The settings of each `fit`; none of models that were saved before they were noted.
+        The settings of each `fit`; none of models that were saved before they were tracked.
     """
 
     points: tuple[Point, ...] = ()

@@ -30,7 +30,7 @@ from shoal.data.arrow import table_of
 from shoal.data.batch import DEFAULT_BATCH_SIZE
 from shoal.models.history import Record
 
-__all__ = ["EPOCHS_OF_ARRAYS", "Given", "class_weight_pair", "is_table", "to_learn_from", "to_predict"]
+__all__ = ["EPOCHS_OF_ARRAYS", "TrainingData", "class_weight_pair", "is_table", "prediction_data", "training_data"]
 
 # Passes over an array or a frame where nobody says how many. Such data is small: one pass is too few steps.
 EPOCHS_OF_ARRAYS = 10
@@ -39,7 +39,7 @@ _OF_ARROW = ("label", "categorical", "numeric", "weight", "positive", "lists", "
 _FEATURES = ("categorical", "numeric", "lists", "interactions")
 
 
-class Given(NamedTuple):
+class TrainingData(NamedTuple):
     """What to learn from; ``classes``, ``columns`` and ``labels`` are None where a reader or batches were given."""
 
     data: Any
@@ -58,7 +58,7 @@ def is_table(data: object) -> bool:
     return is_frame(data) or is_array(data)
 
 
-def to_learn_from(
+def training_data(
     record: Record,
     data: Any,
     y: Any,
@@ -67,7 +67,7 @@ def to_learn_from(
     batch_size: int | None,
     label: str | None,
     features: Mapping[str, Any],
-) -> Given:
+) -> TrainingData:
     """Return batches to learn from; see `shoal.models.Model.fit`. ``features`` of a frame that are None are not given.
 
     Raises
@@ -81,7 +81,7 @@ def to_learn_from(
         for name, value in told.items():
             if value is not None:
                 raise ValueError(f"{name} is for arrays and frames: a reader, or a batch, has its own; leave it out")
-        return Given(data, None, None, None)
+        return TrainingData(data, None, None, None)
     size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     weights = None if sample_weight is None else sample_weights(sample_weight)
     if not is_frame(data):
@@ -93,7 +93,7 @@ def to_learn_from(
         labels, classes = binary_labels(y, record.classes)
         rows = MatrixReader(data, labels, weights, size)
         _check_columns(record, rows.columns)
-        return Given(rows, classes, rows.columns, labels)
+        return TrainingData(rows, classes, rows.columns, labels)
     if isinstance(y, str):
         raise ValueError(f"y is the text {y!r}: pass label={y!r} if that is the column of the labels")
     if (y is None) == (label is None):
@@ -106,10 +106,10 @@ def to_learn_from(
     elif numeric := float_columns(data, [] if label is None else [label]):
         schema["numeric"] = numeric
     labels, classes = binary_labels(y if label is None else column_of_frame(data, label), record.classes)
-    return Given(FrameReader(data, labels, weights, schema, size), classes, None, labels)
+    return TrainingData(FrameReader(data, labels, weights, schema, size), classes, None, labels)
 
 
-def to_predict(record: Record, data: Any, y: Any = None, sample_weight: Any = None, *, labelled: bool) -> Any:
+def prediction_data(record: Record, data: Any, y: Any = None, sample_weight: Any = None, *, labelled: bool) -> Any:
     """Return batches to predict, or to measure if ``labelled``.
 
     Raises

@@ -1,9 +1,9 @@
-"""Learner: what the training loop asks of whatever learns. Standing: where a fit stands between two batches.
+"""Learner: what the training loop asks of whatever learns. FitState: where a fit stands between two batches.
 
 `Model` is one kind of learner, over tables alone; a click model in PyTorch is another (shoal.torch.trainer). What a
 learner makes of a batch ahead of time, a `KeyBatch` say, the loop hands back to it and does not look into.
 
-Threads: a learner belongs to the thread that fits; a standing is immutable.
+Threads: a learner belongs to the thread that fits; a fit_state is immutable.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Learner(Predicts, Protocol):
     def can_normalize(self) -> bool:
         """Whether a model of this kind can be made that divides values by their scales."""
 
-    def note_format(self, data: object) -> None:
+    def record_format(self, data: object) -> None:
         """Remember the format of what is learned from."""
 
     def nonfinite_rows(self) -> int:
@@ -86,16 +86,16 @@ class Learner(Predicts, Protocol):
     def learn(self, batch: Batch, prepared: Prepared, seen: Accumulator) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
 
-    def keep(self, folder: StorageDir) -> None:
+    def save_weights(self, folder: StorageDir) -> None:
         """Write the weights into a folder that is not there, without waiting for the disk."""
 
-    def restore(self, folder: StorageDir) -> None:
-        """Take the weights that `keep` wrote."""
+    def restore_weights(self, folder: StorageDir) -> None:
+        """Take the weights that `save_weights` wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a fit stands: all that it takes, beside the weights, to go on as if it had never stopped.
+class FitState:
+    """StoragePath a fit stands: all that it takes, beside the weights, to go on as if it had never stopped.
 
     Attributes
     ----------
@@ -137,19 +137,19 @@ class Standing:
     best_examples: int = 0
 
 
-class Watcher(Protocol):
+class FitObserver(Protocol):
     """Whoever wants to know how a fit goes: what keeps checkpoints, what writes logs.
 
-    It is called by the thread that fits, between two batches. ``standing`` costs some milliseconds to ask for.
+    It is called by the thread that fits, between two batches. ``fit_state`` costs some milliseconds to ask for.
     """
 
-    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+    def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """Know that a batch was learned from; ``seen`` has the metrics of the pass so far, of each learner."""
 
-    def pass_done(self, standing: Standing) -> None:
+    def pass_done(self, fit_state: FitState) -> None:
         """Know that a pass is over, and measured if there is validation data."""
 
-    def interrupted(self, standing: Standing) -> None:
+    def interrupted(self, fit_state: FitState) -> None:
         """Know of Ctrl-C or SIGTERM: the fit ends behind a batch, or between two passes."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:

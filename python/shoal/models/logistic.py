@@ -22,8 +22,8 @@ from shoal.lifecycle import Admission, Expiry
 from shoal.metrics import Accumulator
 from shoal.models import dbpg, files
 from shoal.models.callbacks import Callbacks
-from shoal.models.dbpg import DBPG, Solved
-from shoal.models.fit_checkpoints import Keeper, Resume
+from shoal.models.dbpg import DBPG, SolverResult
+from shoal.models.fit_checkpoints import FitCheckpointer, Resume
 from shoal.models.learner import Floats
 from shoal.models.model import Model
 from shoal.models.plan import Plan
@@ -96,7 +96,7 @@ class LogisticRegression(Model):
         if solver not in ("online", "dbpg") and not isinstance(solver, DBPG):
             raise ValueError(f'solver is {solver!r}: pass "online", "dbpg" or shoal.DBPG(...)')
         self._solver = DBPG() if solver == "dbpg" else solver if isinstance(solver, DBPG) else None
-        self._solved: Solved | None = None
+        self._solved: SolverResult | None = None
         if self._solver is not None:
             if optimizer is not None:
                 raise ValueError(f"solver {solver!r} has a rule of its own: leave out optimizer={optimizer!r}")
@@ -115,7 +115,7 @@ class LogisticRegression(Model):
         return self._solver
 
     @property
-    def solved(self) -> Solved | None:
+    def solved(self) -> SolverResult | None:
         """How the last `fit` of the solver ended; None of a model that learns online, and before the first."""
         return self._solved
 
@@ -134,17 +134,17 @@ class LogisticRegression(Model):
         data: Iterable[Batch],
         valid: Iterable[Batch] | None,
         plan: Plan,
-        keeper: Keeper | None,
+        checkpointer: FitCheckpointer | None,
         callbacks: Callbacks | None,
         *,
         progress: bool | float,
         resume: Resume,
     ) -> None:
         if self._solver is None:
-            super()._fit_data(data, valid, plan, keeper, callbacks, progress=progress, resume=resume)
+            super()._fit_data(data, valid, plan, checkpointer, callbacks, progress=progress, resume=resume)
             return
-        if keeper is not None or resume:
-            raise ValueError('solver "dbpg" keeps no checkpoints: leave out directory, every and resume')
+        if checkpointer is not None or resume:
+            raise ValueError('solver "dbpg" keeps no checkpoints: leave out directory, checkpoint_every and resume')
         if callbacks is not None:
             raise ValueError('solver "dbpg" learns from all batches at once: leave out callbacks')
         self._calibration = None

@@ -34,11 +34,10 @@ from shoal.base.plural import counted
 from shoal.data import Batch
 from shoal.data.rebatch import joined
 from shoal.metrics import Accumulator
-from shoal.models import inputs, training
-from shoal.models import preprocessing as feed
+from shoal.models import inputs, preprocessing, training
 from shoal.models.callbacks import Callback, Callbacks, FitProgress
-from shoal.models.fit_checkpoints import Keeper, Resume, standing_of
-from shoal.models.learner import Floats, Watcher
+from shoal.models.fit_checkpoints import FitCheckpointer, Resume, begin_or_resume
+from shoal.models.learner import FitObserver, Floats
 from shoal.models.linear_weights import BIAS_KEY, LinearWeights
 from shoal.models.plan import Metric, Plan
 from shoal.models.saved_model import SavedModel
@@ -61,7 +60,7 @@ class Model(LinearWeights, SavedModel):
     Parameters
     ----------
     store : Store or None
-        Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
+        StoragePath the tables live. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
     normalized : bool
@@ -171,7 +170,7 @@ class Model(LinearWeights, SavedModel):
         data : Batch, array, sparse matrix or frame
             Loss and gradient of an example count as often as its weight says. All rows of an array make one step.
         y, sample_weight, label
-            Of an array or a frame, as for `fit`. Where the model does not know its classes yet, they are in ``y``.
+            Of an array or a frame, as for `fit`. StoragePath the model does not know its classes yet, they are in ``y``.
 
         Returns
         -------
@@ -183,8 +182,8 @@ class Model(LinearWeights, SavedModel):
             size = max(1, data.shape[0] if hasattr(data, "shape") else len(data))
             given = self._given(data, y, sample_weight=sample_weight, batch_size=size, label=label)
             batch = joined(list(given.data))
-            self._note_given(given)
-        feed.check_batch(batch)
+            self._record_input(given)
+        preprocessing.check_batch(batch)
         seen = Accumulator(bits=1)  # asked for the loss alone
         self.learn(batch, self.sort(batch), seen)
         self._store.tick()
@@ -214,7 +213,7 @@ class Model(LinearWeights, SavedModel):
         progress: bool | float = True,
         callbacks: Callback | Callable[[FitProgress], None] | Iterable[Any] = (),
         directory: StoragePath | None = None,
-        every: int | None = None,
+        checkpoint_every: int | None = None,
         resume: Resume = False,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
@@ -277,10 +276,10 @@ class Model(LinearWeights, SavedModel):
             A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
             batch too. An exception ends the fit; the model is whole.
         directory : path or URL, optional
-            Where checkpoints of the fit go, after each pass and after Ctrl-C or SIGTERM, and the model in the end:
+            StoragePath checkpoints of the fit go, after each pass and after Ctrl-C or SIGTERM, and the model in the end:
             whole at any moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens
             (extra: fsspec).
-        every : int, optional
+        checkpoint_every : int, optional
             Write a checkpoint after so many batches too.
         resume : bool or "appended"
             Go on with the fit whose checkpoint is in ``directory``, with the bits of one that was never stopped: pass
@@ -345,22 +344,24 @@ class Model(LinearWeights, SavedModel):
             class_weight=inputs.class_weight_pair(class_weight, given.classes or self._record.classes, given.labels),
         )
         watching = Callbacks(self, callbacks)
-        keeper = None
+        checkpointer = None
         if directory is not None:
-            keeper = Keeper(self, open_dir(directory, storage_options), every, overwrite=overwrite)
-        elif every is not None:
-            raise ValueError("every is for the checkpoints in a directory: pass directory=")
+            checkpointer = FitCheckpointer(
+                self, open_dir(directory, storage_options), checkpoint_every, overwrite=overwrite
+            )
+        elif checkpoint_every is not None:
+            raise ValueError("checkpoint_every is for the checkpoints in a directory: pass directory=")
         record = self._record
         before = record.classes, record.columns, record.format, record.schema
-        self._note_given(given)
-        made = nullcontext() if keeper is None else leaving_none_empty(keeper.directory)
+        self._record_input(given)
+        made = nullcontext() if checkpointer is None else leaving_none_empty(checkpointer.directory)
         try:
             with made:
                 self._fit_data(
                     given.data,
                     self._valid(valid),
                     plan,
-                    keeper,
+                    checkpointer,
                     watching if watching else None,
                     progress=progress,
                     resume=resume,
@@ -380,8 +381,8 @@ class Model(LinearWeights, SavedModel):
         batch_size: int | None,
         label: str | None,
         features: Mapping[str, Any] = MappingProxyType({}),
-    ) -> inputs.Given:
-        return inputs.to_learn_from(
+    ) -> inputs.TrainingData:
+        return inputs.training_data(
             self._record,
             data,
             y,
@@ -391,10 +392,10 @@ class Model(LinearWeights, SavedModel):
             features=features,
         )
 
-    def _note_given(self, given: inputs.Given) -> None:
+    def _record_input(self, given: inputs.TrainingData) -> None:
         if given.is_table:
             self.check_format(given.data)
-            self.note_format(given.data)
+            self.record_format(given.data)
             self._record.classes = given.classes
             self._record.columns = given.columns if given.columns is not None else self._record.columns
 
@@ -414,18 +415,18 @@ class Model(LinearWeights, SavedModel):
         data: Iterable[Batch],
         valid: Iterable[Batch] | None,
         plan: Plan,
-        keeper: Keeper | None,
+        checkpointer: FitCheckpointer | None,
         callbacks: Callbacks | None,
         *,
         progress: bool | float,
         resume: Resume,
     ) -> None:
         """Learn from batches by a plan: what `fit` does once it knows both."""
-        standing = standing_of(self, data, valid, plan, keeper, resume=resume)
-        watchers: list[Watcher] = [watcher for watcher in (keeper, callbacks) if watcher is not None]
-        training.train([self], data, valid, plan, progress=progress, watchers=watchers, standing=standing)
-        if keeper is not None:
-            self.save(keeper.directory)
+        fit_state = begin_or_resume(self, data, valid, plan, checkpointer, resume=resume)
+        observers: list[FitObserver] = [observer for observer in (checkpointer, callbacks) if observer is not None]
+        training.train([self], data, valid, plan, progress=progress, observers=observers, fit_state=fit_state)
+        if checkpointer is not None:
+            self.save(checkpointer.directory)
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: Accumulator) -> float:
         """Predict, count into ``seen``, push; the store's clock is the caller's to end.
@@ -491,14 +492,14 @@ class Model(LinearWeights, SavedModel):
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, KeyBatch]]:
         """Sort the keys of each batch, ahead where it pays."""
-        return feed.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
+        return preprocessing.sorted_ahead(batches, self.sort, self.sort_ahead, overlap=self._store.threads > 1)
 
-    def keep(self, folder: StorageDir) -> None:
+    def save_weights(self, folder: StorageDir) -> None:
         """Write the tables into a folder that is not there, without waiting for the disk."""
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
 
-    def restore(self, folder: StorageDir) -> None:
-        """Take the rows that `keep` wrote."""
+    def restore_weights(self, folder: StorageDir) -> None:
+        """Take the rows that `save_weights` wrote."""
         self._store.load(folder)
 
     @property

@@ -16,17 +16,17 @@ from shoal.data import Batch
 from shoal.metrics import Accumulator
 from shoal.models.evaluation import Measured
 from shoal.models.history import Pass
-from shoal.models.learner import Floats, Learner, Prepared, Standing
+from shoal.models.learner import FitState, Floats, Learner, Prepared
 from shoal.models.plan import Plan
 from shoal.models.sources import feature_name
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
 
-__all__ = ["BEGINNING", "Student"]
+__all__ = ["BEGINNING", "ModelTrainer"]
 
 log = logging.getLogger(__name__)
 
-BEGINNING = Standing()
+BEGINNING = FitState()
 
 # A normalized entropy of 1 is that of the base rate alone; early in a pass a model may well be above it, not so far.
 _EXPLODED = 3.0
@@ -39,7 +39,7 @@ def _nowhere(number: int) -> None:
     """Name no folder: the best weights go to a temporary one."""
 
 
-class Student:
+class ModelTrainer:
     """A model while it learns: the metrics of its pass, and whether it still gets better."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Student:
         plan: Plan,
         stack: ExitStack,
         best_folder: Callable[[int], StorageDir | None] = _nowhere,
-        at: Standing = BEGINNING,
+        at: FitState = BEGINNING,
     ) -> None:
         self.model = model
         self.seen = Accumulator()
@@ -67,11 +67,11 @@ class Student:
         self._best_pass = at.best_pass
         self._best_examples = at.best_examples
         self._folder: StorageDir | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
-        self._look_whether_stopped()
+        self._update_stopped()
         if at is not BEGINNING:
             model.record.curve.windows = at.windows
 
-    def begin(self, at: Standing = BEGINNING) -> None:
+    def begin(self, at: FitState = BEGINNING) -> None:
         """Begin a pass, or go on with one."""
         self.seen = Accumulator() if at.seen is None else Accumulator.from_dict(at.seen)
         self._number = len(self.model.record.passes) + 1
@@ -80,7 +80,7 @@ class Student:
         self._dropped = self.model.nonfinite_rows()
         self._begin = time.perf_counter() - at.seconds
 
-    def standing(self, data: Standing, *, between: bool = False) -> Standing:
+    def fit_state(self, data: FitState, *, between: bool = False) -> FitState:
         """Tell where the fit stands, of which ``data`` tells how far the pass has come; or ``between`` two passes."""
         best = replace(
             data,
@@ -98,7 +98,7 @@ class Student:
         """Learn from one batch and record it."""
         weight, loss = self.seen.weight, self.model.learn(batch, prepared, self.seen)
         self._features += batch.nnz
-        self._note_values(batch)
+        self._record_values(batch)
         self.model.record.curve.add(
             len(batch),
             self.seen.weight - weight if batch.weights is not None else len(batch),
@@ -108,7 +108,7 @@ class Student:
             progress=self.seen,
         )
 
-    def _note_values(self, batch: Batch) -> None:
+    def _record_values(self, batch: Batch) -> None:
         values = batch.values
         if values is None or len(values) == 0:
             return
@@ -137,7 +137,7 @@ class Student:
             which,
         )
 
-    def note(self, whole: Batch, margins: Floats) -> None:
+    def record_examples(self, whole: Batch, margins: Floats) -> None:
         """Record that the model has learned from all examples at once, and what it makes of them now."""
         record = self.model.record
         self.seen.update(whole.labels, margins, whole.weights)
@@ -172,7 +172,7 @@ class Student:
         if dropped := self.model.nonfinite_rows() - self._dropped:
             log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
 
-    def note_validation(self, found: Measured, *, last: bool) -> None:
+    def record_validation(self, found: Measured, *, last: bool) -> None:
         """Record how good the model is now; stop it if it has not become better for long enough."""
         passes = self.model.record.passes
         passes[-1] = replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
@@ -182,10 +182,10 @@ class Student:
         if self._best_pass == 0 or gain > self._best_gain + self._plan.min_delta:
             self._best_gain, self._best_pass, self._best_examples = gain, self._number, self.model.examples
             if not last:  # else the best weights are those that are there
-                self._keep()
-        self._look_whether_stopped()
+                self._save_best()
+        self._update_stopped()
 
-    def _look_whether_stopped(self) -> None:
+    def _update_stopped(self) -> None:
         patience = self._plan.patience
         self.stopped = patience is not None and 0 < self._best_pass <= self._number - patience
 
@@ -197,21 +197,21 @@ class Student:
         if self._best_pass == self._number:
             return
         assert self._folder is not None
-        self.model.restore(self._folder)
+        self.model.restore_weights(self._folder)
         self.model.record.examples = self._best_examples
         log.info("pass %d was the best of %d: the model has its weights", self._best_pass, self._number)
 
-    def _keep(self) -> None:
+    def _save_best(self) -> None:
         folder = self._best_folder(self._best_pass)
         if folder is not None:
             self._folder = folder
             folder.clear()  # of a fit that was killed
-            self.model.keep(folder)
+            self.model.save_weights(folder)
             return
         if self._temporary is None:
             self._temporary = open_dir(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
         before = self._temporary.inner()
         self._folder = self._temporary.child(str(self._best_pass))
-        self.model.keep(self._folder)
+        self.model.save_weights(self._folder)
         for old in before:
             self._temporary.child(old).clear()

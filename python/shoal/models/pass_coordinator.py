@@ -37,14 +37,14 @@ from shoal.optim import SGD
 from shoal.store.local import Store
 from shoal.table.table import Table
 
-__all__ = ["Team"]
+__all__ = ["PassCoordinator"]
 
 _ENDED = np.uint64(1 << 32)
 _NEVER = 1e9  # passes: of whoever will make no more
 _LONGEST = 86400.0  # seconds that others may measure for; whoever dies meanwhile is not waited for
 
 
-class Team:
+class PassCoordinator:
     """What the workers of a store agree on while they fit a model.
 
     Parameters

@@ -1,7 +1,7 @@
 """The settings of a fit: how often, in which order and for how long to learn.
 
 A plan makes each pass's batches out of the reader's: its files in another order, some negatives left out, examples
-shuffled (feed.py). What comes out is a function of the data, of the seed and of the number of the pass.
+shuffled (preprocessing.py). What comes out is a function of the data, of the seed and of the number of the pass.
 
 Threads: a plan is immutable; the batches of a pass belong to the thread that iterates them.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
-from shoal.models import preprocessing as feed
+from shoal.models import preprocessing
 
 Metric = Literal["logloss", "auc"]
 
@@ -41,8 +41,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
-        feed.shuffle_buffer(self.shuffle)
-        feed.Sampling(self.negative_rate, self.seed)
+        preprocessing.shuffle_buffer(self.shuffle)
+        preprocessing.Sampling(self.negative_rate, self.seed)
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
         if self.patience is not None and self.patience < 1:
@@ -57,7 +57,7 @@ class Plan:
 
     def source(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
         """Return what a pass reads, counted from 0: a reader's files in another order each time, if it shuffles."""
-        if not feed.shuffle_buffer(self.shuffle) or not isinstance(reader, Reader) or reader.resumed:
+        if not preprocessing.shuffle_buffer(self.shuffle) or not isinstance(reader, Reader) or reader.resumed:
             return reader
         files = len(reader.paths)
         order = np.random.default_rng([self.seed, epoch, 1]).permutation(files)
@@ -66,27 +66,29 @@ class Plan:
     @property
     def shuffles(self) -> bool:
         """Whether examples change places."""
-        return bool(feed.shuffle_buffer(self.shuffle))
+        return bool(preprocessing.shuffle_buffer(self.shuffle))
 
     @property
     def keeps_batches(self) -> bool:
         """Whether each of the reader's batches makes one batch of the pass, so that a pass can go on behind any."""
-        return not self.warm_up and not feed.shuffle_buffer(self.shuffle)
+        return not self.warm_up and not preprocessing.shuffle_buffer(self.shuffle)
 
     def batches(self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0) -> Iterable[Batch]:
         """Return the batches of one pass, counted from 0, for models that have learned from so many examples.
 
         ``read`` is how many examples of the pass come before those of ``reader``.
         """
-        batches: Iterable[Batch] = feed.examples_of(reader)
+        batches: Iterable[Batch] = preprocessing.examples_of(reader)
         if self.negative_rate < 1.0:
-            batches = feed.sampled(batches, feed.Sampling(self.negative_rate, self.seed), (epoch << _PASS_BITS) + read)
+            batches = preprocessing.sampled(
+                batches, preprocessing.Sampling(self.negative_rate, self.seed), (epoch << _PASS_BITS) + read
+            )
         if self.class_weight is not None:
-            batches = feed.class_weighted(batches, self.class_weight)
-        if buffer := feed.shuffle_buffer(self.shuffle):
-            batches = feed.shuffled(batches, buffer, self.seed, epoch)
+            batches = preprocessing.class_weighted(batches, self.class_weight)
+        if buffer := preprocessing.shuffle_buffer(self.shuffle):
+            batches = preprocessing.shuffled(batches, buffer, self.seed, epoch)
         if self.warm_up:
-            batches = feed.warmed_up(batches, learned)
+            batches = preprocessing.warmed_up(batches, learned)
         return batches
 
     def gain(self, metrics: Metrics) -> float:
@@ -95,7 +97,7 @@ class Plan:
 
     def told(self) -> list[tuple[str, str]]:
         """Tell the settings as names and values for people."""
-        buffer = feed.shuffle_buffer(self.shuffle)
+        buffer = preprocessing.shuffle_buffer(self.shuffle)
         passes = f"{self.epochs:,}"
         if self.patience is not None:
             named = {"logloss": "log-loss", "auc": "AUC"}[self.metric]

@@ -124,7 +124,7 @@ class Predictor(ABC):
         """Count the gradients that were dropped because they, or the new row, were not finite."""
         return sum(table.stats().nonfinite_rows for table in self.tables)
 
-    def note_format(self, data: object) -> None:
+    def record_format(self, data: object) -> None:
         """Remember the format of what is learned from."""
         self._record.format = getattr(data, "format", None) or self._record.format
         self._record.schema = getattr(data, "schema", None) or self._record.schema
@@ -214,7 +214,7 @@ class Predictor(ABC):
             The model has not learned from anything yet, or learned from data with other features.
         """
         self.check_fitted()
-        batches = inputs.to_predict(self._record, data, labelled=False)
+        batches = inputs.prediction_data(self._record, data, labelled=False)
         if isinstance(batches, Reader):
             batches = batches.unlabelled()
         if isinstance(batches, Batch):
@@ -335,7 +335,7 @@ class Predictor(ABC):
 
     def _to_measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Return the labelled examples as batches."""
-        return self.reading(inputs.to_predict(self._record, data, y, sample_weight, labelled=True))
+        return self.reading(inputs.prediction_data(self._record, data, y, sample_weight, labelled=True))
 
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` mean something else than those that were learned."""

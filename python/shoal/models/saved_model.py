@@ -20,8 +20,8 @@ from shoal.base.machine import cores
 from shoal.data import FeatureNames
 from shoal.models import files
 from shoal.models.history import History
-from shoal.models.learner import Standing
-from shoal.models.saved_predictor import KeptPredictor
+from shoal.models.learner import FitState
+from shoal.models.saved_predictor import SavedPredictor
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.local import LocalStore, Store, local
@@ -32,7 +32,7 @@ __all__ = ["SavedModel"]
 _OF_THIS_PROCESS = ("_store", "_owns_store", "_sorters", "_tables")
 
 
-class SavedModel(KeptPredictor):
+class SavedModel(SavedPredictor):
     """A predictor over tables that is saved as a model directory, loaded from one, and pickled."""
 
     _sorters: _core.Workers
@@ -90,7 +90,7 @@ class SavedModel(KeptPredictor):
         *,
         overwrite: bool = True,
         names: FeatureNames | None = None,
-        standing: Standing | None = None,
+        fit_state: FitState | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Path | str:
         """Write the model; a save that is cut off leaves the model that was there before.
@@ -104,8 +104,8 @@ class SavedModel(KeptPredictor):
         names : FeatureNames, optional
             To be kept with the model: reports tell features by them, `shoal.models.load_names` reads them. Names that
             were saved with a model which is replaced are gone with it.
-        standing : Standing, optional
-            Of a fit that is not over: `take` tells it again.
+        fit_state : FitState, optional
+            Of a fit that is not over: `restore` returns it again.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 
@@ -129,13 +129,13 @@ class SavedModel(KeptPredictor):
         ticks, as in ``if store.rank == 0``.
         """
         where = open_dir(directory, storage_options)
-        described = self._model_file(bias=self._has_bias, normalized=self._is_normalized, standing=standing)
+        described = self._model_file(bias=self._has_bias, normalized=self._is_normalized, fit_state=fit_state)
         files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
         return where.location
 
-    def take(
+    def restore(
         self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
-    ) -> Standing | None:
+    ) -> FitState | None:
         """Take a model that `save` wrote in place of this one: rows, and the record of what was learned from.
 
         Parameters
@@ -148,8 +148,8 @@ class SavedModel(KeptPredictor):
 
         Returns
         -------
-        Standing or None
-            Where its fit stands; None: it is over.
+        FitState or None
+            StoragePath its fit stands; None: it is over.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class SavedModel(KeptPredictor):
         self._remember(described, where)
         if resume:
             self._calibration = None
-        return described.standing
+        return described.fit_state
 
     @classmethod
     def exported(cls, told: Mapping[str, Any], store: Store) -> Self:
@@ -207,7 +207,7 @@ class SavedModel(KeptPredictor):
         directory : path or URL
             As written by `save`.
         store : Store, optional
-            Where the tables go; without one into a new local store, closed by the model's `close`.
+            StoragePath the tables go; without one into a new local store, closed by the model's `close`.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 

@@ -1,4 +1,4 @@
-"""Kept: a predictor whose rows are in tables of a store, as a directory of a model keeps it (files.py).
+"""Checkpointed: a predictor whose rows are in tables of a store, as a directory of a model keeps it (files.py).
 
 What linear models and click models have in common besides predicting: whose the store is, what a directory is told of
 the model, and what is taken from one.
@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Self
 
 from shoal.models import files
 from shoal.models.history import Record
-from shoal.models.learner import Standing
+from shoal.models.learner import FitState
 from shoal.models.predictor import Predictor, read_calibration
 from shoal.store.local import Store
 from shoal.table.table import Table
 
-__all__ = ["KeptPredictor", "OverStore"]
+__all__ = ["SavedPredictor", "StoreOwner"]
 
 
-class OverStore:
+class StoreOwner:
     """What works over a store; a context manager that closes the store if it is its own.
 
     Parameters
@@ -47,13 +47,13 @@ class OverStore:
             self._store.close()
 
 
-class KeptPredictor(OverStore, Predictor):
+class SavedPredictor(StoreOwner, Predictor):
     """A predictor over tables of a store."""
 
     kind: ClassVar[str]
 
     def __init__(self, store: Store, *, is_own: bool) -> None:
-        OverStore.__init__(self, store, is_own=is_own)
+        StoreOwner.__init__(self, store, is_own=is_own)
         Predictor.__init__(self)
         self._tables: tuple[Table, ...] = ()
 
@@ -61,7 +61,7 @@ class KeptPredictor(OverStore, Predictor):
         self,
         *,
         bias: bool,
-        standing: Standing | None,
+        fit_state: FitState | None,
         normalized: bool = False,
         click: dict[str, Any] | None = None,
     ) -> files.ModelFile:
@@ -84,7 +84,7 @@ class KeptPredictor(OverStore, Predictor):
             classes=self._record.classes,
             columns=self._record.columns,
             click=click,
-            standing=standing,
+            fit_state=fit_state,
         )
 
     def _remember(self, described: files.ModelFile, where: object) -> None:

@@ -14,14 +14,14 @@ from shoal.storage.open import open_dir
 from shoal.store.local import Store
 
 if TYPE_CHECKING:
-    from shoal.models.saved_predictor import KeptPredictor
+    from shoal.models.saved_predictor import SavedPredictor
 
 __all__ = ["load"]
 
 
 def load(
     directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
-) -> models.Model | KeptPredictor:
+) -> models.Model | SavedPredictor:
     """Read a model of whatever kind it is: logistic regression, a factorisation machine, a click model of PyTorch.
 
     Parameters
@@ -29,7 +29,7 @@ def load(
     directory : path or URL
         As written by `save`, or by ``shoal train``.
     store : Store, optional
-        Where the tables go; without one into a new local store, closed by the model's `close`.
+        StoragePath the tables go; without one into a new local store, closed by the model's `close`.
     storage_options : mapping, optional
         Of the file system that a URL is opened by: see `shoal.Store.save`.
 

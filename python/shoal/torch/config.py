@@ -80,7 +80,7 @@ class Data(Struct, frozen=True, kw_only=True):
     on_error: Annotated[
         Literal["raise", "skip"], Meta(description="How malformed lines are handled: raise or skip.")
     ] = "raise"
-    parsers: Annotated[int, Meta(ge=1, description="Threads that parse the files.")] = 1
+    reader_threads: Annotated[int, Meta(ge=1, description="Threads that parse the files.")] = 1
 
 
 class TableSettings(Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class Train(Struct, frozen=True, kw_only=True):
 class Logging(Struct, frozen=True, kw_only=True):
     """Where numbers go while it trains."""
 
-    every: Annotated[int, Meta(ge=1, description="Batches between two log entries.")] = 100
+    log_every: Annotated[int, Meta(ge=1, description="Batches between two log entries.")] = 100
     tensorboard: Annotated[
         str | None, Meta(description="Directory of TensorBoard's event files, with a subdirectory for each run.")
     ] = None
@@ -141,9 +141,9 @@ class Output(Struct, frozen=True, kw_only=True):
     """Where the model goes."""
 
     dir: Annotated[str | None, Meta(description="Directory or URL of the model and its checkpoints.")] = None
-    every: Annotated[int | None, Meta(description="Batches between two checkpoints, besides one after each pass.")] = (
-        None
-    )
+    checkpoint_every: Annotated[
+        int | None, Meta(description="Batches between two checkpoints, besides one after each pass.")
+    ] = None
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -415,7 +415,7 @@ def load(
     CorruptionError
         A file is missing, cut short or changed.
     ValueError
-        It is no click model, or one whose module was made by the caller: make it, and call `ClickModel.take`.
+        It is no click model, or one whose module was made by the caller: make it, and call `ClickModel.restore`.
     """
     where = open_dir(directory, storage_options)
     described = files.read(where)
@@ -424,13 +424,13 @@ def load(
     if not described.click:
         raise ValueError(
             f"the module of {where} was not made by a configuration: make it over the same tables, and "
-            f"call ClickModel(module, fields, store).take({str(where)!r})"
+            f"call ClickModel(module, fields, store).restore({str(where)!r})"
         )
     target = local() if store is None else store
     try:
         with torch.random.fork_rng(devices=[]):
             model = build(described.click, target)
-        model.take(where)
+        model.restore(where)
     except BaseException:
         if store is None:
             target.close()

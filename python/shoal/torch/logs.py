@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.metrics import Accumulator
-from shoal.models.learner import Standing
+from shoal.models.learner import FitState
 from shoal.models.predictor import Predictor
 from shoal.storage.base import StorageDir
 
-__all__ = ["MLflow", "TensorBoard", "Writer", "Written"]
+__all__ = ["MLflow", "MetricsLogger", "TensorBoard", "Writer"]
 
 
 class Writer(Protocol):
@@ -177,8 +177,8 @@ def _store_of(uri: str) -> tuple[str, str | None]:
     return f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
 
 
-class Written:
-    """Tells writers how a fit goes; a `shoal.models.learner.Watcher`.
+class MetricsLogger:
+    """Tells writers how a fit goes; a `shoal.models.learner.FitObserver`.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ class Written:
 
     def __init__(self, model: Predictor, writers: Sequence[Writer], every: int) -> None:
         if every < 1:
-            raise ValueError(f"write_every is {every}: pass the batches between two numbers, 1 or more")
+            raise ValueError(f"log_every is {every}: pass the batches between two numbers, 1 or more")
         self._model = model
         self._writers = writers
         self._every = every
@@ -198,7 +198,7 @@ class Written:
         self._examples = model.examples
         self._time = time.perf_counter()
 
-    def batch_done(self, seen: Sequence[Accumulator], standing: Callable[[], Standing]) -> None:
+    def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
         """Write the progressive metrics, if they are due."""
         self._batches += 1
         if self._batches % self._every:
@@ -216,7 +216,7 @@ class Written:
             }
         )
 
-    def pass_done(self, standing: Standing) -> None:
+    def pass_done(self, fit_state: FitState) -> None:
         """Write the metrics of the pass, and rows."""
         done = self._model.history.passes[-1]
         numbers = {f"rows/{table.name}": float(len(table)) for table in self._model.tables}
@@ -229,7 +229,7 @@ class Written:
         self._write(numbers)
         self._examples, self._time = self._model.examples, time.perf_counter()
 
-    def interrupted(self, standing: Standing) -> None:
+    def interrupted(self, fit_state: FitState) -> None:
         """Do nothing: what is written stays."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:

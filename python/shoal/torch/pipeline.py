@@ -46,7 +46,7 @@ from torch import Tensor
 from shoal import _core
 from shoal.base.prefetch import Ahead
 from shoal.data import Reader
-from shoal.models.pass_coordinator import Team
+from shoal.models.pass_coordinator import PassCoordinator
 from shoal.store.local import Store
 from shoal.torch.loader import BatchLoader
 from shoal.torch.sparse import SparseModule, Ticket
@@ -202,18 +202,18 @@ class Pipeline:
         """Begin a pass."""
         issued: Issued = {}
         store = self._store
-        team = None if store is None or self._group is not None else Team(store, self._name)
+        coordinator = None if store is None or self._group is not None else PassCoordinator(store, self._name)
         try:
-            if team is not None:
-                team.begin()
+            if coordinator is not None:
+                coordinator.begin()
             with contextlib.closing(Ahead(self._ready(issued), self._ahead, _THREADS)) as reading:
                 yield from self._bodies(reading, issued)
-            if store is not None and team is not None and not team.alone:
-                team.end_pass()
+            if store is not None and coordinator is not None and not coordinator.is_alone:
+                coordinator.end_pass()
                 store.barrier()  # before any of them begins another pass
         except BaseException:
-            if team is not None:
-                team.give_up()
+            if coordinator is not None:
+                coordinator.abandon()
             raise
         finally:
             for ticket, module in list(issued.items()):

@@ -4,7 +4,7 @@
                                        |  backward pushes rows' gradients, the optimizer steps the tower  |
 
 A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, torch's
-random numbers, and where in the data the fit stands (`Standing`). It is replaced as one, at one moment (files.py of
+random numbers, and where in the data the fit stands (`FitState`). It is replaced as one, at one moment (files.py of
 shoal.models), so a process may be killed at any moment and the fit gone on with: to the same bits.
 
 The loss is the mean over a batch's examples of weight times log-loss, as torch has it. So are the gradients that tables
@@ -36,20 +36,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from shoal.data import Batch, Reader
 from shoal.metrics import Accumulator
-from shoal.models import files, training
-from shoal.models import preprocessing as feed
-from shoal.models.fit_checkpoints import Keeper, Resume, standing_of
+from shoal.models import files, preprocessing, training
+from shoal.models.fit_checkpoints import FitCheckpointer, Resume, begin_or_resume
 from shoal.models.history import History, Record
-from shoal.models.learner import Floats, Standing, Watcher
+from shoal.models.learner import FitObserver, FitState, Floats
 from shoal.models.plan import Metric, Plan
 from shoal.models.predictor import read_calibration
-from shoal.models.saved_predictor import KeptPredictor
+from shoal.models.saved_predictor import SavedPredictor
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.local import Store
 from shoal.table.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
-from shoal.torch.logs import Writer, Written
+from shoal.torch.logs import MetricsLogger, Writer
 from shoal.torch.models import DIN
 from shoal.torch.models.layers import Lookup
 from shoal.torch.pipeline import Pipeline
@@ -61,7 +60,7 @@ _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls not
 _TOWER = "tower.pt"  # beside the tables, in a folder of the best weights
 
 
-class ClickModel(KeptPredictor):
+class ClickModel(SavedPredictor):
     """A torch module over tables of a store that learns from readers, predicts, is measured, saved and loaded.
 
     Parameters
@@ -163,7 +162,7 @@ class ClickModel(KeptPredictor):
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
         """Arrange each batch, and sort the keys of the models' lookups, in the background."""
-        examples = feed.examples_of(batches)
+        examples = preprocessing.examples_of(batches)
         given, self._rows_ahead = self._rows_ahead, []
         self._pipeline = pipeline = Pipeline(
             examples,
@@ -250,15 +249,15 @@ class ClickModel(KeptPredictor):
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
-    def keep(self, folder: StorageDir) -> None:
+    def save_weights(self, folder: StorageDir) -> None:
         """Write tables and tower into a folder that is not there, without waiting for the disk."""
         self._store.flush()
         self._store.save(folder, tables=[table.name for table in self._tables], durable=False)
         with folder.create(_TOWER, durable=False) as file:
             file.write(self._tower())
 
-    def restore(self, folder: StorageDir) -> None:
-        """Take what `keep` wrote."""
+    def restore_weights(self, folder: StorageDir) -> None:
+        """Take what `save_weights` wrote."""
         self._store.load(folder)
         self._take_tower(_tower_in(folder.read(_TOWER)), whole=False)
 
@@ -289,7 +288,7 @@ class ClickModel(KeptPredictor):
         directory: StoragePath,
         *,
         overwrite: bool = True,
-        standing: Standing | None = None,
+        fit_state: FitState | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Path | str:
         """Write the model; a save that is cut off leaves what was there before.
@@ -300,8 +299,8 @@ class ClickModel(KeptPredictor):
             Made if it is not there. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
         overwrite : bool
             Whether to replace a model that is there.
-        standing : Standing, optional
-            Of a fit that is not over: `take` tells it again.
+        fit_state : FitState, optional
+            Of a fit that is not over: `restore` returns it again.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 
@@ -322,14 +321,14 @@ class ClickModel(KeptPredictor):
         if not self._tables:
             raise ValueError("this module has no table of a store, and shoal saves tables: keep it by torch.save")
         self._store.flush()
-        described = self._model_file(bias=False, standing=standing, click=self.made_by)
+        described = self._model_file(bias=False, fit_state=fit_state, click=self.made_by)
         where = open_dir(directory, storage_options)
         files.save(where, described, self._store, list(self._tables), overwrite=overwrite, tower=self._tower())
         return where.location
 
-    def take(
+    def restore(
         self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
-    ) -> Standing | None:
+    ) -> FitState | None:
         """Take a model that `save` wrote: rows, dense parameters, the record.
 
         Parameters
@@ -342,8 +341,8 @@ class ClickModel(KeptPredictor):
 
         Returns
         -------
-        Standing or None
-            Where its fit stands; None: it is over.
+        FitState or None
+            StoragePath its fit stands; None: it is over.
 
         Raises
         ------
@@ -363,7 +362,7 @@ class ClickModel(KeptPredictor):
         self._store.load(where.child(described.checkpoint))
         self._take_tower(tower, whole=resume)
         self._remember(described, where)
-        return described.standing
+        return described.fit_state
 
     def take_exported(self, told: Mapping[str, Any], tower: bytes) -> None:
         """Take the dense parameters and the record of an exported model, whose rows are in the tables already."""
@@ -398,10 +397,10 @@ def train(
     metric: Metric = "logloss",
     progress: bool | float = True,
     directory: StoragePath | None = None,
-    every: int | None = None,
+    checkpoint_every: int | None = None,
     resume: Resume = False,
     writers: Sequence[Writer] = (),
-    write_every: int = 100,
+    log_every: int = 100,
     staleness: int = 0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ClickModel:
@@ -419,15 +418,15 @@ def train(
         As `shoal.models.Model.fit`. ``seed`` is that of the shuffle and of the choice of negatives: initial values are
         drawn when the module is made.
     directory : path or URL, optional
-        Where checkpoints go, and the model in the end.
-    every : int, optional
+        StoragePath checkpoints go, and the model in the end.
+    checkpoint_every : int, optional
         Write a checkpoint after so many batches too, not only after each pass.
     resume : bool or "appended"
         Go on with the fit whose checkpoint is in ``directory``; if there is none, begin. "appended" allows that files
         have become longer and that more files stand behind them.
     writers : sequence of Writer
         Are told settings and numbers; closed by the caller.
-    write_every : int
+    log_every : int
         Batches between two numbers of the progressive metrics.
     staleness : int
         As `ClickModel`.
@@ -461,10 +460,12 @@ def train(
             metric=metric,
         ),
         progress=progress,
-        keeper=None if directory is None else Keeper(model, open_dir(directory, storage_options), every),
+        checkpointer=None
+        if directory is None
+        else FitCheckpointer(model, open_dir(directory, storage_options), checkpoint_every),
         resume=resume,
         writers=writers,
-        write_every=write_every,
+        log_every=log_every,
     )
     return model
 
@@ -476,26 +477,26 @@ def fit(
     plan: Plan,
     *,
     progress: bool | float = True,
-    keeper: Keeper | None = None,
+    checkpointer: FitCheckpointer | None = None,
     resume: Resume = False,
     writers: Sequence[Writer] = (),
-    write_every: int = 100,
+    log_every: int = 100,
 ) -> None:
     """Train a click model; see `train`."""
     if plan.warm_up:
         raise ValueError("click models learn from batches as they are: pass warm_up=False")
-    standing = standing_of(model, model.reading(reader), model.reading(valid), plan, keeper, resume=resume)
-    watchers: list[Watcher] = [*([] if keeper is None else [keeper])]
+    fit_state = begin_or_resume(model, model.reading(reader), model.reading(valid), plan, checkpointer, resume=resume)
+    observers: list[FitObserver] = [*([] if checkpointer is None else [checkpointer])]
     if writers:
-        watchers.append(Written(model, writers, write_every))
+        observers.append(MetricsLogger(model, writers, log_every))
     training.train(
         [model],
         model.reading(reader),
         model.reading(valid),
         plan,
         progress=progress,
-        watchers=watchers,
-        standing=standing,
+        observers=observers,
+        fit_state=fit_state,
     )
-    if keeper is not None:
-        model.save(keeper.directory)
+    if checkpointer is not None:
+        model.save(checkpointer.directory)
