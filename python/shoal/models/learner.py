@@ -95,7 +95,7 @@ class Learner(Predicts, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitState:
-    """StoragePath a fit stands: all that it takes, beside the weights, to go on as if it had never stopped.
+    """Where a fit stands: all that it takes, beside the weights, to go on as if it had never stopped.
 
     Attributes
     ----------

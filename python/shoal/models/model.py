@@ -60,7 +60,7 @@ class Model(LinearWeights, SavedModel):
     Parameters
     ----------
     store : Store or None
-        StoragePath the tables live. Without one the model makes a local store of its own and closes it in `close`.
+        Where the tables live. Without one the model makes a local store of its own and closes it in `close`.
     bias : bool
         Whether every example has a constant feature.
     normalized : bool
@@ -170,7 +170,7 @@ class Model(LinearWeights, SavedModel):
         data : Batch, array, sparse matrix or frame
             Loss and gradient of an example count as often as its weight says. All rows of an array make one step.
         y, sample_weight, label
-            Of an array or a frame, as for `fit`. StoragePath the model does not know its classes yet, they are in ``y``.
+            Of an array or a frame, as for `fit`. Where the model does not know its classes yet, they are in ``y``.
 
         Returns
         -------
@@ -276,7 +276,7 @@ class Model(LinearWeights, SavedModel):
             A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
             batch too. An exception ends the fit; the model is whole.
         directory : path or URL, optional
-            StoragePath checkpoints of the fit go, after each pass and after Ctrl-C or SIGTERM, and the model in the end:
+            Where checkpoints of the fit go, after each pass and after Ctrl-C or SIGTERM, and the model in the end:
             whole at any moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens
             (extra: fsspec).
         checkpoint_every : int, optional

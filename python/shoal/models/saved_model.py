@@ -149,7 +149,7 @@ class SavedModel(SavedPredictor):
         Returns
         -------
         FitState or None
-            StoragePath its fit stands; None: it is over.
+            Where its fit stands; None: it is over.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class SavedModel(SavedPredictor):
         directory : path or URL
             As written by `save`.
         store : Store, optional
-            StoragePath the tables go; without one into a new local store, closed by the model's `close`.
+            Where the tables go; without one into a new local store, closed by the model's `close`.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 

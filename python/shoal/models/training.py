@@ -11,7 +11,7 @@ weights of its best pass. They wait in a folder, temporary (``TMPDIR``) if the o
 rows take, written after each pass that is better than all before it, but for the last, read once.
 
 Going on. A fit of one learner can be left behind any batch and gone on with later: its weights and its record, which
-are the learner's to keep, and a `FitState` are all that it takes. StoragePath a pass's batches are the reader's, one for one,
+are the learner's to keep, and a `FitState` are all that it takes. Where a pass's batches are the reader's, one for one,
 the reader resumes; else the pass is read anew and what was learned from is passed over.
 
 On a cluster every batch is a clock of the store. Each worker learns from its share and measures what it is given; a
@@ -247,7 +247,7 @@ class _TrackedReader:
 
     @property
     def fit_state(self) -> FitState:
-        """StoragePath the pass stands, as far as the data goes."""
+        """Where the pass stands, as far as the data goes."""
         if self._reader is None:
             return self._standing
         return replace(self._standing, position=self._reader.position(self._place))

@@ -29,7 +29,7 @@ def load(
     directory : path or URL
         As written by `save`, or by ``shoal train``.
     store : Store, optional
-        StoragePath the tables go; without one into a new local store, closed by the model's `close`.
+        Where the tables go; without one into a new local store, closed by the model's `close`.
     storage_options : mapping, optional
         Of the file system that a URL is opened by: see `shoal.Store.save`.
 

@@ -342,7 +342,7 @@ class ClickModel(SavedPredictor):
         Returns
         -------
         FitState or None
-            StoragePath its fit stands; None: it is over.
+            Where its fit stands; None: it is over.
 
         Raises
         ------
@@ -418,7 +418,7 @@ def train(
         As `shoal.models.Model.fit`. ``seed`` is that of the shuffle and of the choice of negatives: initial values are
         drawn when the module is made.
     directory : path or URL, optional
-        StoragePath checkpoints go, and the model in the end.
+        Where checkpoints go, and the model in the end.
     checkpoint_every : int, optional
         Write a checkpoint after so many batches too, not only after each pass.
     resume : bool or "appended"
