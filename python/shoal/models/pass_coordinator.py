@@ -56,41 +56,41 @@ class PassCoordinator:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
-        self._alone = store.num_workers == 1 or store.taking_parts
+        self._is_alone = store.num_workers == 1 or store.taking_parts
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
-        self._told = 0  # the clock of the last pass's end
-        if not self._alone and store.joined_at > 0:
+        self._last_clock = 0  # the clock of the last pass's end
+        if not self._is_alone and store.joined_at > 0:
             raise ShoalError(
                 f"worker {store.rank} took the place of one that had died, at clock {store.joined_at}: the others may "
                 "have begun this fit before that, and would wait where it never comes; end this process, and they go "
                 "on without it. Where workers may come later, share the data by store.parts(reader)"
             )
-        if not self._alone:
+        if not self._is_alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether there is nobody to agree with."""
-        return self._alone
+        return self._is_alone
 
     def begin(self) -> None:
         """Begin a fit, all workers together."""
-        if not self._alone:
-            self._told = 0
+        if not self._is_alone:
+            self._last_clock = 0
             self._table.assign(self._mine + _ENDED, np.zeros((1, 2), np.float32))
             self._store.barrier()
 
     def end_pass(self) -> None:
         """Come to the end of this worker's share, and return when all have come to theirs."""
         self._passes += 1
-        if self._alone:
+        if self._is_alone:
             return
         if isinstance(self._store.consistency, ASP):
             self._store.barrier()  # nobody waits for a clock
             return
         mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
-        later, self._told = self._store.clock - self._told, self._store.clock
+        later, self._last_clock = self._store.clock - self._last_clock, self._store.clock
         ended = np.array([[-1, -later]], np.float32) * np.float32(len(self._ranks) if mean else 1)
         self._table.push(self._mine + _ENDED, ended)
         self._store.tick()
@@ -107,9 +107,9 @@ class PassCoordinator:
             while self._store.clock < last:
                 self._store.tick()
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
-        if self._alone:
+        if self._is_alone:
             return
         last = time.monotonic() + _LONGEST
         while True:
@@ -121,9 +121,9 @@ class PassCoordinator:
                 if gave_up or time.monotonic() > last:
                     raise
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Tell the others, if they can be told, not to wait for this worker in this fit."""
-        if not self._alone:
+        if not self._is_alone:
             with contextlib.suppress(ShoalError):
                 self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))
 
@@ -132,7 +132,7 @@ class PassCoordinator:
 
         A call of all workers, at the same clock. float64[workers]
         """
-        if self._alone:
+        if self._is_alone:
             return np.array([number])
         most = np.float32(number)
         self._table.assign(self._mine, np.array([[most, number - float(most)]], np.float32))

@@ -133,7 +133,7 @@ class _Run:
                         measured = measure([trainer.model for trainer in learning], valid)
                         for trainer, found in zip(learning, measured, strict=True):
                             trainer.record_validation(found, last=epoch + 1 == plan.epochs)
-                    self._coordinator.meet()
+                    self._coordinator.wait_for_all()
                 except KeyboardInterrupt:  # what was learned is kept; the pass stays unmeasured
                     for observer in self._observers:
                         observer.interrupted(learning[0].fit_state(FitState(epoch=epoch + 1), between=True))
