@@ -1,4 +1,4 @@
-"""Factorisation machine: against a float64 oracle over all pairs, torch, and logistic regression on planted pairs."""
+"""Factorization machine: against a float64 oracle over all pairs, torch, and logistic regression on planted pairs."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from test_logistic import cut, make_batch
 
 
 class Oracle:
-    """A factorisation machine in plain float64: dicts of rows, every pair by itself."""
+    """A factorization machine in plain float64: dicts of rows, every pair by itself."""
 
     def __init__(self, dim, optimizer, factors, init):
         self.dim, self.rules, self.init = dim, (rule_of(optimizer), rule_of(factors)), init
@@ -313,6 +313,6 @@ def test_pairs_of_ijcnn1_tell_what_its_features_alone_do_not(shoal_data):
         for model in (lr, fm):
             model.fit(read, epochs=3, shuffle=True, progress=False)
         linear, pairs = lr.evaluate(held_out), fm.evaluate(held_out)
-    print(f"logistic regression {linear}\nfactorisation machine {pairs}")
+    print(f"logistic regression {linear}\nfactorization machine {pairs}")
     assert pairs.auc > linear.auc + 0.03
     assert pairs.logloss < linear.logloss - 0.05

@@ -1,4 +1,4 @@
-// Factorisation machine of second order over one batch: margins, gradient of the factors.
+// Factorization machine of second order over one batch: margins, gradient of the factors.
 //
 // Idea. Beside its weight w_k each unique key has dim factors v_k; two features of an example interact by the inner
 // product of their factors. (Rendle, Factorization Machines, ICDM 2010, equations 1 and 5.)

@@ -1,4 +1,4 @@
-// The factorisation machine's kernel against its equations, written out over all pairs.
+// The factorization machine's kernel against its equations, written out over all pairs.
 
 #include "kernel/fm.h"
 

@@ -41,7 +41,7 @@ EXAMPLES = """\
 examples:
   $ shoal train lr --train train.libsvm --format libsvm --model first
   $ shoal train lr --help                   # all settings of logistic regression
-  $ shoal train fm --help                   # and of factorisation machines
+  $ shoal train fm --help                   # and of factorization machines
   $ shoal train ctr --help                  # deep click models, with PyTorch
 """
 
@@ -145,7 +145,7 @@ def add(commands: Any) -> Any:
     reading(lr)
     machine(lr)
     clustered(lr)
-    fm = command(kinds, "train fm", "Train a factorisation machine and save it.", FM_EXAMPLES, _tidy(train_fm))
+    fm = command(kinds, "train fm", "Train a factorization machine and save it.", FM_EXAMPLES, _tidy(train_fm))
     learning(fm)
     ftrl(fm)
     normalizing(fm)
@@ -411,7 +411,7 @@ def train_lr(arguments: argparse.Namespace) -> Answer:
 
 
 def train_fm(arguments: argparse.Namespace) -> Answer:
-    """Train a factorisation machine."""
+    """Train a factorization machine."""
     from shoal.models import FactorizationMachine
     from shoal.optim import FTRL, Adagrad, Normal
 

@@ -5,7 +5,7 @@ What is where:
     predictor.py    Predictor: what predicts from batches; a kind says how they become margins
     model.py        Model: a predictor over tables; a kind says how rows become margins, and slopes gradients
     logistic.py     logistic regression
-    fm.py           factorisation machine
+    fm.py           factorization machine
     scales.py       what normalized models divide values by
     dbpg.py         delayed block proximal gradient: logistic regression to its optimum
     grid.py         many settings of logistic regression in one pass

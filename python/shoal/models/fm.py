@@ -1,4 +1,4 @@
-"""Factorisation machine of second order: logistic regression in which every pair of features interacts.
+"""Factorization machine of second order: logistic regression in which every pair of features interacts.
 
 A margin is a = b + sum of w_k x_k + sum over pairs of features of <v_k, v_l> x_k x_l: besides its weight w_k a key has
 a vector v_k of a few factors. A pair that was never seen together has an interaction all the same, by what its two
@@ -33,7 +33,7 @@ _MORE = "-factors"  # behind the name of the linear weights' table
 
 
 class FactorizationMachine(Model):
-    """Factorisation machine whose weights and factors are two tables of a store.
+    """Factorization machine whose weights and factors are two tables of a store.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ __all__ = ["load"]
 def load(
     directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> models.Model | SavedPredictor:
-    """Read a model of whatever kind it is: logistic regression, a factorisation machine, a click model of PyTorch.
+    """Read a model of whatever kind it is: logistic regression, a factorization machine, a click model of PyTorch.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Click models: each a module that turns `Inputs` into logits, short, and citing its paper.
 
     LR            logistic regression            a weight for each key
-    FM            factorisation machine          and a vector, all pairs interact
+    FM            factorization machine          and a vector, all pairs interact
     WideAndDeep   Wide & Deep                    weights beside a tower over the vectors
     DeepFM        DeepFM                         FM and a tower that share the vectors
     DCNV2         DCN-V2                         cross layers of full or low rank

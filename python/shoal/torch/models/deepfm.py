@@ -1,4 +1,4 @@
-"""DeepFM: a factorisation machine and a tower that share their embeddings.
+"""DeepFM: a factorization machine and a tower that share their embeddings.
 
 H. Guo et al., DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, IJCAI 2017.
 """

@@ -1,4 +1,4 @@
-"""Factorisation machine of second order.
+"""Factorization machine of second order.
 
 S. Rendle, Factorization Machines, ICDM 2010.
 """
