@@ -14,10 +14,10 @@ import shoal
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.protocol.tasks import TaskRunner
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.data_loop import start_loop
-from shoal.cluster.server.server import TASKS, obey
+from shoal.cluster.server.server import obey
+from shoal.cluster.server.tasks import TaskRunner
 
 
 class Server:
@@ -32,7 +32,7 @@ class Server:
         for service in self.services if slot_memory is not None else ():
             service.set_memory(slot_memory)
         self._loops = [start_loop(service, self._context, "tcp://127.0.0.1:0") for service in self.services]
-        self._working = [TaskRunner(service, TASKS) for service in self.services]
+        self._working = [TaskRunner(service) for service in self.services]
         self._rank = rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -21,7 +21,9 @@ from places import BUCKET, object_store, options
 from shoal.checkpoint import checkpoint
 from shoal.cluster.launch import processes
 from shoal.cluster.protocol import tasks
-from shoal.cluster.worker import loading
+from shoal.cluster.server import load_task
+from shoal.cluster.server import tasks as runner
+from shoal.cluster.worker import tasks as coordination
 from shoal.errors import (
     CorruptionError,
     DeadlineExceededError,
@@ -78,22 +80,22 @@ def one_cluster(workers: int = 1, **how: Any) -> Iterator[tuple[Cluster, list[An
 
 def fails_at_the_second(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Have server 1 read all of it, and then fail."""
-    fill = loading.fill
+    fill = load_task.fill
 
     def some(histories: Any, rows: Any, *given: Any) -> Any:
         counts = fill(histories, rows, *given)
-        if rows[0]._save.first_slot:
+        if rows[0]._session.first_slot:
             raise error
         return counts
 
-    monkeypatch.setattr(loading, "fill", some)
+    monkeypatch.setattr(load_task, "fill", some)
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Two events: a server was told to read, and it may."""
     begun, may = threading.Event(), threading.Event()
-    fill = loading.fill
+    fill = load_task.fill
 
     def wait(histories: Any, rows: Any, threads: int, told: Any) -> Any:
         begun.set()
@@ -103,7 +105,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
             assert time.monotonic() < deadline
         return fill(histories, rows, threads, told)
 
-    monkeypatch.setattr(loading, "fill", wait)
+    monkeypatch.setattr(load_task, "fill", wait)
     yield begun, may
     may.set()
 
@@ -258,14 +260,14 @@ def test_the_bar_counts_the_rows_of_all_servers(chains: Any, monkeypatch: pytest
 def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_changed(
     chains: Any, elsewhere: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tasks, "SEEING", 0.2)
+    monkeypatch.setattr(tasks, "VISIBILITY_SECONDS", 0.2)
     folder = chains(SLOTS)
     if elsewhere == "another":
         with shoal.local(slots=SLOTS) as alone:
             clocks(alone, 0, 1)
             alone.save(tmp_path)
     read: list[Any] = []
-    monkeypatch.setattr(loading, "fill", lambda *given: read.append(given))
+    monkeypatch.setattr(load_task, "fill", lambda *given: read.append(given))
     with one_cluster(2) as (made, stores):
         for store in stores:
             clocks(store, 0, 1)
@@ -276,7 +278,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_c
             seen.append(where)
             return open_dir(where if len(seen) % 2 else tmp_path, given)
 
-        monkeypatch.setattr(tasks, "open_dir", other_place)
+        monkeypatch.setattr(runner, "open_dir", other_place)
         monkeypatch.chdir(folder)
 
         def load(store: Any) -> Exception:
@@ -381,8 +383,8 @@ def test_a_damaged_file_is_named_by_the_server_that_reads_it(chains: Any, tmp_pa
 
 
 def test_rows_that_are_not_what_the_manifest_says_are_refused(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = loading.fill
-    monkeypatch.setattr(loading, "fill", lambda *given: [rows // 2 for rows in fill(*given)])
+    fill = load_task.fill
+    monkeypatch.setattr(load_task, "fill", lambda *given: [rows // 2 for rows in fill(*given)])
     with one_cluster() as (_, (store,)):
         with pytest.raises(CorruptionError, match=r"table 'wide' comes to \d+ rows instead of \d+"):
             store.load(chains(SLOTS) / "0")
@@ -390,7 +392,7 @@ def test_rows_that_are_not_what_the_manifest_says_are_refused(chains: Any, monke
 
 
 def test_a_server_that_makes_no_progress_is_named(chains: Any, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "STANDSTILL", 0.3)
+    monkeypatch.setattr(coordination, "STALL_SECONDS", 0.3)
     with one_cluster() as (_, (store,)):
         tables_of(store)
         monkeypatch.setattr(type(store.channel), "timeout", 0.3)

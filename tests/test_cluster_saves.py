@@ -25,7 +25,8 @@ from places import BUCKET, object_store, options
 from shoal.checkpoint import checkpoint
 from shoal.cluster.launch import processes
 from shoal.cluster.protocol import tasks
-from shoal.cluster.worker import saving
+from shoal.cluster.server import save_task
+from shoal.cluster.server import tasks as runner
 from shoal.storage.open import open_dir
 from stores import joined
 
@@ -88,14 +89,14 @@ def same(folder: Path, other: Path) -> None:
 
 
 def leftovers(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*") if path.name.endswith(saving.SLOT_FILE))
+    return sorted(path.name for path in folder.glob("*") if path.name.endswith(save_task.SLOT_FILE))
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Two events: a server was told to write, and it may."""
     begun, may = threading.Event(), threading.Event()
-    write_slots = saving.write_slots
+    write_slots = save_task.write_slots
 
     def wait(*given: Any, **how: Any) -> Any:
         begun.set()
@@ -105,7 +106,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
             assert time.monotonic() < deadline
         return write_slots(*given, **how)
 
-    monkeypatch.setattr(saving, "write_slots", wait)
+    monkeypatch.setattr(save_task, "write_slots", wait)
     yield begun, may
     may.set()
 
@@ -311,7 +312,7 @@ def test_of_two_workers_that_save_at_once_one_is_told(held: Any, tmp_path: Path)
 def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
     alone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    write_slots = saving.write_slots
+    write_slots = save_task.write_slots
 
     def fail(place: Any, stems: Any, version: Any, taken: Any, slots: range, *given: Any, **how: Any) -> Any:
         written = write_slots(place, stems, version, taken, slots, *given, **how)
@@ -325,7 +326,7 @@ def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
         before = leftovers(tmp_path)
         clocks(store, 3, 4)
         with monkeypatch.context() as patch:
-            patch.setattr(saving, "write_slots", fail)
+            patch.setattr(save_task, "write_slots", fail)
             with pytest.raises(shoal.errors.StorageError, match=r"^server 1 at tcp://127.0.0.1:\d+: the disk is full"):
                 store.save(tmp_path)
             with pytest.raises(shoal.errors.StorageError, match="server 1 at"):
@@ -342,9 +343,9 @@ def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
 def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tasks, "SEEING", 0.2)
+    monkeypatch.setattr(tasks, "VISIBILITY_SECONDS", 0.2)
     written: list[Any] = []
-    monkeypatch.setattr(saving, "write_slots", lambda *given, **how: written.append(given))
+    monkeypatch.setattr(save_task, "write_slots", lambda *given, **how: written.append(given))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     seen = []
@@ -355,7 +356,7 @@ def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
 
     with cluster(2, slots=16) as made, joined(made.address, 1) as (store,):
         tables_of(store)
-        monkeypatch.setattr(tasks, "open_dir", other_place)
+        monkeypatch.setattr(runner, "open_dir", other_place)
         monkeypatch.chdir(tmp_path)
         with pytest.raises(shoal.errors.StorageError) as caught:
             store.save("here")

@@ -19,9 +19,7 @@ from shoal.checkpoint.checkpoint import SavedTable
 from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import EndpointMetrics, JobConsistency
 from shoal.cluster.protocol.slot_map import cut_evenly
-from shoal.cluster.protocol.tasks import Report
-from shoal.cluster.worker.loading import ReadTask
-from shoal.cluster.worker.saving import WriteTask
+from shoal.cluster.protocol.tasks import ReadTask, Report, WriteTask
 from shoal.table.spec import TableRecord
 
 GOLDEN = Path(__file__).parent / "golden" / "control-v5.json"
@@ -153,7 +151,7 @@ def task_bytes() -> dict[str, str]:
         "working": encode(Report("working", 12)).hex(),
         "failed": encode(Report("failed", kind="storage", text="no room")).hex(),
         "loaded": encode(Report("done", 12, loaded=[5, 7])).hex(),
-        "saved": encode(Report("done", 12, [saved])).hex(),
+        "saved": encode(Report("done", 12, msgspec.Raw(encode([saved])))).hex(),
     }
 
 

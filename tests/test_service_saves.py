@@ -16,9 +16,9 @@ from service_peer import SGD, Reply, Worker, deliver, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
 from shoal.cluster.protocol import tasks
-from shoal.cluster.server.server import TASKS
-from shoal.cluster.worker import saving
-from shoal.cluster.worker.saving import WriteTask
+from shoal.cluster.protocol.tasks import WriteTask
+from shoal.cluster.server import save_task
+from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import StorageError
 from shoal.table.spec import TableRecord, TableSpec
 
@@ -246,9 +246,9 @@ def test_parked_it_is_not_another_tables_business() -> None:
 
 
 def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "SEEING", 0.0)
+    monkeypatch.setattr(tasks, "VISIBILITY_SECONDS", 0.0)
     service = served("asp")
-    working = tasks.TaskRunner(service, TASKS)
+    working = TaskRunner(service)
     asked(service, begin(PLAIN, sequence=1))
     task = task_of("nowhere", b"", patience=0.05)
     told(service, tell(1, msgspec.msgpack.encode(task)))
@@ -264,12 +264,12 @@ def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytes
 def test_an_endpoint_that_cannot_read_what_the_worker_says_lets_go(
     words: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasks, "SEEING", 0.0)
+    monkeypatch.setattr(tasks, "VISIBILITY_SECONDS", 0.0)
     if words in (b"nan", b"endless"):
         words = msgspec.msgpack.encode(task_of("nowhere", b"", patience=float("nan") if words == b"nan" else 1e300))
     for first in (None, msgspec.msgpack.encode(task_of("nowhere", b"", patience=60.0))):
         service = served("asp")
-        working = tasks.TaskRunner(service, TASKS)
+        working = TaskRunner(service)
         asked(service, begin(PLAIN, sequence=1))
         deadline = time.monotonic() + 30
         while first is not None and b"failed" not in told(service, tell(1, first))[1]:
@@ -280,25 +280,25 @@ def test_an_endpoint_that_cannot_read_what_the_worker_says_lets_go(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         working.stop()
-    assert "what its worker says cannot be read" in caplog.text
+    assert "the task that its worker sent cannot be read" in caplog.text
 
 
 def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    write_slots = saving.write_slots
+    write_slots = save_task.write_slots
 
     def fail(*given: Any, **how: Any) -> None:
         assert write_slots(*given, **how)[0].rows == 2
         assert sorted(path.name for path in tmp_path.iterdir()) == ["other-0-0-0.slots", "stem-0-0-0.slots", "token"]
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr(saving, "write_slots", fail)
+    monkeypatch.setattr(save_task, "write_slots", fail)
     for name in ("token", "other-0-0-0.slots"):
         (tmp_path / name).write_bytes(b"seen")
     service = served("asp")
     pushed(service, 1)
-    working = tasks.TaskRunner(service, TASKS)
+    working = TaskRunner(service)
     asked(service, begin(PLAIN, sequence=2))
     spec = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
     form = TableRecord.of(spec)

@@ -49,9 +49,9 @@ PYTHON = {
     "models",
     "serve": "_core errors consistency optim base table checkpoint export store data models torch",
     "sklearn": "_core errors optim store data metrics models",
-    "cluster.protocol": "_core errors consistency base table storage checkpoint cluster.worker",
+    "cluster.protocol": "_core errors consistency base table",
     "cluster.worker": "_core errors consistency optim base table storage checkpoint store cluster.protocol",
-    "cluster.server": "_core errors base storage checkpoint store cluster.protocol cluster.worker",
+    "cluster.server": "_core errors base storage checkpoint store cluster.protocol",
     "cluster.scheduler": "errors base cluster.protocol",
     "cluster.launch": "errors consistency base storage store cluster.protocol cluster.worker cluster.server "
     "cluster.scheduler",

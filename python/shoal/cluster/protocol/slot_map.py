@@ -34,6 +34,11 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
     address: str
     server: int
 
+    @property
+    def label(self) -> str:
+        """The endpoint in messages to users."""
+        return f"server {self.server} at {self.address}"
+
 
 class ClusterMap(msgspec.Struct, frozen=True, array_like=True):
     """All endpoints.

@@ -40,19 +40,15 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import GRACE, SchedulerClient
-from shoal.cluster.protocol.tasks import TaskRunner
 from shoal.cluster.server.data_loop import start_loop
-from shoal.cluster.worker.loading import ReadTask
-from shoal.cluster.worker.saving import WriteTask
+from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import MemoryBudgetExceededError, ShoalError
 from shoal.storage.roots import StorageRoots
 from shoal.store.local import make_budget
 
-__all__ = ["TASKS", "Outcome", "Server", "obey"]
+__all__ = ["Outcome", "Server", "obey"]
 
 _log = logging.getLogger("shoal.server")
-
-TASKS = WriteTask | ReadTask  # what workers have a server do, beside its data loops
 
 _WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for an order whose input is wrong
 _PAUSE = 0.2  # seconds between two looks at whether it is to go on
@@ -226,7 +222,7 @@ class Server:
                     heartbeat=welcome.heartbeat,
                 )
                 undo.callback(loop.stop)
-                undo.callback(TaskRunner(service, TASKS, roots).stop)
+                undo.callback(TaskRunner(service, roots).stop)
                 self._services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))

@@ -56,12 +56,12 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.protocol.tasks import STANDSTILL, words_of
+from shoal.cluster.protocol.tasks import STALL_SECONDS, digest_words
 from shoal.cluster.worker.channel import CallFuture, Channel
 from shoal.cluster.worker.filters import Filter, Filters, choose
-from shoal.cluster.worker.loading import ServerLoad
+from shoal.cluster.worker.load import ServerLoad
 from shoal.cluster.worker.requests import Call, Requests, WorkerIdentity
-from shoal.cluster.worker.saving import ServerSnapshotSet
+from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.storage.base import StoragePath
@@ -464,7 +464,7 @@ class ClusterStore(Store):
 
         filled = by_servers if self._shared_storage and manifest.tables else None
         rows = sum(table.rows for link in chain for table in link.manifest.tables)
-        enough = max(self._timeout, STANDSTILL) + rows / _SLOWEST_LOAD
+        enough = max(self._timeout, STALL_SECONDS) + rows / _SLOWEST_LOAD
         with self._locked(), self._rwlock.exclusive():
             for spec in (table.spec() for table in manifest.tables):
                 if spec.name not in self._tables:
@@ -830,7 +830,7 @@ class RemoteLoadTarget:
 
     def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int, base: str) -> None:
         self._channel = channel
-        self._base = words_of(base) if base else []  # of what changes from then on
+        self._base = digest_words(base) if base else []  # of what changes from then on
         self.number = table  # by which the servers know the table
         self._spec = spec
         self._slots = slots

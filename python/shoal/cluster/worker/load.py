@@ -1,0 +1,89 @@
+"""A load by the servers: they read their slots in parallel; worker 0 has checked the manifests and commits the load.
+
+    worker 0                                     each endpoint
+    LOAD_BEGIN, of each table      ---------->   creates empty rows next to the existing ones
+    SAVE_BEGIN, of those rows      ---------->   csrc/server/checkpoint_session.h holds them for a thread
+    the directory, and a digest    ---------->   finds that checkpoint, and the files of its own slots: "ready"
+    "go", once all are ready       ---------->   restores its slots and reports the number of rows: "done"
+    SAVE_END, with the digest      ---------->   releases them
+    LOAD_END, of each table, once the numbers are right   ->  they replace the existing rows
+
+The exchange is described in protocol/tasks.py, the server's side is server/load_task.py. Where no storage is shared the
+worker sends the rows instead of the four lines in the middle (remote_load.py).
+
+Invariants
+    L1  No row of any table is changed before every endpoint has read all of its slots, of all tables.
+    L2  A load that fails leaves none of its rows on any endpoint that can be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from shoal.checkpoint.checkpoint import Link
+from shoal.cluster.protocol.slot_map import Endpoint
+from shoal.cluster.protocol.tasks import ReadTask, digest_words
+from shoal.cluster.worker.channel import Channel
+from shoal.cluster.worker.tasks import TaskCoordinator
+
+__all__ = ["ServerLoad"]
+
+_KIND = 3  # of what SAVE_BEGIN names: rows of a load
+
+
+class ServerLoad(TaskCoordinator):
+    """Tables whose loads have begun, and whose rows the servers read. A context manager.
+
+    Parameters
+    ----------
+    channel : Channel
+    endpoints : sequence of Endpoint
+        All of them.
+    tables : sequence of int
+        The servers' numbers of the tables.
+    """
+
+    def __init__(self, channel: Channel, endpoints: Sequence[Endpoint], tables: Sequence[int]) -> None:
+        super().__init__(channel, endpoints, "load")
+        self._tables = tables
+
+    def read(self, link: Link, slots: int, told: Callable[[int], None]) -> list[int]:
+        """Have all endpoints read the tables of a checkpoint.
+
+        Parameters
+        ----------
+        link : Link
+            The last of a chain that this process has checked. It has these tables, in this order.
+        slots : int
+            How many the store has.
+        told : callable
+            Called with the number of further rows, repeatedly.
+
+        Returns
+        -------
+        list of int
+            Rows of each table.
+
+        Raises
+        ------
+        StorageError
+            A server does not see the checkpoint or cannot read it: the message names it.
+        CorruptionError
+            A file is damaged.
+        MemoryBudgetExceededError
+            A server has not enough memory for the rows.
+        ServerLostError, DeadlineExceededError
+            A server is lost or makes no progress.
+        """
+        where, options = link.place.to_spec()
+        task = ReadTask(place=where, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots)
+        numbers = [*digest_words(link.digest), *(number | _KIND << 32 for number in self._tables)]
+        for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
+            if not figures:
+                raise self._abandoned(endpoint)
+        self._run_until("ready", task)
+        reports = self._run_until("done", msgspec.structs.replace(task, go=True), told)
+        self._end(link.digest)
+        return [sum(rows) for rows in zip(*(report.loaded for report in reports), strict=True)]

@@ -1,0 +1,202 @@
+"""A save by the servers: they write their slots in parallel, then the worker that saves writes the manifest.
+
+    worker                                       each endpoint
+    SAVE_BEGIN, at its clock    ------------->   snapshots the tables; pushes go on
+    a file with random bytes, and its name   ->  reads the file, checks that it may write there: "ready"
+    "go", once all are ready       ---------->   writes its slot files, reports the place of each slot: "done"
+    the manifest, once all are done
+    SAVE_END, with its digest    ------------>   releases the snapshot; later deltas refer to that digest
+
+The exchange is described in protocol/tasks.py, the server's side is server/save_task.py.
+
+Invariants
+    A1  Nothing but the file with random bytes is written before every endpoint has seen the directory.
+    A2  The manifest exists only if every endpoint has written and committed all of its slots, of one clock.
+    A3  An endpoint that has not reported "done" leaves none of its files; one that has leaves them to the worker, whose
+        manifest may name them by then.
+
+Threads: a :class:`ServerSnapshotSet` is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from shoal.checkpoint.checkpoint import SLOT_FILE, Link, SavedTable, no_base
+from shoal.checkpoint.checkpoint import joined as join_parts
+from shoal.cluster.protocol.slot_map import Endpoint
+from shoal.cluster.protocol.tasks import MAX_POLL_SECONDS, Report, WriteTask, digest_words, encode
+from shoal.cluster.worker.channel import Channel
+from shoal.cluster.worker.tasks import TaskCoordinator
+from shoal.errors import ProtocolError, SaveConflictError, ShoalError
+from shoal.storage.base import StorageDir
+from shoal.table.spec import TableRecord, TableSpec
+
+__all__ = ["ServerSnapshotSet"]
+
+_log = logging.getLogger("shoal.saving")
+
+_KINDS = ("plain", "base", "delta")  # as SAVE_BEGIN numbers them
+_NUMBERS_PER_TABLE = 4  # in the answer
+_BUSY, _NO_BASE = 1, 2  # first number of an answer that refuses
+_DIGEST_WORDS = 4
+
+
+class _BusyError(Exception):
+    """A server holds the tables for another worker's save."""
+
+    def __init__(self, endpoint: Endpoint, worker: int) -> None:
+        super().__init__(
+            f"worker {worker} is saving these tables, as {endpoint.label} reports: let one worker save, or one after "
+            "the other"
+        )
+        self.worker = worker
+
+
+class ServerSnapshotSet(TaskCoordinator):
+    """Snapshots of the servers' tables at this worker's clock. A context manager.
+
+    Parameters
+    ----------
+    channel : Channel
+    endpoints : sequence of Endpoint
+        All of them.
+    tables : sequence of (int, TableSpec, str)
+        The servers' number of each table, and whether it is saved "plain", as a "base" of deltas, or as a "delta".
+    base : Link, optional
+        The checkpoint that deltas refer to.
+    lost : callable, optional
+        Returns the workers that are known to be dead. A snapshot that a server holds for one of them is waited for
+        until that server knows it too, at most for the timeout of a call.
+
+    Raises
+    ------
+    ValueError
+        A server does not know what has changed since ``base``.
+    SaveConflictError
+        Another worker is saving one of the tables.
+    ShoalError
+        As of any call.
+
+    Notes
+    -----
+    Waits for this worker's clock, as a pull does.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        endpoints: Sequence[Endpoint],
+        tables: Sequence[tuple[int, TableSpec, str]],
+        base: Link | None = None,
+        lost: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        super().__init__(channel, endpoints, "save")
+        self.specs = [spec for _, spec, _ in tables]
+        self.rows = 0
+        self._kinds = [kind for _, _, kind in tables]
+        digest = digest_words(base.digest) if base is not None else [0] * _DIGEST_WORDS
+        numbers = [*digest, *(number | _KINDS.index(kind) << 32 for number, _, kind in tables)]
+        deadline = time.monotonic() + channel.timeout
+        while True:
+            try:
+                self._take(numbers, tables, base)
+                return
+            except _BusyError as busy:
+                # The servers learn of a dead worker too, but not all of them as early as this worker.
+                if busy.worker not in lost() or time.monotonic() > deadline:
+                    raise SaveConflictError(str(busy)) from None
+            time.sleep(MAX_POLL_SECONDS)
+
+    def _take(self, numbers: list[int], tables: Sequence[tuple[int, TableSpec, str]], base: Link | None) -> None:
+        self.rows = 0
+        try:
+            for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
+                self._add(endpoint, figures, tables, base)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(
+        self,
+        endpoint: Endpoint,
+        figures: list[int],
+        tables: Sequence[tuple[int, TableSpec, str]],
+        base: Link | None,
+    ) -> None:
+        if len(figures) == _NUMBERS_PER_TABLE * len(tables):
+            rows = figures[2::_NUMBERS_PER_TABLE]
+            self.rows += sum(some for some, kind in zip(rows, self._kinds, strict=True) if kind != "delta")
+            return
+        if len(figures) == 2 and figures[0] == _BUSY:
+            raise _BusyError(endpoint, figures[1])
+        if len(figures) == 2 and figures[0] == _NO_BASE:
+            name = next(spec.name for number, spec, _ in tables if number == figures[1])
+            raise no_base(name, base)
+        raise self._abandoned(endpoint)
+
+    def write(
+        self, place: StorageDir, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
+    ) -> list[SavedTable]:
+        """Have all endpoints write; see :class:`shoal.checkpoint.checkpoint.Moment`.
+
+        Raises
+        ------
+        StorageError
+            A server does not see the directory or cannot write there: the message names it.
+        SnapshotLostError
+            A server had no memory left for the snapshot.
+        ServerLostError, DeadlineExceededError
+            A server is lost or makes no progress.
+        """
+        task = self._prepare(place, stem, version, durable=durable)
+        reports = self._run_until("done", msgspec.structs.replace(task, go=True), told)
+        return join_parts([_decode_saved(*pair) for pair in zip(self._endpoints, reports, strict=True)])
+
+    def check(self, place: StorageDir) -> None:
+        """Check that all endpoints could write there: raises what `write` would raise, writes no slots."""
+        self._prepare(place, f"check-{secrets.token_hex(8)}", 0, durable=False)
+
+    def _prepare(self, place: StorageDir, stem: str, version: int, *, durable: bool) -> WriteTask:
+        """Have all endpoints check the directory; return the task that they are ready for."""
+        where, options = place.to_spec()
+        task = WriteTask(
+            place=where,
+            options=dict(options),
+            patience=self._patience(),
+            token=f"{stem}-look{SLOT_FILE}",
+            content=secrets.token_bytes(16),
+            stem=stem,
+            version=version,
+            durable=durable,
+            tables=[TableRecord.of(spec) for spec in self.specs],
+            kinds=self._kinds,
+        )
+        encode(task)  # raises a TypeError before anything is written
+        try:
+            with place.create(task.token, durable=False) as file:
+                file.write(task.content)
+            self._run_until("ready", task)
+        finally:
+            place.remove(task.token)
+        return task
+
+    def done(self, digest: str) -> None:
+        """Send the servers the digest of the checkpoint: the next delta may refer to it."""
+        try:
+            self._end(digest)
+        except ShoalError as error:
+            # The checkpoint is complete all the same; a server that did not receive this refuses a delta of it.
+            _log.warning("the checkpoint is written, but not all servers have received its digest: %s", error)
+
+
+def _decode_saved(endpoint: Endpoint, report: Report) -> list[SavedTable]:
+    try:
+        return msgspec.msgpack.decode(report.saved, type=list[SavedTable])
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"{endpoint.label} sent a report of the save that cannot be read ({error})") from None

@@ -1,0 +1,158 @@
+"""The worker's side of a save or load by the servers: one task, executed by all endpoints at once.
+
+The exchange is described in protocol/tasks.py.
+
+Threads: a :class:`TaskCoordinator` is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from shoal import _core
+from shoal.cluster.protocol.slot_map import Endpoint
+from shoal.cluster.protocol.tasks import (
+    ERROR_TYPES,
+    MAX_POLL_SECONDS,
+    MIN_PATIENCE_SECONDS,
+    STALL_SECONDS,
+    Report,
+    Task,
+    digest_words,
+    encode,
+)
+from shoal.cluster.worker.channel import Channel
+from shoal.errors import DeadlineExceededError, ProtocolError, ShoalError
+
+__all__ = ["TaskCoordinator"]
+
+Op = _core.Op
+
+_MIN_POLL_SECONDS = 0.001
+_RELEASE_SECONDS = 2.0  # for a server to receive that the task is cancelled
+
+
+class TaskCoordinator:
+    """A task that all endpoints execute. A context manager that cancels an unfinished task.
+
+    Parameters
+    ----------
+    channel : Channel
+    endpoints : sequence of Endpoint
+        All of them.
+    what : str
+        "save" or "load".
+    """
+
+    def __init__(self, channel: Channel, endpoints: Sequence[Endpoint], what: str) -> None:
+        self._channel = channel
+        self._endpoints = endpoints
+        self._what = what
+        self._open = False
+        self._number = 0
+        self.clock = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, numbers: list[int]) -> list[list[int]]:
+        """Begin with the named tables; return the answer of each endpoint."""
+        begun = self._channel.begin(Op.SAVE_BEGIN, 0, payload=[np.array(numbers, np.uint64)], count=len(numbers))
+        self._open = True
+        self._number = begun.call.sequence
+        self.clock = begun.call.clock
+        return [figures.tolist() for figures in begun.result()]
+
+    def _abandoned(self, endpoint: Endpoint) -> ShoalError:
+        return ShoalError(f"{endpoint.label} has cancelled the {self._what} before it began")
+
+    def _patience(self) -> float:
+        return max(self._channel.timeout, MIN_PATIENCE_SECONDS)
+
+    def _run_until(self, state: str, task: Task, told: Callable[[int], None] = lambda rows: None) -> list[Report]:
+        """Send a task until all endpoints report a state."""
+        words = encode(task)
+        reports: dict[int, Report] = {}
+        moved = dict.fromkeys(range(len(self._endpoints)), time.monotonic())
+        rows, pause = 0, _MIN_POLL_SECONDS
+        while True:
+            for k, report in enumerate(self._poll(words)):
+                if report is not None and report != reports.get(k):
+                    reports[k] = report
+                    moved[k] = time.monotonic()
+            if len(reports) == len(self._endpoints) and all(report.state == state for report in reports.values()):
+                told(sum(report.rows for report in reports.values()) - rows)
+                return [reports[k] for k in range(len(self._endpoints))]
+            now = sum(report.rows for report in reports.values())
+            told(now - rows)
+            rows = now
+            for k, at in moved.items():
+                idle = time.monotonic() - at
+                if (k not in reports or reports[k].state != state) and idle > max(STALL_SECONDS, self._channel.timeout):
+                    raise DeadlineExceededError(
+                        f"{self._endpoints[k].label} has made no progress with the {self._what} for {idle:.0f} s: "
+                        f"does its disk, or {task.place}, still answer?"
+                    )
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+
+    def _poll(self, words: bytes) -> list[Report | None]:
+        numbers = np.array([self._number], np.uint64)
+        calls = [
+            self._channel.begin(Op.SAVE_POLL, 0, slot=endpoint.first_slot, payload=[numbers, words], count=1)
+            for endpoint in self._endpoints
+        ]
+        return [self._read(endpoint, *call.result()) for endpoint, call in zip(self._endpoints, calls, strict=True)]
+
+    def _read(self, endpoint: Endpoint, known: bool, words: bytes) -> Report | None:
+        if not known:
+            raise ShoalError(
+                f"{endpoint.label} has cancelled the {self._what}: this worker has sent nothing for too long, or "
+                "the scheduler has declared it dead; the former data is kept"
+            )
+        if not words:
+            return None
+        try:
+            report = msgspec.msgpack.decode(words, type=Report)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(
+                f"{endpoint.label} sent a report of the {self._what} that cannot be read ({error})"
+            ) from None
+        if report.state == "failed":
+            raise ERROR_TYPES.get(report.kind, ShoalError)(f"{endpoint.label}: {report.text}")
+        return report
+
+    def close(self) -> None:
+        """Cancel the task if it is unfinished."""
+        with contextlib.suppress(ShoalError):
+            self._end("", _RELEASE_SECONDS)
+
+    def _end(self, digest: str, timeout: float | None = None) -> None:
+        """End the task on all endpoints: done, for the checkpoint of this digest; cancelled, if there is none."""
+        if not self._open:
+            return
+        self._open = False
+        numbers = [self._number, *digest_words(digest)]
+        calls = [
+            self._channel.begin(
+                Op.SAVE_END, 0, slot=endpoint.first_slot, payload=[np.array(numbers, np.uint64)], count=len(numbers)
+            )
+            for endpoint in self._endpoints
+        ]
+        errors = []
+        for call in calls:
+            try:
+                call.wait(timeout)
+            except ShoalError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
