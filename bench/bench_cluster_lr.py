@@ -46,7 +46,7 @@ address, workers, path, test, batch_size, filters = json.loads(sys.argv[1])
 where = {"filters": shoal.Filters(**filters)} if filters else {}
 with shoal.connect(address, workers=workers, threads=1, timeout=300, **where) as store:
     model = shoal.LogisticRegression(shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5), store)
-    share = shoal.read_criteo(path, batch_size=batch_size).shard(store.rank, workers)
+    share = shoal.read_criteo(path, batch_size=batch_size).split(store.rank, workers)
     store.barrier()
     before, start = store.metrics(), time.perf_counter()
     model.fit(share, progress=False)

@@ -33,7 +33,7 @@ def open_store(arguments: argparse.Namespace) -> shoal.Store:
 def learn(store: shoal.Store, train: shoal.Reader, test: shoal.Reader, directory: str | None) -> None:
     """Do the work of one worker."""
     with shoal.LogisticRegression(OPTIMIZER, store) as model:
-        model.fit(train.shard(store.rank, store.num_workers), progress=False)
+        model.fit(train.split(store.rank, store.num_workers), progress=False)
         done = model.history.passes[-1]
         print(
             f"worker {store.rank} of {store.num_workers}: {done.metrics}, {done.metrics.examples / done.seconds:,.0f}/s"

@@ -61,7 +61,7 @@ def main() -> None:
     with opened as store, tempfile.TemporaryDirectory() as scratch:
         join(store)
         demo.write_log(Path(scratch, "log.tsv"), demo.PlantedModel(seed=1), 20_000, 0)  # the same in every worker
-        mine = shoal.read_criteo(Path(scratch, "log.tsv"), batch_size=128).shard(store.rank, store.num_workers)
+        mine = shoal.read_criteo(Path(scratch, "log.tsv"), batch_size=128).split(store.rank, store.num_workers)
         torch.manual_seed(0)
         model, seen = Net(store), Accumulator()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # of the tower: rows are not parameters

@@ -45,7 +45,7 @@ def learn(store: shoal.Store, data: shoal.Reader, rule: shoal.SGD | shoal.Adagra
     model, seen = Net(store), Accumulator()
     dense = shoal.torch.DenseParameters(store, model.tower, optimizer=rule, name="tower")
     asks = dict.fromkeys([model.wide, model.deep], lambda batch: torch.from_numpy(batch.keys))
-    for batch in shoal.torch.Pipeline(data.shard(store.rank, store.num_workers), asks, staleness=1, store=store):
+    for batch in shoal.torch.Pipeline(data.split(store.rank, store.num_workers), asks, staleness=1, store=store):
         dense.pull()
         model.zero_grad()
         logits = model(batch)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 class Three:
     """Data in three parts."""
 
-    def cut(self, part_bytes):
+    def splits(self, part_bytes):
         return [self] * 3
 
     def position(self):

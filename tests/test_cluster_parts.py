@@ -136,4 +136,4 @@ def test_a_local_store_has_all_parts_to_itself(data):
         parts = list(store.parts(reader, part_bytes=1000))
         keys = [key for part in parts for batch in part for key in batch.keys.tolist()]
     assert keys == list(range(EXAMPLES))
-    assert len(parts) == len(reader.cut(1000)) > 4
+    assert len(parts) == len(reader.splits(1000)) > 4

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: the keys of a CSV of the same table, whatever the types; rows, shards and positions; damage."""
+"""Parquet and Arrow: the keys of a CSV of the same table, whatever the types; rows, splits and positions; damage."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_label_may_be_text():
     assert only(read_arrow(table, label="y", positive="yes")).labels.tolist() == [1, 0, 1]
 
 
-# ---- rows, shards, positions ----
+# ---- rows, splits, positions ----
 
 
 def test_batches_are_of_the_size_asked_for_and_run_on_from_file_to_file(file):
@@ -174,11 +174,11 @@ def test_batches_are_of_the_size_asked_for_and_run_on_from_file_to_file(file):
     assert reader.progress() == 1.0
 
 
-def test_shards_hold_each_row_once(file):
+def test_splits_hold_each_row_once(file):
     path = file(numbered(40_000))
     for whole in (read_parquet(path, label="y", numeric=["n"]), read_arrow(numbered(40_000), label="y", numeric=["n"])):
         for n in (1, 2, 3, 7):
-            parts = [np.concatenate([b.values for b in whole.shard(rank, n)]).tolist() for rank in range(n)]
+            parts = [np.concatenate([b.values for b in whole.split(rank, n)]).tolist() for rank in range(n)]
             assert [value for part in parts for value in part] == list(range(40_000))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -188,7 +188,7 @@ def test_a_position_goes_on_with_the_very_next_row(file):
     memory = numbered(23_000)
     for make in (
         lambda: read_parquet(paths, label="y", numeric=["n"], batch_size=1700),
-        lambda: read_parquet(paths, label="y", numeric=["n"], batch_size=1700).shard(1, 3),
+        lambda: read_parquet(paths, label="y", numeric=["n"], batch_size=1700).split(1, 3),
         lambda: read_arrow(memory, label="y", numeric=["n"], batch_size=1700),
     ):
         reader = make()
@@ -206,7 +206,7 @@ def test_a_stream_has_one_pass_and_is_not_cut():
     with pytest.raises(ValueError, match="RecordBatchReader was read already, and a stream has one pass"):
         list(reader)
     with pytest.raises(ValueError, match="is a stream, which is read once"):
-        reader.shard(0, 2)
+        reader.split(0, 2)
 
 
 def test_what_has_no_rows_has_no_batches(file):

@@ -76,7 +76,7 @@ def test_a_label_may_be_text(file):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_file_has_its_own_header_with_the_columns_in_any_order(file, threads):
     paths = [file("y,a,b\n1,p,q\n", "1.csv"), file("b,unused,a,y\nq,z,p,1\n", "2.csv")]
-    first, second = read_csv(paths, label="y", categorical=["a", "b"], batch_size=1, threads=threads)
+    first, second = read_csv(paths, label="y", categorical=["a", "b"], batch_size=1, reader_threads=threads)
     assert first.keys.tolist() == [key("a", "p"), key("b", "q")]
     assert sorted(second.keys) == sorted(first.keys)
 
@@ -89,19 +89,19 @@ def test_files_without_a_header_have_names(file):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_shards_positions_and_streams_know_the_header(file, pack, threads):
+def test_splits_positions_and_streams_know_the_header(file, pack, threads):
     lines = b"".join(b"%d,%d\n" % (i % 2, i) for i in range(80_000))
     path = file(pack(b"y,n\r\n" + lines))
-    reader = read_csv(path, label="y", numeric=["n"], batch_size=9000, threads=threads)
+    reader = read_csv(path, label="y", numeric=["n"], batch_size=9000, reader_threads=threads)
     want = list(range(80_000))
     assert np.concatenate([batch.values for batch in reader]).tolist() == want
-    parts = [batch.values.tolist() for rank in range(3) for batch in reader.shard(rank, 3)]
+    parts = [batch.values.tolist() for rank in range(3) for batch in reader.split(rank, 3)]
     assert sorted(value for part in parts for value in part) == want
     batches = iter(reader)
     next(batches), next(batches)
     resumed = reader.resume(reader.position())
     assert np.concatenate([batch.values for batch in resumed]).tolist() == want[18_000:]
-    stream = read_csv(io.BytesIO(path.read_bytes()), label="y", numeric=["n"], threads=threads)
+    stream = read_csv(io.BytesIO(path.read_bytes()), label="y", numeric=["n"], reader_threads=threads)
     assert np.concatenate([batch.values for batch in stream]).tolist() == want
     stream = read_csv(io.BytesIO(path.read_bytes()), label="y", numeric=["n"])
     stream = stream.resume(reader.position() | {"files": stream.position()["files"]})

@@ -34,7 +34,7 @@ def ads(tmp_path):
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_csv_tells_columns(ads, batch_size, threads):
-    reader = shoal.read_csv(ads, label="click", numeric=["price"], batch_size=batch_size, threads=threads)
+    reader = shoal.read_csv(ads, label="click", numeric=["price"], batch_size=batch_size, reader_threads=threads)
     site, price, ad = named("site", "price", "ad")
     expected = [[site, price, ad], [price, ad], [site, ad], [site, price, ad]]
     assert told(reader.with_fields()) == expected
@@ -75,13 +75,13 @@ def test_names_and_fields_go_together(ads):
     assert sorted(names.values()) == ["ad=7", "ad=8", "ad=9", "price", "site=a", "site=b"]
 
 
-def test_a_resumed_reader_and_a_shard_go_on_telling(ads):
+def test_a_resumed_reader_and_a_split_go_on_telling(ads):
     reader = shoal.read_csv(ads, label="click", numeric=["price"], batch_size=2).with_fields()
     first = next(iter(reader))
     rest = told(reader.resume(reader.position()))
     assert first.fields is not None
     assert rest == told(reader)[2:]
-    assert told(reader.shard(0, 2)) + told(reader.shard(1, 2)) == told(reader)
+    assert told(reader.split(0, 2)) + told(reader.split(1, 2)) == told(reader)
 
 
 def test_what_makes_batches_of_batches_keeps_fields(ads):

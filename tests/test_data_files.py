@@ -1,4 +1,4 @@
-"""Files: paths, patterns, lists, streams and URLs; shards and batches over several of them."""
+"""Files: paths, patterns, lists, streams and URLs; splits and batches over several of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def days(tmp_path):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_list_is_read_in_its_order_and_batches_run_on(days, threads):
     paths = [days / "day_0.txt", str(days / "day_1.txt"), days / "day_2.txt"]
-    reader = read_libsvm(paths, batch_size=70, threads=threads)
+    reader = read_libsvm(paths, batch_size=70, reader_threads=threads)
     assert [len(batch) for batch in reader] == [70, 70, 70, 70, 20]
     assert keys_of(reader) == list(range(300))
     assert keys_of(read_libsvm(paths[::-1])) == [*range(105, 300), *range(100, 105), *range(100)]
@@ -59,20 +59,20 @@ def test_a_name_with_the_signs_of_a_pattern_is_a_name_if_there_is_such_a_file(tm
     assert keys_of(read_libsvm(tmp_path / "a[1].txt")) == [0, 1, 2]
 
 
-def test_of_many_files_each_belongs_to_one_shard_and_few_are_cut(days):
+def test_of_many_files_each_belongs_to_one_split_and_few_are_cut(days):
     reader = read_libsvm(days / "day_*.txt", batch_size=10)
-    assert keys_of(reader.shard(1, 3)) == list(range(100, 105))
-    assert keys_of(reader.shard(0, 2)) == [*range(100), *range(105, 300)]
+    assert keys_of(reader.split(1, 3)) == list(range(100, 105))
+    assert keys_of(reader.split(0, 2)) == [*range(100), *range(105, 300)]
     for n in (4, 5, 11):
-        assert sorted(key for rank in range(n) for key in keys_of(reader.shard(rank, n))) == list(range(300))
-    assert keys_of(reader.shard(1, 4)) == list(range(26, 51))  # a quarter of the bytes of the plain one
+        assert sorted(key for rank in range(n) for key in keys_of(reader.split(rank, n))) == list(range(300))
+    assert keys_of(reader.split(1, 4)) == list(range(26, 51))  # a quarter of the bytes of the plain one
 
 
 def test_an_error_names_its_file_and_the_line_in_it(days):
     (days / "day_1.txt").write_bytes(b"1 1:1\n1 bad\n")
     for threads in (1, 2):
         with pytest.raises(ValueError, match=r"day_1\.txt, line 2, column 3"):
-            list(read_libsvm(days / "day_*.txt", threads=threads))
+            list(read_libsvm(days / "day_*.txt", reader_threads=threads))
 
 
 def test_progress_counts_the_bytes_of_all_files(days):
@@ -144,7 +144,7 @@ def test_a_stream_that_comes_slowly_is_read_whole():
 def test_a_stream_is_neither_cut_nor_pickled_and_must_be_binary():
     reader = read_libsvm(io.BytesIO(b""))
     with pytest.raises(ValueError, match="is a stream, which is read once: write the data to a file to cut it"):
-        reader.shard(0, 2)
+        reader.split(0, 2)
     with pytest.raises(TypeError, match="is a stream of this process: pass a file"):
         pickle.dumps(reader)
     with pytest.raises(TypeError, match="reads text: open it with 'rb'"):
@@ -178,11 +178,11 @@ def memory():
 def test_a_url_is_read_as_a_file_is(memory, threads):
     memory.pipe("/logs/day_0.txt", numbered(0, 50_000))
     memory.pipe("/logs/day_1.txt.gz", gzip.compress(numbered(50_000, 60_000)))
-    reader = read_libsvm("memory://logs/day_*", batch_size=777, threads=threads)
+    reader = read_libsvm("memory://logs/day_*", batch_size=777, reader_threads=threads)
     assert keys_of(reader) == list(range(60_000))
     assert [os.path.basename(path) for path in reader.paths] == ["day_0.txt", "day_1.txt.gz"]
     one = read_libsvm("memory://logs/day_0.txt", batch_size=10_000)
-    assert sorted(key for rank in range(3) for key in keys_of(one.shard(rank, 3))) == list(range(50_000))
+    assert sorted(key for rank in range(3) for key in keys_of(one.split(rank, 3))) == list(range(50_000))
     next(iter(one))
     assert keys_of(one.resume(one.position())) == list(range(10_000, 50_000))
 
@@ -217,9 +217,9 @@ def test_files_of_s3(monkeypatch):
         options = {"endpoint_url": endpoint, "skip_instance_cache": True}
         reader = read_libsvm("s3://ads/day_*", batch_size=9000, storage_options=options)
         assert keys_of(reader) == list(range(50_000))
-        assert keys_of(pickle.loads(pickle.dumps(reader)).shard(1, 2)) == list(range(40_000, 50_000))
+        assert keys_of(pickle.loads(pickle.dumps(reader)).split(1, 2)) == list(range(40_000, 50_000))
         one = read_libsvm("s3://ads/day_0.txt", batch_size=9000, storage_options=options)
-        assert sorted(key for rank in range(3) for key in keys_of(one.shard(rank, 3))) == list(range(40_000))
+        assert sorted(key for rank in range(3) for key in keys_of(one.split(rank, 3))) == list(range(40_000))
         batches = iter(one)
         next(batches), next(batches)
         assert keys_of(one.resume(one.position())) == list(range(18_000, 40_000))

@@ -51,21 +51,21 @@ def test_every_format_with_fields_has_them(tmp_path, threads):
     path = tmp_path / "x"
     data = b"1 0:3:1 1:17:0.5 1:5:2\n0 0:4:1\n1 1:1:1 0:1:3 0:9:4\n"
     path.write_bytes(data)
-    reader = read_libffm(path, interactions=[(0, 1), (1, 1)], batch_size=2, threads=threads)
+    reader = read_libffm(path, interactions=[(0, 1), (1, 1)], batch_size=2, reader_threads=threads)
     check(reader, rows_of(data, libffm_row)[0], [(0, 1), (1, 1)])
     data = b"1 |user ann |ad 7:0.5 8\n0 |ad 9 |user bob:2 |site x\n"
     path.write_bytes(data)
     pairs = [(field("user"), field("ad")), (field("user"), field("site")), (field("ad"), field("site"))]
-    reader = read_vw(path, interactions=["user", "ad", "site"], batch_size=1, threads=threads)
+    reader = read_vw(path, interactions=["user", "ad", "site"], batch_size=1, reader_threads=threads)
     check(reader, rows_of(data, vw_row)[0], pairs)
     data = b"1,a,b,3\n0,,c,4\n"
     path.write_bytes(b"y,s,t,n\n" + data)
-    reader = read_csv(path, label="y", numeric=["n"], interactions=[("s", "t"), ("n", "t")], threads=threads)
+    reader = read_csv(path, label="y", numeric=["n"], interactions=[("s", "t"), ("n", "t")], reader_threads=threads)
     fields = [field(name) for name in "ystn"]
     rows = rows_of(data, lambda line: csv_row(line, list("lccn"), fields))[0]
     check(reader, rows, [(field("s"), field("t")), (field("n"), field("t"))])
     path.write_bytes(b"1\t20" + b"\t" * 12 + b"\t68fd1e64\tx" + b"\t" * 24 + b"\n")
-    (batch,) = read_criteo(path, interactions=[("I1", "C1"), (14, 15)], threads=threads)
+    (batch,) = read_criteo(path, interactions=[("I1", "C1"), (14, 15)], reader_threads=threads)
     keys = [int(k) for k in batch.keys]
     features = [(k, np.float32(1), f) for k, f in zip(keys[:3], (1, 14, 15), strict=True)]
     assert keys == [k for k, _ in interacting(features, [(1, 14), (14, 15)])]

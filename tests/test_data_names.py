@@ -124,7 +124,7 @@ def test_every_feature_of_a_file_has_the_name_that_a_slow_reader_gives_it(tmp_pa
     names = FeatureNames()
     plain = READERS[form](path, batch_size=size, on_error="skip")
     for got, expected in zip(
-        READERS[form](path, batch_size=size, on_error="skip", threads=threads, names=names), plain, strict=True
+        READERS[form](path, batch_size=size, on_error="skip", reader_threads=threads, names=names), plain, strict=True
     ):
         assert got.keys.tolist() == expected.keys.tolist()
     expected = oracle(form, text)
@@ -145,7 +145,7 @@ def test_names_are_kept_over_batches_growth_of_rows_blocks_files_and_passes(rng,
     expected = oracle("vw", b"".join(path.read_bytes() for path in paths))
     for threads in (1, 2):
         names = FeatureNames()
-        reader = shoal.read_vw(paths, batch_size=700, threads=threads, names=names)
+        reader = shoal.read_vw(paths, batch_size=700, reader_threads=threads, names=names)
         for _ in range(2):
             for _ in reader:
                 pass
@@ -153,7 +153,7 @@ def test_names_are_kept_over_batches_growth_of_rows_blocks_files_and_passes(rng,
     shards = FeatureNames()
     whole = shoal.read_vw(paths[0], names=shards)
     for rank in range(3):
-        for _ in whole.shard(rank, 3):
+        for _ in whole.split(rank, 3):
             pass
     assert dict(shards) == oracle("vw", paths[0].read_bytes())
 
@@ -169,7 +169,7 @@ def test_a_feature_of_a_table_is_named_by_its_column_and_cell(tmp_path):
 
     for threads in (1, 2):
         names = FeatureNames()
-        for _ in shoal.read_csv(paths, label="click", numeric=["price"], threads=threads, names=names):
+        for _ in shoal.read_csv(paths, label="click", numeric=["price"], reader_threads=threads, names=names):
             pass
         named = {key(c, v): f"{c}={v}" for c, v in expected} | {key("price", ""): "price"}
         assert dict(names) == named
@@ -219,7 +219,7 @@ def test_features_made_of_two_are_named_by_both(tmp_path_factory, rows, pairs, s
     path = tmp_path_factory.mktemp("names") / "x.vw"
     path.write_text("".join("1 " + "".join(f"|{f} {n} " for f, n in row) + "| x\n" for row in rows))
     names = FeatureNames()
-    made = shoal.read_vw(path, batch_size=size, threads=threads, interactions=pairs, names=names)
+    made = shoal.read_vw(path, batch_size=size, reader_threads=threads, interactions=pairs, names=names)
     got = [key for batch in made for key in batch.keys.tolist()]
     expected = {token_key(token_key(0, b""), b"x"): "x"}
     for row in rows:

@@ -85,7 +85,7 @@ def test_batches_do_not_depend_on_where_blocks_end(tmp_path_factory, lines, bloc
     path = tmp_path_factory.mktemp("blocks") / "x"
     path.write_bytes(data)
     source = Lines(LocalFile(str(path)), 0, 1, block_bytes=block, line_limit_bytes=1000)
-    parts = [part for part in fill([Source(0, source)], LIBSVM, batch_size, skip=True, threads=threads) if part]
+    parts = [part for part in fill([Source(0, source)], LIBSVM, batch_size, skip=True, reader_threads=threads) if part]
     batches = [batch for part in parts for batch, _ in part.batches]
     rows, malformed = rows_of(data, libsvm_row)
     assert bits([row for batch in batches for row in rows_of_batch(batch)]) == bits(rows)
@@ -125,20 +125,20 @@ def test_an_empty_file_has_no_batches(file, read):
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_the_shards_of_a_file_hold_each_line_once(file, packer):
+def test_the_splits_of_a_file_hold_each_line_once(file, packer):
     reader = read_libsvm(file(PACKERS[packer](numbered(300_000))), batch_size=5000)
     for n in (1, 2, 3):
-        shards = [keys_of(reader.shard(rank, n)) for rank in range(n)]
+        shards = [keys_of(reader.split(rank, n)) for rank in range(n)]
         assert sorted(key for shard in shards for key in shard) == list(range(300_000))
         assert all(shard == sorted(shard) for shard in shards)
         assert all(shards)
 
 
-def test_tiny_files_have_all_their_lines_in_any_number_of_shards(file):
+def test_tiny_files_have_all_their_lines_in_any_number_of_splits(file):
     for count in range(5):
         reader = read_libsvm(file(numbered(count)[:-1]))
         for n in (1, 2, 3, 4, 5, 7, 8, 16, 39):
-            assert [key for rank in range(n) for key in keys_of(reader.shard(rank, n))] == list(range(count))
+            assert [key for rank in range(n) for key in keys_of(reader.split(rank, n))] == list(range(count))
 
 
 # ---- what a reader tells ----
@@ -149,17 +149,17 @@ def test_a_reader_tells_what_it_was_made_of(file):
     reader = read_libsvm(path, batch_size=np.int64(5))
     assert (reader.path, reader.batch_size, reader.skipped, reader.progress()) == (str(path), 5, 0, 0.0)
     assert repr(reader) == f"<Reader libsvm {str(path)!r}, batches of 5>"
-    assert repr(read_criteo(path).shard(1, 3)) == f"<Reader criteo {str(path)!r}, shard 1 of 3, batches of 8192>"
+    assert repr(read_criteo(path).split(1, 3)) == f"<Reader criteo {str(path)!r}, split 1 of 3, batches of 8192>"
 
 
-def test_a_shard_keeps_batch_size_and_on_error(file):
-    shard = read_libsvm(file(b"bad\n" + numbered(10)), batch_size=3, on_error="skip").shard(0, 1)
+def test_a_split_keeps_batch_size_and_on_error(file):
+    shard = read_libsvm(file(b"bad\n" + numbered(10)), batch_size=3, on_error="skip").split(0, 1)
     assert [len(batch) for batch in shard] == [3, 3, 3, 1]
     assert shard.skipped == 1
 
 
 def test_a_reader_can_be_pickled_also_in_the_middle_of_a_pass(file):
-    reader = read_libsvm(file(numbered(100)), batch_size=10).shard(1, 2)
+    reader = read_libsvm(file(numbered(100)), batch_size=10).split(1, 2)
     for _ in reader:
         assert keys_of(pickle.loads(pickle.dumps(reader))) == keys_of(reader)
 
@@ -218,7 +218,7 @@ def test_a_file_that_went_away_is_an_error_of_the_pass(file):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": -5}, "batch_size is -5"),
         ({"on_error": "ignore"}, "on_error is 'ignore': pass 'raise' or 'skip'"),
-        ({"threads": 0}, "threads is 0"),
+        ({"reader_threads": 0}, "reader_threads is 0"),
     ],
 )
 def test_parameters_out_of_range_are_refused(file, change, complaint):
@@ -227,9 +227,9 @@ def test_parameters_out_of_range_are_refused(file, change, complaint):
 
 
 @pytest.mark.parametrize(("rank", "n"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_shard_out_of_range_is_refused(file, rank, n):
-    with pytest.raises(ValueError, match=f"shard {rank} of {n}: pass a rank from 0"):
-        read_libsvm(file(b"")).shard(rank, n)
+def test_a_split_out_of_range_is_refused(file, rank, n):
+    with pytest.raises(ValueError, match=f"split {rank} of {n}: pass a rank from 0"):
+        read_libsvm(file(b"")).split(rank, n)
 
 
 def test_numbers_that_are_not_whole_are_refused(file):
@@ -237,12 +237,12 @@ def test_numbers_that_are_not_whole_are_refused(file):
     with pytest.raises(TypeError):
         read_libsvm(reader.path, batch_size=1.5)
     with pytest.raises(TypeError):
-        reader.shard(0.5, 2)
+        reader.split(0.5, 2)
 
 
-def test_a_shard_is_not_cut_again(file):
-    with pytest.raises(ValueError, match=r"shard 0 of 2, .* is a shard already: take shard"):
-        read_libsvm(file(b"")).shard(0, 2).shard(0, 2)
+def test_a_split_is_not_cut_again(file):
+    with pytest.raises(ValueError, match=r"split 0 of 2, .* is a split already: take split"):
+        read_libsvm(file(b"")).shard(0, 2).split(0, 2)
 
 
 def test_an_error_names_file_line_column_byte_and_text(file):
@@ -273,14 +273,14 @@ def test_an_error_shows_bytes_that_are_no_text(file):
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_an_error_in_a_shard_names_the_line_of_the_whole_file(file, packer):
+def test_an_error_in_a_split_names_the_line_of_the_whole_file(file, packer):
     lines = numbered(300_000).splitlines(keepends=True)
     lines[270_001] = b"1 bad\n"
     reader = read_libsvm(file(PACKERS[packer](b"".join(lines))))
     messages = []
     for rank in range(3):
         try:
-            list(reader.shard(rank, 3))
+            list(reader.split(rank, 3))
         except ValueError as error:
             messages.append(str(error))
     (message,) = messages

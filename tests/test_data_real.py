@@ -20,13 +20,13 @@ from shoal.data import read_arrow, read_csv, read_libsvm, read_parquet, read_vw
         ("reuters_moneyfx.trn.bz2", 7_770, 339_837, 538),
     ],
 )
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_real_file_has_its_rows_features_and_positive_labels(shoal_data, name, rows, features, positive, shards):
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_real_file_has_its_rows_features_and_positive_labels(shoal_data, name, rows, features, positive, num_splits):
     path = shoal_data / "libsvm" / name
     if not path.exists():
         pytest.skip(f"SHOAL_DATA has no libsvm/{name}")
     reader = read_libsvm(path)
-    batches = [batch for rank in range(shards) for batch in reader.shard(rank, shards)]
+    batches = [batch for rank in range(num_splits) for batch in reader.split(rank, num_splits)]
     assert sum(map(len, batches)) == rows
     assert sum(batch.nnz for batch in batches) == features
     assert sum(batch.labels.sum() for batch in batches) == positive

@@ -1,4 +1,4 @@
-"""Resume: a saved position continues with the very next example, whatever the files, shards, threads and faults."""
+"""Resume: a saved position continues with the very next example, whatever the files, splits, threads and faults."""
 
 from __future__ import annotations
 
@@ -60,18 +60,21 @@ def check_every_position(make, content=rows):
 @given(texts=TEXTS, size=st.integers(1, 5), threads=st.sampled_from([1, 2]))
 def test_every_position_of_every_list_of_files(tmp_path_factory, packer, texts, size, threads):
     paths = write(tmp_path_factory.mktemp("resume"), texts, packer)
-    check_every_position(lambda: read_libsvm(paths, batch_size=size, on_error="skip", threads=threads))
+    check_every_position(lambda: read_libsvm(paths, batch_size=size, on_error="skip", reader_threads=threads))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("packer", ["plain", "gzip"])
-def test_positions_in_shards_of_files_of_many_blocks(tmp_path, packer, threads):
+def test_positions_in_splits_of_files_of_many_blocks(tmp_path, packer, threads):
     lines = [b"%d %d:1\n" % (i % 2, i) for i in range(100_000)]
     paths = write(tmp_path, [b"".join(lines), b"".join(lines[:40_000])], packer)
     for given_paths, n in ((paths[:1], 3), (paths, 2), (paths, 3)):
         for rank in range(n):
             check_every_position(
-                lambda p=given_paths, r=rank, n=n: read_libsvm(p, batch_size=17_000, threads=threads).shard(r, n), keys
+                lambda p=given_paths, r=rank, n=n: read_libsvm(p, batch_size=17_000, reader_threads=threads).split(
+                    r, n
+                ),
+                keys,
             )
 
 
@@ -79,12 +82,12 @@ def test_positions_in_shards_of_files_of_many_blocks(tmp_path, packer, threads):
 @pytest.mark.parametrize("resumed", [1, 2])
 def test_a_position_means_the_same_for_other_threads_and_another_batch_size(tmp_path, made, resumed):
     text = b"".join(b"%d |n %d\n" % (i % 2, i) for i in range(60_000))
-    reader = read_vw(write(tmp_path, [text, text]), batch_size=30_011, threads=made)
+    reader = read_vw(write(tmp_path, [text, text]), batch_size=30_011, reader_threads=made)
     whole = keys(reader)
     done = 0
     for batch in reader:
         done += len(batch)
-        other = read_vw(reader.paths, batch_size=999, threads=resumed).resume(reader.position())
+        other = read_vw(reader.paths, batch_size=999, reader_threads=resumed).resume(reader.position())
         assert keys(other) == whole[done:]
     assert done == len(whole)
 
@@ -108,14 +111,14 @@ def test_an_error_behind_a_position_names_the_line_of_the_file(tmp_path):
     for packer in PACKERS:
         (path,) = write(tmp_path, [b"".join(lines)], packer)
         for threads in (1, 2):
-            reader = read_libsvm(path, batch_size=100, threads=threads)
+            reader = read_libsvm(path, batch_size=100, reader_threads=threads)
             batches = iter(reader)
             for _ in range(3):
                 next(batches)
             with pytest.raises(
                 ValueError, match=f"line 778, column 3 .the line begins at byte {len(b''.join(lines[:777]))}"
             ):
-                list(read_libsvm(path, threads=threads).resume(reader.position()))
+                list(read_libsvm(path, reader_threads=threads).resume(reader.position()))
 
 
 def test_a_file_that_has_changed_is_an_error_that_names_it(tmp_path):
@@ -132,12 +135,12 @@ def test_a_file_that_has_changed_is_an_error_that_names_it(tmp_path):
     [
         ({"format": "vw"}, "one in vw data of .*x, and this reader is of libsvm data"),
         ({"files": [["other", 3]]}, "one in libsvm data of other, and"),
-        ({"files": None}, "is no position: pass what position"),
-        ({"place": [0, 0]}, "is no position"),
-        ({"place": [0, -1, 0, 0]}, "is none in 1 files"),
-        ({"place": [1, 0, 0, 0]}, "is none in 1 files"),
-        ({"place": [0.5, 0, 0, 0]}, "is no position"),
-        ({"shard": [2, 2]}, "shard 2 of 2"),
+        ({"files": None}, "is not a position: pass what position"),
+        ({"place": [0, 0]}, "is not a position"),
+        ({"place": [0, -1, 0, 0]}, "is not in 1 files"),
+        ({"place": [1, 0, 0, 0]}, "is not in 1 files"),
+        ({"place": [0.5, 0, 0, 0]}, "is not a position"),
+        ({"shard": [2, 2]}, "split 2 of 2"),
     ],
 )
 def test_what_is_no_position_is_refused(tmp_path, change, complaint):
@@ -145,18 +148,20 @@ def test_what_is_no_position_is_refused(tmp_path, change, complaint):
     reader = read_libsvm(tmp_path / "x")
     with pytest.raises(ValueError, match=complaint):
         reader.resume(reader.position() | change)
-    with pytest.raises(ValueError, match="is no position"):
+    with pytest.raises(ValueError, match="is not a position"):
         reader.resume({})
 
 
 # ---- files in another order ------------------------------------------------------------------------------------------
 
 
-@given(texts=TEXTS, size=st.integers(1, 5), threads=st.sampled_from([1, 2]), shards=st.integers(1, 3), data=st.data())
-def test_files_in_another_order_are_the_list_in_that_order(tmp_path_factory, texts, size, threads, shards, data):
+@given(
+    texts=TEXTS, size=st.integers(1, 5), threads=st.sampled_from([1, 2]), num_splits=st.integers(1, 3), data=st.data()
+)
+def test_files_in_another_order_are_the_list_in_that_order(tmp_path_factory, texts, size, threads, num_splits, data):
     paths = write(tmp_path_factory.mktemp("order"), texts)
     order = data.draw(st.permutations(range(len(paths))))
-    how = {"batch_size": size, "threads": threads, "on_error": "skip"}
+    how = {"batch_size": size, "reader_threads": threads, "on_error": "skip"}
     ordered = read_libsvm(paths, **how).in_order(order)
     assert rows(ordered) == rows(read_libsvm([paths[i] for i in order], **how))
     assert rows(ordered) == rows(ordered)
@@ -166,8 +171,8 @@ def test_files_in_another_order_are_the_list_in_that_order(tmp_path_factory, tex
     batches = list(ordered)
     position = through_json(ordered.position())
     assert rows(read_libsvm(paths, **how).resume(position)) == []
-    parts = [rows(read_libsvm(paths, **how).in_order(order).shard(rank, shards)) for rank in range(shards)]
-    plain = [rows(read_libsvm(paths, **how).shard(rank, shards)) for rank in range(shards)]
+    parts = [rows(read_libsvm(paths, **how).in_order(order).split(rank, num_splits)) for rank in range(num_splits)]
+    plain = [rows(read_libsvm(paths, **how).split(rank, num_splits)) for rank in range(num_splits)]
     assert [sorted(map(repr, part)) for part in parts] == [sorted(map(repr, part)) for part in plain]
     assert sum(map(len, parts)) == sum(map(len, batches))
 
@@ -185,5 +190,5 @@ def test_an_order_that_is_none_is_refused(tmp_path):
         reader.resume(position).in_order([1, 0])
     with pytest.raises(ValueError, match=r"\[0, 0\] is no order of 2 files"):
         reader.resume({**position, "order": [0, 0]})
-    with pytest.raises(ValueError, match="is no position"):
+    with pytest.raises(ValueError, match="is not a position"):
         reader.resume({**position, "order": 7})

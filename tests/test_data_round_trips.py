@@ -38,7 +38,7 @@ def read_back(folder, form, lines, block, size, threads):
     path = folder.mktemp("text") / "x"
     path.write_bytes(b"".join(lines))
     source = Lines(LocalFile(str(path)), block_bytes=block)
-    parts = fill([Source(0, source)], form, size, skip=False, threads=threads)
+    parts = fill([Source(0, source)], form, size, skip=False, reader_threads=threads)
     rows = []
     for batch in (batch for part in parts if part for batch, _ in part.batches):
         values = np.ones(batch.nnz, np.float32) if batch.values is None else batch.values

@@ -30,10 +30,10 @@ PACKERS = {
 TEXTS = st.lists(st.sampled_from([b"\n", b"a", b"bc", b"\r", b"0123456789"]), max_size=40).map(b"".join)
 
 
-def lines_of(path, rank=0, shards=1, **options):
+def lines_of(path, rank=0, num_splits=1, **options):
     """The lines with the offset of each, as the blocks give them."""
     found = []
-    for text, offset, _, _ in Lines(LocalFile(str(path)), rank, shards, **options):
+    for text, offset, _, _ in Lines(LocalFile(str(path)), rank, num_splits, **options):
         for line in bytes(text).splitlines(keepends=True) if b"\r" not in bytes(text) else split(bytes(text)):
             found.append((offset, line))
             offset += len(line)
@@ -74,7 +74,7 @@ def test_blocks_of_any_size_hold_every_line_once_and_in_order(write, packer, dat
 
 
 @given(data=TEXTS, block=st.integers(1, 70))
-def test_a_shard_of_a_plain_file_holds_the_lines_whose_first_byte_is_in_its_range(write, data, block):
+def test_a_split_of_a_plain_file_holds_the_lines_whose_first_byte_is_in_its_range(write, data, block):
     path = write(data)
     for n in {*range(1, 9), len(data), len(data) + 1, 3 * len(data) + 1}:
         if n > 0:
@@ -86,7 +86,7 @@ def test_a_shard_of_a_plain_file_holds_the_lines_whose_first_byte_is_in_its_rang
 
 @pytest.mark.parametrize("packer", ["gzip", "xz"])
 @given(data=TEXTS, block=st.integers(1, 40))
-def test_a_shard_of_a_compressed_file_holds_the_lines_that_end_in_its_blocks(write, packer, data, block):
+def test_a_split_of_a_compressed_file_holds_the_lines_that_end_in_its_blocks(write, packer, data, block):
     path = write(PACKERS[packer](data))
     for n in (1, 2, 3, 7):
         for rank in range(n):
@@ -108,7 +108,7 @@ def test_lines_passed_over_are_counted_in_front_of_those_that_follow(write, data
 
 
 @given(data=TEXTS, block=st.integers(1, 40), n=st.integers(1, 9))
-def test_the_lines_before_a_shard_of_a_plain_file_can_be_counted(write, data, block, n):
+def test_the_lines_before_a_split_of_a_plain_file_can_be_counted(write, data, block, n):
     path = write(data)
     for rank in range(n):
         lines = Lines(LocalFile(str(path)), rank, n, block_bytes=block, line_limit_bytes=10**6)
@@ -139,7 +139,7 @@ def test_the_line_limit_is_exact_whatever_the_blocks(write, packer, behind, fron
     assert caught.value.offset == len(front)
 
 
-def test_a_line_that_begins_in_a_shard_is_held_to_the_limit_where_it_goes_on_behind_it(write):
+def test_a_line_that_begins_in_a_split_is_held_to_the_limit_where_it_goes_on_behind_it(write):
     path = write(b"a\n" * 10 + b"x" * 100 + b"\n")
     assert lines_of(path, 2, 3, block_bytes=8, line_limit_bytes=20) == []
     with pytest.raises(LineTooLongError):

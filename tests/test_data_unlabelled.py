@@ -83,7 +83,7 @@ def test_unlabelled_data_has_the_features_of_labelled_data_and_is_predicted_so(f
             path = tmp_path / what
             path.write_text(lines(form, label))
             for threads in (1, 3):
-                data = reader(form, path, batch_size=70, threads=threads)
+                data = reader(form, path, batch_size=70, reader_threads=threads)
                 assert contents(data.unlabelled()) == expected, what
                 assert model.predict_proba(data).tobytes() == probabilities
                 assert all(np.isnan(batch.labels).all() for batch in data.unlabelled())
@@ -154,7 +154,7 @@ def test_of_files_without_a_header_each_line_may_have_the_label_or_not(tmp_path:
         list(shoal.read_csv(path, **how).unlabelled())
 
 
-def test_a_position_and_shards_hold_without_labels(tmp_path: Path) -> None:
+def test_a_position_and_splits_hold_without_labels(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(lines("csv", MISSING["missing"]))
     data = reader("csv", path, batch_size=64).unlabelled()
@@ -164,7 +164,7 @@ def test_a_position_and_shards_hold_without_labels(tmp_path: Path) -> None:
     position = json.loads(json.dumps(data.position()))
     passing.close()
     assert first + contents(reader("csv", path, batch_size=64).unlabelled().resume(position)) == whole
-    assert sum(len(batch) for rank in range(3) for batch in data.shard(rank, 3)) == ROWS
+    assert sum(len(batch) for rank in range(3) for batch in data.split(rank, 3)) == ROWS
 
 
 def test_a_reader_of_no_label_column_takes_all_others_as_they_are(tmp_path: Path) -> None:

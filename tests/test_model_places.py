@@ -310,7 +310,7 @@ def test_a_fit_on_s3_goes_on_to_the_bits_of_one_that_never_stopped(
             data = shoal.read_libsvm(log, batch_size=50)
             plan: dict[str, Any] = {"epochs": 2 if patience is None else 6, "patience": patience, "warm_up": False}
             model.fit(
-                data, valid=data.shard(0, 4), directory=directory, checkpoint_every=3, progress=False, **plan, **more
+                data, valid=data.split(0, 4), directory=directory, checkpoint_every=3, progress=False, **plan, **more
             )
             return learned(model)
 

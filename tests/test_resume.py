@@ -83,7 +83,7 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
         with shoal.local(threads=1, slots=64) as store:
             model: Model = make(store, **settings)
             data = reader(log)
-            plan = {"epochs": 2, "valid": data.shard(0, 4), "seed": 3, "progress": False, **how}
+            plan = {"epochs": 2, "valid": data.split(0, 4), "seed": 3, "progress": False, **how}
             model.fit(data, directory=directory, checkpoint_every=3, resume=resume, **plan)
             return learned(model)
 
@@ -179,7 +179,7 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
             assert model.examples == 0
 
     says(r"batch_size was 50, and is 60", shoal.read_libsvm(path, batch_size=60))
-    says(r"shard was \[0, 1\], and is \[0, 2\]", reader(path).shard(0, 2))
+    says(r"split was \[0, 1\], and is \[0, 2\]", reader(path).shard(0, 2))
     says(r"a was read there, and .*b is given in its place", reader(other))
     says(
         r"b was not there: pass resume='appended' \(--allow-appended\)", shoal.read_libsvm([path, other], batch_size=50)

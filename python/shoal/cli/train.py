@@ -445,7 +445,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
 
     rank, workers = model.store.rank, model.store.num_workers
     if workers > 1:
-        train = train.shard(rank, workers)
+        train = train.split(rank, workers)
         how = how | {"valid": how["valid"] if rank == 0 else None}
     resume = resuming(arguments)
     kept = arguments.every is not None or bool(resume)

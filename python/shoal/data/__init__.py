@@ -5,9 +5,9 @@
          -> ahead.Ahead (all of that in one background thread) -> Reader (what a user iterates)
 
 What is where:
-    batch.py, pieces.py      a batch; batches cut and put together
+    batch.py, rebatch.py    a batch; batches cut and put together
     readers.py               the functions that users call; the only place that knows all formats
-    reader.py                what all readers do: shards, positions, progress
+    reader.py                what all readers do: splits, positions, progress
     text.py, fill.py         files of lines: the reader, and blocks into batches
     rows.py                  arrays that are being filled, and what a format is
     csv.py, columns.py       named columns, and the header of CSV
@@ -17,7 +17,7 @@ What is where:
     hashing.py, interactions.py       keys of text and of pairs
     names.py, collisions.py           what keys stood for; which features share one
 
-The formats, the hash and the rules of sharding are in ``docs/readers.md``.
+The formats, the hash and the rules of splitting are in ``docs/readers.md``.
 """
 
 from shoal.data.batch import Batch

@@ -28,8 +28,8 @@ from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames, decoded
 from shoal.data.reader import Reader
-from shoal.data.rebatch import Part, Parts, Pieces, Place, rows_of
-from shoal.data.settings import Settings, Share
+from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, rows_of
+from shoal.data.settings import FileSplit, Settings
 from shoal.errors import CorruptionError
 
 _ROWS = 1 << 14  # of a record batch that is asked for
@@ -123,27 +123,27 @@ class TableReader(Reader):
             raise ValueError("a feature made of two belongs to no field: leave interactions out, or do without fields")
         return super().with_fields()
 
-    def _parts(self) -> Parts:
+    def _batch_groups(self) -> BatchGroups:
         settings, begin = self._settings, self._settings.begin
-        pieces = Pieces()
-        place = begin
+        queue = BatchQueue()
+        cursor = begin
         fraction = 0.0
-        for share in self._shares():
-            for first, consumed, table in self._tables(share):
+        for split in self._file_splits():
+            for first, consumed, table in self._tables(split):
                 rows = table.num_rows
-                fraction = share.before + share.share * consumed
-                start = max(0, begin.offset - first) if share.number == begin.file else 0
+                fraction = split.before + split.fraction * consumed
+                start = max(0, begin.offset - first) if split.number == begin.file else 0
                 if start >= rows:
                     yield None
                     continue
-                pieces.add(rows_of(self._batch(share.file, table, first), start, rows))
+                queue.add(rows_of(self._batch(split.file, table, first), start, rows))
                 done = []
-                while pieces.rows >= settings.batch_size:
-                    batch = pieces.take(settings.batch_size)
-                    done.append((batch, Place(share.number, first + rows - pieces.rows)))
-                place = Place(share.number, first + rows)
-                yield Part(done, 0, fraction) if done else None
-        yield Part([(pieces.take(pieces.rows), place)] if pieces.rows else [], 0, 1.0)
+                while queue.rows >= settings.batch_size:
+                    batch = queue.take(settings.batch_size)
+                    done.append((batch, Cursor(split.number, first + rows - queue.rows)))
+                cursor = Cursor(split.number, first + rows)
+                yield BatchGroup(done, 0, fraction) if done else None
+        yield BatchGroup([(queue.take(queue.rows), cursor)] if queue.rows else [], 0, 1.0)
 
     def _of_labels(self) -> Reader | None:
         if self._columns.label is None:
@@ -156,15 +156,15 @@ class TableReader(Reader):
     def _labelled(self) -> bool:
         return self._settings.labelled and self._columns.label is not None
 
-    def _tables(self, share: Share) -> Iterator[tuple[int, float, Any]]:
+    def _tables(self, split: FileSplit) -> Iterator[tuple[int, float, Any]]:
         """Yield record batches: the number of the first row, which part of all rows was seen, and the batch."""
-        file = share.file
+        file = split.file
         read = _in_memory if isinstance(file, Tables) else _parquet
         tables = read(file, functools.partial(self._columns.kinds_of, labelled=self._labelled))
         total = next(tables)
         if total is None:
             total = sys.maxsize
-        begin, end = total * share.rank // share.shards, total * (share.rank + 1) // share.shards
+        begin, end = total * split.rank // split.num_splits, total * (split.rank + 1) // split.num_splits
         first = 0
         for table in tables:
             low, high = max(begin - first, 0), min(end - first, table.num_rows)

@@ -79,7 +79,7 @@ class RemoteFile:
         return int(system.size(path))
 
     def open(self) -> BufferedIOBase:
-        """Open it; what is read is fetched in pieces, a little ahead."""
+        """Open it; it is fetched in blocks, a little ahead of what is read."""
         system, path = _filesystem(self.name, self.options)
         opened: BufferedIOBase = system.open(path, "rb", cache_type="readahead")
         return opened

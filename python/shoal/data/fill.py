@@ -1,4 +1,4 @@
-"""Fill: the lines of some files into batches, with the place behind each of them.
+"""Fill: the lines of some files into batches, with the position behind each of them.
 
     one thread      block -> rows, which are taken when they are as many as a batch has
     several         block -> a pool of threads, each block into rows of its own -> put together in the order of the
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from shoal import _reader
 from shoal.data.batch import Batch
-from shoal.data.rebatch import Part, Parts, Pieces, Place, rows_of
+from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, rows_of
 from shoal.data.rows import Format, Parse
 from shoal.data.source import Block, Lines, LineTooLongError
 
@@ -28,7 +28,7 @@ _BLOCKS_AHEAD = 2  # for each thread
 
 
 class Source(NamedTuple):
-    """A file, or a shard of it, among those that a pass reads.
+    """A file, or a split of it, among those that a pass reads.
 
     Parameters
     ----------
@@ -36,19 +36,24 @@ class Source(NamedTuple):
         Of the file, as places count.
     lines : Lines
         What is read of it.
-    before, share : float
+    before, fraction : float
         Of the bytes of all: those before it, and its own; 0 where they are not known.
     """
 
     number: int
     lines: Lines
     before: float = 0.0
-    share: float = 1.0
+    fraction: float = 1.0
 
 
 def fill(
-    sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place | None = None, threads: int = 1
-) -> Parts:
+    sources: Iterable[Source],
+    form: Format,
+    batch_size: int,
+    skip: bool,
+    begin: Cursor | None = None,
+    reader_threads: int = 1,
+) -> BatchGroups:
     """Read the lines into batches of ``batch_size`` rows, the last one smaller.
 
     Parameters
@@ -61,14 +66,14 @@ def fill(
         At least 1.
     skip : bool
         Whether malformed lines are counted and left out, or an error.
-    begin : Place, optional
+    begin : Cursor, optional
         Where the first source begins; its rows are left out.
-    threads : int
+    reader_threads : int
         That parse.
 
     Yields
     ------
-    Part or None
+    BatchGroup or None
         After each block: a part if it completed a batch, else None. At the end, and before an error, a part that tells
         what was skipped.
 
@@ -79,17 +84,17 @@ def fill(
     CorruptionError
         Damaged compression.
     """
-    begin = begin or Place()
-    if threads > 1:
-        return _Threaded(form, batch_size, skip, begin).parts(sources, threads)
+    begin = begin or Cursor()
+    if reader_threads > 1:
+        return _ParallelParser(form, batch_size, skip, begin).batch_groups(sources, reader_threads)
     return _direct(sources, form, batch_size, skip, begin)
 
 
-def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Place) -> Parts:
+def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Cursor) -> BatchGroups:
     rows = form.rows(begin.rows or batch_size)
     dropping = begin.rows > 0
     skipped = begin.skipped
-    place = begin
+    cursor = begin
     fraction = 0.0
     for source in sources:
         line = 1  # the number of the next one, counted from the first that is read
@@ -99,7 +104,7 @@ def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool
                 if text and parse is None:
                     parse = _bound(form, source.lines)
                 line += passed
-                fraction = source.before + consumed * source.share
+                fraction = source.before + consumed * source.fraction
                 done = []
                 end = 0
                 while parse is not None and end < len(text):
@@ -107,27 +112,27 @@ def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool
                     rows.note(text)
                     line += count
                     skipped += left_out
-                    place = Place(source.number, offset + end, 0, skipped)
+                    cursor = Cursor(source.number, offset + end, 0, skipped)
                     if rows.full and dropping:
                         rows, dropping = form.rows(batch_size), False
                     elif rows.full:
-                        done.append((rows.take(), place))
+                        done.append((rows.take(), cursor))
                     elif fault:
-                        yield Part(done, skipped, fraction)
+                        yield BatchGroup(done, skipped, fraction)
                         what = _malformed(
                             bytes(text[end:]), at - end, fault, offset + end, named=form.header is not None
                         )
-                        yield from _complain(source.lines, line, what)
+                        yield from _raise_at(source.lines, line, what)
                     elif end < len(text):
                         rows.grow()
-                yield Part(done, skipped, fraction) if done else None
+                yield BatchGroup(done, skipped, fraction) if done else None
         except LineTooLongError as error:
-            yield Part([], skipped, fraction)
-            yield from _complain(source.lines, line, _too_long(error))
-    yield Part([(rows.take(), place)] if rows.row and not dropping else [], skipped, 1.0)
+            yield BatchGroup([], skipped, fraction)
+            yield from _raise_at(source.lines, line, _too_long(error))
+    yield BatchGroup([(rows.take(), cursor)] if rows.row and not dropping else [], skipped, 1.0)
 
 
-class _Parsed(NamedTuple):
+class _ParsedBlock(NamedTuple):
     """A block, and what came of it."""
 
     batch: Batch | None
@@ -137,33 +142,33 @@ class _Parsed(NamedTuple):
     bad: tuple[bytes, int, int] | None  # what stands at the end, where it is malformed, and how
 
 
-class _Waiting(NamedTuple):
+class _PendingBlock(NamedTuple):
     """A block that is being parsed."""
 
     source: Source
     offset: int
     passed: int
     fraction: float
-    parsed: Future[_Parsed]
+    parsed: Future[_ParsedBlock]
 
 
-class _Threaded:
+class _ParallelParser:
     """The blocks of a pass in a pool, and the batches out of them."""
 
-    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Place) -> None:
+    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Cursor) -> None:
         self._form = form
         self._batch_size = batch_size
         self._skip = skip
         self._drop = begin.rows
         self._skipped = begin.skipped
-        self._pieces = Pieces()
+        self._queue = BatchQueue()
         self._source: Source | None = None
         self._line = 1
-        self._place = begin
+        self._cursor = begin
 
-    def parts(self, sources: Iterable[Source], threads: int) -> Parts:
+    def batch_groups(self, sources: Iterable[Source], threads: int) -> BatchGroups:
         fraction = 0.0
-        waiting: deque[_Waiting] = deque()
+        waiting: deque[_PendingBlock] = deque()
         with ThreadPoolExecutor(threads, "shoal parser") as pool, contextlib.ExitStack() as stack:
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             for source in sources:
@@ -172,30 +177,30 @@ class _Threaded:
                     for block in source.lines:
                         if block.text and parse is None:
                             parse = _bound(self._form, source.lines)
-                        fraction = source.before + block.fraction * source.share
+                        fraction = source.before + block.fraction * source.fraction
                         waiting.append(self._submit(pool, parse, source, block, fraction))
                         if len(waiting) > _BLOCKS_AHEAD * threads or waiting[0].parsed.done():
-                            yield from self._put_together(waiting.popleft())
+                            yield from self._assemble(waiting.popleft())
                         yield None
                 except LineTooLongError as error:
                     while waiting:
-                        yield from self._put_together(waiting.popleft())
+                        yield from self._assemble(waiting.popleft())
                     line = self._line if self._source is source else 1
-                    yield Part([], self._skipped, fraction)
-                    yield from _complain(source.lines, line, _too_long(error))
+                    yield BatchGroup([], self._skipped, fraction)
+                    yield from _raise_at(source.lines, line, _too_long(error))
             while waiting:
-                yield from self._put_together(waiting.popleft())
-        rest = [(self._pieces.take(self._pieces.rows), self._place)] if self._pieces.rows else []
-        yield Part(rest, self._skipped, 1.0)
+                yield from self._assemble(waiting.popleft())
+        rest = [(self._queue.take(self._queue.rows), self._cursor)] if self._queue.rows else []
+        yield BatchGroup(rest, self._skipped, 1.0)
 
     def _submit(
         self, pool: ThreadPoolExecutor, parse: Parse | None, source: Source, block: Block, fraction: float
-    ) -> _Waiting:
-        text = bytes(block.text)  # whose place the next block takes
+    ) -> _PendingBlock:
+        text = bytes(block.text)  # which the next block overwrites
         parsed = pool.submit(_parse, parse, self._form, text, self._skip)
-        return _Waiting(source, block.offset, block.passed, fraction, parsed)
+        return _PendingBlock(source, block.offset, block.passed, fraction, parsed)
 
-    def _put_together(self, block: _Waiting) -> Parts:
+    def _assemble(self, block: _PendingBlock) -> BatchGroups:
         if self._source is not block.source:
             self._source, self._line = block.source, 1
         parsed = block.parsed.result()
@@ -205,22 +210,22 @@ class _Threaded:
             # Skipped lines of this block are behind its beginning, whatever the row.
             first = min(self._drop, len(parsed.batch))
             self._drop -= first
-            self._pieces.add(rows_of(parsed.batch, first, len(parsed.batch)))
-            while self._pieces.rows >= self._batch_size:
-                batch = self._pieces.take(self._batch_size)
-                rows = len(parsed.batch) - self._pieces.rows
-                done.append((batch, Place(block.source.number, block.offset, rows, self._skipped)))
-            self._place = Place(block.source.number, block.offset, len(parsed.batch), self._skipped)
+            self._queue.add(rows_of(parsed.batch, first, len(parsed.batch)))
+            while self._queue.rows >= self._batch_size:
+                batch = self._queue.take(self._batch_size)
+                rows = len(parsed.batch) - self._queue.rows
+                done.append((batch, Cursor(block.source.number, block.offset, rows, self._skipped)))
+            self._cursor = Cursor(block.source.number, block.offset, len(parsed.batch), self._skipped)
         self._skipped += parsed.skipped
         if parsed.bad is not None:
-            yield Part(done, self._skipped, block.fraction)
+            yield BatchGroup(done, self._skipped, block.fraction)
             what = _malformed(*parsed.bad, block.offset + parsed.end, named=self._form.header is not None)
-            yield from _complain(block.source.lines, self._line, what)
+            yield from _raise_at(block.source.lines, self._line, what)
         elif done:
-            yield Part(done, self._skipped, block.fraction)
+            yield BatchGroup(done, self._skipped, block.fraction)
 
 
-def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parsed:
+def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _ParsedBlock:
     rows = form.rows(_BLOCK_ROWS)
     end = lines = skipped = 0
     bad = None
@@ -234,7 +239,7 @@ def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _Parse
             break
         if end < len(text):
             rows.grow()
-    return _Parsed(rows.take() if rows.row else None, lines, skipped, end, bad)
+    return _ParsedBlock(rows.take() if rows.row else None, lines, skipped, end, bad)
 
 
 class MalformedLineError(ValueError):
@@ -271,7 +276,7 @@ def _bound(form: Format, lines: Lines) -> Parse:
         raise ValueError(f"{lines.file.name}, line 1: {error}") from None
 
 
-def _complain(lines: Lines, line: int, what: str) -> Generator[None, None, None]:
+def _raise_at(lines: Lines, line: int, what: str) -> Generator[None, None, None]:
     """Raise, once the line's number in the file is known."""
     for newlines in lines.newlines_before():
         line += newlines

@@ -19,7 +19,7 @@ def difference(
     """Name the first difference between two fingerprints of readers; see `shoal.Reader.changes`."""
     for name in ("format", "schema", "batch_size", "shard"):
         if begun[name] != now[name]:
-            return f"{name} was {begun[name]!r}, and is {now[name]!r}"
+            return f"{'split' if name == 'shard' else name} was {begun[name]!r}, and is {now[name]!r}"
     then, files = begun["files"], now["files"]
     for old, new, file in zip(then, files, current, strict=False):
         if old["name"] != new["name"]:
@@ -34,7 +34,7 @@ def difference(
     if len(files) > len(then) and not appended:
         return f"{files[len(then)]['name']} was not there"
     if appended and files != then and now["shard"][1] > 1:
-        return "files were appended to, and a shard of them begins elsewhere now"
+        return "files were appended to, and a split of them begins elsewhere now"
     return None
 
 

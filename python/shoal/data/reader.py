@@ -24,20 +24,20 @@ from shoal.data.fingerprint import difference, file_fingerprint, first_of
 from shoal.data.hashing import hash_strings
 from shoal.data.interactions import field_of
 from shoal.data.names import FeatureNames
-from shoal.data.rebatch import Parts, Place
-from shoal.data.settings import BEGINNING, Settings, Share
+from shoal.data.rebatch import BatchGroups, Cursor
+from shoal.data.settings import BEGINNING, FileSplit, Settings
 
-# A part is the batches that end in one block, or one batch longer than that.
-_PARTS_AHEAD = 2
+# A group is the batches that end in one block, or one batch longer than that.
+_GROUPS_AHEAD = 2
 _MOST_LABELS = 10_000  # that are counted, where the one that is looked for is none of them
 _MOST_HEADS = 1000  # files whose first bytes are read: on an object store each costs a request
 
 
 @dataclass(slots=True)
-class _Seen:
+class _PassProgress:
     """How far the consumer of one pass has come."""
 
-    place: Place
+    cursor: Cursor
     skipped: int
     fraction: float = 0.0
 
@@ -83,52 +83,52 @@ class Reader(ABC):
         self._name = name
         self._schema = schema
         self._settings = settings
-        self._seen = _Seen(settings.begin, settings.begin.skipped)
-        self._told: Reader | None = None  # another one, whose passes these are too
+        self._seen = _PassProgress(settings.begin, settings.begin.skipped)
+        self._original: Reader | None = None  # another one, whose passes these are too
 
     @abstractmethod
-    def _parts(self) -> Parts:
+    def _batch_groups(self) -> BatchGroups:
         """Read: in a thread of its own."""
 
     def __repr__(self) -> str:
         settings = self._settings
-        shard = f", shard {settings.rank} of {settings.shards}" if settings.shards > 1 else ""
-        return f"<Reader {self._name} {self.path!r}{shard}, batches of {settings.batch_size}>"
+        split = f", split {settings.rank} of {settings.num_splits}" if settings.num_splits > 1 else ""
+        return f"<Reader {self._name} {self.path!r}{split}, batches of {settings.batch_size}>"
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass, when the first batch is asked for."""
         settings = self._settings
-        seen = self._seen = _Seen(settings.begin, settings.begin.skipped)
-        if self._told is not None:
-            self._told._seen = seen
-        ahead = Ahead(self._parts(), _PARTS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
+        seen = self._seen = _PassProgress(settings.begin, settings.begin.skipped)
+        if self._original is not None:
+            self._original._seen = seen
+        ahead = Ahead(self._batch_groups(), _GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
             for batches, skipped, fraction in ahead:
                 seen.skipped, seen.fraction = skipped, fraction
-                for batch, place in batches:
-                    seen.place = place
+                for batch, cursor in batches:
+                    seen.cursor = cursor
                     yield batch
         finally:
             ahead.close()
 
-    def _shares(self) -> list[Share]:
-        """Find the files that this shard reads from the place on, and which part of each."""
+    def _file_splits(self) -> list[FileSplit]:
+        """Find the files that this split reads from the cursor on, and which part of each."""
         settings = self._settings
         sizes = [file.size() for file in self._files]
         self._check_sizes(sizes)
-        whole = len(self._files) >= settings.shards  # each file belongs to one shard
+        whole = len(self._files) >= settings.num_splits  # each file belongs to one split
         order = settings.order or range(len(self._files))
-        mine = [i for i in order if not whole or i % settings.shards == settings.rank]
-        rank, shards = (0, 1) if whole else (settings.rank, settings.shards)
+        mine = [i for i in order if not whole or i % settings.num_splits == settings.rank]
+        rank, num_splits = (0, 1) if whole else (settings.rank, settings.num_splits)
         total = sum(sizes[i] or 0 for i in mine)
         before = 0.0
-        shares = []
+        splits = []
         for i in mine:
             share = (sizes[i] or 0) / total if total else 0.0
-            shares.append(Share(i, self._files[i], rank, shards, before, share))
+            splits.append(FileSplit(i, self._files[i], rank, num_splits, before, share))
             before += share
         first = mine.index(settings.begin.file) if self.resumed and settings.begin.file in mine else 0
-        return shares[first:]
+        return splits[first:]
 
     def _check_sizes(self, sizes: Sequence[int | None]) -> None:
         for file, size, noted in zip(self._files, sizes, self._settings.sizes or sizes, strict=True):
@@ -138,7 +138,7 @@ class Reader(ABC):
                     f"what there is now"
                 )
 
-    def shard(self, rank: int, n: int) -> Reader:
+    def split(self, rank: int, n: int) -> Reader:
         """Take one of ``n`` parts of the files, which together hold each line once.
 
         Parameters
@@ -146,7 +146,7 @@ class Reader(ABC):
         rank : int
             From 0 to n - 1.
         n : int
-            Number of shards.
+            Number of splits.
 
         Returns
         -------
@@ -155,30 +155,30 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            The rank is out of range, this is a shard already, or a stream is to be cut.
+            The rank is out of range, this is a split already, or a stream is to be cut.
 
         Notes
         -----
-        Of n files or more, file i belongs to shard i % n. Fewer are cut, each into n: a plain file into ranges of
-        bytes, of which a shard reads just its own. A compressed file is decompressed whole by each shard, which keeps
+        Of n files or more, file i belongs to split i % n. Fewer are cut, each into n: a plain file into ranges of
+        bytes, of which a split reads just its own. A compressed file is decompressed whole by each split, which keeps
         every n-th block of 256 KiB of text (``docs/readers.md``).
         """
-        if self._settings.shards > 1:
+        if self._settings.num_splits > 1:
             raise ValueError(
-                f"{self!r} is a shard already: take shard(rank, n) of the whole, with n the number of all shards"
+                f"{self!r} is a split already: take split(rank, n) of the whole, with n the number of all splits"
             )
-        settings = replace(self._settings, rank=rank, shards=n)
+        settings = replace(self._settings, rank=rank, num_splits=n)
         for file in self._files:
             if n > 1 and not file.seekable:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to cut it")
         return self._with(settings)
 
-    def cut(self, part_bytes: int) -> list[Reader]:
+    def splits(self, split_bytes: int) -> list[Reader]:
         """Cut the files into parts that can be read apart, and together hold each example once.
 
         Parameters
         ----------
-        part_bytes : int
+        split_bytes : int
             About how long a part is. What has to be read from its beginning, a compressed file or Parquet, is one part,
             however long.
 
@@ -190,26 +190,26 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            The size is below 1; this is a shard, goes on from a position, or reads a stream.
+            The size is below 1; this is a split, goes on from a position, or reads a stream.
 
         Examples
         --------
         >>> [part.path for part in read_libsvm(["a.txt", "b.txt"]).cut(1 << 26)]  # doctest: +SKIP
         ['a.txt', 'b.txt']
         """
-        if operator.index(part_bytes) < 1:
-            raise ValueError(f"part_bytes is {part_bytes}: pass 1 or more")
-        if self._settings.shards > 1 or self.resumed:
-            raise ValueError(f"{self!r} is a shard, or goes on from a position: cut the whole")
+        if operator.index(split_bytes) < 1:
+            raise ValueError(f"split_bytes is {split_bytes}: pass 1 or more")
+        if self._settings.num_splits > 1 or self.resumed:
+            raise ValueError(f"{self!r} is a split, or goes on from a position: cut the whole")
         parts = []
         for number in self._settings.order or range(len(self._files)):
             file = self._files[number]
             if not file.seekable:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to cut it")
             size = file.size() if self._can_begin_anywhere(file) else None
-            count = max(1, -(-(size or 0) // part_bytes))
+            count = max(1, -(-(size or 0) // split_bytes))
             for rank in range(count):
-                part = self._with(replace(self._settings, rank=rank, shards=count, order=None))
+                part = self._with(replace(self._settings, rank=rank, num_splits=count, order=None))
                 part._files = (file,)
                 parts.append(part)
         return parts
@@ -221,8 +221,8 @@ class Reader(ABC):
     def _with(self, settings: Settings) -> Reader:
         reader = copy.copy(self)
         reader._settings = settings
-        reader._told = None
-        reader._seen = _Seen(settings.begin, settings.begin.skipped)
+        reader._original = None
+        reader._seen = _PassProgress(settings.begin, settings.begin.skipped)
         return reader
 
     def in_order(self, order: Sequence[int]) -> Reader:
@@ -236,7 +236,7 @@ class Reader(ABC):
         Returns
         -------
         Reader
-            Each shard of it has the files that it would have had, in this order.
+            Each split of it has the files that it would have had, in this order.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class Reader(ABC):
         example all the same.
         """
         reader = self._with(replace(self._settings, labelled=False))
-        reader._told = self
+        reader._original = self
         return reader
 
     def _of_labels(self) -> Reader | None:
@@ -308,7 +308,7 @@ class Reader(ABC):
 
         Notes
         -----
-        Reads all files up to the first positive, whatever shard this is, and nothing of a stream.
+        Reads all files up to the first positive, whatever split this is, and nothing of a stream.
         """
         positive, column = self._schema.get("positive"), self._schema.get("label")
         labels = self._of_labels()
@@ -334,17 +334,17 @@ class Reader(ABC):
         )
 
     @property
-    def place(self) -> Place:
+    def cursor(self) -> Cursor:
         """Where the pass that began last stands, for `position`: costs nothing to ask after each batch."""
-        return self._seen.place
+        return self._seen.cursor
 
-    def position(self, place: Place | None = None) -> dict[str, Any]:
+    def position(self, cursor: Cursor | None = None) -> dict[str, Any]:
         """Tell where the pass that began last stands: behind the batch that it gave last.
 
         Parameters
         ----------
-        place : Place, optional
-            Where it stood before, as `place` told then.
+        cursor : Cursor, optional
+            An earlier value of `cursor`.
 
         Returns
         -------
@@ -355,8 +355,8 @@ class Reader(ABC):
         return {
             "format": self._name,
             "files": [[file.name, file.size()] for file in self._files],
-            "shard": [settings.rank, settings.shards],
-            "place": list(self._seen.place if place is None else place),
+            "shard": [settings.rank, settings.num_splits],
+            "place": list(self._seen.cursor if cursor is None else cursor),
             **({} if settings.order is None else {"order": list(settings.order)}),
         }
 
@@ -366,7 +366,7 @@ class Reader(ABC):
         Returns
         -------
         dict
-            As JSON: format, schema, batch size and shard; of each file its name, its size where that is known, and a
+            As JSON: format, schema, batch size and split; of each file its name, its size where that is known, and a
             digest of its first 64 KiB (of the first 1,000 files).
         """
         settings = self._settings
@@ -374,7 +374,7 @@ class Reader(ABC):
             "format": self._name,
             "schema": dict(self._schema),
             "batch_size": settings.batch_size,
-            "shard": [settings.rank, settings.shards],
+            "shard": [settings.rank, settings.num_splits],
             "files": [file_fingerprint(file, headed=i < _MOST_HEADS) for i, file in enumerate(self._files)],
         }
 
@@ -411,7 +411,7 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            The position is of other files, of another format or shard, or is none. While iterating: a file is longer or
+            The position is of other files, of another format or split, or is none. While iterating: a file is longer or
             shorter than it was.
 
         Notes
@@ -420,25 +420,27 @@ class Reader(ABC):
         seen is passed over.
         """
         try:
-            form, files, shard, place = (position[name] for name in ("format", "files", "shard", "place"))
+            form, files, split, cursor = (position[name] for name in ("format", "files", "shard", "place"))
             names, sizes = [name for name, _ in files], tuple(size for _, size in files)
-            file, offset, rows, skipped = map(operator.index, place)
-            begin = Place(file, offset, rows, skipped)
+            file, offset, rows, skipped = map(operator.index, cursor)
+            begin = Cursor(file, offset, rows, skipped)
             order = position.get("order")
             order = None if order is None else tuple(operator.index(number) for number in order)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{position!r} is no position: pass what position() returned") from error
+            raise ValueError(f"{position!r} is not a position: pass what position() returned") from error
         if form != self._name or names != [file.name for file in self._files]:
             raise ValueError(
                 f"the position is one in {form} data of {first_of(names)}, and this reader is of {self._name} data "
                 f"of {self.path}: make the reader of the same files"
             )
         if min(begin) < 0 or begin.file >= len(names):
-            raise ValueError(f"the place {list(begin)} is none in {len(names)} files: pass what position() returned")
+            raise ValueError(f"the position {list(begin)} is not in {len(names)} files: pass what position() returned")
         if order is not None and sorted(order) != list(range(len(names))):
             raise ValueError(f"{list(order)} is no order of {len(names)} files: pass what position() returned")
-        rank, shards = shard
-        return self._with(replace(self._settings, rank=rank, shards=shards, begin=begin, sizes=sizes, order=order))
+        rank, num_splits = split
+        return self._with(
+            replace(self._settings, rank=rank, num_splits=num_splits, begin=begin, sizes=sizes, order=order)
+        )
 
     @property
     def path(self) -> str:
@@ -506,7 +508,7 @@ class Reader(ABC):
         return self._seen.skipped
 
     def progress(self) -> float:
-        """Tell how much of the files, or of the shard, the last or the current pass has consumed.
+        """Tell how much of the files, or of the split, the last or the current pass has consumed.
 
         Returns
         -------

@@ -24,7 +24,7 @@ def read_libsvm(
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
-    threads: int = 1,
+    reader_threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -38,7 +38,7 @@ def read_libsvm(
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
-    threads : int, default 1
+    reader_threads : int, default 1
         That parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
@@ -74,7 +74,7 @@ def read_libsvm(
         LIBSVM,
         batch_size=batch_size,
         on_error=on_error,
-        threads=threads,
+        reader_threads=reader_threads,
         names=names,
         storage_options=storage_options,
     )
@@ -86,7 +86,7 @@ def read_libffm(
     batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
-    threads: int = 1,
+    reader_threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -102,7 +102,7 @@ def read_libffm(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     interactions : list of pairs of fields, or list of fields, default none
         Features of two features: of each pair, or of all pairs of the fields. Fields are numbers.
-    threads : int, default 1
+    reader_threads : int, default 1
         That parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
@@ -138,7 +138,7 @@ def read_libffm(
         LIBFFM.with_interactions(interactions, _whole),
         batch_size=batch_size,
         on_error=on_error,
-        threads=threads,
+        reader_threads=reader_threads,
         names=names,
         storage_options=storage_options,
     )
@@ -150,7 +150,7 @@ def read_criteo(
     batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
-    threads: int = 1,
+    reader_threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -167,7 +167,7 @@ def read_criteo(
     interactions : list of pairs of fields, or list of fields, default none
         Features of two features: of each pair, or of all pairs of the fields. Fields are columns
         by number, 1 to 39, or by their customary names, I1 to I13 and C1 to C26.
-    threads : int, default 1
+    reader_threads : int, default 1
         That parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
@@ -206,7 +206,7 @@ def read_criteo(
         CRITEO.with_interactions(interactions, column_of),
         batch_size=batch_size,
         on_error=on_error,
-        threads=threads,
+        reader_threads=reader_threads,
         names=names,
         storage_options=storage_options,
     )
@@ -218,7 +218,7 @@ def read_vw(
     batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
-    threads: int = 1,
+    reader_threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -234,7 +234,7 @@ def read_vw(
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
     interactions : list of pairs of fields, or list of fields, default none
         Features of two features: of each pair, or of all pairs of the fields. Fields are namespaces.
-    threads : int, default 1
+    reader_threads : int, default 1
         That parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
@@ -275,7 +275,7 @@ def read_vw(
         VW.with_interactions(interactions, _namespace),
         batch_size=batch_size,
         on_error=on_error,
-        threads=threads,
+        reader_threads=reader_threads,
         names=names,
         storage_options=storage_options,
     )
@@ -298,7 +298,7 @@ def read_csv(
     interactions: Interactions = (),
     batch_size: int = DEFAULT_BATCH_SIZE,
     on_error: OnError = "raise",
-    threads: int = 1,
+    reader_threads: int = 1,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -338,7 +338,7 @@ def read_csv(
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its place, its text and what is wrong, or is left out and counted.
-    threads : int, default 1
+    reader_threads : int, default 1
         That parse.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
@@ -394,7 +394,7 @@ def read_csv(
         ),
         batch_size=batch_size,
         on_error=on_error,
-        threads=threads,
+        reader_threads=reader_threads,
         names=names,
         storage_options=storage_options,
     )

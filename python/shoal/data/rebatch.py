@@ -1,4 +1,4 @@
-"""Pieces: batches of any sizes into batches of one size, and where in the data each of them ends."""
+"""BatchQueue: batches of any sizes into batches of one size, and where in the data each of them ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from shoal.data.batch import Batch
 
 
-class Place(NamedTuple):
-    """Where a pass goes on: behind the last example of a batch.
+class Cursor(NamedTuple):
+    """Where a pass continues: behind the last example of a batch.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class Place(NamedTuple):
     skipped: int = 0
 
 
-class Part(NamedTuple):
-    """What the blocks since the part before came to.
+class BatchGroup(NamedTuple):
+    """The batches that were completed by the blocks read since the previous group.
 
     Parameters
     ----------
-    batches : list of (Batch, Place)
+    batches : list of (Batch, Cursor)
         Those that the last of them completed.
     skipped : int
         Malformed lines so far.
@@ -46,38 +46,38 @@ class Part(NamedTuple):
         Of the bytes of all sources.
     """
 
-    batches: list[tuple[Batch, Place]]
+    batches: list[tuple[Batch, Cursor]]
     skipped: int
     fraction: float
 
 
-Parts = Generator[Part | None, None, None]
+BatchGroups = Generator[BatchGroup | None, None, None]
 
 
-class Pieces:
-    """A queue of examples: pieces go in, batches come out, in order."""
+class BatchQueue:
+    """A queue of examples: batches of any size go in, batches of a given size come out, in order."""
 
     def __init__(self) -> None:
         self.rows = 0  # that wait
-        self._pieces: deque[Batch] = deque()
+        self._queue: deque[Batch] = deque()
 
-    def add(self, piece: Batch) -> None:
-        """Put in."""
-        if len(piece):
-            self._pieces.append(piece)
-            self.rows += len(piece)
+    def add(self, batch: Batch) -> None:
+        """Append the examples of a batch."""
+        if len(batch):
+            self._queue.append(batch)
+            self.rows += len(batch)
 
     def take(self, rows: int) -> Batch:
-        """Take out the first rows, of those that there are."""
+        """Remove and return the first ``rows`` examples; there are as many."""
         taken: list[Batch] = []
         self.rows -= rows
         while rows:
-            piece = self._pieces.popleft()
-            if len(piece) > rows:
-                self._pieces.appendleft(rows_of(piece, rows, len(piece)))
-                piece = rows_of(piece, 0, rows)
-            taken.append(piece)
-            rows -= len(piece)
+            first = self._queue.popleft()
+            if len(first) > rows:
+                self._queue.appendleft(rows_of(first, rows, len(first)))
+                first = rows_of(first, 0, rows)
+            taken.append(first)
+            rows -= len(first)
         return joined(taken)
 
 
@@ -96,18 +96,18 @@ def rows_of(batch: Batch, begin: int, end: int) -> Batch:
     )
 
 
-def joined(pieces: Sequence[Batch]) -> Batch:
+def joined(batches: Sequence[Batch]) -> Batch:
     """Put batches together in arrays of their own; weights that are all 1 are left out."""
-    ends = np.cumsum([0, *(piece.nnz for piece in pieces)])
-    indptr = [piece.indptr[1:] + end for piece, end in zip(pieces, ends[:-1], strict=True)]
-    weights = joined_or_none([piece.weights for piece in pieces], [len(piece) for piece in pieces])
+    ends = np.cumsum([0, *(batch.nnz for batch in batches)])
+    indptr = [batch.indptr[1:] + end for batch, end in zip(batches, ends[:-1], strict=True)]
+    weights = joined_or_none([batch.weights for batch in batches], [len(batch) for batch in batches])
     return Batch(
-        np.concatenate([piece.labels for piece in pieces]),
+        np.concatenate([batch.labels for batch in batches]),
         np.concatenate([np.zeros(1, np.int64), *indptr]),
-        np.concatenate([piece.keys for piece in pieces]),
-        joined_or_none([piece.values for piece in pieces], [piece.nnz for piece in pieces]),
+        np.concatenate([batch.keys for batch in batches]),
+        joined_or_none([batch.values for batch in batches], [batch.nnz for batch in batches]),
         None if weights is None or np.all(weights == 1) else weights,
-        _joined_fields([piece.fields for piece in pieces]),
+        _joined_fields([batch.fields for batch in batches]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings: how files are read. Share: one of the files of a pass, or one split of it."""
+"""Settings: how files are read. FileSplit: one of the files of a pass, or one split of it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Literal
 
 from shoal.data.files import File
 from shoal.data.names import FeatureNames
-from shoal.data.rebatch import Place
+from shoal.data.rebatch import Cursor
 
-__all__ = ["BEGINNING", "OnError", "Settings", "Share"]
+__all__ = ["BEGINNING", "FileSplit", "OnError", "Settings"]
 
 OnError = Literal["raise", "skip"]
 
-BEGINNING = Place()
+BEGINNING = Cursor()
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the files are read: the parameters of the functions that make readers, which shard, and where to begin."""
+    """How the files are read: the parameters of the functions that make readers, which split, and where to begin."""
 
     batch_size: int
     on_error: OnError = "raise"
-    threads: int = 1
+    reader_threads: int = 1
     names: FeatureNames | None = None
     fielded: bool = False
     labelled: bool = True
     rank: int = 0
-    shards: int = 1
-    begin: Place = BEGINNING
+    num_splits: int = 1
+    begin: Cursor = BEGINNING
     sizes: tuple[int | None, ...] | None = None  # of the files when the position was taken
     order: tuple[int, ...] | None = None  # of the files, by their numbers; None: as they were given
 
@@ -38,32 +38,32 @@ class Settings:
             raise ValueError(f"batch_size is {self.batch_size}: pass 1 or more")
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
-        if operator.index(self.threads) < 1:
-            raise ValueError(f"threads is {self.threads}: pass 1 or more")
+        if operator.index(self.reader_threads) < 1:
+            raise ValueError(f"reader_threads is {self.reader_threads}: pass 1 or more")
         if not isinstance(self.names, FeatureNames | None):
             raise TypeError(f"names is a {type(self.names).__name__}: pass shoal.FeatureNames(), which the passes fill")
-        if not 0 <= operator.index(self.rank) < operator.index(self.shards):
-            raise ValueError(f"shard {self.rank} of {self.shards}: pass a rank from 0 to the number of shards - 1")
+        if not 0 <= operator.index(self.rank) < operator.index(self.num_splits):
+            raise ValueError(f"split {self.rank} of {self.num_splits}: pass a rank from 0 to the number of splits - 1")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A file among those of a pass, or a shard of it.
+class FileSplit:
+    """A file among those of a pass, or a split of it.
 
     Parameters
     ----------
     number : int
         Of the file, as places count.
     file : File
-    rank, shards : int
-        Which shard of how many.
-    before, share : float
+    rank, num_splits : int
+        Which split of how many.
+    before, fraction : float
         Of the bytes of all: those before it, and its own; 0 where they are not known.
     """
 
     number: int
     file: File
     rank: int
-    shards: int
+    num_splits: int
     before: float
-    share: float
+    fraction: float

@@ -1,4 +1,4 @@
-r"""Lines: a file, or one shard of it, as blocks of whole lines in bounded memory.
+r"""Lines: a file, or one split of it, as blocks of whole lines in bounded memory.
 
     file        ....................................................................
     block       |---- 256 KiB ----|---- 256 KiB ----|-- as much as there is --|
@@ -7,9 +7,9 @@ r"""Lines: a file, or one shard of it, as blocks of whole lines in bounded memor
 One buffer is used again and again. The part of a line behind the last newline is carried over to its front; a line is
 held whole, so it has a limit.
 
-Shards. Each line is in exactly one of the n shards.
+Splits. Each line is in exactly one of the n splits.
     plain       Shard r holds the lines whose first byte lies in [size * r // n, size * (r + 1) // n).
-    compressed  Offsets in the text are not known beforehand, so every shard reads the whole file, and shard r keeps
+    compressed  Offsets in the text are not known beforehand, so every split reads the whole file, and split r keeps
                 the lines that end in the blocks r, r + n, r + 2n, ... of the text, 256 KiB each; an unended last line
                 ends where the text does.
     stream      Cannot be cut, as it is read once.
@@ -45,7 +45,7 @@ class Block(NamedTuple):
     offset : int
         Where the text begins, in the file or in what it decompresses to.
     passed : int
-        Lines in front of the text that belong to other shards.
+        Lines in front of the text that belong to other splits.
     fraction : float
         How much of the bytes on the disk has been consumed, the text of this block included; 0 where their number is
         not known.
@@ -66,14 +66,14 @@ class LineTooLongError(Exception):
 
 
 class Lines:
-    """The lines of a file, or those of one of its shards.
+    """The lines of a file, or those of one of its splits.
 
     Parameters
     ----------
     file : File
         Plain, or of gzip, bzip2, xz or Zstandard, as its first bytes tell.
-    rank, shards : int
-        Which shard of how many.
+    rank, num_splits : int
+        Which split of how many.
     start : int
         Lines that begin before this offset of the text are left out; a line must begin there.
     headed : bool
@@ -98,7 +98,7 @@ class Lines:
         self,
         file: File,
         rank: int = 0,
-        shards: int = 1,
+        num_splits: int = 1,
         *,
         start: int = 0,
         headed: bool = False,
@@ -108,7 +108,7 @@ class Lines:
         self.file = file
         self.header: bytes | None = None
         self._rank = rank
-        self._shards = shards
+        self._num_splits = num_splits
         self._start = start
         self._headed = headed
         self._block_bytes = block_bytes
@@ -127,7 +127,9 @@ class Lines:
             if kind is not None:
                 yield from self._stripes(Unpacked(file, kind, self.file.name), size)
             elif size:
-                yield from self._range(file, size * self._rank // self._shards, size * (self._rank + 1) // self._shards)
+                yield from self._range(
+                    file, size * self._rank // self._num_splits, size * (self._rank + 1) // self._num_splits
+                )
 
     def newlines_before(self) -> Iterator[int]:
         """Count the lines in front of the first one of what was read of a plain file, as numbers to be added up."""
@@ -202,7 +204,7 @@ class Lines:
         yield from self._stripes(whole if kind is None else Unpacked(whole, kind, self.file.name), None)
 
     def _stripes(self, stream: _Stream, size: int | None) -> Iterator[Block]:
-        """Yield every `shards`-th block of a text whose length is not known."""
+        """Yield every `num_splits`-th block of a text whose length is not known."""
         window = _Window(0, self._line_limit_bytes)
         stripe = 0
         more = True
@@ -214,7 +216,7 @@ class Lines:
                 begin = window.buffer.index(b"\n") + 1
                 self.header = bytes(text[: begin - 1])
                 self._start = max(self._start, begin)
-            if stripe % self._shards != self._rank:
+            if stripe % self._num_splits != self._rank:
                 passed = window.buffer.count(b"\n", 0, len(text))
                 text = text[:0]
             elif offset < self._start:

@@ -11,7 +11,7 @@ from shoal.data.files import File, Wheres, files_of
 from shoal.data.fill import Source, fill
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
-from shoal.data.rebatch import Parts
+from shoal.data.rebatch import BatchGroups
 from shoal.data.rows import LIBSVM, Format
 from shoal.data.settings import OnError, Settings
 from shoal.data.source import Lines
@@ -31,7 +31,7 @@ class TextReader(Reader):
         Examples in each batch but the last of a pass, which may have fewer. Batches run on from file to file.
     on_error : {"raise", "skip"}
         What a malformed line does.
-    threads : int
+    reader_threads : int
         That parse; beside them, one reads and decompresses. Batches are the same for any number.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
@@ -46,20 +46,20 @@ class TextReader(Reader):
         *,
         batch_size: int = 8192,
         on_error: OnError = "raise",
-        threads: int = 1,
+        reader_threads: int = 1,
         names: FeatureNames | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = Settings(batch_size, on_error, threads, names)
+        settings = Settings(batch_size, on_error, reader_threads, names)
         super().__init__(files_of(path, storage_options), form.name, form.schema, settings)
         self._form = form
 
-    def _parts(self) -> Parts:
+    def _batch_groups(self) -> BatchGroups:
         settings = self._settings
         skip = settings.on_error == "skip"
         labelled = self._form.labelled and settings.labelled
         form = replace(self._form, names=settings.names, fielded=settings.fielded, labelled=labelled)
-        return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.threads)
+        return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.reader_threads)
 
     def with_fields(self) -> Reader:
         """Return this reader with batches that tell the field of each feature; see `Reader.with_fields`."""
@@ -83,7 +83,7 @@ class TextReader(Reader):
     def _sources(self) -> Iterator[Source]:
         begin = self._settings.begin
         headed = self._form.header is not None
-        for share in self._shares():
-            start = begin.offset if share.number == begin.file else 0
-            lines = Lines(share.file, share.rank, share.shards, start=start, headed=headed)
-            yield Source(share.number, lines, share.before, share.share)
+        for split in self._file_splits():
+            start = begin.offset if split.number == begin.file else 0
+            lines = Lines(split.file, split.rank, split.num_splits, start=start, headed=headed)
+            yield Source(split.number, lines, split.before, split.fraction)

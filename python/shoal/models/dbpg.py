@@ -244,7 +244,7 @@ class _Run:
         store = model.store
         if store.taking_parts and store.num_workers > 1:
             raise ValueError(
-                'solver "dbpg" holds a worker\'s whole share: fit reader.shard(store.rank, store.num_workers)'
+                'solver "dbpg" holds a worker\'s whole share: fit reader.split(store.rank, store.num_workers)'
             )
         if store.num_workers > 1 and store.consistency != BSP():
             raise ValueError(

@@ -230,7 +230,7 @@ class _TrackedReader:
         try:
             for batch in iterator:
                 if self._reader is not None:
-                    self._ahead.append((self._reader.place, len(batch)))
+                    self._ahead.append((self._reader.cursor, len(batch)))
                 yield batch
         finally:
             close = getattr(iterator, "close", None)

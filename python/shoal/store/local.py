@@ -48,10 +48,10 @@ Data = TypeVar("Data")
 Data_co = TypeVar("Data_co", covariant=True)
 
 
-class Cuttable(Protocol[Data_co]):
+class Splittable(Protocol[Data_co]):
     """Data in files that can be cut: a :class:`shoal.Reader`."""
 
-    def cut(self, part_bytes: int) -> Sequence[Data_co]:
+    def splits(self, split_bytes: int) -> Sequence[Data_co]:
         """Cut the files into parts."""
 
     def position(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Store(ABC):
         Safe from any thread.
         """
 
-    def parts(self, reader: Cuttable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
+    def parts(self, reader: Splittable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
         """Share the data out among the workers of the job: yields one part after another for this worker to train on.
 
         Parameters
@@ -248,7 +248,7 @@ class Store(ABC):
             raise TypeError(f"the data of store.parts is a shoal.Reader, got {reader!r}")
         if isinstance(reissue, bool) or not isinstance(reissue, (int, float)) or not 0 <= reissue < 1e9:
             raise ValueError(f"reissue must be a number from 0, got {reissue!a:.100}")
-        parts = reader.cut(part_bytes)
+        parts = reader.splits(part_bytes)
         files = [(os.path.basename(name), size) for name, size in reader.position()["files"]]
         digest = hashlib.sha256(repr((files, part_bytes)).encode()).hexdigest()
         return (parts[number] for number in self._take_parts(len(parts), digest, reissue))

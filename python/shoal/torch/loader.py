@@ -8,8 +8,8 @@ A shoal reader parses in a thread of its own and needs no processes to keep up w
 in turn, those whose shard has ended left out.
 
 Invariants
-    L1  The shards of all workers of all jobs' ranks hold each example once.
-    L2  A state names, for each worker, the place behind the last batch of it that the consumer was given, not of those
+    L1  The splits of all workers of all jobs' ranks hold each example once.
+    L2  A state names, for each worker, the cursor behind the last batch of it that the consumer was given, not of those
         that wait; and whose turn it is. Going on from it gives the batches that would have followed, in their order.
 
 Threads: a pass belongs to one thread at a time. Processes: workers that were forked have copies of the parent's stores,
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from shoal.data import Batch, Reader
-from shoal.data.rebatch import Place
+from shoal.data.rebatch import Cursor
 
 __all__ = ["BatchDataset", "BatchLoader"]
 
@@ -34,12 +34,12 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
 class BatchDataset(torch.utils.data.IterableDataset[Any]):
-    """The batches of a reader as a dataset: each worker of a ``DataLoader`` reads a shard of its own.
+    """The batches of a reader as a dataset: each worker of a ``DataLoader`` reads a split of its own.
 
     Parameters
     ----------
     reader : Reader
-        The whole data, not a shard of it.
+        The whole data, not a split of it.
     prepare : callable, optional
         Makes of a `shoal.Batch` what is given, in the worker; tensors come back through shared memory, arrays through a
         pipe. With the start methods "spawn" and "forkserver" it must be picklable: a function of a module.
@@ -67,42 +67,42 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         self._workers = workers
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a pass over the shard of this process."""
+        """Begin a pass over the split of this process."""
         info = torch.utils.data.get_worker_info()
         number, count = (0, 1) if info is None else (info.id, info.num_workers)
-        for value, _ in self.pass_over(self.shard(number, count)):
+        for value, _ in self.pass_over(self.split(number, count)):
             yield value
 
-    def shard(self, number: int, count: int) -> Reader:
+    def split(self, number: int, count: int) -> Reader:
         """Return the reader of one of the ``count`` processes that this worker of the job has."""
-        shards = self._workers * count
-        if shards > 1 and self._reader.resumed:
-            raise ValueError(f"{self._reader!r} goes on from a position: {shards} processes that read take the whole")
-        return self._reader if shards == 1 else self._reader.shard(self._rank * count + number, shards)
+        splits = self._workers * count
+        if splits > 1 and self._reader.resumed:
+            raise ValueError(f"{self._reader!r} goes on from a position: {splits} processes that read take the whole")
+        return self._reader if splits == 1 else self._reader.split(self._rank * count + number, splits)
 
-    def pass_over(self, reader: Reader) -> Iterator[tuple[Any, Place]]:
-        """Give what was made of each batch, and the place behind it."""
+    def pass_over(self, reader: Reader) -> Iterator[tuple[Any, Cursor]]:
+        """Give what was made of each batch, and the cursor behind it."""
         for batch in reader:
-            yield (batch if self._prepare is None else self._prepare(batch)), reader.place
+            yield (batch if self._prepare is None else self._prepare(batch)), reader.cursor
 
 
-class _Turns(torch.utils.data.IterableDataset[Any]):
-    """What the workers of a `BatchLoader` iterate: shards from the places where they stood."""
+class _SplitDataset(torch.utils.data.IterableDataset[Any]):
+    """What the workers of a `BatchLoader` iterate: splits from the positions where they stood."""
 
     def __init__(self, dataset: BatchDataset, positions: list[dict[str, Any]], first: int) -> None:
         self._dataset = dataset
         self._positions = positions
         self._first = first
 
-    def __iter__(self) -> Iterator[tuple[Any, int, Place | None]]:
+    def __iter__(self) -> Iterator[tuple[Any, int, Cursor | None]]:
         info = torch.utils.data.get_worker_info()
         count = len(self._positions)
-        # A DataLoader begins with its worker 0, which therefore has the shard whose turn it is.
+        # A DataLoader begins with its worker 0, which therefore has the split whose turn it is.
         number = (self._first + (0 if info is None else info.id)) % count
-        shard = self._dataset.shard(number, count).resume(self._positions[number])
+        split = self._dataset.split(number, count).resume(self._positions[number])
         try:
-            for value, place in self._dataset.pass_over(shard):
-                yield value, number, place
+            for value, cursor in self._dataset.pass_over(split):
+                yield value, number, cursor
         except Exception as error:
             if info is None:
                 raise
@@ -126,7 +126,7 @@ class BatchLoader:
     Parameters
     ----------
     reader : Reader
-        The whole data, not a shard of it.
+        The whole data, not a split of it.
     prepare : callable, optional
         As for `BatchDataset`.
     num_workers : int
@@ -175,23 +175,23 @@ class BatchLoader:
         self._prefetch = prefetch
         self._start_method = start_method
         self._timeout = timeout
-        self._places = [self._dataset.shard(number, self._shards).place for number in range(self._shards)]
-        self._turn = 0
+        self._cursors = [self._dataset.split(number, self._num_splits).cursor for number in range(self._num_splits)]
+        self._next_split = 0
         self._resumed = False
 
     @property
-    def _shards(self) -> int:
+    def _num_splits(self) -> int:
         return max(1, self._num_workers)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass, or go on with the one of a state that was loaded."""
         if not self._resumed:
-            self._places = [self._dataset.shard(number, self._shards).place for number in range(self._shards)]
-            self._turn = 0
+            self._cursors = [self._dataset.split(number, self._num_splits).cursor for number in range(self._num_splits)]
+            self._next_split = 0
         self._resumed = False
         state = self.state_dict()
         loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-            _Turns(self._dataset, state["positions"], self._turn),
+            _SplitDataset(self._dataset, state["positions"], self._next_split),
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
@@ -199,11 +199,11 @@ class BatchLoader:
             multiprocessing_context=self._start_method if self._num_workers else None,
             timeout=self._timeout if self._num_workers else 0,
         )
-        for value, number, place in loader:
-            if place is None:
+        for value, number, cursor in loader:
+            if cursor is None:
                 raise value
-            self._places[number] = place
-            self._turn = (number + 1) % self._shards
+            self._cursors[number] = cursor
+            self._next_split = (number + 1) % self._num_splits
             yield value
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,13 +212,14 @@ class BatchLoader:
         Returns
         -------
         dict
-            Plain values: ``positions``, that of each process's shard as :meth:`shoal.Reader.position` tells it, and
-            ``turn``, the shard that is next.
+            Plain values: ``positions``, that of each process's split as :meth:`shoal.Reader.position` tells it, and
+            ``turn``, the split that is next.
         """
         positions = [
-            self._dataset.shard(number, self._shards).position(place) for number, place in enumerate(self._places)
+            self._dataset.split(number, self._num_splits).position(cursor)
+            for number, cursor in enumerate(self._cursors)
         ]
-        return {"positions": positions, "turn": self._turn}
+        return {"positions": positions, "turn": self._next_split}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on where another stood.
@@ -234,21 +235,21 @@ class BatchLoader:
             It is of another number of processes, or of other data. Nothing was changed.
         """
         positions, turn = list(state["positions"]), int(state["turn"])
-        if len(positions) != self._shards or not 0 <= turn < self._shards:
+        if len(positions) != self._num_splits or not 0 <= turn < self._num_splits:
             raise ValueError(
-                f"the state is of {len(positions)} processes that read, this loader has {self._shards}: pass "
+                f"the state is of {len(positions)} processes that read, this loader has {self._num_splits}: pass "
                 f"num_workers={len(positions)}"
             )
         for number, position in enumerate(positions):
-            shard = self._dataset.shard(number, self._shards)
-            shard.resume(position)  # refuses what does not fit
-            if position["shard"] != shard.position()["shard"]:
+            split = self._dataset.split(number, self._num_splits)
+            split.resume(position)  # refuses what does not fit
+            if position["shard"] != split.position()["shard"]:
                 raise ValueError(
-                    f"the state is of shard {position['shard']}, this loader reads {shard.position()['shard']}: pass "
+                    f"the state is of split {position['shard']}, this loader reads {split.position()['shard']}: pass "
                     "the same rank and workers"
                 )
-        self._places = [Place(*position["place"]) for position in positions]
-        self._turn = turn
+        self._cursors = [Cursor(*position["place"]) for position in positions]
+        self._next_split = turn
         self._resumed = True
 
 

@@ -304,7 +304,7 @@ class Pipeline:
     def _place_of(self) -> Any:
         """Return what tells the position behind the batch that was read just now."""
         if isinstance(self._batches, Reader):
-            return self._batches.place
+            return self._batches.cursor
         return self._batches.state_dict() if isinstance(self._batches, BatchLoader) else None
 
 
