@@ -179,7 +179,7 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
             assert model.examples == 0
 
     says(r"batch_size was 50, and is 60", shoal.read_libsvm(path, batch_size=60))
-    says(r"split was \[0, 1\], and is \[0, 2\]", reader(path).shard(0, 2))
+    says(r"split was \[0, 1\], and is \[0, 2\]", reader(path).split(0, 2))
     says(r"a was read there, and .*b is given in its place", reader(other))
     says(
         r"b was not there: pass resume='appended' \(--allow-appended\)", shoal.read_libsvm([path, other], batch_size=50)
