@@ -38,7 +38,7 @@ from shoal import _core
 from shoal.cluster.protocol.slot_map import Endpoint, cut_evenly
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.client import RemoteShard
+from shoal.cluster.worker.remote_shard import RemoteShard
 from shoal.cluster.worker.requests import Requests, WorkerIdentity
 from shoal.table.spec import TableSpec
 

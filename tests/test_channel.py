@@ -22,7 +22,7 @@ from shoal._core import Op, Status
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.worker import channel as channels
 from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.client import RemoteShard
+from shoal.cluster.worker.remote_shard import RemoteShard
 from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
 
 SLOTS = 16

@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from cluster_standin import cluster
 from oracle.hashing import keys_of
-from shoal.cluster.worker.client import RemoteShard
+from shoal.cluster.worker.remote_shard import RemoteShard
 from stores import joined
 from test_table_machine import MACHINES, TableMachine, batches
 

@@ -398,9 +398,9 @@ def test_a_checkpoint_goes_from_one_process_to_a_cluster_and_back(made, slots, t
 
 
 def test_a_section_that_is_too_long_for_a_message_is_cut(made, tmp_path, monkeypatch):
-    from shoal.cluster.worker import client
+    from shoal.cluster.worker import remote_load
 
-    monkeypatch.setattr(client, "_SECTION_BYTES", 1000)
+    monkeypatch.setattr(remote_load, "_MAX_SECTION_BYTES", 1000)
     with shoal.local(slots=2) as store:
         expected = read(train(store, ADAM))
         store.save(tmp_path)

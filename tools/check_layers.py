@@ -37,7 +37,8 @@ PYTHON = {
     "optim": "_core errors schedules",
     "lifecycle": "_core",
     "base": "",
-    "table": "_core errors optim lifecycle base",
+    "table": "_core errors optim lifecycle base table.spec",
+    "table.spec": "_core optim lifecycle",
     "storage": "_core errors base",
     "checkpoint": "_core errors optim base table storage",
     "export": "_core errors optim base table storage",
@@ -49,7 +50,7 @@ PYTHON = {
     "models",
     "serve": "_core errors consistency optim base table checkpoint export store data models torch",
     "sklearn": "_core errors optim store data metrics models",
-    "cluster.protocol": "_core errors consistency base table",
+    "cluster.protocol": "_core errors consistency base table.spec",
     "cluster.worker": "_core errors consistency optim base table storage checkpoint store cluster.protocol",
     "cluster.server": "_core errors base storage checkpoint store cluster.protocol",
     "cluster.scheduler": "errors base cluster.protocol",
@@ -71,6 +72,11 @@ PYTHON = {
     "sklearn "
     "cluster cluster.worker cluster.launch tools.reports tools.sizing tools.convert tools.load tools.compact",
 }
+
+# A room that may use another one may use these modules of it, which rooms further down use too.
+for _uses in PYTHON:
+    if "table" in PYTHON[_uses].split():
+        PYTHON[_uses] += " table.spec"
 
 # C++ headers beside _reader.pyx belong to the reader and may use these folders.
 READER_HEADERS = "base"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.consistency import BSP, Consistency
 
 if TYPE_CHECKING:
-    from shoal.cluster.worker.client import ClusterStore
+    from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
 __all__ = ["connect", "launch"]
@@ -93,7 +93,7 @@ def connect(
     Blocks. The store is safe from any thread; a forked child connects anew.
     """
     from shoal.cluster.launch.environment import find_keys, find_scheduler, find_worker
-    from shoal.cluster.worker import client
+    from shoal.cluster.worker import cluster_store
 
     address = address or find_scheduler(os.environ)
     if address is None:
@@ -102,7 +102,7 @@ def connect(
     if place is not None and workers in (None, place.size):
         workers = place.size
         rank = place.rank if rank is None else rank
-    return client.connect(
+    return cluster_store.connect(
         address,
         consistency=consistency,
         workers=workers,

@@ -44,7 +44,7 @@ from shoal.store.local import make_budget
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.worker.client import ClusterStore
+    from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
 
 __all__ = [
@@ -358,7 +358,7 @@ def launch(
     storage_options: Mapping[str, Any] | None = None,
 ) -> ClusterStore:
     """Start a cluster of one worker, this process; see :func:`shoal.launch`."""
-    from shoal.cluster.worker import client
+    from shoal.cluster.worker import cluster_store
 
     cluster = LocalCluster()
     curve = find_keys(os.environ)
@@ -376,7 +376,7 @@ def launch(
     except BaseException:
         cluster.stop()
         raise
-    return client.connect(
+    return cluster_store.connect(
         cluster.address,
         consistency=consistency,
         workers=1,

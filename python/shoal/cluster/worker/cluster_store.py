@@ -1,18 +1,17 @@
-"""The store of a cluster's worker: the calls of :class:`shoal.Store`, answered by servers.
+"""The store of a cluster's worker: the calls of :class:`shoal.Store`, executed by servers.
 
-Idea. A table is the same class here and in one process; it stands on a :class:`RemoteShard`, which says in hashes,
-slots and operations of the wire what the engine's shard is told in arrays. The :class:`.Channel`
-carries that to the servers, the :class:`.SchedulerClient` carries what is rare to the scheduler.
+A table is the same class here and in one process. It uses a :class:`.RemoteShard`, which translates the methods of the
+engine's shard into hashes, slots and operations of the wire protocol. The :class:`.Channel` carries these to the
+servers; the :class:`.SchedulerClient` carries rare requests to the scheduler.
 
-    table.pull(keys) -- KeyBatch --> RemoteShard.pull(hashes, rows) --> Channel --> an endpoint for each range of slots
-    store.table(..), barrier(), map of slots                        --> SchedulerClient    --> the scheduler
+    table.pull(keys) -- KeyBatch --> RemoteShard.pull(hashes, rows) --> Channel         --> endpoint of each slot range
+    store.table(..), barrier(), map of slots                        --> SchedulerClient --> scheduler
 
-Reads that are no pulls (contains, state, items, len, stats, a save) see what a pull of the same clock sees, and wait
-for it alike.
+Reads other than pulls (contains, state, items, len, stats, a save) see what a pull of the same clock sees, and wait
+as a pull does.
 
-Threads: as for any store. Fork: a child's copy raises WrongProcessError; whoever needs the tables there connects
-anew, as a
-worker of a rank of its own.
+Threads: as for any store. Fork: a child's copy raises WrongProcessError; a child that needs the tables connects as a
+worker of its own, with its own rank.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import zmq
 
-from shoal import _core
 from shoal.checkpoint import checkpoint
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.messages import (
@@ -56,35 +53,31 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.protocol.tasks import STALL_SECONDS, digest_words
-from shoal.cluster.worker.channel import CallFuture, Channel
+from shoal.cluster.protocol.tasks import STALL_SECONDS
+from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.filters import Filter, Filters, choose
 from shoal.cluster.worker.load import ServerLoad
-from shoal.cluster.worker.requests import Call, Requests, WorkerIdentity
+from shoal.cluster.worker.remote_load import RemoteLoadTarget
+from shoal.cluster.worker.remote_shard import NO_DELTAS, RemoteShard, UnsynchronizedSnapshot
+from shoal.cluster.worker.requests import Requests, WorkerIdentity
 from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.local import Store, check_same
-from shoal.table.arrays import Counts, Rows
-from shoal.table.future import Waitable
-from shoal.table.reductions import Function
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
-__all__ = ["ClusterStore", "RemoteShard", "connect"]
-
-Op = _core.Op
+__all__ = ["ClusterStore", "connect"]
 
 _log = logging.getLogger("shoal.cluster")
 
-_PAUSE = 0.1  # seconds until it is asked again whether a part has come free
-_LEAVING = 2.0  # seconds to say goodbye in
-_ASKING = 2.0  # seconds to wait for a map
-_SLOWEST_LOAD = 1e5  # rows a second: whoever is slower has failed
-_MOST_SOCKETS = 1 << 14  # three for each endpoint: its connection, and both ends of what observes that
-_SECTION_BYTES = 16 << 20  # of rows that are loaded in one message
+_SPLIT_POLL_SECONDS = 0.1  # until the scheduler is asked for a split again
+_LEAVE_SECONDS = 2.0
+_MAP_SECONDS = 2.0  # to wait for a map
+_MIN_LOAD_ROWS_PER_SECOND = 1e5  # a slower load has failed
+_MAX_SOCKETS = 1 << 14  # three for each endpoint: its connection, and both ends of its monitor
 
 
 def connect(
@@ -139,16 +132,16 @@ class ClusterStore(Store):
         self._filtered: dict[str, Filter] = {}
         self._shared_storage = shared_storage
         for table in self._filters if isinstance(self._filters, dict) else [""]:
-            choose(self._filters, table)  # what is no description is refused at once
+            choose(self._filters, table)  # raises a TypeError for another type
             if not isinstance(table, str):
                 raise TypeError(f"filters are given for each table's name, got {table!r}")
-            table.encode()  # a name that no table can have is a ValueError
-        with contextlib.ExitStack() as undo:  # what is to be done when the store is closed, last to first
+            table.encode()  # raises a ValueError for a name that no table can have
+        with contextlib.ExitStack() as undo:  # run when the store is closed, last to first
             if on_close is not None:
                 undo.callback(on_close)
             self._connect(address, undo, consistency, workers, rank, timeout, threads, curve)
             self._closing = undo.pop_all()
-        # Neither the threads nor what they call hold the store: who drops it without a word leaves all the same.
+        # Neither the threads nor their callbacks hold the store: dropping it without closing it leaves the cluster too.
         what = f"ClusterStore({address!r}, worker {self.rank} of {self.num_workers})"
         self._finalizer = weakref.finalize(self, _abandon, self._link, self._closing, what, os.getpid())
         self._finalizer.atexit = False  # see _leave_at_exit
@@ -174,15 +167,15 @@ class ClusterStore(Store):
         workers = _bounded("workers", workers, 1, MAX_WORKERS)
         rank = _bounded("rank", rank, 0, MAX_WORKERS - 1)
         secure, secure_link = _security(curve)
-        self._taking_parts = 0
+        self._splits_loops = 0
         self._lost_workers: frozenset[int] = frozenset()
         self._consistency = consistency
         self._timeout = float(timeout)
-        self._passes = 0  # calls of `parts`
-        self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has come to, and not passed
+        self._passes = 0  # calls of `splits`
+        self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has reached and not passed
         self._channel: Channel | None = None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
+        context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         undo.callback(_end_context, context, os.getpid())
         self._link = undo.enter_context(
             SchedulerClient(
@@ -207,7 +200,7 @@ class ClusterStore(Store):
             context=context,
         )
         undo.callback(self._channel.close)
-        if self._link.fault is not None:  # it came before there was a channel to tell
+        if self._link.fault is not None:  # it came before there was a channel
             raise copy_error(self._link.fault)
 
     def __repr__(self) -> str:
@@ -216,7 +209,7 @@ class ClusterStore(Store):
             f"tables={list(self._tables)})"
         )
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- properties --------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -225,7 +218,7 @@ class ClusterStore(Store):
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job has."""
+        """Number of workers of the job."""
         return self._joined.num_workers
 
     @property
@@ -235,12 +228,12 @@ class ClusterStore(Store):
 
     @property
     def timeout(self) -> float:
-        """Seconds in which every call is done, or fails."""
+        """Seconds after which a call that is not done fails."""
         return self._timeout
 
     @property
     def clock(self) -> int:
-        """How many ticks this worker has completed; one that takes a dead one's place begins at the others' clock."""
+        """Number of completed ticks; a worker that replaces a dead one begins at the clock of the others."""
         return self.channel.clock
 
     @property
@@ -252,30 +245,30 @@ class ClusterStore(Store):
     @property
     def taking_parts(self) -> bool:
         """Whether this worker is in a loop over :meth:`shoal.Store.parts`."""
-        return self._taking_parts > 0
+        return self._splits_loops > 0
 
     @property
     def lost_workers(self) -> frozenset[int]:
-        """Ranks of workers that were taken for dead since this one connected."""
+        """Ranks of workers that were declared dead since this one connected."""
         return self._lost_workers
 
     @property
     def joined_at(self) -> int:
-        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        """Clock at which this worker joined its job: above 0 if it replaced a dead worker."""
         return self._joined.clock
 
     def metrics(self) -> dict[str, int]:
-        """Count messages and bytes of this worker since it connected."""
+        """Return counts of messages and bytes of this worker since it connected."""
         self._check_usable()
         return self.channel.metrics()
 
     def filter_metrics(self) -> dict[str, dict[str, float]]:
-        """Count, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
+        """Return, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
         self._check_usable()
         return {table: filter.metrics() for table, filter in self._filtered.items()}
 
     def sends_exactly(self, table: str) -> bool:
-        """Whether a table of this name gets gradients, and gives weights, as they are, unrounded and all."""
+        """Whether gradients and weights of a table of this name are sent completely and unrounded."""
         filters = choose(self._filters, table)
         return filters is None or filters.exact
 
@@ -285,18 +278,18 @@ class ClusterStore(Store):
         Returns
         -------
         list of dict
-            One for each endpoint, in the order of their slots: ``server``, ``address``, and its figures, among them the
-            staleness that was seen: ``pull_staleness``, clocks between a pull and the slowest worker when it was
+            One for each endpoint, in the order of their slots: ``server``, ``address``, and its counters, among them
+            the observed staleness: ``pull_staleness``, clocks between a pull and the slowest worker when it was
             answered, and ``push_staleness``, pushes of others between a worker's pull and its push, each as a histogram
-            ``{least of the bucket: how many}``.
+            ``{lower bound of the bucket: count}``.
 
         Notes
         -----
         Blocks for a round trip by way of the scheduler. Safe from any thread.
         """
         self._check_usable()
-        told = self._ask_figures()
-        return [{"server": one.server, "address": one.address, **one.figures} for one in told.endpoints]
+        reply = self._get_metrics()
+        return [{"server": one.server, "address": one.address, **one.figures} for one in reply.endpoints]
 
     def scheduler_metrics(self) -> dict[str, int]:
         """Return how often the scheduler has refused something, by reason.
@@ -311,11 +304,11 @@ class ClusterStore(Store):
         Blocks for a round trip to the scheduler and the servers. Safe from any thread.
         """
         self._check_usable()
-        return dict(self._ask_figures().scheduler)
+        return dict(self._get_metrics().scheduler)
 
-    def _ask_figures(self) -> MetricsReply:
+    def _get_metrics(self) -> MetricsReply:
         return self._link.call(
-            GetMetrics(), MetricsReply, timeout=self._timeout, doing="asking the servers what they have counted"
+            GetMetrics(), MetricsReply, timeout=self._timeout, doing="asking the servers for their metrics"
         )
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
@@ -340,7 +333,7 @@ class ClusterStore(Store):
         self.channel.raise_unobserved()
 
     def _wait_at_barrier(self, name: str, timeout: float) -> None:
-        """Wait for all workers. One that gave up waiting has come all the same: it goes on where it was."""
+        """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
         asked = self._open_barriers.pop(name, None) or self._link.ask(Barrier(name))
         try:
             self._link.answer(asked, BarrierReply, timeout=timeout, doing=f"waiting for all workers at the {name}")
@@ -360,11 +353,11 @@ class ClusterStore(Store):
         return self._take_those_of(number, count, digest, reissue)
 
     def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
-        self._taking_parts += 1
+        self._splits_loops += 1
         try:
             yield from self._parts_of(number, count, digest, reissue)
         finally:
-            self._taking_parts -= 1
+            self._splits_loops -= 1
 
     def _parts_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         finished = -1
@@ -388,7 +381,7 @@ class ClusterStore(Store):
     def _tick_along(self) -> None:
         """Do nothing for one clock of the others."""
         if self._consistency.mode == "asp" or not self._tables:
-            time.sleep(_PAUSE)
+            time.sleep(_SPLIT_POLL_SECONDS)
             return
         table = next(iter(self._tables.values()))
         table.pull(np.zeros(1, np.uint64))  # is answered when the others are where this worker is
@@ -431,7 +424,7 @@ class ClusterStore(Store):
                     )
                 else:
                     if any(kind != "plain" for _, _, kind in shards):
-                        raise ValueError(_NO_DELTAS)
+                        raise ValueError(NO_DELTAS)
                     taken = [
                         checkpoint.Taken(spec, UnsynchronizedSnapshot(shard), kind) for shard, spec, kind in shards
                     ]
@@ -464,7 +457,7 @@ class ClusterStore(Store):
 
         filled = by_servers if self._shared_storage and manifest.tables else None
         rows = sum(table.rows for link in chain for table in link.manifest.tables)
-        enough = max(self._timeout, STALL_SECONDS) + rows / _SLOWEST_LOAD
+        enough = max(self._timeout, STALL_SECONDS) + rows / _MIN_LOAD_ROWS_PER_SECOND
         with self._locked(), self._rwlock.exclusive():
             for spec in (table.spec() for table in manifest.tables):
                 if spec.name not in self._tables:
@@ -497,7 +490,7 @@ class ClusterStore(Store):
                     self.channel.drain(self._timeout)
             finally:
                 with contextlib.suppress(ShoalError):
-                    self._link.leave(timeout=_LEAVING)
+                    self._link.leave(timeout=_LEAVE_SECONDS)
             if not failed:
                 self.channel.raise_unobserved()
                 if self._consistency.is_bulk and self.channel.has_pushed:
@@ -537,7 +530,7 @@ def _leave_at_exit() -> None:
     for store in stores:
         if store._finalizer.detach() is not None:  # so late, a finalizer that is called does nothing any more
             store._link.abandon(store._closing.close)
-    deadline = time.monotonic() + _LEAVING + 1
+    deadline = time.monotonic() + _LEAVE_SECONDS + 1
     for store in stores:
         store._link.wait_for_end(max(0.0, deadline - time.monotonic()))
 
@@ -565,7 +558,7 @@ def _bounded(name: str, given: int | None, least: int, most: int) -> int | None:
 
 def _ask_map(link: SchedulerClient) -> ClusterMap:
     # Asked again while it is wanted: the keeper, which asks, has other things to do as well.
-    return link.call(GetMap(), GetMapReply, timeout=_ASKING, doing="asking for the map of slots").map
+    return link.call(GetMap(), GetMapReply, timeout=_MAP_SECONDS, doing="asking for the map of slots").map
 
 
 def _end_context(context: zmq.Context[zmq.Socket[bytes]], process: int) -> None:
@@ -583,342 +576,3 @@ def _security(
 
     keys = Keys.load(curve, "worker")
     return keys.client_of("server"), {"keys": keys}
-
-
-class PushCallFuture(CallFuture):
-    """A push under way."""
-
-    __slots__ = ("_is_bulk", "_mark")
-
-    def __init__(self, channel: Channel, call: Call, mark: int | None, *, is_bulk: bool) -> None:
-        super().__init__(channel, call)
-        self._mark = mark  # how often anything was sent again before this push was sent; None: it may change on its way
-        self._is_bulk = is_bulk  # no pull of this clock sees it
-
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        """Fill ``rows`` as they are behind this push."""
-        if self._is_bulk:
-            return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
-        return PullAfterPush(
-            self, self._mark, lambda: _pull(self.channel, self.call.table, batch, rows, self.call.filter)
-        )
-
-
-class PullAfterPush:
-    """A pull that sees what a push did.
-
-    It is sent right behind the push. If nothing was sent again since, each endpoint took the two in that order; else
-    the pull is made anew.
-    """
-
-    def __init__(self, push: PushCallFuture, mark: int | None, pull: Callable[[], CallFuture]) -> None:
-        self._push = push
-        self._mark = mark
-        self._pull = pull
-        self._pulled = None if mark is None else pull()
-
-    @property
-    def _is_last(self) -> bool:
-        """Whether no other pull is to follow this one."""
-        return self._mark is None or self._mark == self._push.channel.repetitions
-
-    @property
-    def done(self) -> bool:
-        return self._push.done and self._pulled is not None and self._pulled.done and self._is_last
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._push.wait(timeout)
-        if self._pulled is not None:
-            self._pulled.wait(timeout)
-        if self._pulled is None or not self._is_last:
-            self._mark = None
-            self._pulled = self._pull()
-            self._pulled.wait(timeout)
-
-
-def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> CallFuture:
-    dim = rows.shape[1] if rows.ndim > 1 else 1
-    return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=dim, filter=filter)
-
-
-class RemoteShard:
-    """The rows of one table that the servers hold: :class:`shoal.table.shard.Shard` of a cluster.
-
-    Threads: any number of callers. Every method asks the servers but `columns`, and blocks until they answer but
-    `pull` and `push`.
-    """
-
-    def __init__(
-        self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None, *, is_bulk: bool = False
-    ) -> None:
-        self._channel = channel
-        self._is_bulk = is_bulk
-        self.number = table  # by which the servers know the table
-        self._filter = filter
-        # An empty one of the engine's knows what is stored, and how wide it is.
-        workers = _core.Workers(1)
-        self._pattern = pattern = spec.shard(2, workers)
-        nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
-        self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
-
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> CallFuture:
-        """Fill ``rows``."""
-        return _pull(self._channel, self.number, batch, rows, self._filter)
-
-    def push(
-        self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
-    ) -> PushCallFuture:
-        """Apply one step."""
-        mark = self._channel.repetitions if self._filter is None else None
-        begun = self._write(Op.PUSH, batch, grads, counts)
-        return PushCallFuture(self._channel, begun.call, mark, is_bulk=self._is_bulk)
-
-    def _write(
-        self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
-    ) -> CallFuture:
-        return self._channel.begin(
-            op,
-            self.number,
-            hashes=batch.hashes,
-            begins=batch.begins,
-            values=values,
-            counts=counts,
-            dim=values.shape[1],
-            filter=self._filter,
-        )
-
-    def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
-        """Set weights."""
-        if not np.isfinite(rows).all():  # no server is asked to do half of it
-            raise ValueError(f"weights must be finite: one of them is {rows[~np.isfinite(rows)][0]}")
-        self._write(Op.ASSIGN, batch, rows).wait()
-
-    def erase(self, batch: _core.KeyBatch, /) -> int:
-        """Remove rows: how many there were."""
-        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.begins).result())
-
-    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
-        """Tell which rows there are."""
-        there = np.zeros(len(batch), np.uint8)
-        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.begins, out=there).wait()
-        return there
-
-    def columns(self) -> list[str]:
-        """Names of what is stored."""
-        return list(self._columns)
-
-    def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
-        """Read one column."""
-        width = list(self._columns.values())[column]
-        values = np.empty((len(batch), width), np.float32)
-        self._channel.begin(
-            Op.STATE, self.number, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
-        ).wait()
-        return values
-
-    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
-        """Read hashes and weights of a slot."""
-        return cast(
-            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self.number, slot=slot).result()
-        )
-
-    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Read a slot as a checkpoint keeps it: how many rows, their bytes, and what its admission has counted."""
-        rows, section, filter = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
-        edge = len(section) - int(filter)
-        return int(rows), section[:edge], section[edge:]
-
-    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
-        """Answer a function of all rows, in slot order; one that changes rows does so exactly once."""
-        self._pattern.reduce(function, parameters)  # it refuses what the servers would refuse
-        answers = self._channel.begin(
-            Op.REDUCE,
-            self.number,
-            aux=function,
-            payload=[parameters],
-            count=len(parameters),
-            write=function in (Function.DECAY, Function.SHRINK),
-        ).result()
-        return np.concatenate(answers)
-
-    def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
-        """Drop what expiry rules name, or only count it: the sums of what the endpoints tell."""
-        answers = self._channel.begin(
-            Op.SWEEP, self.number, aux=int(dry_run), payload=[rules], count=len(rules), write=not dry_run
-        ).result()
-        return np.asarray(np.sum(answers, axis=0, dtype=np.uint64))
-
-    def table_clock(self, store_clock: int, /) -> int:
-        """Return the table's own clock, at this worker's."""
-        return int(self.figures()[0][len(_FIGURES) + 1])
-
-    def figures(self) -> list[npt.NDArray[np.uint64]]:
-        """Ask each endpoint: step, `_FIGURES`, the table's clock."""
-        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self.number).result())
-
-    @property
-    def step(self) -> int:
-        """Number of the last push: under SSP and ASP of the endpoint that had most."""
-        return max(int(figures[0]) for figures in self.figures())
-
-    def __len__(self) -> int:
-        return sum(int(figures[1]) for figures in self.figures())
-
-    def stats(self) -> dict[str, int]:
-        """Add up the figures of the servers. A request that concerns several endpoints is counted by each."""
-        totals = [sum(map(int, figures)) for figures in zip(*self.figures(), strict=True)]
-        return dict(zip(_FIGURES, totals[1:-1], strict=True))
-
-
-_NO_DELTAS = (
-    "deltas are written by servers, into storage that they share: this store was connected with shared_storage=False, "
-    "so save all rows, without since and track"
-)
-
-
-class UnsynchronizedSnapshot:
-    """A table of servers, read by a worker while it is kept still: a :class:`shoal.table.shard.Snapshot`."""
-
-    def __init__(self, shard: RemoteShard) -> None:
-        figures = shard.figures()
-        self.section = shard.section
-        self.step = max(int(figure[0]) for figure in figures)
-        self.table_clock = int(figures[0][len(_FIGURES) + 1])
-        self.rows, self.bytes = (
-            sum(int(figure[1 + _FIGURES.index(name)]) for figure in figures) for name in ("rows", "bytes")
-        )
-
-    def changes(self, slot: int, /) -> NoReturn:
-        """Refuse: it is not known here."""
-        raise ValueError(_NO_DELTAS)
-
-    def done(self, name: str, /) -> None:
-        """Do nothing: nobody remembers it."""
-
-    def close(self) -> None:
-        """Do nothing: nothing was taken."""
-
-
-# Behind the step and before the clock: what the servers tell of a table, in this order.
-_FIGURES = (
-    "rows",
-    "cells",
-    "bytes",
-    "pulls",
-    "pushes",
-    "rows_pulled",
-    "rows_pushed",
-    "rows_created",
-    "rows_erased",
-    "nonfinite_rows",
-    "refused",
-    "waiting",
-    "expired_by_TimeToLive",
-    "expired_by_DecayedScore",
-    "expired_by_MinNorm",
-    "expired_by_MaxRows",
-)
-
-
-class RemoteLoadTarget:
-    """Rows of a table that the servers put in place of what they have at :meth:`finish`.
-
-    They read them themselves (cluster/loading.py), or are sent them where no storage is shared. A section of a
-    checkpoint that was cut into other slots is then cut anew here, by an empty shard of the engine's: in messages
-    servers take the rows of one slot at a time.
-    """
-
-    def __init__(self, channel: Channel, table: int, spec: TableSpec, slots: int, base: str) -> None:
-        self._channel = channel
-        self._base = digest_words(base) if base else []  # of what changes from then on
-        self.number = table  # by which the servers know the table
-        self._spec = spec
-        self._slots = slots
-        self._sent: list[CallFuture] = []
-        self.step = 0
-        self._clock = 0
-
-    def reserve(self, rows: list[int], /) -> None:
-        """Begin: that many rows will come in each slot of the checkpoint's cut."""
-        given = np.asarray(rows, np.uint64)
-        if len(given) >= self._slots:
-            room = given.reshape(self._slots, -1).sum(axis=1, dtype=np.uint64)
-        else:
-            share = self._slots // len(given)
-            room = np.repeat((given + np.uint64(share - 1)) // np.uint64(share), share)
-        self._begin(Op.LOAD_BEGIN, [room], count=len(room)).wait()
-
-    def restore(self, rows: int, section: npt.NDArray[np.uint8], /) -> int:
-        """Send the rows of a section: all of them. Returns while they are under way."""
-        hashes = section[: 8 * rows].view(np.uint64)
-        shift = np.uint64(64 - self._slots.bit_length() + 1)
-        first, last = (hashes[[0, -1]] >> shift).tolist()
-        if first == last and section.nbytes <= _SECTION_BYTES:
-            self._send(first, rows, section)
-            return rows
-        for slot, some, piece in _cut_anew(self._spec, rows, section, self._slots):
-            self._send(slot, some, piece)
-        return rows
-
-    def restore_filter(self, slots: int, slot: int, filter: npt.NDArray[np.uint8], /) -> None:
-        """Send what the admission of a slot of so many has counted. Returns while it is under way."""
-        cut = _cut_for(self._slots, slots, filter.nbytes)
-        if cut <= slots:
-            self._send_filter(slots, slot, filter)
-            return
-        scratch = self._spec.shard(cut, _core.Workers(1))
-        scratch.restore_filter(slots, slot, filter)
-        for mine in range(slot * cut // slots, (slot + 1) * cut // slots):
-            _, _, piece = scratch.section(mine)
-            if len(piece):
-                self._send_filter(cut, mine, piece)
-
-    def set_clock(self, table_clock: int, store_clock: int, /) -> None:
-        """Let the table's clock go on at ``table_clock``, from this worker's clock of the end of the load."""
-        self._clock = table_clock
-
-    def _send_filter(self, cut: int, slot: int, filter: npt.NDArray[np.uint8]) -> None:
-        at = slot * self._slots // cut
-        self._add(self._begin(Op.LOAD_FILTER, [filter], count=cut, slot=at, aux=slot))
-
-    def _send(self, slot: int, rows: int, section: npt.NDArray[np.uint8]) -> None:
-        self._add(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
-
-    def _add(self, begun: CallFuture) -> None:
-        for call in [call for call in self._sent if call.done]:
-            call.wait()  # raises what went wrong
-            self._sent.remove(call)
-        self._sent.append(begun)
-
-    def _begin(self, op: int, payload: list[Any], **what: Any) -> CallFuture:
-        return self._channel.begin(op, self.number, payload=payload, **what)
-
-    def finish(self) -> None:
-        """Put the rows in place."""
-        for call in self._sent:
-            call.wait()
-        numbers = [self.step, self._clock, *self._base]
-        self._begin(Op.LOAD_END, [np.array(numbers, np.uint64)], count=len(numbers)).wait()
-
-
-def _cut_for(own: int, slots: int, size: int) -> int:
-    """Return how finely to cut what has a size in one of ``slots`` slots: as the store is, or finer."""
-    finest = 1 << 14
-    cut = own
-    while cut < finest and size * slots > _SECTION_BYTES * cut:
-        cut *= 2
-    return cut
-
-
-def _cut_anew(
-    spec: TableSpec, rows: int, section: npt.NDArray[np.uint8], slots: int
-) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
-    """Cut a section at the borders of ``slots`` slots, and finer where a piece would be too long for a message."""
-    cut = _cut_for(slots, slots, section.nbytes)
-    scratch = spec.shard(cut, _core.Workers(1))
-    hashes = section[: 8 * rows].view(np.uint64)
-    mine = (hashes >> np.uint64(64 - cut.bit_length() + 1)).astype(np.int64)
-    scratch.reserve(np.bincount(mine, minlength=cut).tolist())
-    scratch.restore(rows, section)
-    pieces = ((int(slot) * slots // cut, *scratch.section(int(slot))[:2]) for slot in np.unique(mine))
-    return list(pieces)

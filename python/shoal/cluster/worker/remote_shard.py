@@ -1,0 +1,258 @@
+"""The rows of a table that servers hold, with the methods of the engine's shard.
+
+Threads: any number of callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.cluster.worker.channel import CallFuture, Channel
+from shoal.cluster.worker.filters import Filter
+from shoal.cluster.worker.requests import Call
+from shoal.table.arrays import Counts, Rows
+from shoal.table.future import Waitable
+from shoal.table.reductions import Function
+from shoal.table.spec import TableSpec
+
+__all__ = ["NO_DELTAS", "RemoteShard", "UnsynchronizedSnapshot"]
+
+Op = _core.Op
+
+NO_DELTAS = (
+    "deltas are written by servers, into storage that they share: this store was connected with shared_storage=False, "
+    "so save all rows, without since and track"
+)
+
+# The metrics of a table in the servers' order, after the step and before the clock.
+_METRICS = (
+    "rows",
+    "cells",
+    "bytes",
+    "pulls",
+    "pushes",
+    "rows_pulled",
+    "rows_pushed",
+    "rows_created",
+    "rows_erased",
+    "nonfinite_rows",
+    "refused",
+    "waiting",
+    "expired_by_TimeToLive",
+    "expired_by_DecayedScore",
+    "expired_by_MinNorm",
+    "expired_by_MaxRows",
+)
+
+
+class PushCallFuture(CallFuture):
+    """A push that has been submitted."""
+
+    __slots__ = ("_is_bulk", "_mark")
+
+    def __init__(self, channel: Channel, call: Call, mark: int | None, *, is_bulk: bool) -> None:
+        super().__init__(channel, call)
+        self._mark = mark  # Channel.repetitions before the push; None: a filter may change it on its way
+        self._is_bulk = is_bulk  # then no pull of this clock sees it
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+        """Fill ``rows`` as they are after this push."""
+        if self._is_bulk:
+            return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
+        return PullAfterPush(
+            self, self._mark, lambda: _pull(self.channel, self.call.table, batch, rows, self.call.filter)
+        )
+
+
+class PullAfterPush:
+    """A pull that sees the effect of a push.
+
+    It is sent directly after the push. If nothing was sent again since, each endpoint took the two in this order;
+    otherwise the pull is repeated.
+    """
+
+    def __init__(self, push: PushCallFuture, mark: int | None, pull: Callable[[], CallFuture]) -> None:
+        self._push = push
+        self._mark = mark
+        self._pull = pull
+        self._pulled = None if mark is None else pull()
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether this pull need not be repeated."""
+        return self._mark is None or self._mark == self._push.channel.repetitions
+
+    @property
+    def done(self) -> bool:
+        return self._push.done and self._pulled is not None and self._pulled.done and self._is_last
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._push.wait(timeout)
+        if self._pulled is not None:
+            self._pulled.wait(timeout)
+        if self._pulled is None or not self._is_last:
+            self._mark = None
+            self._pulled = self._pull()
+            self._pulled.wait(timeout)
+
+
+def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> CallFuture:
+    dim = rows.shape[1] if rows.ndim > 1 else 1
+    return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=dim, filter=filter)
+
+
+class RemoteShard:
+    """The rows of one table that the servers hold: :class:`shoal.table.shard.Shard` of a cluster.
+
+    Threads: any number of callers. Every method but `columns` sends requests to the servers; all but `pull` and
+    `push` block until they answer.
+    """
+
+    def __init__(
+        self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None, *, is_bulk: bool = False
+    ) -> None:
+        self._channel = channel
+        self._is_bulk = is_bulk
+        self.number = table  # the number of the table on the servers
+        self._filter = filter
+        # An empty shard of the engine has the names and widths of the columns.
+        workers = _core.Workers(1)
+        self._pattern = pattern = spec.shard(2, workers)
+        nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
+        self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> CallFuture:
+        """Fill ``rows``."""
+        return _pull(self._channel, self.number, batch, rows, self._filter)
+
+    def push(
+        self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
+    ) -> PushCallFuture:
+        """Apply one step."""
+        mark = self._channel.repetitions if self._filter is None else None
+        begun = self._write(Op.PUSH, batch, grads, counts)
+        return PushCallFuture(self._channel, begun.call, mark, is_bulk=self._is_bulk)
+
+    def _write(
+        self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
+    ) -> CallFuture:
+        return self._channel.begin(
+            op,
+            self.number,
+            hashes=batch.hashes,
+            begins=batch.begins,
+            values=values,
+            counts=counts,
+            dim=values.shape[1],
+            filter=self._filter,
+        )
+
+    def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
+        """Set weights."""
+        if not np.isfinite(rows).all():  # before any server applies a part of it
+            raise ValueError(f"weights must be finite: one of them is {rows[~np.isfinite(rows)][0]}")
+        self._write(Op.ASSIGN, batch, rows).wait()
+
+    def erase(self, batch: _core.KeyBatch, /) -> int:
+        """Remove rows; return how many existed."""
+        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.begins).result())
+
+    def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
+        """Return which rows exist."""
+        there = np.zeros(len(batch), np.uint8)
+        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.begins, out=there).wait()
+        return there
+
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._columns)
+
+    def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
+        """Read one column."""
+        width = list(self._columns.values())[column]
+        values = np.empty((len(batch), width), np.float32)
+        self._channel.begin(
+            Op.STATE, self.number, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
+        ).wait()
+        return values
+
+    def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
+        """Read hashes and weights of a slot."""
+        return cast(
+            "tuple[npt.NDArray[np.uint64], Rows]", self._channel.begin(Op.SLOT, self.number, slot=slot).result()
+        )
+
+    def section(self, slot: int, /) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Read a slot in the format of checkpoints: number of rows, their bytes, the admission filter."""
+        rows, section, filter = self._channel.begin(Op.SECTION, self.number, slot=slot).result()
+        edge = len(section) - int(filter)
+        return int(rows), section[:edge], section[edge:]
+
+    def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
+        """Evaluate a function of all rows, in slot order; a function that changes rows does so exactly once."""
+        self._pattern.reduce(function, parameters)  # raises the errors that the servers would raise
+        answers = self._channel.begin(
+            Op.REDUCE,
+            self.number,
+            aux=function,
+            payload=[parameters],
+            count=len(parameters),
+            write=function in (Function.DECAY, Function.SHRINK),
+        ).result()
+        return np.concatenate(answers)
+
+    def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:
+        """Drop the rows that expiry rules select, or only count them; return the sums over the endpoints."""
+        answers = self._channel.begin(
+            Op.SWEEP, self.number, aux=int(dry_run), payload=[rules], count=len(rules), write=not dry_run
+        ).result()
+        return np.asarray(np.sum(answers, axis=0, dtype=np.uint64))
+
+    def table_clock(self, store_clock: int, /) -> int:
+        """Return the table's own clock at this worker's clock."""
+        return int(self.endpoint_stats()[0][len(_METRICS) + 1])
+
+    def endpoint_stats(self) -> list[npt.NDArray[np.uint64]]:
+        """Return, for each endpoint: step, `_METRICS`, the table's clock."""
+        return cast("list[npt.NDArray[np.uint64]]", self._channel.begin(Op.STATS, self.number).result())
+
+    @property
+    def step(self) -> int:
+        """Number of the last push: under SSP and ASP, the maximum over the endpoints."""
+        return max(int(numbers[0]) for numbers in self.endpoint_stats())
+
+    def __len__(self) -> int:
+        return sum(int(numbers[1]) for numbers in self.endpoint_stats())
+
+    def stats(self) -> dict[str, int]:
+        """Return the sums of the servers' metrics. A request to several endpoints is counted by each."""
+        totals = [sum(map(int, numbers)) for numbers in zip(*self.endpoint_stats(), strict=True)]
+        return dict(zip(_METRICS, totals[1:-1], strict=True))
+
+
+class UnsynchronizedSnapshot:
+    """A table that a worker reads while nothing changes it: a :class:`shoal.table.shard.Snapshot`."""
+
+    def __init__(self, shard: RemoteShard) -> None:
+        numbers = shard.endpoint_stats()
+        self.section = shard.section
+        self.step = max(int(figure[0]) for figure in numbers)
+        self.table_clock = int(numbers[0][len(_METRICS) + 1])
+        self.rows, self.bytes = (
+            sum(int(figure[1 + _METRICS.index(name)]) for figure in numbers) for name in ("rows", "bytes")
+        )
+
+    def changes(self, slot: int, /) -> NoReturn:
+        """Raise: changes are known to the servers only."""
+        raise ValueError(NO_DELTAS)
+
+    def done(self, name: str, /) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
