@@ -212,7 +212,7 @@ class Store(ABC):
         reader : Reader
             The same on every worker: the same files, of the same sizes, in the same order.
         part_bytes : int
-            About how long a part is; see :meth:`shoal.Reader.cut`.
+            About how long a part is; see :meth:`shoal.Reader.splits`.
         reissue : float
             Where more than 0: a part that takes more than this many times the mean is given to a second worker too,
             once, when no other is left. Its examples may then be trained on twice.
