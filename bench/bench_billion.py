@@ -42,7 +42,7 @@ import shoal
 from billion.stream import BATCH, EXAMPLES, HEADS, TAILS, Keys, Stream, first_gradients
 from billion.watch import PROGRAM, Growth, Raw, distribution, resident, step
 from figures import check, spread
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 
 BYTES = {"ftrl": 20.0, "rowwise": 53.5}  # bytes of memory a key, by kind of table
 STEPS = ("raw", "create", "traffic", "pull", "lr", "save", "verify", "load")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import shoal
 from oracle import checkpoint as document
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 from shoal.cli import main
 from shoal.storage import transaction
 from shoal.storage.local import LocalDir
@@ -263,7 +263,7 @@ def test_any_chain_comes_to_a_full_save(seed, rules, dim, slots, links, tmp_path
                 script.step()
             return real(writer, data)
 
-        patch.setattr(checkpoint, "_AHEAD", 0)
+        patch.setattr("shoal.checkpoint.write.TASKS_AHEAD", 0)
         for link in range(links + 1):
             for _ in range(int(script.rng.integers(4))):
                 script.step()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import shoal
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 from shoal.storage import transaction
 
 KEYS = np.arange(4000, dtype=np.uint64)
@@ -246,8 +246,8 @@ def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim
             return real(writer, data)
 
         patch.setattr(transaction.PieceWriter, "append", append)
-        patch.setattr(checkpoint, "_AHEAD", 0)
-        patch.setattr(checkpoint, "_TASK_BYTES", 1)
+        patch.setattr("shoal.checkpoint.write.TASKS_AHEAD", 0)
+        patch.setattr("shoal.checkpoint.write._TASK_BYTES", 1)
         store.save(tmp_path / "moving")
         assert contents(tmp_path / "moving") == contents(tmp_path / "still")
         assert all(table.shard.verify() == "" for table in store.tables.values())

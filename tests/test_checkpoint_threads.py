@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 
 NAMES = [f"t{i}" for i in range(12)]
 

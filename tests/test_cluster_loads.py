@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import Cluster, cluster
 from places import BUCKET, object_store, options
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 from shoal.cluster.launch import processes
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import load_task
@@ -240,13 +241,13 @@ def test_workers_of_different_clocks_load_together(chains: Any) -> None:
 def test_the_bar_counts_the_rows_of_all_servers(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bars = []
 
-    class Bar(checkpoint.tqdm):  # type: ignore[misc, name-defined]
+    class Bar(tqdm):  # type: ignore[misc, name-defined]
         def close(self) -> None:
             if self not in bars:
                 bars.append(self)
             super().close()
 
-    monkeypatch.setattr(checkpoint, "tqdm", Bar)
+    monkeypatch.setattr("shoal.checkpoint.read.tqdm", Bar)
     with one_cluster() as (_, (store,)):
         store.load(chains(SLOTS) / "2", progress=True)
     (bar,) = bars

@@ -22,7 +22,7 @@ import shoal
 from cluster_fakes import TIMEOUT, Wire, scheduler
 from cluster_standin import cluster
 from places import BUCKET, object_store, options
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 from shoal.cluster.launch import processes
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import save_task

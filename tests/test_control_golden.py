@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import shoal
-from shoal.checkpoint.checkpoint import SavedTable
+from shoal.checkpoint.format import SavedTable
 from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import EndpointMetrics, JobConsistency
 from shoal.cluster.protocol.slot_map import cut_evenly

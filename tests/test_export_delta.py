@@ -134,8 +134,10 @@ def looked(monkeypatch):
 
 def compared(store, folder, since, **how):
     """Write a delta by comparing every row."""
-    given = [write.Given(table.spec, len(table), table.shard.read_slot) for table in store.tables.values()]
-    return write.write(LocalDir(folder), write.Still(given, store.slots), since=LocalDir(since), **how)
+    given = [write.TableSource(table.spec, len(table), table.shard.read_slot) for table in store.tables.values()]
+    return write.write_export(
+        LocalDir(folder), write.UnsynchronizedTables(given, store.slots), since=LocalDir(since), **how
+    )
 
 
 def written(folder):

@@ -77,7 +77,7 @@ def value(export: shoal.Export) -> float:
 def put(place: StorageDir, name: str, data: bytes) -> None:
     place.remove(name)
     with place.create(name) as file:
-        file.write(data)
+        file.write_export(data)
 
 
 # ---- there and back --------------------------------------------------------------------------------------------------
@@ -268,14 +268,14 @@ def test_a_copy_that_is_damaged_is_fetched_again(there: There) -> None:
 
 
 def test_the_files_of_a_model_are_fetched_and_checked_too(there: There) -> None:
-    from shoal.export.write import Given, Still, write
+    from shoal.export.write import TableSource, UnsynchronizedTables, write_export
 
     with shoal.local(slots=4) as store:
         table = filled(store, 1)
-        given = [Given(table.spec, 500, table.shard.read_slot)]
-        write(
+        given = [TableSource(table.spec, 500, table.shard.read_slot)]
+        write_export(
             there.place("1"),
-            Still(given, 4),
+            UnsynchronizedTables(given, 4),
             model={"kind": "x"},
             extras={"tower.pt": b"dense"},
         )

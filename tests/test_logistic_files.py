@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, models
-from shoal.checkpoint import checkpoint
+from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, checkpoint, models
 from shoal.models import Fit, Plan, files
 from shoal.storage.checksummed_json import read_sealed, write_sealed
 from shoal.storage.local import LocalDir
@@ -223,9 +222,9 @@ def test_a_save_that_fails_leaves_the_model_that_was_there(saved, batch, monkeyp
         raise CutOffError
 
     if where == "at the checkpoint":
-        monkeypatch.setattr(checkpoint, "write", fail)
+        monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
     elif where == "within the checkpoint":
-        monkeypatch.setattr(checkpoint, "_save_table", fail)
+        monkeypatch.setattr("shoal.checkpoint.write._save_table", fail)
     else:
         refusing(monkeypatch, files.MODEL_FILE, CutOffError)
     with LogisticRegression.load(saved) as model:

@@ -66,7 +66,8 @@ from shoal.optim import (
     Uniform,
     Zeros,
 )
-from shoal.store.local import LocalStore, Store, local
+from shoal.store.base import Store
+from shoal.store.local import LocalStore, local
 from shoal.table.arrays import mix, unmix
 from shoal.table.dense import DenseTable
 from shoal.table.future import Future

@@ -34,8 +34,8 @@ def add(commands: Any) -> None:
 
 def compact(arguments: argparse.Namespace) -> Answer:
     """Write what a chain of deltas comes to as one checkpoint or export."""
-    from shoal.checkpoint import checkpoint
-    from shoal.export.compact import compact as compact_export
+    from shoal import checkpoint
+    from shoal.export.compact import compact_export
     from shoal.tools import compact
 
     progress = not arguments.quiet and sys.stderr.isatty()
@@ -52,7 +52,7 @@ def compact(arguments: argparse.Namespace) -> Answer:
         of = "exports"
     else:
         links = len(checkpoint.read_chain(arguments.directory))
-        checkpoint.compact(
+        checkpoint.compact_checkpoint(
             arguments.directory,
             arguments.out,
             overwrite=arguments.overwrite,

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
 def export(arguments: argparse.Namespace) -> Answer:
     """Export a checkpoint or a model."""
     from shoal.export.cache import Cache
-    from shoal.export.write import Given, Still, check_target, write
+    from shoal.export.write import TableSource, UnsynchronizedTables, check_target, write_export
     from shoal.models import files
     from shoal.models.scales import scales_name
     from shoal.storage.open import open_dir
@@ -74,10 +74,10 @@ def export(arguments: argparse.Namespace) -> Answer:
         if described is not None and described.normalized:
             _keep_exact(scales_name(described.table), names, chosen, dtypes)
         tables = [store.tables[name] for name in names]
-        given = [Given(table.spec, len(table), table.shard.read_slot) for table in tables]
-        told = write(
+        given = [TableSource(table.spec, len(table), table.shard.read_slot) for table in tables]
+        told = write_export(
             target,
-            Still(given, store.slots),
+            UnsynchronizedTables(given, store.slots),
             dtype=dtypes,
             since=None if arguments.since is None else open_dir(arguments.since),
             version=arguments.version,

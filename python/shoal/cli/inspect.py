@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 def inspect(arguments: argparse.Namespace) -> Answer:
     """Tell what is in a model or a checkpoint, and check every byte of it."""
-    from shoal.checkpoint import checkpoint
+    from shoal import checkpoint
     from shoal.data import columns
     from shoal.export import manifest as exported
     from shoal.export.cache import Cache
@@ -158,7 +158,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
 
 def _export(directory: StorageDir, cache: Cache) -> Answer:
     """Tell what is in an export and those that it stands upon, and check every byte of them."""
-    from shoal.export.read import read_layers
+    from shoal.export.layers import read_layers
 
     layers = read_layers(directory, cache=cache)
     lines = [f"{directory}: export, version {layers.number}, in {layers.slots:,} slots"]

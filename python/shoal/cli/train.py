@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.models.fit_checkpoints import Resume
     from shoal.models.predictor import Predictor
     from shoal.storage.base import StoragePath
-    from shoal.store.local import Store
+    from shoal.store.base import Store
     from shoal.table.stats import TableStats
 
 EXAMPLES = """\

@@ -9,16 +9,17 @@ from typing import Any
 from shoal.base.machine import cores
 from shoal.export import manifest as form
 from shoal.export.cache import Cache
-from shoal.export.read import Layers, newest, read_layers
-from shoal.export.write import Exported, Given, Still, write
+from shoal.export.layers import Layers, read_layers
+from shoal.export.read import newest
+from shoal.export.write import Exported, TableSource, UnsynchronizedTables, write_export
 from shoal.optim import SGD, make_init
 from shoal.storage.open import open_dir
 from shoal.table.spec import TableSpec
 
-__all__ = ["compact"]
+__all__ = ["compact_export"]
 
 
-def compact(
+def compact_export(
     directory: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
@@ -42,9 +43,9 @@ def compact(
             if target.is_same(one.place):
                 raise ValueError(f"{target} is part of the chain that ends with {directory}: choose another directory")
         tables = [_given(name, layers) for name in layers.tables]
-        done = write(
+        done = write_export(
             target,
-            Still(tables, layers.slots),
+            UnsynchronizedTables(tables, layers.slots),
             dtype={name: table.dtype for name, table in layers.tables.items()},
             version=form.next_number(target, layers.number),
             overwrite=overwrite,
@@ -56,7 +57,7 @@ def compact(
         return done, len(layers.mapped)
 
 
-def _given(name: str, layers: Layers) -> Given:
+def _given(name: str, layers: Layers) -> TableSource:
     """Give a table's rows as its layers read together."""
     forms = layers.forms_of(name)
     spec = TableSpec(
@@ -69,7 +70,7 @@ def _given(name: str, layers: Layers) -> Given:
     )
     rows = [table.rows + table.dropped for table in forms]
     squares = sum(count * table.rms_error**2 for count, table in zip(rows, forms, strict=True))
-    return Given(
+    return TableSource(
         spec,
         sum(table.rows for table in forms),
         layers.natives[name].read_slot,

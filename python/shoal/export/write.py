@@ -16,13 +16,21 @@ from shoal import _core
 from shoal.errors import CorruptionError
 from shoal.export import manifest as form
 from shoal.export.cache import Cache
+from shoal.export.layers import Layers, read_layers
 from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
-from shoal.export.read import Layers, read_layers
 from shoal.storage.base import StorageDir
 from shoal.storage.transaction import PieceWriter, Replacement, check_replaceable, in_order
 from shoal.table.spec import TableSpec
 
-__all__ = ["Exported", "ExportedTable", "Given", "Still", "Tables", "check_target", "write"]
+__all__ = [
+    "ExportTables",
+    "Exported",
+    "ExportedTable",
+    "TableSource",
+    "UnsynchronizedTables",
+    "check_target",
+    "write_export",
+]
 
 _SLOTS_A_TASK = 8
 _AHEAD = 2  # tasks per thread that are done ahead of the disk
@@ -32,7 +40,7 @@ _Rows: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]  # has
 _Changes: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], int, int, npt.NDArray[np.uint8]]
 
 
-class Given(NamedTuple):
+class TableSource(NamedTuple):
     """A table that is to be exported."""
 
     spec: TableSpec
@@ -46,8 +54,8 @@ class Given(NamedTuple):
     done: Callable[[str], None] | None = None  # hears the digest of the export, once it is in place
 
 
-class Tables(Protocol):
-    """Tables that are to be exported, wherever their rows are."""
+class ExportTables(Protocol):
+    """The tables of an export, wherever their rows are."""
 
     @property
     def specs(self) -> Sequence[TableSpec]:
@@ -60,14 +68,14 @@ class Tables(Protocol):
     def know(self, base: Layers) -> bool:
         """Tell whether it is known of all tables what has changed since ``base``."""
 
-    def take(self, base: Layers | None) -> AbstractContextManager[Sequence[Given]]:
+    def take(self, base: Layers | None) -> AbstractContextManager[Sequence[TableSource]]:
         """Give them, in the order of the descriptions, as they are from now on; once ``base`` was read."""
 
 
-class Still(NamedTuple):
-    """:class:`Tables` that are read as they are, and of which nobody knows what has changed."""
+class UnsynchronizedTables(NamedTuple):
+    """:class:`ExportTables` that are read slot by slot while updates continue, without a record of changes."""
 
-    given: Sequence[Given]
+    given: Sequence[TableSource]
     slots: int
 
     @property
@@ -79,7 +87,7 @@ class Still(NamedTuple):
         """Tell that it is not known."""
         return False
 
-    def take(self, base: Layers | None) -> AbstractContextManager[Sequence[Given]]:
+    def take(self, base: Layers | None) -> AbstractContextManager[Sequence[TableSource]]:
         """Give them."""
         return nullcontext(self.given)
 
@@ -125,9 +133,9 @@ class Exported:
     tables: Mapping[str, ExportedTable]
 
 
-def write(
+def write_export(
     place: StorageDir,
-    tables: Tables,
+    tables: ExportTables,
     *,
     dtype: str | Mapping[str, str] | None = None,
     since: StorageDir | None = None,
@@ -144,7 +152,7 @@ def write(
     Parameters
     ----------
     place : StorageDir
-    tables : Tables
+    tables : ExportTables
     model : dict, optional
         What a server must know to predict with these tables.
     extras : dict of bytes, optional
@@ -202,7 +210,7 @@ def write(
     return Exported(version=manifest.number, tables={table.name: _told(table) for table in saved})
 
 
-def _read_base(since: StorageDir, tables: Tables, cache: Cache | None) -> Layers:
+def _read_base(since: StorageDir, tables: ExportTables, cache: Cache | None) -> Layers:
     """Map what a delta is upon; all of it is looked at, and checked, unless the tables know what has changed since."""
     # Who knows has written it, upon what was checked then.
     base = read_layers(since, verify=False, cache=cache)
@@ -290,7 +298,7 @@ def _write_extra(place: StorageDir, name: str, data: bytes) -> Extra:
 
 
 def _to_write(
-    table: Given, under: _core.Frozen | None, slot: int
+    table: TableSource, under: _core.Frozen | None, slot: int
 ) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
     """Return how many rows of a slot were read, and those that the export is to have."""
     if under is not None and table.read_changes is not None:
@@ -314,7 +322,7 @@ _Packed = tuple[npt.NDArray[np.uint8], tuple[int, int, int, int, int], int, tupl
 
 def _write_table(
     writer: PieceWriter,
-    table: Given,
+    table: TableSource,
     slots: int,
     dtype: str,
     base: Layers | None,

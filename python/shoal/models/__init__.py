@@ -44,7 +44,7 @@ from shoal.models.model import Model
 from shoal.models.plan import Plan
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import Store
+from shoal.store.base import Store
 
 __all__ = [
     "BIAS_KEY",

@@ -32,8 +32,7 @@ from typing import Any
 
 import msgspec
 
-from shoal import _core
-from shoal.checkpoint import checkpoint
+from shoal import _core, checkpoint
 from shoal.data import FeatureNames
 from shoal.errors import CorruptionError
 from shoal.models.history import History
@@ -42,7 +41,7 @@ from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.checksummed_json import seal
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import Replacement, check_replaceable
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.table import Table
 
 MODEL_FILE = "model.json"

@@ -25,7 +25,7 @@ from shoal.models.learner import FitState
 from shoal.models.plan import Plan
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import Store
+from shoal.store.base import Store
 
 __all__ = ["FitCheckpointer", "Resume", "begin_or_resume"]
 

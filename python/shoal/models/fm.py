@@ -24,7 +24,7 @@ from shoal.models import files
 from shoal.models.learner import Floats
 from shoal.models.model import Model
 from shoal.optim import FTRL, Adagrad, Init, Normal, Optimizer, Zeros
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.arrays import Rows
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table

@@ -23,7 +23,8 @@ from shoal.models.logistic import LogisticRegression
 from shoal.models.plan import Metric, Plan
 from shoal.models.saved_predictor import StoreOwner
 from shoal.optim import FTRL, Optimizer
-from shoal.store.local import Store, local
+from shoal.store.base import Store
+from shoal.store.local import local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from shoal.data import Batch
 from shoal.metrics import Accumulator
 from shoal.models.history import Record, Windows
 from shoal.storage.base import StorageDir
-from shoal.store.local import Store
+from shoal.store.base import Store
 
 Floats = npt.NDArray[np.float64]
 Prepared = Any  # what a learner made of a batch ahead

@@ -28,7 +28,7 @@ from shoal.models.learner import Floats
 from shoal.models.model import Model
 from shoal.models.plan import Plan
 from shoal.optim import FTRL, Optimizer, Proximal
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.arrays import Rows
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table

@@ -45,7 +45,8 @@ from shoal.models.scales import Sums, make_table
 from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath, leaving_none_empty
 from shoal.storage.open import open_dir
-from shoal.store.local import Store, local
+from shoal.store.base import Store
+from shoal.store.local import local
 from shoal.table.arrays import Rows
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from shoal.consistency import ASP, BSP, SSP
 from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.optim import SGD
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.table import Table
 
 __all__ = ["PassCoordinator"]

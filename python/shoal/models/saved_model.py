@@ -24,7 +24,8 @@ from shoal.models.learner import FitState
 from shoal.models.saved_predictor import SavedPredictor
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import LocalStore, Store, local
+from shoal.store.base import Store
+from shoal.store.local import LocalStore, local
 
 __all__ = ["SavedModel"]
 

@@ -13,7 +13,7 @@ from shoal.models import files
 from shoal.models.history import Record
 from shoal.models.learner import FitState
 from shoal.models.predictor import Predictor, read_calibration
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.table import Table
 
 __all__ = ["SavedPredictor", "StoreOwner"]

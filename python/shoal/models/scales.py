@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from shoal.data import Batch
 from shoal.optim import SGD
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 

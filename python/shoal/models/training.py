@@ -49,7 +49,7 @@ from shoal.models.plan import Plan
 from shoal.models.progress import watch
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
 from shoal.storage.base import StorageDir
-from shoal.store.local import Store
+from shoal.store.base import Store
 
 
 def train(

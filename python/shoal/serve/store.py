@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shoal import _core
-from shoal.checkpoint import checkpoint
+from shoal import _core, checkpoint
 from shoal.export.read import ExportTable, ExportVersion
 from shoal.optim import SGD, make_init
 from shoal.store.local import SingleProcessStore
@@ -86,8 +85,8 @@ class ExportStore(SingleProcessStore):
         _refuse()
 
     def _snapshots(
-        self, tables: list[tuple[Table, str]], base: checkpoint.Link | None
-    ) -> AbstractContextManager[checkpoint.Moment]:
+        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
+    ) -> AbstractContextManager[checkpoint.SnapshotSet]:
         _refuse()
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:

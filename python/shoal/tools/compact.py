@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 from shoal.export import manifest as exported
-from shoal.export.compact import compact as compact_export
+from shoal.export.compact import compact_export
 from shoal.storage.open import open_dir
 
 __all__ = ["compact", "has_export"]
@@ -79,6 +79,6 @@ def compact(
             storage_options=storage_options,
         )
     else:
-        checkpoint.compact(
+        checkpoint.compact_checkpoint(
             directory, out, overwrite=overwrite, threads=threads, progress=progress, storage_options=storage_options
         )

@@ -30,7 +30,7 @@ from shoal import _core
 from shoal.base.machine import local_path
 from shoal.data import hash_strings
 from shoal.data.arrow import pyarrow
-from shoal.store.local import check_same
+from shoal.store.description import check_same
 from shoal.table.spec import TableRecord
 
 if TYPE_CHECKING:

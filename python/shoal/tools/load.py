@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal import models
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint, models
 from shoal.export.manifest import is_export
 from shoal.models import files
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import Store
+from shoal.store.base import Store
 
 if TYPE_CHECKING:
     from shoal.models.saved_predictor import SavedPredictor

@@ -36,7 +36,8 @@ from shoal.optim import Init, Normal, Optimizer
 from shoal.schedules import Schedule
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import Store, local
+from shoal.store.base import Store
+from shoal.store.local import local
 from shoal.torch.fields import Fields, to_json
 from shoal.torch.models import MODELS
 from shoal.torch.tables import TableRule, tables

@@ -25,7 +25,7 @@ import torch
 
 from shoal.errors import DeadlineExceededError
 from shoal.optim import SGD, Optimizer
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.dense import BLOCK, DenseTable
 from shoal.table.future import Future
 

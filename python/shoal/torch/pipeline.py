@@ -47,7 +47,7 @@ from shoal import _core
 from shoal.base.prefetch import Ahead
 from shoal.data import Reader
 from shoal.models.pass_coordinator import PassCoordinator
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.torch.loader import BatchLoader
 from shoal.torch.sparse import SparseModule, Ticket
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from shoal.lifecycle import Admission, Expiry
 from shoal.optim import Adagrad, Init, Normal, Optimizer, Zeros
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.torch.embedding import Embedding
 from shoal.torch.models.layers import Maker
 

@@ -45,7 +45,7 @@ from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import SavedPredictor
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import Store
+from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
 from shoal.torch.logs import MetricsLogger, Writer

@@ -40,7 +40,7 @@ from shoal.cluster.protocol.address import is_loopback, join_address, split
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.storage.roots import CREDENTIALS, StorageRoots
-from shoal.store.local import make_budget
+from shoal.store.description import make_budget
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys

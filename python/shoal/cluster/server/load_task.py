@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 from shoal import _core
-from shoal.checkpoint.checkpoint import Bytes, History, fill, histories, read_chain
+from shoal.checkpoint.format import Bytes
+from shoal.checkpoint.read import History, histories, read_chain, restore_tables
 from shoal.cluster.protocol import tasks
 from shoal.cluster.protocol.tasks import ReadTask, Report
 from shoal.errors import CorruptionError, StorageError
@@ -57,7 +58,7 @@ def execute(
     progress: Callable[[int], None],
 ) -> Report:
     """Read the slots; an exception of ``progress`` ends the work."""
-    loaded = fill(prepared, [_SessionLoadTarget(session, k) for k in range(len(prepared))], 1, progress)
+    loaded = restore_tables(prepared, [_SessionLoadTarget(session, k) for k in range(len(prepared))], 1, progress)
     return Report("done", sum(loaded), loaded=loaded)
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from shoal import _core
-from shoal.checkpoint.checkpoint import SLOT_FILE, Taken, write_slots
+from shoal.checkpoint.format import SLOT_FILE
+from shoal.checkpoint.write import TableSnapshot, write_slots
 from shoal.cluster.protocol import tasks
 from shoal.cluster.protocol.tasks import Report, WriteTask
 from shoal.errors import StorageError
@@ -62,12 +63,12 @@ def execute(
     """Write the slots; an exception of ``progress`` ends the work."""
     stems = [f"{task.stem}-{k}-{session.first_slot}" for k in range(len(task.tables))]
     taken = [
-        Taken(form.spec(), _SessionSnapshot(session, k), kind)
+        TableSnapshot(form.spec(), _SessionSnapshot(session, k), kind)
         for k, (form, kind) in enumerate(zip(task.tables, task.kinds, strict=True))
     ]
     slots = range(session.first_slot, session.end_slot)
     try:
-        saved = write_slots(directory, stems, task.version, taken, slots, 1, durable=task.durable, told=progress)
+        saved = write_slots(directory, stems, task.version, taken, slots, 1, durable=task.durable, on_progress=progress)
     except BaseException:
         with contextlib.suppress(StorageError):
             for name in directory.names():

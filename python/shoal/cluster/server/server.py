@@ -44,7 +44,7 @@ from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import MemoryBudgetExceededError, ShoalError
 from shoal.storage.roots import StorageRoots
-from shoal.store.local import make_budget
+from shoal.store.description import make_budget
 
 __all__ = ["Outcome", "Server", "obey"]
 

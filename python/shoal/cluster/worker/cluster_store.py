@@ -31,7 +31,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import zmq
 
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
@@ -65,7 +65,8 @@ from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import Store, check_same
+from shoal.store.base import Store
+from shoal.store.description import check_same
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
@@ -406,7 +407,9 @@ class ClusterStore(Store):
         return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name), is_bulk=self._consistency.is_bulk)
 
     @contextlib.contextmanager
-    def _snapshots(self, tables: list[tuple[Table, str]], base: checkpoint.Link | None) -> Iterator[checkpoint.Moment]:
+    def _snapshots(
+        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
+    ) -> Iterator[checkpoint.SnapshotSet]:
         shards = [(cast(RemoteShard, table.shard), table.spec, kind) for table, kind in tables]
         with contextlib.ExitStack() as held:
             # This process's pushes wait for the moment, as those under way are waited for. Those of others do not come
@@ -417,7 +420,7 @@ class ClusterStore(Store):
                 self.channel.raise_unobserved()
                 if self._shared_storage and shards:
                     numbered = [(shard.number, spec, kind) for shard, spec, kind in shards]
-                    moment: checkpoint.Moment = held.enter_context(
+                    moment: checkpoint.SnapshotSet = held.enter_context(
                         ServerSnapshotSet(
                             self.channel, self._joined.map.endpoints, numbered, base, lambda: self.lost_workers
                         )
@@ -426,9 +429,10 @@ class ClusterStore(Store):
                     if any(kind != "plain" for _, _, kind in shards):
                         raise ValueError(NO_DELTAS)
                     taken = [
-                        checkpoint.Taken(spec, UnsynchronizedSnapshot(shard), kind) for shard, spec, kind in shards
+                        checkpoint.TableSnapshot(spec, UnsynchronizedSnapshot(shard), kind)
+                        for shard, spec, kind in shards
                     ]
-                    moment = checkpoint.Held(taken, self._slots, self.threads, self.clock)
+                    moment = checkpoint.LocalSnapshotSet(taken, self._slots, self.threads, self.clock)
                     held.enter_context(still.pop_all())  # until all is written
             yield moment
 
@@ -455,7 +459,7 @@ class ClusterStore(Store):
             with ServerLoad(self.channel, self._joined.map.endpoints, [table.number for table in tables]) as loading:
                 return loading.read(chain[-1], self._slots, told)
 
-        filled = by_servers if self._shared_storage and manifest.tables else None
+        restore = by_servers if self._shared_storage and manifest.tables else None
         rows = sum(table.rows for link in chain for table in link.manifest.tables)
         enough = max(self._timeout, STALL_SECONDS) + rows / _MIN_LOAD_ROWS_PER_SECOND
         with self._locked(), self._rwlock.exclusive():
@@ -464,7 +468,7 @@ class ClusterStore(Store):
                     self._add(spec, self._make_shard(spec))
             try:
                 if self.rank == 0:
-                    for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, filled=filled):
+                    for _, fresh in checkpoint.load(chain, make, self.threads, progress=progress, restore=restore):
                         fresh.finish()
             finally:  # they look for themselves whether it went well
                 self._wait_at_barrier("end of a load", enough)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from shoal.checkpoint.checkpoint import Link
+from shoal.checkpoint.format import ChainEntry
 from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import ReadTask, digest_words
 from shoal.cluster.worker.channel import Channel
@@ -49,16 +49,16 @@ class ServerLoad(TaskCoordinator):
         super().__init__(channel, endpoints, "load")
         self._tables = tables
 
-    def read(self, link: Link, slots: int, told: Callable[[int], None]) -> list[int]:
+    def read(self, link: ChainEntry, slots: int, on_progress: Callable[[int], None]) -> list[int]:
         """Have all endpoints read the tables of a checkpoint.
 
         Parameters
         ----------
-        link : Link
+        link : ChainEntry
             The last of a chain that this process has checked. It has these tables, in this order.
         slots : int
             How many the store has.
-        told : callable
+        on_progress : callable
             Called with the number of further rows, repeatedly.
 
         Returns
@@ -84,6 +84,6 @@ class ServerLoad(TaskCoordinator):
             if not figures:
                 raise self._abandoned(endpoint)
         self._run_until("ready", task)
-        reports = self._run_until("done", msgspec.structs.replace(task, go=True), told)
+        reports = self._run_until("done", msgspec.structs.replace(task, go=True), on_progress)
         self._end(link.digest)
         return [sum(rows) for rows in zip(*(report.loaded for report in reports), strict=True)]

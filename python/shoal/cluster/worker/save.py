@@ -27,8 +27,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from shoal.checkpoint.checkpoint import SLOT_FILE, Link, SavedTable, no_base
-from shoal.checkpoint.checkpoint import joined as join_parts
+from shoal.checkpoint.format import SLOT_FILE, ChainEntry, SavedTable
+from shoal.checkpoint.write import join_tables, unknown_base
 from shoal.cluster.protocol.slot_map import Endpoint
 from shoal.cluster.protocol.tasks import MAX_POLL_SECONDS, Report, WriteTask, digest_words, encode
 from shoal.cluster.worker.channel import Channel
@@ -68,7 +68,7 @@ class ServerSnapshotSet(TaskCoordinator):
         All of them.
     tables : sequence of (int, TableSpec, str)
         The servers' number of each table, and whether it is saved "plain", as a "base" of deltas, or as a "delta".
-    base : Link, optional
+    base : ChainEntry, optional
         The checkpoint that deltas refer to.
     lost : callable, optional
         Returns the workers that are known to be dead. A snapshot that a server holds for one of them is waited for
@@ -93,7 +93,7 @@ class ServerSnapshotSet(TaskCoordinator):
         channel: Channel,
         endpoints: Sequence[Endpoint],
         tables: Sequence[tuple[int, TableSpec, str]],
-        base: Link | None = None,
+        base: ChainEntry | None = None,
         lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
         super().__init__(channel, endpoints, "save")
@@ -113,7 +113,7 @@ class ServerSnapshotSet(TaskCoordinator):
                     raise SaveConflictError(str(busy)) from None
             time.sleep(MAX_POLL_SECONDS)
 
-    def _take(self, numbers: list[int], tables: Sequence[tuple[int, TableSpec, str]], base: Link | None) -> None:
+    def _take(self, numbers: list[int], tables: Sequence[tuple[int, TableSpec, str]], base: ChainEntry | None) -> None:
         self.rows = 0
         try:
             for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):
@@ -127,7 +127,7 @@ class ServerSnapshotSet(TaskCoordinator):
         endpoint: Endpoint,
         figures: list[int],
         tables: Sequence[tuple[int, TableSpec, str]],
-        base: Link | None,
+        base: ChainEntry | None,
     ) -> None:
         if len(figures) == _NUMBERS_PER_TABLE * len(tables):
             rows = figures[2::_NUMBERS_PER_TABLE]
@@ -137,13 +137,13 @@ class ServerSnapshotSet(TaskCoordinator):
             raise _BusyError(endpoint, figures[1])
         if len(figures) == 2 and figures[0] == _NO_BASE:
             name = next(spec.name for number, spec, _ in tables if number == figures[1])
-            raise no_base(name, base)
+            raise unknown_base(name, base)
         raise self._abandoned(endpoint)
 
     def write(
-        self, place: StorageDir, stem: str, version: int, *, durable: bool, told: Callable[[int], None]
+        self, place: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
     ) -> list[SavedTable]:
-        """Have all endpoints write; see :class:`shoal.checkpoint.checkpoint.Moment`.
+        """Have all endpoints write; see :class:`shoal.checkpoint.write.SnapshotSet`.
 
         Raises
         ------
@@ -155,8 +155,8 @@ class ServerSnapshotSet(TaskCoordinator):
             A server is lost or makes no progress.
         """
         task = self._prepare(place, stem, version, durable=durable)
-        reports = self._run_until("done", msgspec.structs.replace(task, go=True), told)
-        return join_parts([_decode_saved(*pair) for pair in zip(self._endpoints, reports, strict=True)])
+        reports = self._run_until("done", msgspec.structs.replace(task, go=True), on_progress)
+        return join_tables([_decode_saved(*pair) for pair in zip(self._endpoints, reports, strict=True)])
 
     def check(self, place: StorageDir) -> None:
         """Check that all endpoints could write there: raises what `write` would raise, writes no slots."""

@@ -78,7 +78,9 @@ class TaskCoordinator:
     def _patience(self) -> float:
         return max(self._channel.timeout, MIN_PATIENCE_SECONDS)
 
-    def _run_until(self, state: str, task: Task, told: Callable[[int], None] = lambda rows: None) -> list[Report]:
+    def _run_until(
+        self, state: str, task: Task, on_progress: Callable[[int], None] = lambda rows: None
+    ) -> list[Report]:
         """Send a task until all endpoints report a state."""
         words = encode(task)
         reports: dict[int, Report] = {}
@@ -90,10 +92,10 @@ class TaskCoordinator:
                     reports[k] = report
                     moved[k] = time.monotonic()
             if len(reports) == len(self._endpoints) and all(report.state == state for report in reports.values()):
-                told(sum(report.rows for report in reports.values()) - rows)
+                on_progress(sum(report.rows for report in reports.values()) - rows)
                 return [reports[k] for k in range(len(self._endpoints))]
             now = sum(report.rows for report in reports.values())
-            told(now - rows)
+            on_progress(now - rows)
             rows = now
             for k, at in moved.items():
                 idle = time.monotonic() - at

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal import models
-from shoal.checkpoint import checkpoint
+from shoal import checkpoint, models
 from shoal.data import Batch, columns
 from shoal.models import Fit, Model, files
 from shoal.models.predictor import Predictor
 from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
-from shoal.store.local import Store, local
+from shoal.store.base import Store
+from shoal.store.local import local
 from shoal.tools.reports.page import Facts, HeldOut, page
 
 if TYPE_CHECKING:

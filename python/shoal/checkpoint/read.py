@@ -1,0 +1,448 @@
+"""Reading checkpoints: chains of deltas, verification and loading.
+
+    History    a table of a chain, for all slots or for some; `restore_tables` restores rows from histories
+    load       creates the tables, restores their rows and checks the counts; servers may restore in parallel
+
+A slot's rows are those of the full checkpoint with the ranges of each delta replaced in order (copy-on-write merge).
+
+Threads: a pool reads; the calling thread restores.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, Self, TypeVar
+
+import msgspec
+import numpy as np
+from tqdm import tqdm
+
+from shoal import _core
+from shoal.checkpoint.format import (
+    EMPTY,
+    FORMAT,
+    MANIFEST,
+    TASKS_AHEAD,
+    VERSIONS,
+    AnyExtent,
+    Bytes,
+    Chain,
+    ChainEntry,
+    Manifest,
+    SavedFilter,
+    SavedRanges,
+    SavedTable,
+    Section,
+    check_extents,
+    digest_of,
+    file_header,
+)
+from shoal.errors import CorruptionError
+from shoal.storage.base import FileReader, StorageDir, StoragePath
+from shoal.storage.open import open_dir
+from shoal.storage.transaction import in_order
+from shoal.table.spec import TableSpec
+
+__all__ = [
+    "History",
+    "LoadTarget",
+    "RestoreTarget",
+    "histories",
+    "load",
+    "read_chain",
+    "read_manifest",
+    "restore_tables",
+    "verify",
+]
+
+
+def read_manifest(where: StoragePath) -> Manifest:
+    """Read and check the manifest of a checkpoint.
+
+    Raises
+    ------
+    CorruptionError
+        It is missing, changed, or of a version that this one does not know.
+    """
+    return _read(open_dir(where), "this is no checkpoint, or its save was cut off", "checkpoint").manifest
+
+
+def read_chain(where: StoragePath, options: Mapping[str, Any] | None = None) -> Chain:
+    """Read and check the manifests of a checkpoint and of all that it is a delta of.
+
+    Returns
+    -------
+    list of ChainEntry
+        The full one first, that of ``where`` last.
+
+    Raises
+    ------
+    CorruptionError
+        One is missing, changed, or another than the one that the next was made of.
+    """
+    chain = [_read(open_dir(where, options), "this is no checkpoint, or its save was cut off", "checkpoint")]
+    while (base := chain[0].manifest.base) is not None:
+        link = chain[0]
+        found = _read(link.place.child(base.path), f"the delta in {link.place} is of this one")
+        if found.digest != base.digest:
+            raise CorruptionError(
+                f"{found.place} is not the checkpoint that {link.place} is a delta of: its digest is "
+                f"{found.digest} instead of {base.digest}"
+            )
+        if found.manifest.slots != link.manifest.slots:
+            raise CorruptionError(
+                f"{link.place} has {link.manifest.slots} slots, and {found.place}, which it is a delta of, "
+                f"{found.manifest.slots}"
+            )
+        for table in link.manifest.tables:
+            known = found.table(table.name)
+            if table.delta and (known is None or known.spec() != table.spec()):
+                raise CorruptionError(
+                    f"{link.place} has a delta of table {table.name!r}, which {found.place} does not have so"
+                )
+        chain.insert(0, found)
+    return chain
+
+
+def _read(place: StorageDir, missing: str, what: str | None = None) -> ChainEntry:
+    path = place.address(MANIFEST)
+    body = place.read_sealed(MANIFEST, missing=missing, what=what)
+    try:
+        head = msgspec.json.decode(body)
+        if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") not in VERSIONS:
+            raise CorruptionError(
+                f"{path} is no checkpoint of version {VERSIONS[0]} to {VERSIONS[-1]}: load it with a newer shoal"
+            )
+        manifest = msgspec.json.decode(body, type=Manifest, strict=True)
+        if manifest.slots not in {1 << bits for bits in range(1, 15)}:
+            raise ValueError(f"{manifest.slots} slots are no power of two from 2 to 16384")
+        if len({table.name for table in manifest.tables}) != len(manifest.tables):
+            raise ValueError("two tables have one name")
+        if manifest.version < 3 and manifest.base is not None:
+            raise ValueError(f"a checkpoint of version {manifest.version} has a base")
+        for table in manifest.tables:
+            table.spec()
+            if manifest.base is None and (table.delta or table.ranges):
+                raise ValueError(f"table {table.name!r} is a delta of nothing")
+            check_extents(manifest.slots, table)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise CorruptionError(f"{path} cannot be read: {error}") from None
+    return ChainEntry(place, manifest, digest_of(body))
+
+
+def _check_files(place: StorageDir, table: SavedTable, version: int) -> None:
+    header = file_header(version)
+    for file in table.files:
+        path = place.address(file.name)
+        try:
+            with place.open(file.name) as opened:
+                if opened.size != file.bytes:
+                    raise CorruptionError(f"{path} has {opened.size} bytes instead of {file.bytes}")
+                start = bytearray(len(header))
+                if opened.read_into(memoryview(start), 0) != len(header) or start != header:
+                    raise CorruptionError(f"{path} is damaged: it does not start as a slot file does")
+        except FileNotFoundError:
+            raise CorruptionError(f"{path} is missing") from None
+
+
+class _Reader:
+    """Reads pieces of a table's files, each checked against its checksum. Any number of threads."""
+
+    def __init__(self, place: StorageDir, table: SavedTable) -> None:
+        self.table = table
+        self._place = place
+        self._opened = ExitStack()
+        self._files: list[FileReader] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            self._files = [opened.enter_context(self._place.open(file.name)) for file in self.table.files]
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+
+    def read(self, piece: Section | SavedFilter | SavedRanges) -> Bytes:
+        data = bytearray(piece.bytes)
+        path = self.path(piece)
+        if self._files[piece.file].read_into(memoryview(data), piece.offset) < piece.bytes:
+            raise CorruptionError(f"{path} ends within the rows of slot {piece.slot}")
+        if _core.crc32c(data) != piece.crc32c:
+            raise CorruptionError(f"{path} is damaged: the checksum of slot {piece.slot} does not match")
+        return np.frombuffer(data, np.uint8)
+
+    def path(self, piece: Section | SavedFilter | SavedRanges) -> str:
+        return self._place.address(self.table.files[piece.file].name)
+
+    @contextmanager
+    def damage(self, piece: Section | SavedFilter | SavedRanges) -> Iterator[None]:
+        """Say in which file it is that the engine refuses."""
+        try:
+            yield
+        except ValueError as error:
+            raise CorruptionError(f"{self.path(piece)}, slot {piece.slot}: {error}") from None
+
+
+def _by_slot(pieces: Iterable[AnyExtent]) -> dict[int, AnyExtent]:
+    return {piece.slot: piece for piece in pieces}
+
+
+class History:
+    """A table of a chain: the full save of it, and its deltas. A context manager that holds the files open."""
+
+    def __init__(self, chain: Chain, name: str) -> None:
+        readers: list[_Reader] = []
+        for link in reversed(chain):
+            table = link.table(name)
+            assert table is not None, "read_chain has looked"
+            _check_files(link.place, table, link.manifest.version)
+            readers.insert(0, _Reader(link.place, table))
+            if not table.delta:
+                break
+        self.last = readers[-1].table
+        self.first = readers[0].table
+        self.cut = chain[0].manifest.slots
+        self._readers = readers
+        self._opened = ExitStack()
+        self._sections = [_by_slot(reader.table.sections) for reader in readers]
+        self._ranges = [_by_slot(reader.table.ranges) for reader in readers]
+        # The newest that there is of a slot.
+        self.filters = {filter.slot: (reader, filter) for reader in readers for filter in reader.table.filters}
+        self.slots = sorted(set().union(*self._sections))
+        self._layout = self.last.spec().shard(2, _core.Workers(1))  # which knows what rows look like
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            for reader in self._readers:
+                opened.enter_context(reader)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+
+    def section(self, slot: int) -> tuple[int, Bytes]:
+        """Read the rows of a slot as they were at the last save."""
+        rows, data = 0, EMPTY
+        for reader, sections, changed in zip(self._readers, self._sections, self._ranges, strict=True):
+            piece = sections.get(slot)
+            fresh_rows, fresh = (0, EMPTY) if piece is None else (piece.rows, reader.read(piece))
+            if not reader.table.delta:
+                rows, data = fresh_rows, fresh
+            elif slot in changed:
+                ranges = changed[slot]
+                named = reader.read(ranges)[: ranges.size]
+                with reader.damage(piece or ranges):
+                    rows, data = self._layout.merge(
+                        self.cut, rows, data, fresh_rows, fresh, ranges.bits, ranges.count, named
+                    )
+        return rows, data
+
+    def filter(self, slot: int) -> Bytes:
+        """Read what admission had counted in a slot then."""
+        if slot not in self.filters:
+            return EMPTY
+        reader, filter = self.filters[slot]
+        return reader.read(filter)[: filter.size]
+
+    @contextmanager
+    def damage(self, slot: int) -> Iterator[None]:
+        """Say in which file it is that the engine refuses: of the newest that has rows of the slot."""
+        for reader, sections in zip(reversed(self._readers), reversed(self._sections), strict=True):
+            if slot in sections:
+                with reader.damage(sections[slot]):
+                    yield
+                return
+
+
+def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> Manifest:
+    """Check every byte of a checkpoint, and of those that it is a delta of.
+
+    Returns
+    -------
+    Manifest
+
+    Raises
+    ------
+    CorruptionError
+        Something is missing, cut short or changed: the message names the file.
+    """
+    chain = read_chain(where)
+    total = sum(table.rows for link in chain for table in link.manifest.tables)
+    with tqdm(total=total, desc="verify", unit=" rows", unit_scale=True, disable=not progress) as bar:
+        for link in chain:
+            for table in link.manifest.tables:
+                _check_files(link.place, table, link.manifest.version)
+                pieces: list[Section | SavedFilter | SavedRanges] = [*table.sections, *table.filters, *table.ranges]
+                with _Reader(link.place, table) as reader, ThreadPoolExecutor(threads) as pool:
+                    for piece, _ in zip(
+                        pieces, in_order(pool, reader.read, pieces, threads * TASKS_AHEAD), strict=True
+                    ):
+                        bar.update(piece.rows if isinstance(piece, Section) else 0)
+    return chain[-1].manifest
+
+
+class RestoreTarget(Protocol):
+    """Rows of a table that sections are restored into: of all slots, or of some."""
+
+    def restore(self, rows: int, section: Bytes, /) -> int:
+        """Add the rows of a section that belong here: how many they are."""
+
+    def restore_filter(self, slots: int, slot: int, filter: Bytes, /) -> None:
+        """Add what admission has counted in a slot of so many."""
+
+
+class LoadTarget(RestoreTarget, Protocol):
+    """Rows of a table while they are loaded."""
+
+    step: int
+
+    def reserve(self, rows: list[int], /) -> None:
+        """Reserve memory for that many rows in each slot of the checkpoint."""
+
+    def set_clock(self, table_clock: int, store_clock: int, /) -> None:
+        """Set the table's clock to ``table_clock`` when the store's is ``store_clock``."""
+
+
+_Target = TypeVar("_Target", bound=LoadTarget)
+
+
+def load(
+    chain: Chain,
+    make: Callable[[TableSpec], _Target],
+    threads: int,
+    *,
+    clock: int = 0,
+    progress: bool = False,
+    restore: Callable[[list[_Target], Callable[[int], None]], list[int]] | None = None,
+) -> list[tuple[TableSpec, _Target]]:
+    """Read the tables of a chain's last entry; see :meth:`shoal.Store.load`.
+
+    Parameters
+    ----------
+    chain : Chain
+    make : callable
+        Makes the empty rows of a table.
+    threads : int
+    clock : int
+        The store's.
+    progress : bool
+    restore : callable, optional
+        Restores the rows of all tables by other processes. Called with what ``make`` returned and a function that
+        takes a number of restored rows; returns the rows of each table.
+
+    Returns
+    -------
+    list of (TableSpec, object)
+        The tables, with what ``make`` returned for each.
+    """
+    manifest = chain[-1].manifest
+    known = histories(chain)
+    loaded = [(spec, make(spec)) for spec in (table.spec() for table in manifest.tables)]
+    shards = [shard for _, shard in loaded]
+    for history, shard in zip(known, shards, strict=True):
+        rows = [0] * manifest.slots
+        for section in history.first.sections:
+            rows[section.slot] = section.rows
+        shard.reserve(rows)
+    total = sum(table.size for table in manifest.tables)
+    with tqdm(total=total, desc="load", unit=" rows", unit_scale=True, disable=not progress) as bar:
+        found = restore_tables(known, shards, threads, bar.update) if restore is None else restore(shards, bar.update)
+    for table, shard, count in zip(manifest.tables, shards, found, strict=True):
+        if count != table.size:
+            raise CorruptionError(
+                f"{chain[-1].place}: table {table.name!r} comes to {count} rows instead of {table.size}"
+            )
+        shard.step = table.step
+        shard.set_clock(table.clock, clock)
+    return loaded
+
+
+def histories(chain: Chain, some: range | None = None, slots: int = 1) -> list[History]:
+    """Find the files of a chain's tables, those of its last link: all, or what concerns ``some`` of so many slots.
+
+    Raises
+    ------
+    CorruptionError
+        One is missing, or is not what the manifest says.
+    """
+    if some is not None:
+        cut = chain[-1].manifest.slots
+        mine = range(some.start * cut // slots, -(-some.stop * cut // slots))
+        chain = [_part_of(link, mine) for link in chain]
+    return [History(chain, table.name) for table in chain[-1].manifest.tables]
+
+
+def _part_of(link: ChainEntry, slots: range) -> ChainEntry:
+    tables = [_only(table, slots) for table in link.manifest.tables]
+    return link._replace(manifest=msgspec.structs.replace(link.manifest, tables=tables))
+
+
+def _only(table: SavedTable, slots: range) -> SavedTable:
+    """Leave out what is of other slots, and files that hold nothing else."""
+    pieces = (table.sections, table.filters, table.ranges)
+    used = sorted({piece.file for kind in pieces for piece in kind if piece.slot in slots})
+    number = {file: k for k, file in enumerate(used)}
+
+    def kept(some: Iterable[AnyExtent]) -> list[AnyExtent]:
+        return [msgspec.structs.replace(piece, file=number[piece.file]) for piece in some if piece.slot in slots]
+
+    sections = kept(table.sections)
+    return msgspec.structs.replace(
+        table,
+        rows=sum(section.rows for section in sections),
+        files=[table.files[file] for file in used],
+        sections=sections,
+        filters=tuple(kept(table.filters)),
+        ranges=tuple(kept(table.ranges)),
+    )
+
+
+def restore_tables(
+    histories: Sequence[History], tables: Sequence[RestoreTarget], threads: int, on_progress: Callable[[int], None]
+) -> list[int]:
+    """Read the rows of tables, and what their admission has counted.
+
+    Parameters
+    ----------
+    histories : sequence of History
+    tables : sequence of RestoreTarget
+        What is restore with each.
+    threads : int
+        That read; one restores.
+    on_progress : callable
+        Called with the number of rows restored, after each slot. What it raises ends the work.
+
+    Returns
+    -------
+    list of int
+        Rows of each table.
+
+    Raises
+    ------
+    CorruptionError
+        A file is damaged: the message names it.
+    MemoryBudgetExceededError
+        There is no room for the rows.
+    """
+    return [_restore(*one, threads, on_progress) for one in zip(histories, tables, strict=True)]
+
+
+def _restore(history: History, table: RestoreTarget, threads: int, on_progress: Callable[[int], None]) -> int:
+    rows = 0
+    with history, ThreadPoolExecutor(threads) as pool:
+        read = in_order(pool, history.section, history.slots, threads * TASKS_AHEAD)
+        for slot, (count, data) in zip(history.slots, read, strict=True):
+            restored = 0
+            if count:
+                with history.damage(slot):
+                    restored = table.restore(count, data)
+            rows += restored
+            on_progress(restored)
+        for slot, (reader, filter) in sorted(history.filters.items()):
+            if filter.size:
+                with reader.damage(filter):
+                    table.restore_filter(history.cut, slot, history.filter(slot))
+            on_progress(0)
+    return rows

@@ -1,0 +1,449 @@
+"""Writing checkpoints: consistent snapshots of tables, written slot by slot.
+
+    SnapshotSet    tables at one moment; the process that holds the rows writes their slot files (write_slots)
+    write          writes the slot files, then publishes the manifest, which names all of them
+
+The manifest is published last and atomically, in place of the one that was there when the save began. An interrupted
+save therefore leaves the previous checkpoint or none, never part of one. Of two saves that race for one directory one
+succeeds, and the other raises SaveConflictError. Servers write in parallel, each its own slots.
+
+Threads: a pool reads slots; the calling thread writes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol, Self
+
+import msgspec
+import numpy as np
+from tqdm import tqdm
+
+from shoal import _core
+from shoal.checkpoint.format import (
+    FORMAT,
+    MANIFEST,
+    SLOT_FILE,
+    TASKS_AHEAD,
+    AnyExtent,
+    Base,
+    Bytes,
+    Chain,
+    ChainEntry,
+    Manifest,
+    SavedFilter,
+    SavedRanges,
+    SavedTable,
+    Section,
+    digest_of,
+    file_header,
+    version_of,
+)
+from shoal.storage.base import StorageDir
+from shoal.storage.transaction import PieceFile, PieceWriter, Replacement, check_replaceable, in_order
+from shoal.table.shard import Snapshot
+from shoal.table.spec import TableRecord, TableSpec
+
+__all__ = [
+    "LocalSnapshotSet",
+    "Padded",
+    "SlotData",
+    "SnapshotSet",
+    "TableJob",
+    "TableSnapshot",
+    "check_apart",
+    "check_target",
+    "is_ours",
+    "join_tables",
+    "publish",
+    "snapshots",
+    "unknown_base",
+    "write_checkpoint",
+    "write_jobs",
+    "write_slots",
+]
+
+_ALIGNMENT = 64  # of what is in a file
+_TASK_BYTES = 1 << 20  # of sections that one task makes: 1024 small ones, handed over one by one, took a third longer
+
+
+class Padded(NamedTuple):
+    """Bytes of a file: ``size`` that count, and zeros up to a multiple of the alignment."""
+
+    data: Bytes
+    size: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, data: Bytes) -> Self:
+        """Pad ``data`` and compute the checksum of all bytes."""
+        padded = np.zeros(-(-data.nbytes // _ALIGNMENT) * _ALIGNMENT, np.uint8)
+        padded[: data.nbytes] = data
+        return cls(padded, data.nbytes, _core.crc32c(padded))
+
+
+class SlotData(NamedTuple):
+    """What is to be written of a slot: of a delta only what is another than the base's."""
+
+    slot: int
+    rows: int
+    section: Bytes
+    crc32c: int
+    filter: Padded | None
+    ranges: tuple[Padded, int, int] | None = None  # with bits and count
+
+
+class _Written:
+    """What was written of one table: where each slot's pieces are."""
+
+    def __init__(self, writer: PieceWriter) -> None:
+        self.writer = writer
+        self.sections: list[Section] = []
+        self.filters: list[SavedFilter] = []
+        self.ranges: list[SavedRanges] = []
+
+    def add(self, piece: SlotData) -> None:
+        """Write what there is of a slot."""
+        slot, append = piece.slot, self.writer.append
+        if piece.rows:
+            at = append(piece.section)
+            self.sections.append(Section(slot, *at, piece.section.nbytes, piece.rows, piece.crc32c))
+        if piece.filter is not None:
+            data, size, crc32c = piece.filter
+            self.filters.append(SavedFilter(slot, *append(data), data.nbytes, size, crc32c))
+        if piece.ranges is not None:
+            (data, size, crc32c), bits, count = piece.ranges
+            self.ranges.append(SavedRanges(slot, *append(data), data.nbytes, size, bits, count, crc32c))
+
+
+class TableSnapshot(NamedTuple):
+    """A table that is to be saved."""
+
+    spec: TableSpec
+    snapshot: Snapshot
+    kind: str  # "plain", "base", "delta": see csrc/shard/snapshot.h
+
+
+@contextmanager
+def snapshots(
+    tables: Iterable[tuple[TableSpec, _core.Shard, str]], clock: int, purpose: str = "save"
+) -> Iterator[list[tuple[TableSpec, _core.Snapshot, str]]]:
+    """Hold tables as they are at one moment, for which changes wait, each for its kind. ``clock`` is the store's.
+
+    The ``purpose`` is "save" or "export": each knows what has changed since its own base alone.
+    """
+    with ExitStack() as held:
+        with ExitStack() as still:
+            shards = [(spec, still.enter_context(_frozen(shard)), kind) for spec, shard, kind in tables]
+            taken = [
+                (spec, held.enter_context(closing(shard.snapshot(clock, kind, purpose=purpose))), kind)
+                for spec, shard, kind in shards
+            ]
+        yield taken
+
+
+def unknown_base(table: str, base: ChainEntry | None) -> ValueError:
+    """Make the error of a delta of which nobody knows what it has to hold."""
+    return ValueError(
+        f"nobody knows what has changed in table {table!r} since the save in {base and base.place}: a delta is of this "
+        f"store's last save that tracked changes, or of what it loaded so; save all rows, with track=True"
+    )
+
+
+@contextmanager
+def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
+    shard.freeze()
+    try:
+        yield shard
+    finally:
+        shard.thaw()
+
+
+@dataclass(frozen=True, slots=True)
+class TableJob:
+    """A table that is to be written."""
+
+    form: TableRecord
+    step: int
+    clock: int
+    rows: int  # of the table
+    bytes: int  # about
+    delta: bool
+    make: Callable[[int], SlotData | None]  # of a slot
+
+
+class SnapshotSet(Protocol):
+    """Tables as they are at one moment, wherever their rows are."""
+
+    @property
+    def specs(self) -> Sequence[TableSpec]:
+        """Their descriptions."""
+
+    @property
+    def clock(self) -> int:
+        """The store's clock then."""
+
+    @property
+    def rows(self) -> int:
+        """How many will be written, of deltas none: for a progress bar."""
+
+    def write(
+        self, place: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
+    ) -> list[SavedTable]:
+        """Write slot files whose names begin with ``stem``, and tell how many rows, now and then; once."""
+
+    def done(self, digest: str) -> None:
+        """Hear that the manifest is in place, and its digest."""
+
+
+class LocalSnapshotSet(NamedTuple):
+    """A :class:`SnapshotSet` of this process."""
+
+    taken: list[TableSnapshot]
+    slots: int
+    threads: int
+    clock: int
+
+    @property
+    def specs(self) -> Sequence[TableSpec]:
+        """Descriptions of the tables."""
+        return [spec for spec, _, _ in self.taken]
+
+    @property
+    def rows(self) -> int:
+        """How many will be written in full."""
+        return sum(snapshot.rows for _, snapshot, kind in self.taken if kind != "delta")
+
+    def write(
+        self, place: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
+    ) -> list[SavedTable]:
+        """Write all slots."""
+        stems = [f"{stem}-{k}" for k in range(len(self.taken))]
+        return write_slots(
+            place, stems, version, self.taken, range(self.slots), self.threads, durable=durable, on_progress=on_progress
+        )
+
+    def done(self, digest: str) -> None:
+        """Let the tables know what they were saved as."""
+        for _, snapshot, _ in self.taken:
+            snapshot.done(digest)
+
+
+def write_checkpoint(
+    place: StorageDir,
+    moment: SnapshotSet,
+    slots: int,
+    *,
+    base: ChainEntry | None = None,
+    progress: bool = False,
+    durable: bool = True,
+) -> None:
+    """Write a checkpoint of one moment; see :meth:`shoal.Store.save`.
+
+    One that is not ``durable`` is whole as long as the machine runs, and waits for no disk: for what is gone with the
+    process anyway.
+    """
+    version = 3 if base is not None else version_of(moment.specs)
+    named = None if base is None else Base(place.path_to(base.place), base.digest)
+
+    def save(stem: str, on_progress: Callable[[int], None]) -> list[SavedTable]:
+        return moment.write(place, stem, version, durable=durable, on_progress=on_progress)
+
+    about = Manifest(FORMAT, version, slots, [], named, moment.clock)
+    moment.done(publish(place, about, save, moment.rows, progress=progress, durable=durable))
+
+
+def write_slots(
+    place: StorageDir,
+    stems: Sequence[str],
+    version: int,
+    taken: Sequence[TableSnapshot],
+    slots: range,
+    threads: int,
+    *,
+    durable: bool,
+    on_progress: Callable[[int], None],
+) -> list[SavedTable]:
+    """Write slot files of some slots of some tables.
+
+    Parameters
+    ----------
+    place : StorageDir
+    stems : sequence of str
+        What the names of each table's files begin with.
+    version : int
+        The manifest's.
+    taken : sequence of TableSnapshot
+    slots : range
+    threads : int
+        That take slots; one writes.
+    durable : bool
+        Whether to wait for the disk.
+    on_progress : callable
+        Called with the number of rows written since the last call. What it raises ends the work.
+
+    Returns
+    -------
+    list of SavedTable
+        Each with the rows of these slots alone.
+
+    Raises
+    ------
+    StorageError
+        A file cannot be written.
+    SnapshotLostError
+        The moment could not be kept.
+    """
+    return write_jobs(
+        place, stems, version, [_job(*one) for one in taken], slots, threads, durable=durable, on_progress=on_progress
+    )
+
+
+def write_jobs(
+    place: StorageDir,
+    stems: Sequence[str],
+    version: int,
+    jobs: Sequence[TableJob],
+    slots: range,
+    threads: int,
+    *,
+    durable: bool,
+    on_progress: Callable[[int], None],
+) -> list[SavedTable]:
+    """Write slot files of tables from whatever produces their slots; see `write_slots`."""
+    header = file_header(version)
+    saved = []
+    for stem, job in zip(stems, jobs, strict=True):
+        writer = PieceWriter(place, stem, SLOT_FILE, header, durable=durable, cached=False)
+        saved.append(_save_table(writer, job, slots, threads, on_progress))
+    return saved
+
+
+def join_tables(parts: Sequence[Sequence[SavedTable]]) -> list[SavedTable]:
+    """Put together what was written of the same tables side by side: parts of disjoint slots, in their order."""
+    return [_join(tables) for tables in zip(*parts, strict=True)]
+
+
+def _behind(files: int, piece: AnyExtent) -> AnyExtent:
+    return msgspec.structs.replace(piece, file=piece.file + files)
+
+
+def _join(parts: Sequence[SavedTable]) -> SavedTable:
+    files: list[PieceFile] = []
+    sections: list[Section] = []
+    filters: list[SavedFilter] = []
+    ranges: list[SavedRanges] = []
+    for part in parts:
+        behind = partial(_behind, len(files))
+        files += part.files
+        sections += map(behind, part.sections)
+        filters += map(behind, part.filters)
+        ranges += map(behind, part.ranges)
+    return msgspec.structs.replace(
+        parts[0],
+        step=max(part.step for part in parts),
+        rows=sum(part.rows for part in parts),
+        files=files,
+        sections=sections,
+        filters=tuple(filters),
+        total=sum(part.total for part in parts),
+        ranges=tuple(ranges),
+    )
+
+
+def _job(spec: TableSpec, snapshot: Snapshot, kind: str) -> TableJob:
+    return TableJob(
+        TableRecord.of(spec),
+        snapshot.step,
+        snapshot.table_clock if spec.keeps_clock else 0,
+        snapshot.rows,
+        snapshot.bytes,
+        kind == "delta",
+        partial(_changes if kind == "delta" else _all, snapshot),
+    )
+
+
+def _all(snapshot: Snapshot, slot: int) -> SlotData:
+    rows, section, filter = snapshot.section(slot)
+    return SlotData(slot, rows, section, _core.crc32c(section), Padded.of(filter) if filter.nbytes else None)
+
+
+def _changes(snapshot: Snapshot, slot: int) -> SlotData:
+    rows, section, filter, bits, count, ranges = snapshot.changes(slot)
+    return SlotData(
+        slot,
+        rows,
+        section,
+        _core.crc32c(section),
+        None if filter is None else Padded.of(filter),
+        (Padded.of(ranges), bits, count) if count else None,
+    )
+
+
+def publish(
+    place: StorageDir,
+    about: Manifest,
+    save: Callable[[str, Callable[[int], None]], list[SavedTable]],
+    rows: int,
+    *,
+    progress: bool,
+    durable: bool,
+) -> str:
+    """Write a checkpoint, its tables by ``save(stem, on_progress)``, and return its digest."""
+    with Replacement(place, MANIFEST, is_ours, durable=durable) as new:
+        with tqdm(total=rows or None, desc="save", unit=" rows", unit_scale=True, disable=not progress) as bar:
+            saved = save(new.stem, bar.update)
+        body = msgspec.json.encode(msgspec.structs.replace(about, tables=saved))
+        new.publish(body)
+    return digest_of(body)
+
+
+def _save_table(
+    writer: PieceWriter, job: TableJob, slots: range, threads: int, on_progress: Callable[[int], None]
+) -> SavedTable:
+    def make(some: range) -> list[SlotData]:
+        return [piece for piece in map(job.make, some) if piece is not None]
+
+    step = max(1, len(slots) * _TASK_BYTES // max(_TASK_BYTES, job.bytes))
+    tasks = [slots[first : first + step] for first in range(0, len(slots), step)]
+    written = _Written(writer)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for made in in_order(pool, make, tasks, threads * TASKS_AHEAD):
+                for piece in made:
+                    written.add(piece)
+                on_progress(sum(piece.rows for piece in made))
+        writer.finish()
+    finally:
+        writer.close()
+    return SavedTable(
+        **msgspec.structs.asdict(job.form),
+        step=job.step,
+        rows=sum(section.rows for section in written.sections),
+        files=writer.files,
+        sections=written.sections,
+        filters=tuple(written.filters),
+        clock=job.clock,
+        delta=job.delta,
+        total=job.rows if job.delta else 0,
+        ranges=tuple(written.ranges),
+    )
+
+
+def check_target(place: StorageDir, *, overwrite: bool) -> None:
+    """Raise ValueError if a checkpoint may not be written to a directory; nothing is changed."""
+    check_replaceable(place, MANIFEST, "a checkpoint", is_ours, overwrite=overwrite, form=FORMAT)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether this is something that a manifest may name."""
+    return name.endswith(SLOT_FILE)
+
+
+def check_apart(out: StorageDir, chain: Chain) -> None:
+    """Raise ValueError if a new checkpoint would take the place of one that it is made of."""
+    for link in chain:
+        if out.is_same(link.place):
+            raise ValueError(f"{out} is part of the chain that ends with {chain[-1].place}: choose another directory")

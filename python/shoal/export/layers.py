@@ -1,0 +1,256 @@
+"""The files of an export and of the exports it is based on, mapped into memory.
+
+A delta is read together with its base, the base's base and so on, the newest layer first. A page of a file is read
+when it is first used and shared by all processes of the machine.
+
+Threads: immutable once built; any number of readers.
+"""
+
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.errors import CorruptionError
+from shoal.export import manifest as form
+from shoal.export.cache import Cache, Held
+from shoal.export.manifest import Extra, FrozenTable, Manifest
+from shoal.storage.base import StorageDir
+
+__all__ = ["Layers", "MappedExport", "read_layers"]
+
+_log = logging.getLogger(__name__)
+_LONGEST_CHAIN = 64
+_TRIES = 3  # of opening an export that is replaced meanwhile
+_Files: TypeAlias = list[list[npt.NDArray[np.uint8]]]  # by table
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+class MappedExport:
+    """The files of one export, mapped and checked; one that is elsewhere through a copy in the cache."""
+
+    def __init__(self, place: StorageDir, manifest: Manifest, digest: str, *, verify: bool, cache: Cache) -> None:
+        self.place = place
+        self.manifest = manifest
+        self.digest = digest
+        self._held: Held | None = None
+        if place.local is not None:
+            self.directory = place.local
+            self.files = _map_all(manifest, place.local, place.address, verify=verify)
+            return
+        held = self._copy(cache)
+        try:
+            self.files = self._map_copy(held.directory, verify=verify)
+        except CorruptionError as error:
+            _log.warning("the copy of an export is fetched again: %s", error)
+            held.release()
+            cache.drop(place, digest)
+            held = self._copy(cache)
+            self.files = self._map_copy(held.directory, verify=verify)
+        self._held = held
+        self.directory = held.directory
+
+    def _copy(self, cache: Cache) -> Held:
+        sizes = {file.name: file.bytes for table in self.manifest.tables for file in table.files}
+        sizes |= {extra.name: extra.bytes for extra in self.manifest.extras}
+
+        def check(directory: Path) -> None:
+            self._map_in(directory, self.place.address, verify=True)
+
+        return cache.hold(self.place, self.digest, sizes, check)
+
+    def _map_copy(self, directory: Path, *, verify: bool) -> _Files:
+        return self._map_in(directory, lambda name: str(directory / name), verify=verify)
+
+    def _map_in(self, directory: Path, address: Callable[[str], str], *, verify: bool) -> _Files:
+        """Map the files of a copy; with ``verify`` look at the model's too."""
+        files = _map_all(self.manifest, directory, address, verify=verify)
+        for extra in self.manifest.extras if verify else ():
+            _read_extra(directory, extra, address)
+        return files
+
+    def release(self) -> None:
+        """Let others remove its copy. What is mapped stays mapped."""
+        if self._held is not None:
+            self._held.release()
+
+    def let_go(self, cache: Cache) -> None:
+        """Remove its copy, unless somebody else maps it too: there is a newer export."""
+        self.release()
+        if self.place.local is None:
+            cache.let_go(self.place, self.digest)
+
+    def extra(self, name: str) -> bytes:
+        """Read and check one of the model's files."""
+        for extra in self.manifest.extras:
+            if extra.name.partition("-")[2] == name:
+                return _read_extra(self.directory, extra, lambda name: str(self.directory / name))
+        raise CorruptionError(f"{self.place} has no file {name!r} of its model")
+
+
+def _map_all(manifest: Manifest, directory: Path, address: Callable[[str], str], *, verify: bool) -> _Files:
+    """Map the data files of an export, whose names for people ``address`` tells."""
+    files = [[_map(directory / file.name, file.bytes, address(file.name)) for file in t.files] for t in manifest.tables]
+    if verify:
+        for table, mapped in zip(manifest.tables, files, strict=True):
+            for section in table.sections:
+                data = mapped[section.file][section.offset : section.offset + section.bytes]
+                if _core.crc32c(data) != section.crc32c:
+                    path = address(table.files[section.file].name)
+                    raise CorruptionError(f"{path} is damaged: the checksum of slot {section.slot} does not match")
+    return files
+
+
+def _read_extra(directory: Path, extra: Extra, address: Callable[[str], str]) -> bytes:
+    try:
+        data = (directory / extra.name).read_bytes()
+    except FileNotFoundError:
+        raise CorruptionError(f"{address(extra.name)} is missing") from None
+    if len(data) != extra.bytes or _core.crc32c(data) != extra.crc32c:
+        raise CorruptionError(f"{address(extra.name)} is damaged: its checksum does not match")
+    return data
+
+
+def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
+    """Map a data file: its pages are the system's, whoever reads them."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise CorruptionError(f"{address} is missing") from None
+    try:
+        found = os.fstat(descriptor).st_size
+        if found != size:
+            raise CorruptionError(f"{address} has {found} bytes instead of {size}")
+        if size < len(form.HEADER):
+            raise CorruptionError(f"{address} is damaged: {size} bytes are no data file")
+        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    if _HUGE_PAGES is not None:
+        with suppress(OSError):  # advice: a refusal costs speed, nothing else
+            mapped.madvise(_HUGE_PAGES)
+    data = np.frombuffer(mapped, np.uint8)
+    if data[: len(form.HEADER)].tobytes() != form.HEADER:
+        raise CorruptionError(f"{address} is damaged: it does not start as a data file does")
+    return data
+
+
+class Layers:
+    """An export and what it stands upon, the oldest first: the engine's tables over their files."""
+
+    def __init__(self, mapped: list[MappedExport]) -> None:
+        self.mapped = mapped
+        newest = mapped[-1]
+        self.digest = newest.digest
+        self.number = newest.manifest.number
+        self.slots = newest.manifest.slots
+        self.tables: dict[str, FrozenTable] = {}
+        self.natives: dict[str, _core.Frozen] = {}
+        for one in mapped:
+            if one.manifest.slots != self.slots:
+                raise CorruptionError(f"{one.place} has {one.manifest.slots} slots, {newest.place} {self.slots}")
+            for table, files in zip(one.manifest.tables, one.files, strict=True):
+                known = self.tables.get(table.name)
+                if known is not None and known.description() != table.description():
+                    raise CorruptionError(
+                        f"table {table.name!r} of {one.place} has another description than that of its base"
+                    )
+                self.tables[table.name] = table
+                native = self.natives.setdefault(table.name, table.native(self.slots))
+                native.add_layer()
+                for k, file in enumerate(files):
+                    try:
+                        native.add(file, table.sections_of(k))
+                    except ValueError as error:
+                        raise CorruptionError(f"{one.place.address(table.files[k].name)}: {error}") from None
+
+    def close(self) -> None:
+        """Let others remove copies of its files. What is mapped stays mapped."""
+        for one in self.mapped:
+            one.release()
+
+    @property
+    def model(self) -> dict[str, Any] | None:
+        """What the newest of them says of its model."""
+        return next((one.manifest.model for one in reversed(self.mapped) if one.manifest.model is not None), None)
+
+    @property
+    def extras(self) -> list[str]:
+        """Names of the model's files, of the newest that has any."""
+        found = next((one.manifest.extras for one in reversed(self.mapped) if one.manifest.extras), [])
+        return [extra.name.partition("-")[2] for extra in found]
+
+    def extra(self, name: str) -> bytes:
+        """Read a file of the model, the newest."""
+        for one in reversed(self.mapped):
+            if one.manifest.extras:
+                return one.extra(name)
+        raise CorruptionError(f"{self.mapped[-1].place} has no file {name!r} of its model")
+
+    def digest_of(self, name: str) -> str | None:
+        """Return the digest of the newest that has a table, which reads here as it reads there; None: none has it."""
+        return next(
+            (one.digest for one in reversed(self.mapped) if any(table.name == name for table in one.manifest.tables)),
+            None,
+        )
+
+    def forms_of(self, name: str) -> list[FrozenTable]:
+        """Return what each of them tells of a table."""
+        return [table for one in self.mapped for table in one.manifest.tables if table.name == name]
+
+
+def read_layers(
+    place: StorageDir, *, verify: bool = True, known: Layers | None = None, cache: Cache | None = None
+) -> Layers:
+    """Map an export and those that it stands upon; files that ``known`` has mapped are not mapped again.
+
+    Raises
+    ------
+    CorruptionError
+        A file is missing, cut short or changed, or the base of a delta is not the one that it was made upon.
+    StorageError
+        A file cannot be read.
+    """
+    copies = cache or Cache()
+    there = {} if known is None else {(str(one.place), one.digest): one for one in known.mapped}
+
+    def mapped(where: StorageDir, manifest: Manifest, digest: str) -> MappedExport:
+        return there.get((str(where), digest)) or MappedExport(where, manifest, digest, verify=verify, cache=copies)
+
+    for attempt in range(_TRIES):
+        manifest, digest = form.read(place, what="export")
+        try:
+            return Layers(_chain(place.real(), manifest, digest, mapped))
+        except CorruptionError:
+            # It may have been replaced since its manifest was read.
+            if attempt == _TRIES - 1 or form.read(place)[1] == digest:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _chain(
+    where: StorageDir, manifest: Manifest, digest: str, mapped: Callable[[StorageDir, Manifest, str], MappedExport]
+) -> list[MappedExport]:
+    """Map the files of an export and of those that it stands upon, the oldest first."""
+    chain: list[MappedExport] = []
+    while True:
+        chain.append(mapped(where, manifest, digest))
+        if manifest.base is None:
+            return chain[::-1]
+        if len(chain) == _LONGEST_CHAIN:
+            raise CorruptionError(f"{chain[0].place} stands upon more than {_LONGEST_CHAIN} exports")
+        base, wanted = where.child(manifest.base.path).real(), manifest.base.digest
+        manifest, digest = form.read(base)
+        if digest != wanted:
+            raise CorruptionError(
+                f"{base} is not the export that the delta {where} was made upon: it was replaced; export the whole "
+                "again, or a delta upon what is there now"
+            )
+        where = base

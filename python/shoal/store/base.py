@@ -1,0 +1,460 @@
+"""Stores: the calls that every store has, wherever its rows are.
+
+    local()       the rows of this process                      (local.py)
+    connect()     the rows of a cluster's servers               (shoal.cluster)
+
+A program for one worker runs unchanged on either: in a local store `tick` only counts and `barrier` returns at once.
+
+Threads: any number. After a fork the child's copy raises WrongProcessError.
+"""
+
+import hashlib
+import math
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import MappingProxyType, TracebackType
+from typing import Any, NoReturn, Protocol, Self, TypeVar
+
+from shoal import _core
+from shoal.base.machine import cores
+from shoal.consistency import Consistency
+from shoal.errors import ClosedError
+from shoal.lifecycle import Admission, Expiry, SweepReport
+from shoal.optim import FTRL, SGD, Init, Optimizer, Zeros
+from shoal.store.description import check_same
+from shoal.store.files import StoreFiles
+from shoal.table.arrays import Keys
+from shoal.table.dense import BLOCK, DenseTable, shape_of
+from shoal.table.future import BackgroundTask
+from shoal.table.key_batch import KeyBatch
+from shoal.table.rwlock import RwLock
+from shoal.table.shard import Shard
+from shoal.table.spec import TableSpec
+from shoal.table.table import Table
+
+__all__ = ["Data", "Data_co", "Splittable", "Store"]
+
+_ZEROS = Zeros()
+_FTRL = FTRL()
+_SGD = SGD()
+Data = TypeVar("Data")
+Data_co = TypeVar("Data_co", covariant=True)
+
+
+class Splittable(Protocol[Data_co]):
+    """Data in files that can be cut: a :class:`shoal.Reader`."""
+
+    def splits(self, split_bytes: int) -> Sequence[Data_co]:
+        """Cut the files into parts."""
+
+    def position(self) -> dict[str, Any]:
+        """Tell the files, with their sizes."""
+
+
+class Store(StoreFiles):
+    """Tables, wherever their rows are: the calls that every kind of store has. A context manager that closes itself.
+
+    Safe from any thread. After a fork the child's copy raises :class:`shoal.errors.WrongProcessError`: make a store
+    there.
+    """
+
+    # Locks, in this order: _lock, which guards _tables and _open; _rwlock, through which changes and saves pass, and
+    # which a load shuts while it swaps. A child touches neither.
+
+    def __init__(self, *, threads: int | None, slots: int) -> None:
+        count = cores() if threads is None else threads
+        if not isinstance(count, int) or not 1 <= count <= 1024:
+            raise ValueError(f"threads must be from 1 to 1024, got {threads!r}")
+        if not isinstance(slots, int) or slots not in {1 << bits for bits in range(1, 15)}:
+            raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")
+        self._slots = slots
+        self._workers = _core.Workers(count)
+        self._rwlock = RwLock()
+        self._lock = threading.Lock()
+        self._saving = threading.Lock()  # before _rwlock; released by the thread that writes
+        self._saves: list[BackgroundTask] = []
+        self._tables: dict[str, Table] = {}
+        self._open = True
+
+    # ---- what a kind of store says -----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Number of this worker among all of the job, from 0."""
+
+    @property
+    @abstractmethod
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+
+    def sends_exactly(self, table: str) -> bool:
+        """Whether a table of this name gets gradients, and gives weights, as they are, unrounded and all."""
+        return True
+
+    @property
+    def taking_parts(self) -> bool:
+        """Whether this worker is in a loop over :meth:`parts`, where no two workers need do as much."""
+        return False
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """Ranks of workers that were taken for dead since this one connected."""
+        return frozenset()
+
+    @property
+    def joined_at(self) -> int:
+        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        return 0
+
+    @property
+    @abstractmethod
+    def consistency(self) -> Consistency:
+        """What a pull may see of other workers' pushes."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> int:
+        """How many ticks this worker has completed."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """End this worker's clock: its pushes so far belong to the clock that ends, later ones to the next.
+
+        Under BSP they are applied once every worker has ended that clock. Waits for the servers for a millisecond at
+        most: a pull of the next clock waits as long as it must.
+
+        Raises
+        ------
+        ShoalError
+            A push whose handle nobody waited for had failed.
+        """
+
+    @abstractmethod
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every worker of the job is here, and all that this one asked for before is done.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; default: the store's deadline.
+
+        Raises
+        ------
+        DeadlineExceededError
+            Some worker did not come in time: the message says how many did.
+        """
+
+    @abstractmethod
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every push that this worker has begun is done; raise what went wrong with one.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; default: the store's deadline. The pushes themselves go on.
+
+        Raises
+        ------
+        DeadlineExceededError
+            They were not done in that time.
+        ShoalError
+            The first push that failed and whose handle nobody waited for. It is told once.
+
+        Notes
+        -----
+        Under BSP a push is done when every server it concerns has it: it is seen once all workers have ended the clock.
+        Safe from any thread.
+        """
+
+    def parts(self, reader: Splittable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
+        """Share the data out among the workers of the job: yields one part after another for this worker to train on.
+
+        Parameters
+        ----------
+        reader : Reader
+            The same on every worker: the same files, of the same sizes, in the same order.
+        part_bytes : int
+            About how long a part is; see :meth:`shoal.Reader.splits`.
+        reissue : float
+            Where more than 0: a part that takes more than this many times the mean is given to a second worker too,
+            once, when no other is left. Its examples may then be trained on twice.
+
+        Returns
+        -------
+        iterator of Reader
+            The parts. One counts as trained on when the next one is asked for.
+
+        Raises
+        ------
+        ValueError
+            The workers do not cut the same data alike.
+
+        Notes
+        -----
+        While no worker dies, and without ``reissue``, every part is yielded to exactly one worker. The part of a worker
+        that dies is given to another from its beginning, so some of its examples are trained on twice. The k-th call is
+        the k-th pass for every worker; it ends when all parts of the pass were trained on, for all workers at the same
+        clock. Until then a worker that finds none left ticks along with the others, so that they need not wait for it.
+        A worker has one part at a time. Blocks for a round trip to the scheduler between parts.
+
+        Examples
+        --------
+        ::
+
+            with shoal.connect("tcp://scheduler:5570", consistency=shoal.SSP(staleness=4)) as store:
+                model = shoal.LogisticRegression(store=store)
+                for part in store.parts(train):
+                    model.fit(part)
+        """
+        if not hasattr(reader, "splits"):
+            raise TypeError(f"the data of store.parts is a shoal.Reader, got {reader!r}")
+        if isinstance(reissue, bool) or not isinstance(reissue, (int, float)) or not 0 <= reissue < 1e9:
+            raise ValueError(f"reissue must be a number from 0, got {reissue!a:.100}")
+        parts = reader.splits(part_bytes)
+        files = [(os.path.basename(name), size) for name, size in reader.position()["files"]]
+        digest = hashlib.sha256(repr((files, part_bytes)).encode()).hexdigest()
+        return (parts[number] for number in self._take_parts(len(parts), digest, reissue))
+
+    @abstractmethod
+    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        """Yield the numbers of the parts that this worker is to train on."""
+
+    @abstractmethod
+    def _make_shard(self, spec: TableSpec) -> Shard:
+        """Make the rows of a new table, or find those that the servers have."""
+
+    @abstractmethod
+    def _end(self, *, failed: bool) -> None:
+        """Give back what the store has beside its tables; if it ``failed``, without waiting for anything."""
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(failed=error is not None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store is not passed to another process: make or connect one there")
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError("this store was closed: make a new one")
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        self._rwlock.check_process()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let nobody else make tables or close the store."""
+        self._check_usable()
+        with self._lock:
+            self._check_open()
+            yield
+
+    @property
+    def threads(self) -> int:
+        """Threads that share the work of one call."""
+        return self._workers.threads
+
+    @property
+    def slots(self) -> int:
+        """Parts that the hash space is cut into."""
+        return self._slots
+
+    @property
+    def workers(self) -> _core.Workers:
+        """The engine's threads, for the kernels that take them."""
+        return self._workers
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables by name. Read-only."""
+        return MappingProxyType(self._tables)
+
+    def table(
+        self,
+        name: str,
+        *,
+        dim: int = 1,
+        optimizer: Optimizer = _FTRL,
+        init: Init = _ZEROS,
+        dtype: str = "float32",
+        seed: int = 0,
+        admit: Admission | None = None,
+        expire: Expiry | Iterable[Expiry] | None = None,
+    ) -> Table:
+        """Make a table, or get the one that was made by the same description.
+
+        Parameters
+        ----------
+        name : str
+            Unique in the store.
+        dim : int
+            Weights per row, 1 to 4096.
+        optimizer : Optimizer
+            The rule that pushes apply.
+        init : Init
+            Where rows start.
+        dtype : {"float32", "float16", "bfloat16"}
+            How weights are stored; 16 bits from dim 2, for optimizers that store weights, stochastically rounded.
+        seed : int
+            Of the rounding of accumulators and 16-bit weights.
+        admit : AfterCount, AfterBloom or WithProbability, optional
+            Which keys get a row; default: all that are pushed. Others wait: they read their initial row.
+        expire : TimeToLive, DecayedScore, MinNorm or MaxRows, or several of them, optional
+            Which rows a sweep drops; default: none.
+
+        Returns
+        -------
+        Table
+
+        Raises
+        ------
+        ValueError
+            A table of that name has another description.
+        """
+        rules = () if expire is None else (expire,) if isinstance(expire, Expiry) else tuple(expire)
+        spec = TableSpec(
+            name=name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed, admit=admit, expire=rules
+        )
+        with self._locked():
+            known = self._tables.get(name)
+            if known is None:
+                known = self._add(spec, self._make_shard(spec))
+        check_same(known.spec, spec)
+        return known
+
+    def _add(self, spec: TableSpec, shard: Shard) -> Table:
+        table = self._tables[spec.name] = Table(
+            spec, shard, self._slots, self._workers, self._rwlock, lambda: self.clock
+        )
+        return table
+
+    def dense(
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        optimizer: Optimizer = _SGD,
+        *,
+        init: Init = _ZEROS,
+        block: int = BLOCK,
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> DenseTable:
+        """Make an array of parameters, cut into blocks that are the rows of a table of that name.
+
+        Parameters
+        ----------
+        name : str
+            Unique among the store's tables.
+        shape : int or sequence of int
+        optimizer : Optimizer
+            The rule that pushes apply.
+        init : Init
+            Where the numbers start; `DenseTable.assign` sets them one by one.
+        block : int
+            Numbers in a block, 1 to 4096. Blocks are spread over the servers. A smaller array is one block.
+        dtype, seed
+            As for `table`.
+
+        Returns
+        -------
+        DenseTable
+
+        Raises
+        ------
+        ValueError
+            A table of that name has another description, or more blocks.
+
+        Examples
+        --------
+        >>> with local() as store:
+        ...     store.dense("mlp", (3, 500)).pull().shape
+        (3, 500)
+        """
+        sizes = shape_of(name, shape)
+        dim = min(block, math.prod(sizes))
+        return DenseTable(self.table(name, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=seed), sizes)
+
+    def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        """Drop the rows that the tables' expiry rules name, and give their memory back.
+
+        Parameters
+        ----------
+        dry_run : bool
+            Whether only to say what would be dropped, and what at other thresholds.
+
+        Returns
+        -------
+        SweepReport
+            Of every table that has rules. ``print`` shows it.
+
+        Notes
+        -----
+        Nothing sweeps by itself: call it every so many clocks, on one worker. Waiting keys that their admission rule no
+        longer remembers are forgotten too. Slots are locked one by one while other calls go on. On a cluster under BSP
+        rows go at the end of the clock.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import shoal
+        >>> with shoal.local() as store:
+        ...     table = store.table("t", expire=shoal.TimeToLive(9))
+        ...     table.push(np.array([7, 9], np.uint64), np.ones(2, np.float32)).wait()
+        ...     for _ in range(10):
+        ...         store.tick()
+        ...     store.sweep().rows_dropped
+        2
+        """
+        self._check_usable()
+        tables = [table for table in self._tables.values() if table.spec.has_rules]
+        return SweepReport(dry_run, tuple(table.sweep(dry_run=dry_run) for table in tables))
+
+    def key_batch(self, keys: Keys, *, last: int | None = None) -> KeyBatch:
+        """Sort keys once, for pulls and pushes on any table of this store.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Any order, duplicates allowed.
+        last : int, optional
+            One key more, 0 to 2^64 - 1, behind the others: that of a bias, without copying them all.
+
+        Returns
+        -------
+        KeyBatch
+        """
+        self._check_open()
+        return KeyBatch(keys, self._slots, self._workers, last)
+
+    def close(self) -> None:
+        """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on.
+
+        Waits for saves that are written in the background, and raises what went wrong with one that nobody waited for.
+        """
+        self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
+        with self._lock if self._rwlock.is_ours else nullcontext():
+            was_open, self._open = self._open, False
+            for table in self._tables.values():
+                table.replace_shard(None)
+            self._tables.clear()
+        if was_open:
+            try:
+                if not failed and self._rwlock.is_ours:
+                    for save in self._saves:
+                        save.join()
+            finally:
+                self._end(failed=failed)

@@ -1,0 +1,36 @@
+"""Checks of what a store and its tables are asked to be.
+
+Threads: no state.
+"""
+
+from shoal import _core
+from shoal.table.spec import TableSpec
+
+__all__ = ["check_same", "make_budget"]
+
+
+def make_budget(memory: int, slots: int) -> _core.Budget:
+    """Make a memory budget of ``memory`` bytes, divided equally among ``slots`` slots."""
+    if isinstance(memory, bool) or not isinstance(memory, int) or not 0 < memory < 2**63:
+        raise ValueError(f"memory must be a number of bytes above 0, got {memory!r}")
+    return _core.Budget(slots, memory)
+
+
+def check_same(known: TableSpec, spec: TableSpec, read_from: str | None = None) -> None:
+    """Raise ValueError if a table is not as one that is asked for, or is to be read from somewhere."""
+    if known != spec:
+        names = [
+            name
+            for name in ("dim", "optimizer", "init", "dtype", "seed", "admit", "expire")
+            if getattr(known, name) != getattr(spec, name)
+        ]
+        if read_from is not None:
+            there, here = (", ".join(f"{name} {getattr(one, name)!r}" for name in names) for one in (spec, known))
+            raise ValueError(
+                f"table {spec.name!r} has {there} in {read_from}, and was made with {here} here: make it as it is "
+                f"there, or under another name"
+            )
+        differ = [f"{name} {getattr(known, name)!r} instead of {getattr(spec, name)!r}" for name in names]
+        raise ValueError(
+            f"table {spec.name!r} is there with {', '.join(differ)}: choose another name or that description"
+        )

@@ -1,0 +1,382 @@
+"""The files of a store: checkpoints and exports of its tables.
+
+Threads: any number. Saves and exports of one store are serialised; updates continue while rows are written.
+"""
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, overload
+
+from shoal import checkpoint
+from shoal.export import Exported
+from shoal.export.cache import Cache
+from shoal.export.write import ExportTables, TableSource, UnsynchronizedTables, write_export
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
+from shoal.store.description import check_same
+from shoal.table.future import BackgroundTask, Future, no_op
+from shoal.table.spec import TableSpec
+from shoal.table.table import Table
+
+__all__ = ["StoreFiles"]
+
+
+class StoreFiles(ABC):
+    """What a :class:`~shoal.store.base.Store` reads and writes in directories; a part of that class."""
+
+    _slots: int
+    _lock: threading.Lock
+    _saving: threading.Lock
+    _saves: list[BackgroundTask]
+    _tables: dict[str, Table]
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Threads that share the work of one call."""
+
+    @abstractmethod
+    def _check_usable(self) -> None: ...
+
+    @abstractmethod
+    def _locked(self) -> AbstractContextManager[None]: ...
+
+    def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Check that a save into a directory will find it, before the hours of work that it is to keep.
+
+        On a cluster each server checks whether it sees the directory and may write there. The directory is there
+        already; nothing is left in it.
+
+        Parameters
+        ----------
+        directory : path or URL
+        storage_options : mapping, optional
+            As for :meth:`save`.
+
+        Raises
+        ------
+        ImportError
+            A URL, and what opens it is not installed.
+        StorageError
+            A server does not see it, may not write there, or was told to keep out (``--storage-root``).
+        """
+        open_dir(directory, storage_options)
+
+    @abstractmethod
+    def _snapshots(
+        self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
+    ) -> AbstractContextManager[checkpoint.SnapshotSet]:
+        """Hold tables as they are at one moment, whatever a load puts in place of their rows."""
+
+    @contextmanager
+    def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
+        """Give the rows of tables to an export, slot by slot as they are when they are read."""
+        sources = [TableSource(table.spec, len(table.shard), table.shard.read_slot) for table in tables]
+        yield UnsynchronizedTables(sources, self._slots)
+
+    @abstractmethod
+    def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
+        """Put the rows of a checkpoint in place."""
+
+    @overload
+    def save(
+        self,
+        directory: StoragePath,
+        *,
+        tables: Iterable[str] | None = None,
+        since: StoragePath | None = None,
+        track: bool = False,
+        overwrite: bool = True,
+        wait: Literal[True] = True,
+        durable: bool = True,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    @overload
+    def save(
+        self,
+        directory: StoragePath,
+        *,
+        tables: Iterable[str] | None = None,
+        since: StoragePath | None = None,
+        track: bool = False,
+        overwrite: bool = True,
+        wait: Literal[False],
+        durable: bool = True,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Future[None]: ...
+
+    def save(
+        self,
+        directory: StoragePath,
+        *,
+        tables: Iterable[str] | None = None,
+        since: StoragePath | None = None,
+        track: bool = False,
+        overwrite: bool = True,
+        wait: bool = True,
+        durable: bool = True,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Future[None] | None:
+        """Write a checkpoint of all tables, or of some, as they are now: a full one, or a delta.
+
+        All rows are of one moment, that of the call. A checkpoint that is already in ``directory`` is replaced at the
+        very end, at one moment: a save that is cut off leaves it whole. A directory that holds anything else is never
+        written to.
+
+        Parameters
+        ----------
+        directory : path or URL
+            Made if it is not there. ``"s3://bucket/step-1000"``, and whatever else fsspec opens (extra: fsspec).
+        tables : iterable of str, optional
+            Names of the tables to write; all of them if not given.
+        since : path or URL, optional
+            Another checkpoint: only what has changed since is written, in ranges of hashes of about a row each. It must
+            be the last one that this store saved with ``track`` or ``since``, or loaded with ``track``, and stays
+            needed: the new one names it by its place as seen from there. Tables that it does not have are written in
+            full.
+        track : bool
+            Whether what changes from now on is remembered, so that the next save can be a delta of this one; always so
+            where ``since`` is given. That takes an eighth of a byte a row, up to a sixth.
+        overwrite : bool
+            Whether a checkpoint that is there may be replaced.
+        wait : bool
+            Whether to return when it is written; else at once, and it is written in the background.
+        durable : bool
+            Whether to wait for the disk: else a power cut may spoil it.
+        progress : bool
+            Whether to show a progress bar.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by, such as ``{"endpoint_url": ...}``.
+
+        Returns
+        -------
+        Future
+            Where ``wait`` is False: ``wait()`` returns once it is written, or raises what went wrong. A failure that
+            nobody waited for is raised by `close`.
+
+        Raises
+        ------
+        ValueError
+            The store has no table of such a name, or it is not known what has changed since ``since``, or that has
+            another number of slots; or ``directory`` holds something else than a checkpoint, or one that may not be
+            replaced. Nothing was written.
+        CorruptionError
+            ``since``, or what it is a delta of, is no checkpoint.
+        SnapshotLostError
+            Rows changed so much faster than they were written that the save was given up.
+        SaveConflictError
+            Another process has written a checkpoint there since the rows began to be written. That one stays. On a
+            cluster also: another worker is saving.
+        StorageError
+            A file cannot be written: the disk is full, the connection lost, a server does not see the directory, ...
+            The message names it. What was there before stays.
+        ServerLostError, DeadlineExceededError
+            A server was lost, or did not answer. What was there before stays.
+
+        Notes
+        -----
+        Pushes go on while rows are written: they wait for the moment, and for the copy of a slot, a thousandth of the
+        table. What they change before it is written is kept in memory: where that comes to 64 MiB, or a sixteenth of
+        the table if that is more, each push waits for up to 50 ms. Saves come one after the other: the next begins when
+        the one before has ended.
+
+        On a cluster the servers write, side by side, each its own rows: ``directory`` is one that all of them see, by
+        that path, or of an object store, and ``storage_options`` are sent to them. All rows are of this worker's clock,
+        for which the save waits as a pull does. One worker saves at a time. Where there is no storage that machines
+        share, :func:`shoal.connect` takes ``shared_storage=False``.
+        """
+        chosen = self._chosen(tables, "save")
+        where = open_dir(directory, storage_options)
+        checkpoint.check_target(where, overwrite=overwrite)
+        with ExitStack() as held:
+            held.enter_context(self._saving)
+            base = None
+            if since is not None:
+                chain = checkpoint.read_chain(since, storage_options)
+                checkpoint.check_apart(where, chain)
+                base = chain[-1]
+                if base.manifest.slots != self._slots:
+                    raise ValueError(
+                        f"{since} has {base.manifest.slots} slots and this store {self._slots}: save all rows, with "
+                        f"track=True"
+                    )
+            kinds = [self._kind(table.name, base, track=track) for table in chosen]
+            moment = held.enter_context(self._snapshots(list(zip(chosen, kinds, strict=True)), base))
+            then = held.pop_all()
+
+        def write() -> None:
+            with then:
+                checkpoint.write_checkpoint(where, moment, self._slots, base=base, progress=progress, durable=durable)
+
+        if wait:
+            write()
+            return None
+        task = BackgroundTask(write, "save")
+        with self._lock:
+            self._saves = [save for save in self._saves if not save.done or save.has_unobserved_error] + [task]
+        return Future(task, no_op)
+
+    @staticmethod
+    def _kind(name: str, base: checkpoint.ChainEntry | None, *, track: bool) -> str:
+        if base is not None:
+            return "delta" if base.table(name) is not None else "base"
+        return "base" if track else "plain"
+
+    def export(
+        self,
+        directory: StoragePath,
+        *,
+        dtype: str | Mapping[str, str] | None = None,
+        since: StoragePath | None = None,
+        track: bool = False,
+        tables: Iterable[str] | None = None,
+        version: int | None = None,
+        overwrite: bool = True,
+        progress: bool = False,
+        cache: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Exported:
+        """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.open_export`.
+
+        In a local store all rows are of one moment. Rows that read what a key without a row reads are left out. An
+        export that is already in ``directory`` is replaced at the very end; who has it open goes on reading it. A
+        directory that holds anything else is never written to.
+
+        Parameters
+        ----------
+        directory : path or URL
+            Made if it is not there. ``"s3://bucket/serve/1"``, and whatever else fsspec opens (extra: fsspec).
+        dtype : {"float32", "float16", "bfloat16", "int8"} or dict of them by table, optional
+            How weights are stored, rounded to the nearest; ``int8`` with a scale for each row, at dim 1 for each line
+            of about ten. Default: float32; in a delta that of its base.
+        since : path or URL, optional
+            Another export of the same tables: write a delta, which has only what has changed since, and is read
+            together with it. The other one must stay where it is.
+        track : bool
+            Whether a local store remembers from then on what changes, as it does after an export with ``since``: a
+            delta upon this export then looks at that alone, any other at every row. Both have the same rows.
+        tables : iterable of str, optional
+            Names of the tables to write; all of them if not given.
+        version : int, optional
+            The export's number; default: one more than that of ``since``, of the export that is replaced, and of those
+            beside it, for which the directory above is looked through.
+        overwrite : bool
+            Whether an export that is there may be replaced.
+        progress : bool
+            Whether to show a progress bar.
+        cache : path, optional
+            Where ``since`` is copied to if it is a URL: see :func:`shoal.open_export`.
+        storage_options : mapping, optional
+            Of the file system that URLs are opened by, such as ``{"endpoint_url": ...}``.
+
+        Returns
+        -------
+        Exported
+            Rows, bytes and rounding errors of each table.
+
+        Raises
+        ------
+        ValueError
+            The store has no table of such a name; or it does not fit upon ``since``; or ``directory`` holds something
+            else than an export, or one that may not be replaced. Nothing was written.
+        CorruptionError
+            ``since`` is damaged. Who looks at what has changed alone does not read all of it: that is left to readers.
+        SnapshotLostError
+            Rows changed so much faster than they were written that the export was given up.
+        SaveConflictError
+            Another process has written an export there since this one began. That one stays.
+        StorageError
+            A file cannot be written: the message names it. What was there before stays.
+
+        Notes
+        -----
+        In a local store pushes go on while rows are written, as with `save`, and exports and saves come one after the
+        other. On a cluster slots are read one by one while all workers go on: a row is whole, but two rows may be of
+        two moments. Export a checkpoint (``shoal export``) where they must not be.
+        """
+        chosen = self._chosen(tables, "export")
+        with self._to_export(chosen, track=track or since is not None) as given:
+            return write_export(
+                open_dir(directory, storage_options),
+                given,
+                dtype=dtype,
+                since=None if since is None else open_dir(since, storage_options),
+                version=version,
+                overwrite=overwrite,
+                threads=self.threads,
+                progress=progress,
+                cache=Cache(cache),
+            )
+
+    def load(
+        self,
+        directory: StoragePath,
+        *,
+        track: bool = False,
+        progress: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Read a checkpoint: its tables are made, or take the place of the rows of tables that are there.
+
+        It may have been written with any number of slots and threads; a delta is laid over what it is a delta of, which
+        must be where it was, seen from ``directory``. Tables that it does not name stay. All tables get
+        their rows at one moment: a push from another thread is done before it, or is made to the rows that were loaded.
+
+        Parameters
+        ----------
+        directory : path or URL
+        track : bool
+            Whether what changes from then on is remembered, so that the next save can be a delta of this checkpoint.
+        progress : bool
+            Whether to show a progress bar.
+        storage_options : mapping, optional
+            Of the file system that a URL is opened by: see `save`.
+
+        Raises
+        ------
+        CorruptionError
+            A file is missing, cut short or changed, or a base is another than that of its delta. Nothing was loaded.
+        StorageError
+            A file cannot be read: no permission, a lost connection, a server does not see the directory, ... The
+            message names it. Nothing was loaded.
+        ValueError
+            A table of the store has another description than the checkpoint's. Nothing was loaded.
+        MemoryBudgetExceededError
+            There is no room for the rows, beside those that are there. Nothing was loaded.
+        ServerLostError, DeadlineExceededError
+            A server was lost, or did not answer.
+        ShoalError
+            Of workers of a cluster but worker 0: it was not loaded. The error of worker 0 says why.
+
+        Notes
+        -----
+        On a cluster it is a call of all workers. The servers read, side by side, each its own rows: ``directory`` is
+        one that all of them see, by that path, or of an object store, and ``storage_options`` are sent to them. Where
+        there is no storage that machines share, :func:`shoal.connect` takes ``shared_storage=False``.
+        """
+        self._check_usable()
+        chain = checkpoint.read_chain(directory, storage_options)
+        self._check_known(table.spec() for table in chain[-1].manifest.tables)  # before the rows, which take a while
+        self._load(chain, track=track, progress=progress)
+
+    def _chosen(self, tables: Iterable[str] | None, what: str) -> list[Table]:
+        """Find tables by name, all of them where there are no names."""
+        with self._locked():
+            names = list(self._tables if tables is None else dict.fromkeys(tables))
+            unknown = [name for name in names if name not in self._tables]
+            if unknown:
+                raise ValueError(f"the store has no table {unknown[0]!r} to {what}: it has {list(self._tables)}")
+            return [self._tables[name] for name in names]
+
+    def _check_known(self, specs: Iterable[TableSpec]) -> None:
+        for spec in specs:
+            known = self._tables.get(spec.name)
+            if known is not None:
+                check_same(known.spec, spec, "the checkpoint")
