@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 class Three:
     """Data in three parts."""
 
-    def splits(self, part_bytes):
+    def splits(self, split_bytes):
         return [self] * 3
 
     def position(self):
@@ -140,8 +140,8 @@ def test_whatever_a_caller_passes_is_the_callers_error_and_the_store_goes_on(run
             lambda: store.save(5),
             lambda: store.save("memory://x", storage_options={"a": object()}),
             lambda: store.save("memory://x", storage_options={SURROGATE: SURROGATE}),
-            *(lambda wrong=wrong: list(store.parts(Three(), reissue=wrong)) for wrong in (nan, "a", -1, 2**5000)),
-            lambda: list(store.parts(5)),
+            *(lambda wrong=wrong: list(store.splits(Three(), reissue=wrong)) for wrong in (nan, "a", -1, 2**5000)),
+            lambda: list(store.splits(5)),
             *(
                 lambda call=call, seconds=seconds: call(seconds)
                 for call in (store.barrier, store.flush, lambda wait: table.push(KEYS, ONES).wait(wait))

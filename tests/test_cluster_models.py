@@ -315,7 +315,7 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
     assert found[0] > 0
 
 
-def test_a_worker_that_took_a_dead_one_s_place_fits_parts_and_is_refused_a_share(batches, tmp_path):
+def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_share(batches, tmp_path):
     demo.write_log(tmp_path / "log.tsv", demo.PlantedModel(seed=1), 300, 0)
     reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
     gone = threading.Event()
@@ -329,8 +329,8 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_parts_and_is_refused_a_share
             store.table("answered at clock 2").pull(np.zeros(1, np.uint64))  # the servers know of both ticks
             gone.set()
             with shoal.LogisticRegression(store=store) as model:
-                for part in store.parts(reader):
-                    model.fit(part, progress=False)
+                for split in store.splits(reader):
+                    model.fit(split, progress=False)
                 return model.examples
 
     def die_and_come_again(address):
@@ -343,10 +343,10 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_parts_and_is_refused_a_share
             clock = store.joined_at
             assert clock >= 2  # the other one goes on
             with shoal.LogisticRegression(store=store) as model:
-                with pytest.raises(shoal.ShoalError, match=rf"worker 1 took .* clock {clock}: .* store.parts"):
+                with pytest.raises(shoal.ShoalError, match=rf"worker 1 took .* clock {clock}: .* store.splits"):
                     model.fit(batches, progress=False)
-                for part in store.parts(reader):
-                    model.fit(part, progress=False)
+                for split in store.splits(reader):
+                    model.fit(split, progress=False)
                 return model.examples
 
     with cluster(1, 1, heartbeat=0.1) as made, ThreadPoolExecutor(2) as pool:
@@ -354,15 +354,15 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_parts_and_is_refused_a_share
         assert sum(end.result(TIMEOUT) for end in ends) == 300
 
 
-def test_parts_of_the_data_are_learned_without_agreement_between_workers(tmp_path):
+def test_splits_of_the_data_are_learned_without_agreement_between_workers(tmp_path):
     planted = demo.PlantedModel(seed=1)
     demo.write_log(tmp_path / "log.tsv", planted, 3000, 0)
     reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
 
     def learn(store):
         with shoal.LogisticRegression(store=store) as model:
-            for part in store.parts(reader, part_bytes=50_000):
-                model.fit(part, progress=False)
+            for split in store.splits(reader, split_bytes=50_000):
+                model.fit(split, progress=False)
             return model.examples
 
     with cluster(2, 1) as made:

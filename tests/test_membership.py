@@ -487,7 +487,7 @@ def test_a_pass_over_the_data_ends_for_all_at_one_clock_once_all_have_come_to_it
 
     assert take(one, 5) == SplitReply(0, None)
     assert take(two, 5) == SplitReply(1, None)
-    assert take(one, 9, 0) == SplitReply(None, None)  # the other part may come back
+    assert take(one, 9, 0) == SplitReply(None, None)  # the other split may come back
     assert take(two, 7, 1) == SplitReply(None, None)  # all is done, but one may not know
     assert take(one, 10) == SplitReply(None, 11)  # 10 may have become 11 since
     assert take(two, 8) == SplitReply(None, 11)
@@ -495,8 +495,8 @@ def test_a_pass_over_the_data_ends_for_all_at_one_clock_once_all_have_come_to_it
     two.alive = False
     world.go(7.0)
     assert take(one, 12, number=1, count=0) == SplitReply(None, 12)
-    assert "other parts than the worker that began it" in take(one, 12, number=1, count=3).text
-    assert "other parts than the worker that began it" in take(one, 12, number=1, digest="e").text
+    assert "other splits than the worker that began it" in take(one, 12, number=1, count=3).text
+    assert "other splits than the worker that began it" in take(one, 12, number=1, digest="e").text
     assert "cut the data into larger ones" in take(one, 12, number=2, count=2**24).text
     two = world.start_worker(1)
     world.go(2.0)

@@ -241,15 +241,15 @@ def test_workers_with_unequal_numbers_of_batches_end_a_pass_together(consistency
         assert len({clock for clock, _ in found}) == 1
 
 
-def test_in_a_loop_over_parts_nobody_waits_for_batches_of_others(tmp_path):
+def test_in_a_loop_over_splits_nobody_waits_for_batches_of_others(tmp_path):
     lines = [f"1 {i}:1\n" for i in range(60)]
     (tmp_path / "a.svm").write_text("".join(lines))
     reader = shoal.read_libsvm(tmp_path / "a.svm", batch_size=5)
 
     def work(store):
         module = Embedding(store.table("t", optimizer=shoal.SGD(lr=1.0)))
-        for part in store.parts(reader, part_bytes=40):
-            for batch in Pipeline(part, {module: keys_of}, staleness=1, store=store):
+        for split in store.splits(reader, split_bytes=40):
+            for batch in Pipeline(split, {module: keys_of}, staleness=1, store=store):
                 module(keys_of(batch)).sum().backward()
         store.barrier()
         return module.table.pull(np.arange(60, dtype=np.uint64)).sum()

@@ -242,7 +242,7 @@ class _Run:
 
     def __init__(self, model: Model, solver: DBPG, whole: Batch) -> None:
         store = model.store
-        if store.taking_parts and store.num_workers > 1:
+        if store.taking_splits and store.num_workers > 1:
             raise ValueError(
                 'solver "dbpg" holds a worker\'s whole share: fit reader.split(store.rank, store.num_workers)'
             )

@@ -222,8 +222,8 @@ class Model(LinearWeights, SavedModel):
         """Learn from all examples. A model that has learned before learns on.
 
         On a cluster every worker calls it with its share of the data, as in ``reader.split(store.rank,
-        store.num_workers)``, and returns when all have ended; or with a part at a time, in a loop over
-        ``store.parts(reader)``. Each batch is a clock. ``valid`` is measured by every worker that has it, and metrics
+        store.num_workers)``, and returns when all have ended; or with a split at a time, in a loop over
+        ``store.splits(reader)``. Each batch is a clock. ``valid`` is measured by every worker that has it, and metrics
         and history are those of the worker's own share.
 
         Parameters

@@ -17,7 +17,7 @@ Whoever stops before its end says so, and is waited for no more; nor are workers
 
 Whoever takes a dead worker's place in the middle of a job missed what the others have agreed on: its fit is refused.
 
-Without other workers there is nothing to agree on: no table, no message. Nor is there in a loop over `Store.parts`,
+Without other workers there is nothing to agree on: no table, no message. Nor is there in a loop over `Store.splits`,
 which sees to it that nobody waits.
 
 Threads: the one that fits.
@@ -56,7 +56,7 @@ class PassCoordinator:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
-        self._is_alone = store.num_workers == 1 or store.taking_parts
+        self._is_alone = store.num_workers == 1 or store.taking_splits
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
         self._last_clock = 0  # the clock of the last pass's end
@@ -64,7 +64,7 @@ class PassCoordinator:
             raise ShoalError(
                 f"worker {store.rank} took the place of one that had died, at clock {store.joined_at}: the others may "
                 "have begun this fit before that, and would wait where it never comes; end this process, and they go "
-                "on without it. Where workers may come later, share the data by store.parts(reader)"
+                "on without it. Where workers may come later, share the data by store.splits(reader)"
             )
         if not self._is_alone:
             self._table: Table = store.table(f"{name}-team", dim=2, optimizer=SGD(lr=1.0))

@@ -81,7 +81,7 @@ class ExportStore(SingleProcessStore):
         """Refuse."""
         _refuse()
 
-    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+    def _take_splits(self, count: int, digest: str, reissue: float) -> Iterator[int]:
         _refuse()
 
     def _snapshots(

@@ -48,7 +48,7 @@ class Splittable(Protocol[Data_co]):
     """Data in files that can be cut: a :class:`shoal.Reader`."""
 
     def splits(self, split_bytes: int) -> Sequence[Data_co]:
-        """Cut the files into parts."""
+        """Cut the files into splits of about this many bytes."""
 
     def position(self) -> dict[str, Any]:
         """Tell the files, with their sizes."""
@@ -96,8 +96,8 @@ class Store(StoreFiles):
         return True
 
     @property
-    def taking_parts(self) -> bool:
-        """Whether this worker is in a loop over :meth:`parts`, where no two workers need do as much."""
+    def taking_splits(self) -> bool:
+        """Whether this worker is in a loop over :meth:`splits`, where workers may do different numbers of steps."""
         return False
 
     @property
@@ -170,8 +170,8 @@ class Store(StoreFiles):
         Safe from any thread.
         """
 
-    def parts(self, reader: Splittable[Data], *, part_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
-        """Share the data out among the workers of the job: yields one part after another for this worker to train on.
+    def splits(self, reader: Splittable[Data], *, split_bytes: int = 64 << 20, reissue: float = 0.0) -> Iterator[Data]:
+        """Yield the splits of the data that the scheduler assigns to this worker, one after another.
 
         Parameters
         ----------
@@ -180,26 +180,26 @@ class Store(StoreFiles):
         part_bytes : int
             About how long a part is; see :meth:`shoal.Reader.splits`.
         reissue : float
-            Where more than 0: a part that takes more than this many times the mean is given to a second worker too,
-            once, when no other is left. Its examples may then be trained on twice.
+            If positive, a split that takes more than this many times the mean is given to a second worker too, once,
+            when no other split is left. Its examples may then be trained on twice.
 
         Returns
         -------
         iterator of Reader
-            The parts. One counts as trained on when the next one is asked for.
+            A split counts as trained on when the next one is requested.
 
         Raises
         ------
         ValueError
-            The workers do not cut the same data alike.
+            The workers do not cut the same data in the same way.
 
         Notes
         -----
-        While no worker dies, and without ``reissue``, every part is yielded to exactly one worker. The part of a worker
-        that dies is given to another from its beginning, so some of its examples are trained on twice. The k-th call is
-        the k-th pass for every worker; it ends when all parts of the pass were trained on, for all workers at the same
-        clock. Until then a worker that finds none left ticks along with the others, so that they need not wait for it.
-        A worker has one part at a time. Blocks for a round trip to the scheduler between parts.
+        While no worker dies, and without ``reissue``, every split is yielded to exactly one worker. The split of a
+        worker that dies is given to another from its beginning, so some of its examples are trained on twice. The k-th
+        call is the k-th pass for every worker; it ends when all splits of the pass have been trained on, for all
+        workers at the same clock. Until then a worker that gets no split keeps ticking, so that the others need not
+        wait for it. A worker has one split at a time. Blocks for a round trip to the scheduler between splits.
 
         Examples
         --------
@@ -207,21 +207,21 @@ class Store(StoreFiles):
 
             with shoal.connect("tcp://scheduler:5570", consistency=shoal.SSP(staleness=4)) as store:
                 model = shoal.LogisticRegression(store=store)
-                for part in store.parts(train):
-                    model.fit(part)
+                for split in store.splits(train):
+                    model.fit(split)
         """
         if not hasattr(reader, "splits"):
-            raise TypeError(f"the data of store.parts is a shoal.Reader, got {reader!r}")
+            raise TypeError(f"the data of store.splits is a shoal.Reader, got {reader!r}")
         if isinstance(reissue, bool) or not isinstance(reissue, (int, float)) or not 0 <= reissue < 1e9:
             raise ValueError(f"reissue must be a number from 0, got {reissue!a:.100}")
-        parts = reader.splits(part_bytes)
+        splits = reader.splits(split_bytes)
         files = [(os.path.basename(name), size) for name, size in reader.position()["files"]]
-        digest = hashlib.sha256(repr((files, part_bytes)).encode()).hexdigest()
-        return (parts[number] for number in self._take_parts(len(parts), digest, reissue))
+        digest = hashlib.sha256(repr((files, split_bytes)).encode()).hexdigest()
+        return (splits[number] for number in self._take_splits(len(splits), digest, reissue))
 
     @abstractmethod
-    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
-        """Yield the numbers of the parts that this worker is to train on."""
+    def _take_splits(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+        """Yield the numbers of the splits that are assigned to this worker."""
 
     @abstractmethod
     def _make_shard(self, spec: TableSpec) -> Shard:

@@ -109,7 +109,7 @@ class LocalStore(SingleProcessStore):
         with self._locked():
             self._clock += 1
 
-    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+    def _take_splits(self, count: int, digest: str, reissue: float) -> Iterator[int]:
         for number in range(count):
             self._check_usable()
             yield number

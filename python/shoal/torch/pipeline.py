@@ -115,7 +115,7 @@ class Pipeline:
 
     **Ticks.** The tick behind the last body is made when the next batch is asked for. After a ``break`` out of a body
     none is made for it: call ``store.tick()`` if its pushes are to count. A worker that has ended ticks on until all
-    have, unless it has a ``group``, or is in a loop over ``store.parts``; one that ends early, by ``break`` or an
+    have, unless it has a ``group``, or is in a loop over ``store.splits``; one that ends early, by ``break`` or an
     error, is not waited for in the end of a pass, but its clock is until it ticks or leaves.
 
     **Errors** of reading, of ``prepare`` and of telling keys come behind all batches before them; an error of a pull

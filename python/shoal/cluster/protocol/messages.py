@@ -232,9 +232,9 @@ class BarrierReply(_Message, frozen=True, tag="passed"):
 
 
 class TakeSplit(_Message, frozen=True, tag="take-part"):
-    """A worker wants a part of the data, in its ``pass_number``-th pass, and has finished another, -1 for none.
+    """Request for a split of the data, in the worker's ``pass_number``-th pass; ``finished`` is the last split or -1.
 
-    All workers cut the data alike: ``count`` parts, of files that ``digest`` stands for. ``clock`` is the worker's.
+    All workers cut the data in the same way: ``count`` splits, of files with this ``digest``. ``clock`` is its own.
     """
 
     pass_number: _Small
@@ -246,9 +246,9 @@ class TakeSplit(_Message, frozen=True, tag="take-part"):
 
 
 class SplitReply(_Message, frozen=True, tag="part"):
-    """The part to train on, None if there is none at present; or the clock at which the pass is over for all."""
+    """The split to train on, None if none is free now; or the clock at which the pass ends for all workers."""
 
-    part: _Small | None
+    split: _Small | None
     end: _Count | None
 
 

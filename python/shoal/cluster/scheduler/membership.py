@@ -91,7 +91,7 @@ from shoal.cluster.protocol.messages import (
     form_bytes,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
-from shoal.cluster.scheduler.splits import Parts
+from shoal.cluster.scheduler.splits import SplitTracker
 
 __all__ = ["DEAD_AFTER", "AddressProbe", "Membership"]
 
@@ -100,8 +100,8 @@ _DOUBT = 2  # heartbeats missed
 _FORMER = 4096  # senders that are remembered after they are gone
 _MOST_PEERS = 1 << 15  # who says hello beyond these waits until others are gone
 _MOST_PARKED = 1024  # requests of a peer that wait
-_MOST_PARTS = 1 << 24
-_MOST_PASSES = 1024  # that are under way
+_MAX_SPLITS = 1 << 24
+_MAX_PASSES = 1024  # that are under way
 _TABLES_BYTES = 1 << 23  # of the descriptions of all tables: they are told in one message
 _LONGEST_NAME = 1024  # characters of a table's name
 _RESEND = 1.0  # seconds until an order is sent again
@@ -169,7 +169,7 @@ class _Launcher(_Peer):
 
 @dataclass(slots=True, eq=False)
 class _Pass:
-    parts: Parts
+    splits: SplitTracker
     digest: str
     clocks: dict[int, int] = field(default_factory=dict)  # of the workers that have come to its end, by rank
     end: int | None = None
@@ -192,7 +192,7 @@ class _Job:
     def forget_passes(self) -> None:
         """Forget the passes that all workers have gone beyond."""
         slowest = min(self.reached[rank] for rank in self.members)
-        while self.first_pass < slowest and (one := self.passes.get(self.first_pass)) is not None and one.parts.over:
+        while self.first_pass < slowest and (one := self.passes.get(self.first_pass)) is not None and one.splits.over:
             self.passes_end = max(self.passes_end, one.end or 0)
             del self.passes[self.first_pass]
             self.first_pass += 1
@@ -564,7 +564,7 @@ class Membership:
             self._park(peer, number, "the servers to tell what they have counted")
             self._begin(self._gather_figures(peer, number))
         elif isinstance(body, TakeSplit):
-            self._reply(peer, number, self._take_part(peer, body))
+            self._reply(peer, number, self._take_split(peer, body))
 
     def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
         peer.parked.pop(number, None)
@@ -896,7 +896,7 @@ class Membership:
         for came in self._job.barriers.values():
             came.pop(worker.rank, None)
         for one in self._job.passes.values():
-            one.parts.release(worker.sender)
+            one.splits.release(worker.sender)
             one.clocks.pop(worker.rank, None)
         self._job.reached.pop(worker.rank, None)
         self._check_barriers()
@@ -1035,37 +1035,37 @@ class Membership:
             endpoints = tuple(EndpointMetrics(where.server, where.address, one) for where, one in pairs)
             self._reply(worker, number, MetricsReply(endpoints, self._counts()))
 
-    # --- parts of the data ------------------------------------------------------------------------------------
+    # --- splits of the data -----------------------------------------------------------------------------------
 
-    def _take_part(self, worker: _Worker, take: TakeSplit) -> ReplyBody:
+    def _take_split(self, worker: _Worker, take: TakeSplit) -> ReplyBody:
         job = self._job
         if job is None or not self._is_member(worker):
             return ErrorReply("protocol", f"{worker} left the job and asks for data")
         if take.pass_number < job.first_pass:
             return SplitReply(None, take.clock if job.rules.mode == "asp" else job.passes_end)
         if take.pass_number not in job.passes:
-            if not 0 <= take.count < _MOST_PARTS:
-                return ErrorReply("input", f"a pass of {take.count} parts: cut the data into larger ones")
-            if len(job.passes) >= _MOST_PASSES:
+            if not 0 <= take.count < _MAX_SPLITS:
+                return ErrorReply("input", f"a pass of {take.count} splits: cut the data into larger ones")
+            if len(job.passes) >= _MAX_PASSES:
                 return ErrorReply(
                     "input", f"{len(job.passes)} passes over the data are under way: end one of them first"
                 )
-            job.passes[take.pass_number] = _Pass(Parts(take.count), take.digest)
+            job.passes[take.pass_number] = _Pass(SplitTracker(take.count), take.digest)
         one = job.passes[take.pass_number]
-        if (take.count, take.digest) != (one.parts.count, one.digest):
+        if (take.count, take.digest) != (one.splits.count, one.digest):
             text = (
-                f"{worker} cuts the data of pass {take.pass_number} into other parts than the worker that began it: "
-                "let all workers read the same files, of the same sizes, with the same part_bytes"
+                f"{worker} cuts the data of pass {take.pass_number} into other splits than the worker that began it: "
+                "let all workers read the same files, of the same sizes, with the same split_bytes"
             )
             return ErrorReply("input", text)
         job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
         job.forget_passes()
         if take.finished >= 0:
-            one.parts.finish(worker.sender, take.finished, self._now)
-        for other in job.passes.values():  # a worker has one part at a time: what it did not finish is another's
-            other.parts.release(worker.sender)
-        if not one.parts.over:
-            return SplitReply(one.parts.take(worker.sender, self._now, reissue=take.reissue), None)
+            one.splits.finish(worker.sender, take.finished, self._now)
+        for other in job.passes.values():  # a worker has one split at a time: an unfinished one is free again
+            other.splits.release(worker.sender)
+        if not one.splits.over:
+            return SplitReply(one.splits.take(worker.sender, self._now, reissue=take.reissue), None)
         one.clocks[worker.rank] = take.clock
         if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
             # Whoever said its clock has ticked once since, at most.

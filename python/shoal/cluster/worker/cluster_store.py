@@ -244,8 +244,8 @@ class ClusterStore(Store):
         return self._channel
 
     @property
-    def taking_parts(self) -> bool:
-        """Whether this worker is in a loop over :meth:`shoal.Store.parts`."""
+    def taking_splits(self) -> bool:
+        """Whether this worker is in a loop over :meth:`shoal.Store.splits`."""
         return self._splits_loops > 0
 
     @property
@@ -346,32 +346,32 @@ class ClusterStore(Store):
             raise
         self._link.forget(asked)
 
-    # ---- parts of the data -------------------------------------------------------------------------------------------
+    # ---- splits of the data ------------------------------------------------------------------------------------------
 
-    def _take_parts(self, count: int, digest: str, reissue: float) -> Iterator[int]:
+    def _take_splits(self, count: int, digest: str, reissue: float) -> Iterator[int]:
         with self._locked():
             number, self._passes = self._passes, self._passes + 1
-        return self._take_those_of(number, count, digest, reissue)
+        return self._take_splits_of(number, count, digest, reissue)
 
-    def _take_those_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+    def _take_splits_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         self._splits_loops += 1
         try:
-            yield from self._parts_of(number, count, digest, reissue)
+            yield from self._request_splits(number, count, digest, reissue)
         finally:
             self._splits_loops -= 1
 
-    def _parts_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
+    def _request_splits(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         finished = -1
         while True:
             self._check_usable()
-            self.channel.drain(self._timeout)  # what was pushed for the part that is finished has arrived
+            self.channel.drain(self._timeout)  # the pushes for the finished split have arrived
             self.channel.raise_unobserved()
             take = TakeSplit(number, count, digest, finished, reissue, self.clock)
-            found = self._link.call(take, SplitReply, timeout=self._timeout, doing="taking a part of the data")
+            found = self._link.call(take, SplitReply, timeout=self._timeout, doing="requesting a split of the data")
             finished = -1
-            if found.part is not None:
-                yield found.part
-                finished = found.part
+            if found.split is not None:
+                yield found.split
+                finished = found.split
             elif found.end is None:
                 self._tick_along()
             else:
@@ -380,12 +380,12 @@ class ClusterStore(Store):
                 return
 
     def _tick_along(self) -> None:
-        """Do nothing for one clock of the others."""
+        """Let one clock of the other workers pass."""
         if self._consistency.mode == "asp" or not self._tables:
             time.sleep(_SPLIT_POLL_SECONDS)
             return
         table = next(iter(self._tables.values()))
-        table.pull(np.zeros(1, np.uint64))  # is answered when the others are where this worker is
+        table.pull(np.zeros(1, np.uint64))  # answered when the others have reached this worker's clock
         self.tick()
 
     # ---- tables ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("parts")
+    folder = tmp_path_factory.mktemp("splits")
     lines = [f"{k % 2} {k}:1\n" for k in range(EXAMPLES)]
     (folder / "a.txt").write_text("".join(lines[:400]))
     (folder / "b.txt").write_text("".join(lines[400:]))
@@ -33,15 +33,15 @@ def data(tmp_path_factory):
 
 
 def train(cluster, data, name, consistency, *, rank=None, passes=1, clocks=None):
-    """Push a gradient of 1 for each example; returns how many parts there were."""
+    """Push a gradient of 1 for each example; returns how many splits there were."""
     reader = shoal.read_libsvm(data, batch_size=7)
-    parts = 0
+    splits = 0
     with shoal.connect(cluster.address, consistency=consistency, workers=2, rank=rank, timeout=LONG) as store:
         table = store.table(name, optimizer=shoal.SGD(lr=1.0))
         for _ in range(passes):
-            for part in store.parts(reader, part_bytes=400):
-                parts += 1
-                for batch in part:
+            for split in store.splits(reader, split_bytes=400):
+                splits += 1
+                for batch in split:
                     table.pull(batch.keys)
                     table.push(batch.keys, np.ones((len(batch.keys), 1), np.float32))
                     store.tick()
@@ -49,7 +49,7 @@ def train(cluster, data, name, consistency, *, rank=None, passes=1, clocks=None)
             store.barrier()
             assert (table.pull(np.arange(EXAMPLES, dtype=np.uint64)) < -0.5).all()
             clocks.append(store.clock)
-    return parts
+    return splits
 
 
 def weights(cluster, name):
@@ -76,8 +76,8 @@ VICTIM = """
     reader = shoal.read_libsvm(sys.argv[2:], batch_size=7)
     store = shoal.connect(sys.argv[1], consistency=shoal.BSP(), workers=2, rank=1)
     table = store.table("dies", optimizer=shoal.SGD(lr=1.0))
-    for part in store.parts(reader, part_bytes=400):
-        for batch in part:
+    for split in store.splits(reader, split_bytes=400):
+        for batch in split:
             table.pull(batch.keys)
             table.push(batch.keys, np.ones((len(batch.keys), 1), np.float32))
             store.tick()
@@ -87,7 +87,7 @@ VICTIM = """
 """
 
 
-def test_the_part_of_a_worker_that_dies_goes_to_another_so_that_no_example_is_left_out(cluster, data):
+def test_the_split_of_a_worker_that_dies_goes_to_another_so_that_no_example_is_left_out(cluster, data):
     with (
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(VICTIM), cluster.address, *map(str, data)],
@@ -103,37 +103,37 @@ def test_the_part_of_a_worker_that_dies_goes_to_another_so_that_no_example_is_le
             victim.kill()
         survivor.result()
     expected = np.full(EXAMPLES, -1.0)
-    expected[once_more] -= 1.0  # it had trained on them, and ticked; its part began anew
+    expected[once_more] -= 1.0  # it had trained on them, and ticked; its split began anew
     assert once_more
     assert weights(cluster, "dies").tolist() == expected.tolist()
 
 
-def test_a_part_that_was_given_up_is_finished_by_another(cluster, data):
+def test_a_split_that_was_given_up_is_finished_by_another(cluster, data):
     reader = shoal.read_libsvm(data)
     with shoal.connect(cluster.address, workers=1, consistency=shoal.ASP(), timeout=LONG) as store:
-        first = next(iter(store.parts(reader, part_bytes=400)))  # and no more of this pass
+        first = next(iter(store.splits(reader, split_bytes=400)))  # and no more of this pass
         assert first.paths == (str(data[0]),)
-        rest = list(store.parts(reader, part_bytes=400))
+        rest = list(store.splits(reader, split_bytes=400))
         assert len(rest) == sum(-(-path.stat().st_size // 400) for path in data)
 
 
 def test_workers_that_cut_other_data_are_told_so(cluster, data):
-    def take(which, part_bytes):
+    def take(which, split_bytes):
         with shoal.connect(cluster.address, workers=2, timeout=LONG) as store:
-            taken = next(store.parts(shoal.read_libsvm(which), part_bytes=part_bytes), None)
+            taken = next(store.splits(shoal.read_libsvm(which), split_bytes=split_bytes), None)
             store.barrier()
             return taken
 
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(take, data, 400), pool.submit(take, data, 500)]
         errors = [waiting.exception() for waiting in both]
-    assert sum("cuts the data of pass 0 into other parts" in str(error) for error in errors) == 1
+    assert sum("cuts the data of pass 0 into other splits" in str(error) for error in errors) == 1
 
 
-def test_a_local_store_has_all_parts_to_itself(data):
+def test_a_local_store_has_all_splits_to_itself(data):
     reader = shoal.read_libsvm(data)
     with shoal.local() as store:
-        parts = list(store.parts(reader, part_bytes=1000))
-        keys = [key for part in parts for batch in part for key in batch.keys.tolist()]
+        splits = list(store.splits(reader, split_bytes=1000))
+        keys = [key for split in splits for batch in split for key in batch.keys.tolist()]
     assert keys == list(range(EXAMPLES))
-    assert len(parts) == len(reader.splits(1000)) > 4
+    assert len(splits) == len(reader.splits(1000)) > 4
