@@ -177,8 +177,8 @@ class Store(StoreFiles):
         ----------
         reader : Reader
             The same on every worker: the same files, of the same sizes, in the same order.
-        part_bytes : int
-            About how long a part is; see :meth:`shoal.Reader.splits`.
+        split_bytes : int
+            Approximate size of a split; see :meth:`shoal.Reader.splits`.
         reissue : float
             If positive, a split that takes more than this many times the mean is given to a second worker too, once,
             when no other split is left. Its examples may then be trained on twice.
