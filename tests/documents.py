@@ -1,4 +1,4 @@
-"""Run a page of the documentation as a reader would, from its first block to its last, in the current folder.
+"""Runs the blocks of a page of the documentation in their order, in the current folder.
 
     python tests/documents.py docs/training.md
 
@@ -148,12 +148,12 @@ def _with_port(text: str) -> str:
 
 def _shell(text: str, where: str) -> str:
     """Run commands, and end what they leave running; returns what they print."""
-    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as complained:
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         shell = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", _with_port(text)],
             stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=complained,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
         )
         try:
@@ -161,19 +161,19 @@ def _shell(text: str, where: str) -> str:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
-        printed.seek(0)
-        complained.seek(0)
-        out, notes = printed.read(), complained.read()
-    if status != 0 or "Traceback" in notes:
-        raise SystemExit(f"{where}: status {status} of\n{text}\n{out}\n{notes}")
+        stdout.seek(0)
+        stderr.seek(0)
+        out, errors = stdout.read(), stderr.read()
+    if status != 0 or "Traceback" in errors:
+        raise SystemExit(f"{where}: status {status} of\n{text}\n{out}\n{errors}")
     return out
 
 
 def _console(block: Block, where: str) -> None:
     between = "\x1e"
-    told = console(block)
-    script = "".join(f"{command}\nprintf '{between}'\n" for command, _ in told)
-    for (command, expected), printed in zip(told, _shell(script, where).split(between), strict=False):
+    steps = console(block)
+    script = "".join(f"{command}\nprintf '{between}'\n" for command, _ in steps)
+    for (command, expected), printed in zip(steps, _shell(script, where).split(between), strict=False):
         if expected:
             given, wanted = printed.split(), expected.split()
             if "prints other numbers" in block.marks:
@@ -187,11 +187,11 @@ def _python(block: Block, namespace: dict[str, Any], page: Path, where: str) -> 
     if ">>>" in block.text:
         test = doctest.DocTestParser().get_doctest(block.text, {}, page.name, str(page), block.line)
         test.globs = namespace
-        said: list[str] = []
+        messages: list[str] = []
         runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-        runner.run(test, out=said.append, clear_globs=False)
+        runner.run(test, out=messages.append, clear_globs=False)
         if runner.failures:
-            raise SystemExit(f"{where}: {''.join(said)}")
+            raise SystemExit(f"{where}: {''.join(messages)}")
         return
     # Blank lines before it: a traceback names the page's line.
     exec(compile("\n" * (block.line - 1) + _with_port(block.text), str(page), "exec"), namespace)
