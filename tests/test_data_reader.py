@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.text import bits, libsvm_row, rows_of, rows_of_batch
-from shoal.base.prefetch import Ahead, _Channel
+from shoal.base.prefetch import _Channel, prefetch
 from shoal.data import Batch, read_criteo, read_libsvm
 from shoal.data.files import LocalFile
 from shoal.data.fill import Source, fill
@@ -404,7 +404,7 @@ def test_the_producer_is_at_most_so_many_items_ahead():
             made.append(i)
             yield i
 
-    ahead = Ahead(count(), 3, "shoal reader of a test")
+    ahead = prefetch(count(), 3, "shoal reader of a test")
     for i, item in enumerate(ahead):
         assert item == i
         assert len(made) <= i + 1 + 3 + 1
@@ -420,7 +420,7 @@ def test_a_producer_without_items_can_be_ended():
             yield None
             yielded.set()
 
-    ahead = Ahead(nothing(), 3, "shoal reader of a test")
+    ahead = prefetch(nothing(), 3, "shoal reader of a test")
     assert yielded.wait(60)
     ahead.close()
     assert reading_threads() == []
@@ -436,7 +436,7 @@ def test_only_items_count_as_waiting():
                 third.set()
             yield i
 
-    ahead = Ahead(mostly_nothing(), 2, "shoal reader of a test")
+    ahead = prefetch(mostly_nothing(), 2, "shoal reader of a test")
     assert third.wait(60)
     assert list(ahead) == [0, 1, 2]
     ahead.close()
@@ -450,7 +450,7 @@ def test_any_exception_of_the_producer_comes_out_behind_the_items_before_it():
         yield 1
         raise Odd
 
-    ahead = Ahead(fail(), 3, "shoal reader of a test")
+    ahead = prefetch(fail(), 3, "shoal reader of a test")
     assert next(ahead) == 1
     with pytest.raises(Odd):
         next(ahead)
@@ -461,7 +461,7 @@ def test_any_exception_of_the_producer_comes_out_behind_the_items_before_it():
 
 
 def test_an_iterator_that_was_closed_has_ended():
-    ahead = Ahead(iter_forever(), 3, "shoal reader of a test")
+    ahead = prefetch(iter_forever(), 3, "shoal reader of a test")
     assert next(ahead) == 0
     ahead.close()
     assert reading_threads() == []
@@ -547,10 +547,10 @@ print(10 + sum(len(batch) for batch in batches))
 def test_a_forked_child_can_drop_a_pass_whose_lock_was_held_at_the_fork(file):
     script = """
 import os, sys, threading
-from shoal.base.prefetch import Ahead
+from shoal.base.prefetch import prefetch
 def ones():
     while True: yield 1
-ahead = Ahead(ones(), 1, "ones")
+ahead = prefetch(ones(), 1, "ones")
 held, forked = threading.Event(), threading.Event()
 def hold():
     with ahead._channel._changed:

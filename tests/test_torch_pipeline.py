@@ -89,7 +89,7 @@ def learn(store, batches, *, tick=False):
         for table in (model.wide.table, model.deep.table)
         for keys in [np.unique(np.concatenate([batch[0].numpy().ravel() for batch in made(12)]))]
     ]
-    assert all(not module._tickets for module in (model.wide, model.deep, model.again))
+    assert all(not module._lookups for module in (model.wide, model.deep, model.again))
     return rows, [parameter.detach().numpy().tobytes() for parameter in model.mlp.parameters()]
 
 
@@ -288,7 +288,7 @@ def test_an_error_of_reading_comes_behind_the_batches_before_it(staleness, at):
         with pytest.raises(OSError, match="the disk is gone"):
             train(module, failing(at, OSError("the disk is gone")), given_, staleness=staleness)
         assert given_ == list(range(at))
-        assert not module._tickets
+        assert not module._lookups
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -306,7 +306,7 @@ def test_an_error_of_prepare_or_of_telling_keys_comes_behind_the_batches_before_
         with pytest.raises(TypeError, match="float32"):
             train(module, [k if k[1] != 3 else k.float() for k in map(shared_and, range(9))], given_)
         assert given_ == [0, 1, 2, 0, 1, 2]
-        assert not module._tickets
+        assert not module._lookups
 
 
 class Broken:
@@ -336,7 +336,7 @@ def test_an_error_of_a_pull_that_was_begun_ahead_comes_at_its_batch(staleness):
             train(module, [shared_and(i) for i in range(9)], done, staleness=staleness)
         assert done[:4] == [0, 1, 2, 3]
         assert len(done) == (4 if staleness else 5)  # in place of its body, or in it
-        assert not module._tickets
+        assert not module._lookups
 
 
 def test_a_server_that_is_lost_while_pulls_are_under_way_is_told_by_the_body():
@@ -352,7 +352,7 @@ def test_a_server_that_is_lost_while_pulls_are_under_way_is_told_by_the_body():
         with pytest.raises(shoal.ServerLostError):
             train(module, [shared_and(i) for i in range(9)], done, staleness=1)
         assert len(done) in {2, 3}  # the pull that was begun ahead may have been answered
-        assert not module._tickets
+        assert not module._lookups
         raise shoal.ServerLostError("the end")  # so that the store is closed without waiting
 
     with cluster(1, 1) as servers, pytest.raises(shoal.ServerLostError, match="the end"):
@@ -375,7 +375,7 @@ def endless():
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_leaving_the_loop_ends_the_thread_and_leaves_no_ticket(staleness):
+def test_leaving_the_loop_ends_the_thread_and_leaves_no_lookup(staleness):
     closed = threading.Event()
 
     def source():
@@ -389,7 +389,7 @@ def test_leaving_the_loop_ends_the_thread_and_leaves_no_ticket(staleness):
         for _ in Pipeline(source(), {module: lambda k: k}, staleness=staleness):
             break
         assert closed.wait(TIMEOUT)
-        assert not module._tickets
+        assert not module._lookups
         closed.clear()
 
         def body():
@@ -400,7 +400,7 @@ def test_leaving_the_loop_ends_the_thread_and_leaves_no_ticket(staleness):
         with pytest.raises(LookupError):
             body()
         assert closed.wait(TIMEOUT)
-        assert not module._tickets
+        assert not module._lookups
 
 
 def test_ctrl_c_ends_a_wait_for_data_that_do_not_come():
@@ -447,7 +447,7 @@ def test_a_worker_that_leaves_early_is_not_waited_for_at_the_end_of_a_pass():
     assert clocks[0] >= 6
 
 
-def test_a_batch_that_the_model_was_not_called_with_leaves_no_ticket_and_is_told_once(caplog):
+def test_a_batch_that_the_model_was_not_called_with_leaves_no_lookup_and_is_told_once(caplog):
     with shoal.local(threads=1) as store:
         module = Embedding(store.table("t", optimizer=shoal.SGD(lr=1.0)))
         seen = []
@@ -457,7 +457,7 @@ def test_a_batch_that_the_model_was_not_called_with_leaves_no_ticket_and_is_told
             rows = module(keys)
             seen.append(-rows[0].item())
             rows.sum().backward()
-        assert not module._tickets
+        assert not module._lookups
     assert seen == [0, 1, 2, 3]  # batch 2 was pulled between the bodies 0 and 1, of which 0 pushed; and so on
     assert len([one for one in caplog.records if "without a forward" in one.message]) == 1
 

@@ -1,12 +1,15 @@
-"""Ahead: an iterator that works in a thread of its own, a bounded number of items ahead of its consumer.
+"""Read-ahead: an iterator, or a function of its items, runs in a background thread ahead of the consumer.
 
-Threads
+    prefetch()       the iterator runs in a thread, a bounded number of items ahead (a bounded buffer)
+    prefetch_map()   the iterator runs in the caller's thread, a function of its items in a helper thread, one ahead
+
+Threads of `prefetch`
     The producer is one daemon thread, which owns the wrapped iterator: it alone advances and closes it. It shares
-    nothing with the consumer but the channel, and holds no reference to the Ahead, so that dropping the Ahead ends it.
+    only the channel with the consumer and holds no reference to `Prefetched`, so that dropping that ends the thread.
 
-How it ends
-    - The wrapped iterator ends or raises: the consumer sees the items before that, then the end or the exception.
-    - The consumer stops early: `close`, by name, by garbage collection or at the exit of the interpreter. The producer
+The end of `prefetch`
+    - The wrapped iterator ends or raises: the consumer receives the items before that, then the end or the exception.
+    - The consumer stops early: by `close`, by garbage collection or at the exit of the interpreter. The producer
       notices when it next yields.
     - The process forks: a child has no producer; asking for an item there raises.
 """
@@ -18,10 +21,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # A producer that sits in a read which does not return, say on a lost network disk, must not hold up its consumer.
 _JOIN_SECONDS = 5.0
@@ -40,7 +45,7 @@ class _Channel(Generic[T]):
         self._changed = threading.Condition(threading.RLock())
 
     def put(self, item: T | None) -> bool:
-        """Hand on an item, waiting for room, or nothing but the question: False when the consumer is gone."""
+        """Append an item, waiting for room; None only asks. Returns False when the consumer is gone."""
         with self._changed:
             if item is not None:
                 while len(self._items) >= self._depth:  # closing empties it
@@ -51,14 +56,14 @@ class _Channel(Generic[T]):
             return not self._closed
 
     def end(self, error: BaseException | None) -> None:
-        """Tell the consumer that nothing follows."""
+        """Mark the end: no item follows."""
         with self._changed:
             self._ended = True
             self._error = error
             self._changed.notify_all()
 
     def get(self) -> T:
-        """Wait for the next item; StopIteration or the producer's error when nothing follows."""
+        """Wait for the next item; raise StopIteration or the producer's error when no item follows."""
         with self._changed:
             while not self._items and not self._ended and not self._closed:
                 self._changed.wait()
@@ -75,7 +80,7 @@ class _Channel(Generic[T]):
             del error  # its traceback names this frame: a cycle
 
     def close(self) -> None:
-        """Drop what waits, and let neither side wait again."""
+        """Drop the waiting items; neither side waits again."""
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -88,7 +93,7 @@ def _produce(items: Generator[T | None, None, None], channel: _Channel[T]) -> No
             for item in items:
                 if not channel.put(item):
                     break
-    except BaseException as error:  # whatever it is, the consumer raises it
+    except BaseException as error:  # of any kind: the consumer raises it
         channel.end(error)
     else:
         channel.end(None)
@@ -102,22 +107,8 @@ def _stop(channel: _Channel[T], thread: threading.Thread, pid: int) -> None:
         thread.join(_JOIN_SECONDS)
 
 
-class Ahead(Iterator[T]):
-    """Iterate ``items`` in a background thread, at most ``depth`` items ahead.
-
-    Parameters
-    ----------
-    items : generator
-        Advanced and closed in the thread. It yields None when there is no item yet, so that it can be ended.
-    depth : int
-        Items that may wait.
-    name : str
-        The thread's.
-
-    Notes
-    -----
-    ``next`` blocks until an item is there. One consumer at a time.
-    """
+class Prefetched(Iterator[T]):
+    """The iterator that `prefetch` returns."""
 
     def __init__(self, items: Generator[T | None, None, None], depth: int, name: str) -> None:
         self._channel: _Channel[T] = _Channel(depth)
@@ -135,5 +126,71 @@ class Ahead(Iterator[T]):
         return self._channel.get()
 
     def close(self) -> None:
-        """End the thread and wait for it; again does nothing."""
+        """End the thread and wait for it; calling it again does nothing."""
         self._stop()
+
+
+def prefetch(items: Generator[T | None, None, None], depth: int, name: str) -> Prefetched[T]:
+    """Iterate ``items`` in a background thread, at most ``depth`` items ahead of the consumer.
+
+    Parameters
+    ----------
+    items : generator
+        Advanced and closed in the thread. It yields None when it has no item yet, so that it can be ended.
+    depth : int
+        Items that may wait.
+    name : str
+        The thread's.
+
+    Notes
+    -----
+    ``next`` blocks until an item is there. One consumer at a time.
+    """
+    return Prefetched(items, depth, name)
+
+
+def prefetch_map(
+    items: Iterable[T], compute: Callable[[T], R], background: Callable[[T], Callable[[T], R] | None], name: str
+) -> Generator[tuple[T, R], None, None]:
+    """Yield each item with its result, which a helper thread computes while the consumer works on the item before.
+
+    Parameters
+    ----------
+    items : iterable
+        Advanced by the caller's thread, one item ahead. Its error is raised after all items before it.
+    compute : callable
+        Computes the result of an item in the caller's thread, when the item is due.
+    background : callable
+        Returns the function that computes the result of an item in the helper thread; None: `compute` does.
+    name : str
+        The thread's, which is started for the first item that needs it and ends with the generator.
+    """
+    helper: ThreadPoolExecutor | None = None
+    waiting: tuple[T, Future[R]] | None = None
+    iterator = iter(items)
+    error: Exception | None = None
+    ended = False
+    try:
+        while not ended:
+            submitted = None
+            try:
+                item = next(iterator)
+            except StopIteration:
+                ended = True
+            except Exception as raised:
+                ended, error = True, raised
+            else:
+                task = background(item)
+                if task is not None:
+                    helper = helper or ThreadPoolExecutor(1, thread_name_prefix=name)
+                    submitted = item, helper.submit(task, item)
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            waiting = submitted
+            if not ended and submitted is None:
+                yield item, compute(item)
+        if error is not None:
+            raise error
+    finally:
+        if helper is not None:
+            helper.shutdown(wait=True, cancel_futures=True)

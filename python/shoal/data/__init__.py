@@ -2,7 +2,7 @@
 
     files.files_of (paths, patterns, URLs, streams) -> source.Lines (unpacked, blocks of whole lines)
          -> fill.fill (one Cython call a block, or a pool of them) -> Batch
-         -> ahead.Ahead (all of that in one background thread) -> Reader (what a user iterates)
+         -> prefetch (all of that in one background thread) -> Reader (what a user iterates)
 
 What is where:
     batch.py, rebatch.py    a batch; batches cut and put together

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.base.prefetch import Ahead
+from shoal.base.prefetch import prefetch
 from shoal.data.batch import Batch
 from shoal.data.files import File
 from shoal.data.fingerprint import difference, file_fingerprint, first_of
@@ -101,7 +101,7 @@ class Reader(ABC):
         seen = self._seen = _PassProgress(settings.begin, settings.begin.skipped)
         if self._original is not None:
             self._original._seen = seen
-        ahead = Ahead(self._batch_groups(), _GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
+        ahead = prefetch(self._batch_groups(), _GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
             for batches, skipped, fraction in ahead:
                 seen.skipped, seen.fraction = skipped, fraction

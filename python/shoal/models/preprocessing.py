@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.prefetch import prefetch_map
 from shoal.data import Batch
 from shoal.data.rebatch import joined, rows_of
 from shoal.table.arrays import mix
@@ -227,35 +227,8 @@ def sorted_ahead(
 
     ``sort`` is called by this thread, ``ahead`` by the helper.
     """
-    helper: ThreadPoolExecutor | None = None
-    waiting: tuple[Batch, Future[Made]] | None = None
-    try:
-        for batch, error in _to_the_end(iter(batches)):
-            begun = None
-            if overlap and batch is not None and WORTH_A_THREAD <= batch.nnz < SHARED_BY_THREADS:
-                helper = helper or ThreadPoolExecutor(1, thread_name_prefix="shoal sort")
-                begun = batch, helper.submit(ahead, batch)
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
-            waiting = begun
-            if batch is not None and begun is None:
-                yield batch, sort(batch)
-            if error is not None:
-                raise error
-    finally:
-        if helper is not None:
-            helper.shutdown(wait=True, cancel_futures=True)
 
+    def background(batch: Batch) -> Callable[[Batch], Made] | None:
+        return ahead if overlap and WORTH_A_THREAD <= batch.nnz < SHARED_BY_THREADS else None
 
-def _to_the_end(iterator: Iterator[Batch]) -> Iterator[tuple[Batch | None, Exception | None]]:
-    """Give each batch, and at the end None, with the error if there was one (I2)."""
-    while True:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            yield None, None
-            return
-        except Exception as error:
-            yield None, error
-            return
-        yield batch, None
+    return prefetch_map(batches, sort, background, "shoal sort")

@@ -19,7 +19,7 @@ from shoal import _core
 from shoal.data import Batch
 from shoal.table.table import Table
 from shoal.torch import ops
-from shoal.torch.sparse import Keys, Rows, SparseModule, Ticket, floats_of, keys_of
+from shoal.torch.sparse import Keys, PendingLookup, Rows, SparseModule, floats_of, keys_of
 
 __all__ = ["EmbeddingBag"]
 
@@ -37,7 +37,7 @@ class Bags(NamedTuple):
 class Pooled(NamedTuple):
     """What backward needs of a forward."""
 
-    ticket: Ticket
+    lookup: PendingLookup
     indptr: npt.NDArray[np.int64]
     winners: npt.NDArray[np.uint32] | None
     rows: Rows | None  # of the unique keys, where the values want a gradient
@@ -117,19 +117,19 @@ class EmbeddingBag(SparseModule):
 
     def begin(
         self, keys: Tensor | Batch, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> tuple[Ticket, Bags]:
+    ) -> tuple[PendingLookup, Bags]:
         """Have the pull under way: the first half of forward."""
         given, bags = self._bags(keys, offsets, per_sample_weights)
-        return self.claim(given), bags
+        return self.begin_lookup(given), bags
 
-    def finish(self, ticket: Ticket, bags: Bags) -> Tensor:
+    def finish(self, lookup: PendingLookup, bags: Bags) -> Tensor:
         """Wait for the rows and pool them: the second half of forward."""
         values = bags.values
         if self.pushes or (values is not None and values.requires_grad and torch.is_grad_enabled()):
             anchor = self.anchor if self.pushes else None
-            out: Tensor = _Pool.apply(anchor, values, self, ticket, bags)  # type: ignore[no-untyped-call]
+            out: Tensor = _Pool.apply(anchor, values, self, lookup, bags)  # type: ignore[no-untyped-call]
             return out
-        return self.pool(ticket, bags)[0]
+        return self.pool(lookup, bags)[0]
 
     def _bags(self, keys: Tensor | Batch, offsets: Tensor | None, weights: Tensor | None) -> tuple[Keys, Bags]:
         if isinstance(keys, Batch):
@@ -174,22 +174,24 @@ class EmbeddingBag(SparseModule):
         if weights.dtype != torch.float32:
             raise TypeError(f"per_sample_weights must be float32, got {weights.dtype}: pass weights.float()")
 
-    def pool(self, ticket: Ticket, bags: Bags, *, keep: bool = False, pushes: bool = False) -> tuple[Tensor, Pooled]:
+    def pool(
+        self, lookup: PendingLookup, bags: Bags, *, keep: bool = False, pushes: bool = False
+    ) -> tuple[Tensor, Pooled]:
         """Pool the rows, without autograd; ``keep`` the rows for the gradient of the values."""
-        ticket.begin(self._table, self.take_room)
-        rows = ticket.rows()
+        lookup.begin(self._table, self.take_buffer)
+        rows = lookup.rows()
         out = torch.empty((len(bags.indptr) - 1, self.dim))
         values = None if bags.values is None else floats_of(bags.values)
-        native, workers = ticket.batch.native, self._table.workers
+        native, workers = lookup.batch.native, self._table.workers
         winners = _core.pool_rows(self.mode, bags.indptr, values, native, rows, out.numpy(), workers)
         if not keep:
-            self.give_room(rows)
-        return out, Pooled(ticket, bags.indptr, winners, rows if keep else None, pushes)
+            self.return_buffer(rows)
+        return out, Pooled(lookup, bags.indptr, winners, rows if keep else None, pushes)
 
     def push_pooled(self, pooled: Pooled, values: Tensor | None, grad: Tensor) -> Tensor | None:
         """Push the gradient of the bags; the gradient of the values, where their rows were kept."""
-        ticket, indptr, winners, rows, pushes = pooled
-        native, workers = ticket.batch.native, self._table.workers
+        lookup, indptr, winners, rows, pushes = pooled
+        native, workers = lookup.batch.native, self._table.workers
         grads = floats_of(grad)
         slopes = None
         if rows is not None and values is not None:
@@ -198,9 +200,9 @@ class EmbeddingBag(SparseModule):
             )
         if pushes:
             weights = None if values is None else floats_of(values)
-            sums = self.take_room(len(ticket.batch))
+            sums = self.take_buffer(len(lookup.batch))
             _core.pool_gradient(self.mode, indptr, weights, native, grads, winners, sums, workers)
-            self.push(ticket, sums)
+            self.push(lookup, sums)
         return slopes
 
 
@@ -209,9 +211,9 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, anchor: Tensor | None, values: Tensor | None, module: EmbeddingBag, ticket: Ticket, bags: Bags
+        ctx, anchor: Tensor | None, values: Tensor | None, module: EmbeddingBag, lookup: PendingLookup, bags: Bags
     ) -> Tensor:
-        out, pooled = module.pool(ticket, bags, keep=ctx.needs_input_grad[1], pushes=anchor is not None)
+        out, pooled = module.pool(lookup, bags, keep=ctx.needs_input_grad[1], pushes=anchor is not None)
         ctx.module, ctx.pooled = module, pooled
         ctx.save_for_backward(values)
         return out

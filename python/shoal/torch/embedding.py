@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.torch import ops
-from shoal.torch.sparse import SparseModule, Ticket, keys_of
+from shoal.torch.sparse import PendingLookup, SparseModule, keys_of
 
 __all__ = ["Embedding"]
 
@@ -71,27 +71,27 @@ class Embedding(SparseModule):
             return ops.embed(self, keys)
         return self.finish(*self.begin(keys))
 
-    def begin(self, keys: Tensor) -> tuple[Ticket, Shape]:
+    def begin(self, keys: Tensor) -> tuple[PendingLookup, Shape]:
         """Have the pull under way: the first half of forward."""
-        return self.claim(keys_of(keys)), tuple(keys.shape)
+        return self.begin_lookup(keys_of(keys)), tuple(keys.shape)
 
-    def finish(self, ticket: Ticket, shape: Shape) -> Tensor:
+    def finish(self, lookup: PendingLookup, shape: Shape) -> Tensor:
         """Wait for the rows and give each key its own: the second half of forward."""
         if self.pushes:
-            rows: Tensor = _Rows.apply(self.anchor, self, ticket, shape)  # type: ignore[no-untyped-call]
+            rows: Tensor = _Rows.apply(self.anchor, self, lookup, shape)  # type: ignore[no-untyped-call]
             return rows
-        return self.expand(ticket, shape)
+        return self.expand(lookup, shape)
 
-    def expand(self, ticket: Ticket, shape: Shape) -> Tensor:
+    def expand(self, lookup: PendingLookup, shape: Shape) -> Tensor:
         """Write the row of each key, without autograd."""
         out = torch.empty((*shape, self.dim))
         shard = self.local
-        if shard is not None and not ticket.begun:
-            shard.pull_given(ticket.batch.native, out.numpy(), ticket.where)
+        if shard is not None and not lookup.begun:
+            shard.pull_given(lookup.batch.native, out.numpy(), lookup.where)
         else:
-            rows = ticket.rows()
-            ticket.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)
-            self.give_room(rows)
+            rows = lookup.rows()
+            lookup.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)
+            self.return_buffer(rows)
         return out
 
 
@@ -99,11 +99,11 @@ class _Rows(torch.autograd.Function):
     """`Embedding.expand`, and the push behind it."""
 
     @staticmethod
-    def forward(ctx, anchor: Tensor, module: Embedding, ticket: Ticket, shape: Shape) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.module, ctx.ticket = module, ticket
-        return module.expand(ticket, shape)
+    def forward(ctx, anchor: Tensor, module: Embedding, lookup: PendingLookup, shape: Shape) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.module, ctx.lookup = module, lookup
+        return module.expand(lookup, shape)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[no-untyped-def]
-        ctx.module.push_given(ctx.ticket, grad)
+        ctx.module.push_given(ctx.lookup, grad)
         return None, None, None, None

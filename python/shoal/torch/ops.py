@@ -1,11 +1,11 @@
 """The same modules for ``torch.compile``: custom ops, which the compiler sees as opaque and calls as they are.
 
-    shoal::embed       keys, anchor, module        --> rows, ticket
-    shoal::embed_push  gradient, ticket            --> gradient of the anchor
-    shoal::pool        keys, offsets, values, ...  --> pooled, ticket
-    shoal::pool_push   gradient, values, ticket    --> gradients of the anchor and of the values
+    shoal::embed       keys, anchor, module        --> rows, lookup
+    shoal::embed_push  gradient, lookup            --> gradient of the anchor
+    shoal::pool        keys, offsets, values, ...  --> pooled, lookup
+    shoal::pool_push   gradient, values, lookup    --> gradients of the anchor and of the values
 
-An op takes tensors and numbers: a module is named by its number, a forward that backward continues by its *ticket*, a
+An op takes tensors and numbers: a module is named by its number, a forward that backward continues by its *lookup*, a
 tensor of one number whose memory keeps alive what was left for backward. The gradient of the anchor, which has no
 elements, is what keeps a push in the backward graph.
 
@@ -52,13 +52,13 @@ _numbers = itertools.count(1)
 _modules: WeakValueDictionary[int, Module] = WeakValueDictionary()
 
 
-class _Left(np.ndarray[Any, Any]):
-    """The memory of a ticket: one number, and what a forward left for its backward."""
+class _SavedForBackward(np.ndarray[Any, Any]):
+    """The memory of a lookup: one number, and what a forward left for its backward."""
 
     what: Any
 
 
-_left: WeakValueDictionary[int, _Left] = WeakValueDictionary()
+_saved: WeakValueDictionary[int, _SavedForBackward] = WeakValueDictionary()
 
 
 def register(module: Module) -> int:
@@ -75,18 +75,18 @@ def _module(number: int) -> Any:
     return module
 
 
-def _ticket(what: Any) -> Tensor:
+def _lookup_id(what: Any) -> Tensor:
     number = next(_numbers)
-    memory = np.array([number], np.int64).view(_Left)
+    memory = np.array([number], np.int64).view(_SavedForBackward)
     memory.what = what
-    _left[number] = memory
+    _saved[number] = memory
     return torch.from_numpy(memory)
 
 
-def _what(ticket: Tensor) -> Any:
-    memory = _left.get(int(ticket))
+def _saved_value(lookup: Tensor) -> Any:
+    memory = _saved.get(int(lookup))
     if memory is None:
-        raise RuntimeError("what this backward needs of its forward is gone: the compiler copied the ticket")
+        raise RuntimeError("what this backward needs of its forward is gone: the compiler copied the lookup")
     return memory.what
 
 
@@ -108,8 +108,8 @@ def embed(module: Module, keys: Tensor) -> Tensor:
 @torch.library.custom_op("shoal::embed", mutates_args=(), device_types="cpu")
 def _embed(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tuple[Tensor, Tensor]:
     called = _module(module)
-    ticket, shape = called.begin(keys)
-    return called.expand(ticket, shape), _ticket(ticket if pushes else None)
+    lookup, shape = called.begin(keys)
+    return called.expand(lookup, shape), _lookup_id(lookup if pushes else None)
 
 
 @_embed.register_fake
@@ -118,13 +118,13 @@ def _(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tupl
 
 
 @torch.library.custom_op("shoal::embed_push", mutates_args=(), device_types="cpu")
-def _embed_push(grad: Tensor, ticket: Tensor, module: int) -> Tensor:
-    _module(module).push_given(_what(ticket), grad)
+def _embed_push(grad: Tensor, lookup: Tensor, module: int) -> Tensor:
+    _module(module).push_given(_saved_value(lookup), grad)
     return _nothing()
 
 
 @_embed_push.register_fake
-def _(grad: Tensor, ticket: Tensor, module: int) -> Tensor:
+def _(grad: Tensor, lookup: Tensor, module: int) -> Tensor:
     return grad.new_empty((0,))
 
 
@@ -134,8 +134,8 @@ def _embed_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _embed_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    (ticket,) = ctx.saved_tensors
-    return None, _embed_push(grad, ticket, ctx.module), None, None, None
+    (lookup,) = ctx.saved_tensors
+    return None, _embed_push(grad, lookup, ctx.module), None, None, None
 
 
 _embed.register_autograd(_embed_backward, setup_context=_embed_context)
@@ -165,9 +165,9 @@ def _pool(
     pushes: bool,
 ) -> tuple[Tensor, Tensor]:
     called = _module(module)
-    ticket, bags = called.begin(keys, offsets, values)
-    out, pooled = called.pool(ticket, bags, keep=values is not None, pushes=pushes)
-    return out, _ticket(pooled)
+    lookup, bags = called.begin(keys, offsets, values)
+    out, pooled = called.pool(lookup, bags, keep=values is not None, pushes=pushes)
+    return out, _lookup_id(pooled)
 
 
 @_pool.register_fake
@@ -186,13 +186,13 @@ def _(
 
 
 @torch.library.custom_op("shoal::pool_push", mutates_args=(), device_types="cpu")
-def _pool_push(grad: Tensor, values: Tensor | None, ticket: Tensor, module: int) -> tuple[Tensor, Tensor]:
-    slopes = _module(module).push_pooled(_what(ticket), values, grad)
+def _pool_push(grad: Tensor, values: Tensor | None, lookup: Tensor, module: int) -> tuple[Tensor, Tensor]:
+    slopes = _module(module).push_pooled(_saved_value(lookup), values, grad)
     return _nothing(), _nothing() if slopes is None else slopes
 
 
 @_pool_push.register_fake
-def _(grad: Tensor, values: Tensor | None, ticket: Tensor, module: int) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, values: Tensor | None, lookup: Tensor, module: int) -> tuple[Tensor, Tensor]:
     nothing = grad.new_empty((0,))
     return nothing, grad.new_empty((0,)) if values is None else grad.new_empty(values.shape)
 
@@ -203,8 +203,8 @@ def _pool_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _pool_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    values, ticket = ctx.saved_tensors
-    anchor, slopes = _pool_push(grad, values, ticket, ctx.module)
+    values, lookup = ctx.saved_tensors
+    anchor, slopes = _pool_push(grad, values, lookup, ctx.module)
     return None, None, None if values is None else slopes, anchor, None, None, None, None
 
 

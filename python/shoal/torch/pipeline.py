@@ -18,7 +18,7 @@ Invariants
         clock.
     P3  A batch is given before the error that came behind it. What a pull raises is raised in the body that uses it, or
         in its place.
-    P4  However a pass ends, its threads end with it, and no module keeps a ticket of it.
+    P4  However a pass ends, its threads end with it, and no module keeps a lookup of it.
 
 Threads: a pass belongs to the thread that iterates. The reading thread has the batches' iterator and ``prepare`` to
 itself, the sorting thread the functions that tell keys; where there are no modules, there is none. It does not sort
@@ -44,12 +44,12 @@ import torch
 from torch import Tensor
 
 from shoal import _core
-from shoal.base.prefetch import Ahead
+from shoal.base.prefetch import prefetch
 from shoal.data import Reader
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.store.base import Store
 from shoal.torch.loader import BatchLoader
-from shoal.torch.sparse import SparseModule, Ticket
+from shoal.torch.sparse import PendingLookup, SparseModule
 
 __all__ = ["Pipeline"]
 
@@ -59,7 +59,7 @@ _NICE = 10  # of the thread that sorts, beside 0 of the others
 log = logging.getLogger("shoal.torch")
 
 KeysOf: TypeAlias = Callable[[Any], Tensor | Sequence[Tensor]]
-Issued: TypeAlias = dict[Ticket, SparseModule]
+IssuedLookups: TypeAlias = dict[PendingLookup, SparseModule]
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class _Item:
 
     value: Any
     place: Any
-    tickets: list[tuple[SparseModule, Ticket]]
+    lookups: list[tuple[SparseModule, PendingLookup]]
     error: Exception | None = None  # of the beginning of its pulls
 
 
@@ -164,8 +164,8 @@ class Pipeline:
         self._group = group
         self._name = name
         self._place: Any = None
-        self._told = False
-        self._given = deque(rows_ahead)
+        self._warned = False
+        self._rows_ahead = deque(rows_ahead)
         self._waiting: deque[_Item] = deque()  # begun, where there is a staleness; of the pass under way
 
     def position(self) -> dict[str, Any] | None:
@@ -196,17 +196,17 @@ class Pipeline:
         Waits for the pulls that are under way. For the thread that iterates.
         """
         begun = itertools.takewhile(lambda item: item.error is None, self._waiting)
-        return [[torch.from_numpy(ticket.look().copy()) for _, ticket in item.tickets] for item in begun]
+        return [[torch.from_numpy(lookup.wait().copy()) for _, lookup in item.lookups] for item in begun]
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
-        issued: Issued = {}
+        issued: IssuedLookups = {}
         store = self._store
         coordinator = None if store is None or self._group is not None else PassCoordinator(store, self._name)
         try:
             if coordinator is not None:
                 coordinator.begin()
-            with contextlib.closing(Ahead(self._ready(issued), self._ahead, _THREADS)) as reading:
+            with contextlib.closing(prefetch(self._ready(issued), self._ahead, _THREADS)) as reading:
                 yield from self._bodies(reading, issued)
             if store is not None and coordinator is not None and not coordinator.is_alone:
                 coordinator.end_pass()
@@ -216,11 +216,11 @@ class Pipeline:
                 coordinator.abandon()
             raise
         finally:
-            for ticket, module in list(issued.items()):
-                module.drop_prefetched(ticket)
+            for lookup, module in list(issued.items()):
+                module.drop_prefetched(lookup)
             self._waiting = deque()
 
-    def _bodies(self, reading: Iterator[_Item], issued: Issued) -> Iterator[Any]:
+    def _bodies(self, reading: Iterator[_Item], issued: IssuedLookups) -> Iterator[Any]:
         """Give each batch; what is done between two bodies is done here, in the order of P2."""
         waiting = self._waiting = deque()
         failed: Exception | None = None
@@ -234,10 +234,10 @@ class Pipeline:
                 except Exception as error:
                     ended, failed = True, error
                 else:
-                    if self._given:
-                        _give(item, self._given.popleft())
+                    if self._rows_ahead:
+                        _set_rows(item, self._rows_ahead.popleft())
                     elif self._staleness:
-                        _begin(item)
+                        _begin_pulls(item)
                     waiting.append(item)
             if failed is not None and not waiting:
                 raise failed
@@ -260,33 +260,33 @@ class Pipeline:
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, self._group)
         return bool(flag.item())
 
-    def _check_used(self, item: _Item, issued: Issued) -> None:
+    def _check_used(self, item: _Item, issued: IssuedLookups) -> None:
         """Forget what a body did not use."""
-        for module, ticket in item.tickets:
-            del issued[ticket]
-            if module.drop_prefetched(ticket) and not self._told:
-                self._told = True
+        for module, lookup in item.lookups:
+            del issued[lookup]
+            if module.drop_prefetched(lookup) and not self._warned:
+                self._warned = True
                 log.warning(
                     "a batch went by without a forward of the embedding over table %r with the keys that `modules` "
                     "tells for it: what was done ahead is lost (told once)",
                     module.table.name,
                 )
 
-    def _ready(self, issued: Issued) -> Generator[_Item, None, None]:
+    def _ready(self, issued: IssuedLookups) -> Generator[_Item, None, None]:
         """Get batches ready: in a thread that sorts, behind one that reads."""
         if not self._modules:
             yield from self._read()
             return
-        with contextlib.closing(Ahead(self._read(), 1, _THREADS)) as reading:
+        with contextlib.closing(prefetch(self._read(), 1, _THREADS)) as reading:
             _give_way()  # now, for the reading thread would have it of this one
             sorter = _core.Workers(1)
             for item in reading:
                 for module, keys_of in self._modules.items():
                     told = keys_of(item.value)
                     for keys in (told,) if isinstance(told, Tensor) else told:
-                        ticket = module.sort_ahead(keys, workers=sorter)
-                        issued[ticket] = module
-                        item.tickets.append((module, ticket))
+                        lookup = module.sort_ahead(keys, workers=sorter)
+                        issued[lookup] = module
+                        item.lookups.append((module, lookup))
                 yield item
 
     def _read(self) -> Generator[_Item, None, None]:
@@ -294,25 +294,25 @@ class Pipeline:
         iterator = iter(self._batches)
         try:
             for batch in iterator:
-                place = self._place_of()
+                place = self._cursor()
                 yield _Item(batch if self._prepare is None else self._prepare(batch), place, [])
         finally:
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
 
-    def _place_of(self) -> Any:
+    def _cursor(self) -> Any:
         """Return what tells the position behind the batch that was read just now."""
         if isinstance(self._batches, Reader):
             return self._batches.cursor
         return self._batches.state_dict() if isinstance(self._batches, BatchLoader) else None
 
 
-def _give(item: _Item, rows: Sequence[Tensor]) -> None:
+def _set_rows(item: _Item, rows: Sequence[Tensor]) -> None:
     """Have the pulls of a batch as they were in the loop that this one goes on with."""
     try:
-        for (module, ticket), its in zip(item.tickets, rows, strict=True):
-            ticket.give(module.table, its.numpy(), module.take_room)
+        for (module, lookup), its in zip(item.lookups, rows, strict=True):
+            lookup.set_rows(module.table, its.numpy(), module.take_buffer)
     except Exception as error:
         item.error = error
 
@@ -323,10 +323,10 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def _begin(item: _Item) -> None:
+def _begin_pulls(item: _Item) -> None:
     """Begin the pulls of a batch; an error waits for its body (P3)."""
     try:
-        for module, ticket in item.tickets:
-            ticket.begin(module.table, module.take_room)
+        for module, lookup in item.lookups:
+            lookup.begin(module.table, module.take_buffer)
     except Exception as error:
         item.error = error

@@ -1,14 +1,14 @@
-"""What all modules over a table share: tickets, pushes, gradients that add up, and what a module's state is.
+"""What all modules over a table have in common: lookups, pushes, accumulated gradients, and the state of a module.
 
-    forward    keys --> Ticket: sorted once, pull begun --> rows of the unique keys --> what the module makes of them
-    backward   gradient --> summed per unique key of the same ticket --> push, or, under `accumulate`, kept
+    forward    keys --> PendingLookup: sorted once, pull begun --> rows of the unique keys --> the module's output
+    backward   gradient --> summed per unique key of the same lookup --> push, or, under `accumulate`, kept
 
-A *ticket* is a batch's keys in hash order and the pull of their rows. `sort_ahead` makes one, `prefetch` begins its
-pull, a forward with the same keys takes it; else the forward makes its own. The keys of the last ticket of a store are
-not sorted again for another module.
+A `PendingLookup` is a batch's keys in hash order and the pull of their rows. `sort_ahead` makes one, `prefetch` begins
+its pull, and a forward with the same keys uses it; otherwise the forward makes its own. The keys of the last lookup of
+a store are not sorted again for another module.
 
 Threads: `sort_ahead`, `prefetch` and `drop_prefetched` may be called from any thread, forward and backward from those
-that torch runs them in. Fork: a child's copy of a module raises WrongProcessError when it is used.
+in which torch runs them. Fork: a child's copy of a module raises WrongProcessError when it is used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from shoal.errors import ShoalError
 from shoal.table.future import Future, Waitable
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
-from shoal.torch import ops, team
+from shoal.torch import borrowed_pool, ops
 
-__all__ = ["SparseModule", "Ticket", "accumulate", "floats_of", "keys_of", "pull_together"]
+__all__ = ["PendingLookup", "SparseModule", "accumulate", "floats_of", "keys_of", "pull_together"]
 
 Keys: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.float32]
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 _VERSION = 1  # of what state_dict says
 _SEED = 0  # of digests
-_ROOMS = 2  # that a module keeps: for the rows of a forward, and for the sums of a backward
+_FREE_ROWS = 2  # that a module keeps: for the rows of a forward, and for the sums of a backward
 
 # The batch that a store's threads, or a pipeline's, sorted last: the engine's, which does not keep the threads alive.
 _last: WeakKeyDictionary[_core.Workers, _core.KeyBatch] = WeakKeyDictionary()
@@ -82,7 +82,7 @@ def _sorted(table: Table, keys: Keys, workers: _core.Workers | None = None) -> K
     return batch
 
 
-class Ticket:
+class PendingLookup:
     """The keys of one forward, sorted, the pull of their rows, and, in a local store, where these are."""
 
     __slots__ = ("_pending", "_rows", "batch", "digest", "where")
@@ -99,28 +99,28 @@ class Ticket:
         """Whether the pull was begun."""
         return self._rows is not None
 
-    def begin(self, table: Table, room: Callable[[int], Rows]) -> None:
-        """Begin the pull, unless that was done; ``room(n)`` makes place for n rows."""
+    def begin(self, table: Table, new_buffer: Callable[[int], Rows]) -> None:
+        """Begin the pull, unless that was done; ``new_buffer(n)`` returns a buffer of n rows."""
         if self._rows is None:
-            rows, shard = room(len(self.batch)), table.shard
+            rows, shard = new_buffer(len(self.batch)), table.shard
             if isinstance(shard, _core.Shard):
                 shard.pull(self.batch.native, rows, self.where)
             else:
                 self._pending = shard.pull(self.batch.native, rows)
             self._rows = rows
 
-    def give(self, table: Table, rows: Rows, room: Callable[[int], Rows]) -> None:
+    def set_rows(self, table: Table, rows: Rows, new_buffer: Callable[[int], Rows]) -> None:
         """Have these rows of the unique keys in place of pulled ones."""
         if rows.shape != (len(self.batch), table.dim):
             raise ValueError(
                 f"rows {rows.shape} were pulled ahead from table {table.name!r} for {len(self.batch)} keys: the data "
                 "are not those of the fit that is gone on with"
             )
-        self._rows = room(len(self.batch))
+        self._rows = new_buffer(len(self.batch))
         self._rows[:] = rows
 
-    def look(self) -> Rows:
-        """Wait for the rows of the unique keys, in hash order; the ticket keeps them."""
+    def wait(self) -> Rows:
+        """Wait for the rows of the unique keys, in hash order; the lookup keeps them."""
         assert self._rows is not None  # begun
         if self._pending is not None:
             self._pending.wait()
@@ -128,8 +128,8 @@ class Ticket:
         return self._rows
 
     def rows(self) -> Rows:
-        """Wait for the rows of the unique keys, in hash order. They are given once: a ticket does not keep them."""
-        rows = self.look()
+        """Wait for the rows of the unique keys, in hash order. They are given once: a lookup does not keep them."""
+        rows = self.wait()
         self._rows = None
         return rows
 
@@ -150,10 +150,10 @@ class SparseModule(nn.Module):
         # There is no weight that outputs could depend on: this stands for the rows, so that backward comes here.
         self.anchor = torch.zeros(0, requires_grad=True)
         self.number = ops.register(self)
-        self._lock = threading.Lock()  # guards _tickets
-        self._tickets: list[Ticket] = []
+        self._lock = threading.Lock()  # guards _lookups
+        self._lookups: list[PendingLookup] = []
         self._pushes: deque[Future[None]] = deque()
-        self._room: list[Rows] = []
+        self._free_rows: list[Rows] = []
         self._kept: list[tuple[KeyBatch, Rows]] | None = None  # under accumulate()
 
     def extra_repr(self) -> str:
@@ -172,7 +172,7 @@ class SparseModule(nn.Module):
 
     # ---- ahead of forward ----------------------------------------------------------------------------------------
 
-    def sort_ahead(self, keys: Tensor, *, workers: _core.Workers | None = None) -> Ticket:
+    def sort_ahead(self, keys: Tensor, *, workers: _core.Workers | None = None) -> PendingLookup:
         """Sort the keys of a forward that is to come, and in a local store find their rows. Nothing is pulled.
 
         Parameters
@@ -184,7 +184,7 @@ class SparseModule(nn.Module):
 
         Returns
         -------
-        Ticket
+        PendingLookup
             For `drop_prefetched`.
 
         Notes
@@ -192,14 +192,14 @@ class SparseModule(nn.Module):
         Safe from any thread.
         """
         given = keys_of(keys)
-        ticket = self._ticket(given, workers)
-        ticket.digest = _core.digest(given, _SEED)
+        lookup = self._new_lookup(given, workers)
+        lookup.digest = _core.digest(given, _SEED)
         shard = self._table.shard
-        if isinstance(shard, _core.Shard) and ticket.where is not None:
-            shard.locate(ticket.batch.native, ticket.where)
-        return self._put(ticket)
+        if isinstance(shard, _core.Shard) and lookup.where is not None:
+            shard.locate(lookup.batch.native, lookup.where)
+        return self._put(lookup)
 
-    def prefetch(self, keys: Tensor) -> Ticket:
+    def prefetch(self, keys: Tensor) -> PendingLookup:
         """Begin to pull the rows of a forward that is to come.
 
         Parameters
@@ -210,7 +210,7 @@ class SparseModule(nn.Module):
 
         Returns
         -------
-        Ticket
+        PendingLookup
             For `drop_prefetched`.
 
         Notes
@@ -219,17 +219,17 @@ class SparseModule(nn.Module):
         is raised by the forward that uses it. Safe from any thread.
         """
         given = keys_of(keys)
-        ticket = self._find(given, with_rows=False)
-        ticket.digest = ticket.digest or _core.digest(given, _SEED)
-        ticket.begin(self._table, self.take_room)
-        return self._put(ticket)
+        lookup = self._find(given, with_rows=False)
+        lookup.digest = lookup.digest or _core.digest(given, _SEED)
+        lookup.begin(self._table, self.take_buffer)
+        return self._put(lookup)
 
-    def drop_prefetched(self, *tickets: Ticket) -> int:
+    def drop_prefetched(self, *lookups: PendingLookup) -> int:
         """Forget what `sort_ahead` and `prefetch` have prepared and no forward has used.
 
         Parameters
         ----------
-        *tickets : Ticket
+        *lookups : PendingLookup
             What is meant; default: all.
 
         Returns
@@ -238,23 +238,23 @@ class SparseModule(nn.Module):
             How many were there.
         """
         with self._lock:
-            before = len(self._tickets)
-            self._tickets = [one for one in self._tickets if tickets and one not in tickets]
-            return before - len(self._tickets)
+            before = len(self._lookups)
+            self._lookups = [one for one in self._lookups if lookups and one not in lookups]
+            return before - len(self._lookups)
 
-    def _find(self, keys: Keys, *, with_rows: bool = True) -> Ticket:
-        """Take the first ticket of these keys, or make one; not ``with_rows``: one whose pull has not begun."""
-        if self._tickets:
+    def _find(self, keys: Keys, *, with_rows: bool = True) -> PendingLookup:
+        """Take the first lookup of these keys, or make one; not ``with_rows``: one whose pull has not begun."""
+        if self._lookups:
             digest = _core.digest(keys, _SEED)
             with self._lock:
-                for place, ticket in enumerate(self._tickets):
-                    if (with_rows or not ticket.begun) and ticket.digest == digest:
-                        return self._tickets.pop(place)
-        return self._ticket(keys)
+                for place, lookup in enumerate(self._lookups):
+                    if (with_rows or not lookup.begun) and lookup.digest == digest:
+                        return self._lookups.pop(place)
+        return self._new_lookup(keys)
 
-    def _ticket(self, keys: Keys, workers: _core.Workers | None = None) -> Ticket:
+    def _new_lookup(self, keys: Keys, workers: _core.Workers | None = None) -> PendingLookup:
         local = self.local is not None  # says before any work that there is no store to ask
-        return Ticket(_sorted(self._table, keys, workers), local=local)
+        return PendingLookup(_sorted(self._table, keys, workers), local=local)
 
     @property
     def local(self) -> _core.Shard | None:
@@ -262,10 +262,10 @@ class SparseModule(nn.Module):
         shard = self._table.shard
         return shard if isinstance(shard, _core.Shard) else None
 
-    def _put(self, ticket: Ticket) -> Ticket:
+    def _put(self, lookup: PendingLookup) -> PendingLookup:
         with self._lock:
-            self._tickets.append(ticket)
-        return ticket
+            self._lookups.append(lookup)
+        return lookup
 
     # ---- forward and backward ------------------------------------------------------------------------------------
 
@@ -274,56 +274,56 @@ class SparseModule(nn.Module):
         """Whether a backward of what forward returns now would push: in training mode, where gradients are recorded."""
         return self.training and torch.is_grad_enabled()
 
-    def claim(self, keys: Keys) -> Ticket:
+    def begin_lookup(self, keys: Keys) -> PendingLookup:
         """Begin a forward: raise what went wrong with earlier pushes, and begin a pull that others answer."""
         self._raise_failed()
-        team.borrow()
-        ticket = self._find(keys)
-        if ticket.where is None:
-            ticket.begin(self._table, self.take_room)
-        return ticket
+        borrowed_pool.borrow()
+        lookup = self._find(keys)
+        if lookup.where is None:
+            lookup.begin(self._table, self.take_buffer)
+        return lookup
 
-    def push(self, ticket: Ticket, grads: Rows) -> None:
+    def push(self, lookup: PendingLookup, grads: Rows) -> None:
         """End a backward: push the gradients of a batch's unique keys, or keep them for later."""
         if self._kept is not None:
-            self._kept.append((ticket.batch, grads))
+            self._kept.append((lookup.batch, grads))
         else:
-            self._pushes.append(self._table.push_unique(ticket.batch, grads, copy=False, where=ticket.where))
+            self._pushes.append(self._table.push_unique(lookup.batch, grads, copy=False, where=lookup.where))
             if self.local is not None:  # it has done with them
-                self.give_room(grads)
+                self.return_buffer(grads)
 
-    def push_given(self, ticket: Ticket, grad: Tensor) -> None:
+    def push_given(self, lookup: PendingLookup, grad: Tensor) -> None:
         """End a backward that has a gradient for each key as given."""
         grads = floats_of(grad)
-        if self._kept is None and ticket.where is not None:
-            self._pushes.append(self._table.push_given(ticket.batch, grads.reshape(-1, self.dim), where=ticket.where))
+        if self._kept is None and lookup.where is not None:
+            self._pushes.append(self._table.push_given(lookup.batch, grads.reshape(-1, self.dim), where=lookup.where))
             return
-        sums = self.take_room(len(ticket.batch))
-        ticket.batch.native.sum(grads, self.dim, sums, self._table.workers)
-        self.push(ticket, sums)
+        sums = self.take_buffer(len(lookup.batch))
+        lookup.batch.native.sum(grads, self.dim, sums, self._table.workers)
+        self.push(lookup, sums)
 
-    def take_room(self, rows: int) -> Rows:
+    def take_buffer(self, rows: int) -> Rows:
         """Find room for so many rows, not set: megabytes in every step, which the system would map and clear anew."""
         size = rows * self.dim
         try:
-            room = self._room.pop()
+            buffer = self._free_rows.pop()
         except IndexError:
-            room = np.empty(0, np.float32)
-        if room.size < size:
-            room = np.empty(size + size // 4, np.float32)  # batches vary: not for every longest one so far
-        return room[:size].reshape(rows, self.dim)
+            buffer = np.empty(0, np.float32)
+        if buffer.size < size:
+            buffer = np.empty(size + size // 4, np.float32)  # batches vary: not for every longest one so far
+        return buffer[:size].reshape(rows, self.dim)
 
-    def give_room(self, rows: Rows) -> None:
-        """Give back what `take_room` gave: nobody reads or writes it any more."""
-        if len(self._room) < _ROOMS and rows.base is not None:
-            self._room.append(rows.base)
+    def return_buffer(self, rows: Rows) -> None:
+        """Give back what `take_buffer` gave: nobody reads or writes it any more."""
+        if len(self._free_rows) < _FREE_ROWS and rows.base is not None:
+            self._free_rows.append(rows.base)
 
     def _raise_failed(self) -> None:
         pushes = self._pushes
         while pushes and pushes[0].done:
             pushes.popleft().wait()
 
-    def keep(self) -> None:
+    def start_accumulating(self) -> None:
         """Keep the gradients of every backward from now on."""
         if self._kept is not None:
             raise RuntimeError(
@@ -331,7 +331,7 @@ class SparseModule(nn.Module):
             )
         self._kept = []
 
-    def release(self, *, push: bool) -> None:
+    def stop_accumulating(self, *, push: bool) -> None:
         """Push what was kept, as one step, or drop it."""
         kept, self._kept = self._kept, None
         if not kept or not push:
@@ -431,13 +431,13 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
     done = False
     try:
         for module in found:
-            module.keep()
+            module.start_accumulating()
             begun.append(module)
         yield
         done = True
     finally:
         for module in begun:
-            module.release(push=done)
+            module.stop_accumulating(push=done)
 
 
 def pull_together(requests: Iterable[tuple[Any, ...]]) -> list[Tensor]:

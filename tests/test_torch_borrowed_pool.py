@@ -1,4 +1,4 @@
-"""The team of torch's loops: modules' work goes to it, with the bits that a store's own threads give."""
+"""The borrowed pool: modules' work runs in torch's OpenMP threads, with the bits that a store's own threads give."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import shoal
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from shoal.torch import team  # noqa: E402
+from shoal.torch import borrowed_pool  # noqa: E402
 
 MEMBER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 TEAM = ctypes.CFUNCTYPE(None, MEMBER, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
@@ -55,11 +55,11 @@ def test_a_module_s_work_goes_to_the_team_of_the_thread_that_calls_it(monkeypatc
         called.append((threads, flags))
         member(data)
 
-    monkeypatch.setattr(team, "_team", ctypes.cast(lent, ctypes.c_void_p).value)
+    monkeypatch.setattr(borrowed_pool, "_parallel", ctypes.cast(lent, ctypes.c_void_p).value)
     with_team = learn()
     assert len(called) >= 4  # sorting, reading and stepping have runs of their own
     assert set(called) == {(0, 0)}
-    monkeypatch.setattr(team, "_team", 0)
+    monkeypatch.setattr(borrowed_pool, "_parallel", 0)
     called.clear()
     np.testing.assert_array_equal(learn(), with_team)
     assert not called
@@ -67,15 +67,15 @@ def test_a_module_s_work_goes_to_the_team_of_the_thread_that_calls_it(monkeypatc
 
 @pytest.mark.usefixtures("threads", "nothing_borrowed")
 def test_the_team_of_gnu_s_openmp_gives_the_same_bits(monkeypatch):
-    if not team._team:
+    if not borrowed_pool._parallel:
         pytest.skip("this PyTorch does not compute with GNU's OpenMP")
     with_team = learn()
-    monkeypatch.setattr(team, "_team", 0)
+    monkeypatch.setattr(borrowed_pool, "_parallel", 0)
     np.testing.assert_array_equal(learn(), with_team)
 
 
 def borrowed(pipe):
-    pipe.send(team._team)
+    pipe.send(borrowed_pool._parallel)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
