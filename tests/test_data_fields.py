@@ -98,7 +98,7 @@ def test_what_makes_batches_of_batches_keeps_fields(ads):
 
 def test_batches_with_and_without_fields_are_not_put_together(ads):
     reader = shoal.read_csv(ads, label="click", numeric=["price"])
-    with pytest.raises(ValueError, match="some batches tell the fields"):
+    with pytest.raises(ValueError, match="some batches have the fields"):
         joined([*reader, *reader.with_fields()])
 
 

@@ -87,9 +87,9 @@ def test_progress_counts_the_bytes_of_all_files(days):
 def test_no_files_and_odd_things_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no file to read"):
         read_libsvm([])
-    with pytest.raises(TypeError, match="3 is no path: pass a str"):
+    with pytest.raises(TypeError, match="3 is not a path: pass a str"):
         read_libsvm([3])
-    with pytest.raises(TypeError, match="is no path"):
+    with pytest.raises(TypeError, match="is not a path"):
         read_libsvm(b"bytes")
     with pytest.raises(FileNotFoundError):
         read_libsvm([tmp_path / "missing"])

@@ -85,9 +85,9 @@ def test_an_interaction_key_is_that_of_the_first_key_as_field_and_the_second_as_
         (["a"], ValueError, "one field makes no pair"),
         ([("a", "b"), ("b", "a")], ValueError, r"holds \('b', 'a'\) twice"),
         (["a", "b", "a"], ValueError, "twice"),
-        ([("a", "b", "c")], TypeError, "is no interaction: pass pairs"),
-        ([("a", 0.5)], TypeError, "is no interaction"),
-        ([("a", "b"), "c"], TypeError, "'c' is no interaction"),
+        ([("a", "b", "c")], TypeError, "is not an interaction: pass pairs"),
+        ([("a", 0.5)], TypeError, "is not an interaction"),
+        ([("a", "b"), "c"], TypeError, "'c' is not an interaction"),
     ],
 )
 def test_what_names_no_pairs_is_refused(tmp_path, interactions, error, complaint):

@@ -48,7 +48,7 @@ def test_a_name_decides_where_a_line_fits_several_formats(tmp_path):
     assert guess_format(tmp_path / "a.parquet") == "parquet"
     for name, data in [("empty", b""), ("words", b"hello world\n"), ("bytes", bytes(range(256)))]:
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(ValueError, match="does not tell its format"):
+        with pytest.raises(ValueError, match="has no recognizable format"):
             guess_format(tmp_path / name)
     with pytest.raises(ValueError, match="is a stream"):
         guess_format(io.BytesIO(b"1 3:1\n"))
@@ -68,7 +68,7 @@ def test_the_command_line_guesses_the_format_and_says_so(tmp_path, capsys, monke
         assert model.table.digest() == other.table.digest()
     (tmp_path / "words").write_text("hello world\n")
     assert main(["train", "lr", "--train", "words", "--model", "w"]) == 2
-    assert "words does not tell its format by its first line or its name: name it, as in --format" in (
+    assert "words has no recognizable format, neither by its first line nor by its name: name it, as in --format" in (
         capsys.readouterr().err
     )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1 3:1\n")))

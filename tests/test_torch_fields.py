@@ -158,7 +158,7 @@ def test_what_does_not_fit_fixed_fields_is_told(batch):
     with pytest.raises(ValueError, match=r"example 0 has 4 features, and the model 2 fields: .*with_fields"):
         inputs(batch, 2)
     plain = shoal.Batch(batch.labels, batch.indptr, batch.keys, None)
-    with pytest.raises(ValueError, match="does not tell the fields"):
+    with pytest.raises(ValueError, match="has no fields for its features"):
         Fields(names=["0"], form="libffm").inputs(plain)
     untold = shoal.Batch(batch.labels, batch.indptr, batch.keys, None, None, batch.fields)
     with pytest.raises(ValueError, match="dense columns are numbers"):

@@ -78,8 +78,8 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             "fits": described.history.fits,
         }
         lines.append(f"{directory}: {described.model}, trained on {counted(described.examples, 'example')}")
-        lines.append(f"    format      {described.format or 'not told'}")
-        lines += [f"    {name:<11} {value}" for name, value in columns.told(described.schema)]
+        lines.append(f"    format      {described.format or 'unknown'}")
+        lines += [f"    {name:<11} {value}" for name, value in columns.schema_items(described.schema)]
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
         if described.normalized:
             lines.append("    normalized  yes: values are divided by their scales")
@@ -89,7 +89,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             files_of = [*([fit.data] if fit.data else []), *([f"held out {fit.valid}"] if fit.valid else [])]
             if files_of:
                 lines.append(f"    data        {', '.join(files_of)}")
-            lines.append(f"    fit         {', '.join(f'{name} {value}' for name, value in fit.told())}")
+            lines.append(f"    fit         {', '.join(f'{name} {value}' for name, value in fit.settings())}")
         passes = described.history.passes
         if len(passes) > PASSES:
             lines.append(f"    passes      {len(passes):,}, of which the latest:")

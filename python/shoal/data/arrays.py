@@ -1,7 +1,7 @@
 """Arrays and frames in memory as batches: what scikit-learn calls ``X`` and ``y``.
 
     array, sparse matrix   the number of a column is its key, as in libsvm text; a value of 0 is no feature
-    frame                  the columns of `shoal.read_arrow`, with the same keys; labels and weights come beside it
+    frame                  the columns of `shoal.read_arrow`, with the same keys; labels and weights are passed apart
 
 Labels are those of two classes, whatever they are called: `binary_labels` turns them into 0 and 1.
 

@@ -118,7 +118,7 @@ class TableReader(Reader):
         pyarrow()
 
     def with_fields(self) -> Reader:
-        """Return this reader with batches that tell the field of each feature; see `Reader.with_fields`."""
+        """Return this reader with batches with the field of each feature; see `Reader.with_fields`."""
         if self._columns.pairs:
             raise ValueError("a feature made of two belongs to no field: leave interactions out, or do without fields")
         return super().with_fields()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Examples of a batch, wherever nobody says how many: readers, arrays, the command line.
+# Examples of a batch by default: readers, arrays, the command line.
 DEFAULT_BATCH_SIZE = 8192
 
 
@@ -30,7 +30,7 @@ class Batch:
     weights : float32[n] or None, optional
         Importance of each example, 0 or more; None: all 1.
     fields : uint64[nnz] or None, optional
-        The field of each feature, from a reader that was asked to tell (`shoal.Reader.with_fields`).
+        The field of each feature, from a reader with fields (`shoal.Reader.with_fields`).
 
     Raises
     ------

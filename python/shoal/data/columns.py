@@ -1,7 +1,7 @@
 """Columns: which named columns are the label, the weight and the features; for CSV as for Arrow.
 
 A column is a field: its number is `shoal.hash_strings` of its name, so that the order of columns does not matter, nor
-columns that nobody asked for.
+columns that were not asked for.
 
     categorical   key(field, text of the cell), value 1
     numeric       key(field, no text), value the cell's number
@@ -51,7 +51,7 @@ class Bound:
     positive : bytes or None
         The label that counts as 1; None: labels are numbers.
     unlabelled : Bound or None
-        Columns of a line that lacks the label, where labels are not read and no header tells whether there are any.
+        Columns of a line that lacks the label, where labels are not read and there is no header that names one.
     """
 
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What a user asked for: the parameters of `shoal.read_csv` and its kin that name columns.
+    """What a user asked for: the parameters of `shoal.read_csv` and other readers that name columns.
 
     Raises
     ------
@@ -115,20 +115,20 @@ class Columns:
 
     def schema(self) -> dict[str, Any]:
         """Tell what differs from the defaults, as JSON."""
-        told: dict[str, Any] = {} if self.label is None else {"label": self.label}
+        schema: dict[str, Any] = {} if self.label is None else {"label": self.label}
         if self.categorical is not None:
-            told["categorical"] = list(self.categorical)
+            schema["categorical"] = list(self.categorical)
         if self.numeric:
-            told["numeric"] = list(self.numeric)
+            schema["numeric"] = list(self.numeric)
         if self.weight is not None:
-            told["weight"] = self.weight
+            schema["weight"] = self.weight
         if self.positive is not None:
-            told["positive"] = self.positive
+            schema["positive"] = self.positive
         if self.lists:
-            told["lists"] = dict(self.lists)
+            schema["lists"] = dict(self.lists)
         if pairs := named_pairs(self.interactions):
-            told["interactions"] = [list(pair) for pair in pairs]
-        return told
+            schema["interactions"] = [list(pair) for pair in pairs]
+        return schema
 
     def kinds_of(self, names: Sequence[str], *, labelled: bool = True) -> list[int]:
         """Give each column of a file its role.
@@ -178,7 +178,7 @@ class Columns:
         )
 
 
-def told(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
+def schema_items(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Tell what was asked of the function that made a reader, as names and values for people."""
     lines = []
     for name, value in schema.items():

@@ -23,7 +23,7 @@ from shoal.data.hashing import hash_strings
 INTEGER_COLUMNS = 13
 CATEGORY_COLUMNS = 26
 _BITS = 63  # of the largest integer
-_DIGITS = 40  # 19 before the point, and enough behind it to tell any of the bounds from a whole number
+_DIGITS = 40  # 19 before the point, and enough after it to distinguish any of the bounds from a whole number
 
 
 @dataclass(frozen=True, slots=True)

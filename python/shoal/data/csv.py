@@ -28,7 +28,7 @@ class _Header:
     categorical: dict[int, str] = field(default_factory=dict)
 
     def __call__(self, line: bytes, labelled: bool) -> Parse:
-        """Return what parses the other lines, of which ``labelled`` tells whether they need a label."""
+        """Return what parses the other lines, which need a label if ``labelled``."""
         try:
             text = line.decode().removeprefix(_BOM).rstrip("\r")
         except UnicodeDecodeError as error:

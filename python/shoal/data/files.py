@@ -86,7 +86,7 @@ class RemoteFile:
 
 
 class Stream:
-    """A file that somebody else opened, such as standard input: one pass, from where it stands."""
+    """An open file, such as standard input: one pass, from its current position."""
 
     seekable = False
 
@@ -95,7 +95,7 @@ class Stream:
         self._file: Opened | None = file
 
     def size(self) -> None:
-        """Nobody knows."""
+        """Unknown."""
 
     def open(self) -> Opened:
         """Hand the file out, once."""
@@ -142,7 +142,7 @@ def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
         return [Stream(where)]
     name = os.fspath(where) if isinstance(where, str | os.PathLike) else None
     if not isinstance(name, str):
-        raise TypeError(f"{where!r} is no path: pass a str, a Path, an open binary file, or a list of them")
+        raise TypeError(f"{where!r} is not a path: pass a str, a Path, an open binary file, or a list of them")
     if name == "-":
         return [Stream(sys.stdin.buffer)]
     if "://" in name:

@@ -74,8 +74,8 @@ def fill(
     Yields
     ------
     BatchGroup or None
-        After each block: a part if it completed a batch, else None. At the end, and before an error, a part that tells
-        what was skipped.
+        After each block: a group if it completed a batch, else None. At the end, and before an error, a group that
+        reports what was skipped.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def parse_text(form: Format, text: bytes) -> Batch | None:
 
 def _bound(form: Format, lines: Lines) -> Parse:
     """Find what parses the lines of a file with a header."""
-    assert form.header is not None, "a format parses, or has a header that tells how"
+    assert form.header is not None, "a format has a parser, or a header that selects one"
     try:
         return form.header(lines.header or b"", form.labelled)
     except ValueError as error:

@@ -80,7 +80,7 @@ def guess_format(where: Wheres, options: Mapping[str, Any] | None = None) -> str
             return "parquet"
     found = _by_line(_first_line(file), by_name)
     if found is None:
-        raise ValueError(f"{file.name} does not tell its format by its first line or its name: name it")
+        raise ValueError(f"{file.name} has no recognizable format, neither by its first line nor by its name: name it")
     return found
 
 

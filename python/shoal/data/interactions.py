@@ -61,7 +61,9 @@ def named_pairs(interactions: Interactions) -> list[tuple[Field, Field]]:
 def _pair(item: object) -> tuple[Field, Field]:
     if isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(name, str | int) for name in item):
         return item[0], item[1]
-    raise TypeError(f"{item!r} is no interaction: pass pairs such as ('site', 'ad'), or fields for all of their pairs")
+    raise TypeError(
+        f"{item!r} is not an interaction: pass pairs such as ('site', 'ad'), or fields for all of their pairs"
+    )
 
 
 def pairs_of(interactions: Interactions, number: Callable[[Field], int]) -> Pairs:

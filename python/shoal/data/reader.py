@@ -45,8 +45,8 @@ class _PassProgress:
 class Reader(ABC):
     """Examples in batches; each ``for`` is a pass over them from their beginning.
 
-    Made by `shoal.read_libsvm` and its kin. It only describes: it holds no open file and no thread, and can be pickled
-    (but for one of a stream).
+    Made by `shoal.read_libsvm` and the other functions of this kind. It holds no open file and no thread, and can be
+    pickled (except a reader of a stream).
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Reader(ABC):
     the end of the data, on an error, and when the iterator is closed or dropped, as ``break`` does. Memory is bounded
     by a few batches and a line, whatever the size of the files; a line has at most 16 MiB.
 
-    Any number of passes may run at a time; `skipped`, `progress` and `position` tell of the one that began last. One
+    Any number of passes may run at a time; `skipped`, `progress` and `position` are of the one that began last. One
     iterator belongs to one thread at a time. After a fork the child has to begin a new pass.
 
     An error shows after the batches that were complete before it.
@@ -255,7 +255,7 @@ class Reader(ABC):
         return self._with(replace(self._settings, names=names))
 
     def with_fields(self) -> Reader:
-        """Return this reader with batches that tell the field of each feature in `Batch.fields`.
+        """Return this reader with batches with the field of each feature in `Batch.fields`.
 
         Returns
         -------
@@ -278,7 +278,7 @@ class Reader(ABC):
         Reader
             `Batch.labels` is NaN, and a label may be wrong, blank or missing: the column of csv and parquet, the first
             column of Criteo's logs, the first word of libsvm and libffm, what stands before the bar of Vowpal Wabbit.
-            `skipped` and `progress` of this reader tell of its passes too.
+            `skipped` and `progress` of this reader report its passes too.
 
         Notes
         -----
@@ -304,7 +304,7 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            None is. The message tells what labels there are.
+            None is. The message lists the labels.
 
         Notes
         -----
@@ -361,7 +361,7 @@ class Reader(ABC):
         }
 
     def fingerprint(self) -> dict[str, Any]:
-        """Describe the data, so that other data, or the same read in another way, can be told from it.
+        """Describe the data, to distinguish it from other data and from the same data read in another way.
 
         Returns
         -------
@@ -379,12 +379,12 @@ class Reader(ABC):
         }
 
     def changes(self, begun: Mapping[str, Any], *, appended: bool = False) -> str | None:
-        """Name the first thing in which this reader's data differs from what `fingerprint` told.
+        """Describe the first difference between this reader's data and an earlier `fingerprint`.
 
         Parameters
         ----------
         begun : mapping
-            What `fingerprint` told then.
+            The earlier `fingerprint`.
         appended : bool
             Whether files may be longer now, if they begin as they did, and more files may stand behind them.
 
@@ -459,7 +459,7 @@ class Reader(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What was asked of the function that made the reader, beside the files and how they are read, as JSON."""
+        """The options of the function that made the reader that define the features, as JSON."""
         return dict(self._schema)
 
     @property
@@ -482,15 +482,15 @@ class Reader(ABC):
         """
         if not self.skipped:
             return f"{self.path} has no examples"
-        told = f"{self.path} has no examples: all of its {self.skipped:,} lines are malformed, and were skipped"
+        message = f"{self.path} has no examples: all of its {self.skipped:,} lines are malformed, and were skipped"
         if not self.repeatable:
-            return told
+            return message
         try:
             for _ in self._with(replace(self._settings, on_error="raise", names=None)):
                 pass
         except ValueError as error:
-            return f"{told}; the first is {str(error).partition('; on_error=')[0]}"
-        return told
+            return f"{message}; the first is {str(error).partition('; on_error=')[0]}"
+        return message
 
     @property
     def names(self) -> FeatureNames | None:

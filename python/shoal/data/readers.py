@@ -565,7 +565,7 @@ _NUMBERS: dict[str, Callable[[Field], int]] = {
 
 
 def field_number(form: str, name: Field) -> int:
-    """Return the number of a format's field, as `Batch.fields` tells it.
+    """Return the number of a format's field, as in `Batch.fields`.
 
     Parameters
     ----------

@@ -114,7 +114,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 def _joined_fields(arrays: Sequence[NDArray[np.uint64] | None]) -> NDArray[np.uint64] | None:
     given = [array for array in arrays if array is not None]
     if given and len(given) < len(arrays):
-        raise ValueError("some batches tell the fields of their features, and some do not: take all from one reader")
+        raise ValueError("some batches have the fields of their features, and some do not: take all from one reader")
     return np.concatenate(given) if given else None
 
 

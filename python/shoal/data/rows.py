@@ -41,7 +41,7 @@ class Rows:
     spell : callable
         What makes a name of a feature's text.
     fielded : bool
-        Whether batches tell the fields of their features.
+        Whether batches have the fields of their features.
     labelled : bool
         Whether lines have labels and weights. Else neither is looked at: labels are NaN.
     """
@@ -168,7 +168,7 @@ class Format:
         Whether an example has a weight.
     header : callable, optional
         Takes the first line of each file, which is no example, and whether a label is needed, and returns what parses
-        that file's other lines, instead of ``parse``; its errors are ValueErrors that tell what is wrong with the line.
+        that file's other lines, instead of ``parse``; its errors are ValueErrors that say what is wrong with the line.
     pairs : sequence of (int, int)
         The fields whose features interact.
     spell : callable
@@ -178,7 +178,7 @@ class Format:
     schema : mapping
         What was asked of the function that made the reader, as JSON: models remember it.
     fielded : bool
-        Whether batches tell the fields of their features.
+        Whether batches have the fields of their features.
     labelled : bool
         Whether lines have labels.
     of_labels : callable, optional

@@ -71,7 +71,7 @@ class Lines:
     Parameters
     ----------
     file : File
-        Plain, or of gzip, bzip2, xz or Zstandard, as its first bytes tell.
+        Plain, or of gzip, bzip2, xz or Zstandard, as determined by its first bytes.
     rank, num_splits : int
         Which split of how many.
     start : int
@@ -116,7 +116,7 @@ class Lines:
         self._first = 0
 
     def __iter__(self) -> Iterator[Block]:
-        """Yield a block for each read, empty ones too, so that whoever wants no more can say so between two."""
+        """Yield a block for each read, empty ones too, so that the consumer can stop between two of them."""
         size = self.file.size()
         with self.file.open() as file:
             if not self.file.seekable:

@@ -24,7 +24,8 @@ class TextReader(Reader):
     Parameters
     ----------
     path : path, pattern, URL, binary file, or sequence of them
-        See ``docs/readers.md``. Files are plain text, or gzip, bzip2, xz or Zstandard of it, as their first bytes tell.
+        See ``docs/readers.md``. Files are plain text, or gzip, bzip2, xz or Zstandard of it, as determined by their
+        first bytes.
     form : Format
         What their lines are.
     batch_size : int
@@ -32,7 +33,7 @@ class TextReader(Reader):
     on_error : {"raise", "skip"}
         What a malformed line does.
     reader_threads : int
-        That parse; beside them, one reads and decompresses. Batches are the same for any number.
+        Threads that parse; one more reads and decompresses. Batches are the same for any number.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature. A pickled reader has a copy of its own.
     storage_options : mapping, optional
@@ -62,7 +63,7 @@ class TextReader(Reader):
         return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.reader_threads)
 
     def with_fields(self) -> Reader:
-        """Return this reader with batches that tell the field of each feature; see `Reader.with_fields`."""
+        """Return this reader with batches with the field of each feature; see `Reader.with_fields`."""
         if self._form.name == LIBSVM.name:
             raise ValueError("libsvm has no fields: write libffm, or a format with named columns")
         if self._form.pairs:

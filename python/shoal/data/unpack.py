@@ -1,4 +1,4 @@
-"""Compressed files: told by their first bytes, unpacked some bytes at a time."""
+"""Compressed files: recognized by their first bytes, decompressed incrementally."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Unpacked:
     """What a compressed file holds, all of its streams one behind the other, some bytes at a time.
 
     Half as fast again as the file objects of the standard library, whose buffers are small, and an end in the middle
-    of a stream is told apart from damage.
+    of a stream is distinguished from damage.
     """
 
     def __init__(self, file: _Packed, kind: str, path: str) -> None:

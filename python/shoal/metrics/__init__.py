@@ -14,7 +14,7 @@ its logarithm is lost and different margins become ties.
     exact.py         what needs all margins at once: measure, auc, gauc, ...
     ordered.py       examples of equal score as one group: what AUC, the ROC curve and the deciles are computed from
     accumulator.py   the same in constant memory, mergeable, its AUC between two bounds
-    progressive.py   when to tell how a stream goes, as Vowpal Wabbit does
+    progressive.py   when to print progressive metrics, as Vowpal Wabbit does
 
 docs/metrics.md has every formula with its source.
 

@@ -1,4 +1,4 @@
-"""When to tell how a stream goes: progressive validation as Vowpal Wabbit prints it.
+"""When to print progressive metrics: progressive validation as Vowpal Wabbit prints it.
 
     average    since       example       example
     loss       last        counter       weight      AUC
@@ -7,7 +7,7 @@
     ...
 
 Each example is predicted before it is learned from, so the mean of its losses is that of examples the model has not
-seen. Lines come at the powers of two, where little is told twice and a long stream ends, or every so many examples. A
+seen. Lines come at the powers of two, so that a long stream prints few of them, or every so many examples. A
 batch is never taken apart: a line comes with the first batch that ends at its number or after it.
 
 Nothing is summed here: a line is the difference of what the `Accumulator` of the stream holds now and held then.

@@ -71,18 +71,18 @@ __all__ = [
 _CLASSES: dict[str, type[Model]] = {one.kind: one for one in (LogisticRegression, FactorizationMachine)}
 
 
-def exported(told: Mapping[str, Any], store: Store) -> Model:
-    """Make the model that an export tells of (`files.for_export`), over tables that are in the store.
+def exported(description: Mapping[str, Any], store: Store) -> Model:
+    """Make the model of an export (`files.for_export`), over tables that are in the store.
 
     Raises
     ------
     ValueError
         It is of a kind that this version does not know, or takes PyTorch.
     """
-    kind = told["kind"]
+    kind = description["kind"]
     if kind not in _CLASSES:
         raise ValueError(f"a {kind} is not made of tables alone: those are {', '.join(_CLASSES)}")
-    return _CLASSES[kind].exported(told, store)
+    return _CLASSES[kind].exported(description, store)
 
 
 def load(

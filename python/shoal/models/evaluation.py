@@ -25,7 +25,7 @@ __all__ = ["Measured", "Predictions", "measure", "predictions"]
 
 
 class Measured(NamedTuple):
-    """How good a learner's predictions are; ``grouped`` is None where nothing tells groups."""
+    """How good a learner's predictions are; ``grouped`` is None without groups."""
 
     metrics: Metrics
     curves: Curves
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """Labels, weights (None: each is 1) and groups (None: nothing tells them) of examples; margins of each learner."""
+    """Labels, weights (None: each is 1) and groups (None: there are none) of examples; margins of each learner."""
 
     labels: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32] | None
@@ -75,8 +75,8 @@ def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predict
         for batch, prepared in ready:
             labels.append(batch.labels)
             weights.append(batch.weights)
-            if (told := first.groups(batch)) is not None:
-                groups.append(told)
+            if (some_groups := first.groups(batch)) is not None:
+                groups.append(some_groups)
             for model, found in zip(models, margins, strict=True):
                 found.append(model.margins(batch, prepared))
     empty = np.empty(0)

@@ -1,4 +1,4 @@
-"""Model directories: a description beside a checkpoint, replaced as one.
+"""Model directories: a description and a checkpoint, replaced atomically.
 
     DIR/
         model.json              {"crc32c": "<of body>", "body": {"format": "shoal model", "version": 1, ...}}
@@ -12,14 +12,14 @@ A directory is a place (storage.py), of this machine or of an object store: noth
 
 Invariants
     I1  model.json names a complete checkpoint, complete names and a complete tower at every moment. Saving writes the
-        new ones beside the old ones, under names of its own (eight random digits), publishes a new model.json, and
+        new ones next to the old ones, under names of its own (eight random digits), publishes a new model.json, and
         then removes the old ones (`shoal.storage.transaction.Replacement`).
     I2  A directory that is not empty and has no model.json is never written to.
 
 What a killed save leaves behind (what no model.json names) the next save removes.
 
-Threads and processes: one writer at a time; of two saves that race one gets through, and the other is told. A reader
-that finds its checkpoint gone because a save came between looks once more.
+Threads and processes: one writer at a time; of two concurrent saves one succeeds, and the other raises an error. A
+reader that finds its checkpoint gone because a save came between looks once more.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any]
     CorruptionError
         The model is damaged.
     """
-    told = {
+    description = {
         "kind": described.model,
         "table": described.table,
         "more_tables": list(described.more_tables),
@@ -266,7 +266,7 @@ def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any]
         "examples": described.examples,
         "click": described.click,
     }
-    return told, {} if described.tower is None else {"tower.pt": read_tower(where, described)}
+    return description, {} if described.tower is None else {"tower.pt": read_tower(where, described)}
 
 
 def read_tower(where: StoragePath, described: ModelFile) -> bytes:

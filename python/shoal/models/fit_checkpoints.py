@@ -83,7 +83,7 @@ class FitCheckpointer:
             )
         if model.store.num_workers > 1:
             raise ValueError(
-                f"a checkpoint of a fit tells where one worker stands in its data, and the store has "
+                f"a checkpoint of a fit has the position of one worker in its data, and the store has "
                 f"{model.store.num_workers}: let one worker learn, or leave directory out"
             )
         self.directory = open_dir(directory)
@@ -158,7 +158,7 @@ def begin_or_resume(
         model.restore(checkpointer.directory, resume=True)
         raise FitFinishedError(f"the fit in {checkpointer.directory} is over: begin another one in another directory")
     if begun is None:
-        raise ValueError(f"{checkpointer.directory} does not tell how its fit was begun: begin another one")
+        raise ValueError(f"{checkpointer.directory} does not describe how its fit was begun: begin another one")
     _check_same(begun.plan, plan)
     appended = resume == "appended"
     _check_data(checkpointer.directory, begun, reader, valid, appended=appended)

@@ -79,7 +79,7 @@ class Pass:
     features : int
         Features of the pass's examples, all together; 0 of models that were saved before this was counted.
     grouped : GroupedAUC or None
-        AUC within groups of the validation data, where something tells groups.
+        AUC within groups of the validation data, where there are groups.
     """
 
     number: int
@@ -105,13 +105,13 @@ class Fit:
     plan : Plan
         Epochs, shuffling, sampling, early stopping.
     data, valid : str or None
-        The files, where the readers told.
+        The files, of a reader.
     batch_size : int or None
-        Examples of a batch, where the reader told.
+        Examples of a batch, of a reader.
     threads : int
         Of the store. They change no result.
     source, valid_source : dict or None
-        What `shoal.Reader.fingerprint` told of the readers, of a fit that keeps checkpoints.
+        `shoal.Reader.fingerprint` of the readers, in a fit with checkpoints.
     """
 
     first_pass: int
@@ -123,10 +123,10 @@ class Fit:
     source: dict[str, Any] | None = None
     valid_source: dict[str, Any] | None = None
 
-    def told(self) -> list[tuple[str, str]]:
+    def settings(self) -> list[tuple[str, str]]:
         """Tell the settings as names and values for people; files are not among them."""
-        size = "not told" if self.batch_size is None else f"{self.batch_size:,} examples"
-        return [("batch size", size), *self.plan.told(), ("threads", f"{self.threads:,}")]
+        size = "unknown" if self.batch_size is None else f"{self.batch_size:,} examples"
+        return [("batch size", size), *self.plan.settings(), ("threads", f"{self.threads:,}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

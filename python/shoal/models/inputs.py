@@ -32,7 +32,7 @@ from shoal.models.history import Record
 
 __all__ = ["EPOCHS_OF_ARRAYS", "TrainingData", "class_weight_pair", "is_table", "prediction_data", "training_data"]
 
-# Passes over an array or a frame where nobody says how many. Such data is small: one pass is too few steps.
+# Passes over an array or a frame by default. Such data is small: one pass has too few steps.
 EPOCHS_OF_ARRAYS = 10
 
 _OF_ARROW = ("label", "categorical", "numeric", "weight", "positive", "lists", "interactions")
@@ -77,8 +77,8 @@ def training_data(
     """
     asked = {name: value for name, value in features.items() if value is not None}
     if not is_table(data):
-        told = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size, "label": label, **asked}
-        for name, value in told.items():
+        given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size, "label": label, **asked}
+        for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} is for arrays and frames: a reader, or a batch, has its own; leave it out")
         return TrainingData(data, None, None, None)
@@ -143,7 +143,7 @@ def prediction_data(record: Record, data: Any, y: Any = None, sample_weight: Any
     if y is None and labelled:
         label = schema.get("label")
         if label is None:
-            raise ValueError("the model was fitted on a frame and labels beside it: pass them too, as y")
+            raise ValueError("the model was fitted on a frame with separate labels: pass them too, as y")
         if record.classes is None and sample_weight is None:
             return read_arrow(table_of(data), **{name: schema[name] for name in _OF_ARROW if name in schema})
         y = column_of_frame(data, label)

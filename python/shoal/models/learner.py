@@ -41,13 +41,13 @@ class Predicts(Protocol):
         """Predict: float64[n]."""
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
-        """Tell which examples belong together, uint64[n]; None where nothing tells."""
+        """Return the group of each example, uint64[n]; None without groups."""
 
     def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
-        """Tell whether any of the examples, of which `groups` told, has a group."""
+        """Whether any of the examples has a group; ``groups`` as from `groups`."""
 
     def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
-        """Raise ValueError if none of the examples, of which `groups` told, has a group."""
+        """Raise ValueError if none of the examples has a group; ``groups`` as from `groups`."""
 
 
 class Learner(Predicts, Protocol):
@@ -95,7 +95,7 @@ class Learner(Predicts, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitState:
-    """Where a fit stands: all that it takes, beside the weights, to go on as if it had never stopped.
+    """Where a fit stands: all that is needed, besides the weights, to continue as if it had never stopped.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class FitState:
 
 
 class FitObserver(Protocol):
-    """Whoever wants to know how a fit goes: what keeps checkpoints, what writes logs.
+    """What is called during a fit: checkpoints, logs, callbacks.
 
     It is called by the thread that fits, between two batches. ``fit_state`` costs some milliseconds to ask for.
     """

@@ -60,8 +60,8 @@ class LogisticRegression(Model):
     expire : Expiry or several of them, optional
         Which rows go at the end of a pass, such as ``shoal.TimeToLive(1000)``: a clock is a batch. Default: none.
     normalized : bool
-        Divide each value by the root mean square of its feature, which the model learns beside its weights and keeps:
-        whether a column is in cents or in dollars makes no difference then (docs/training.md).
+        Divide each value by the root mean square of its feature, which the model learns together with its weights and
+        keeps: whether a column is in cents or in dollars makes no difference then (docs/training.md).
 
     Raises
     ------

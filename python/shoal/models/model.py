@@ -14,8 +14,8 @@ Invariants
     I2  Predicting creates no rows and changes nothing.
     I3  After every batch, and so after Ctrl-C, tables, history and counts belong together and may be saved.
 
-Threads: `fit` and `partial_fit` belong to one thread at a time. Predictions may run beside them; they see each slot as
-it was at some batch boundary.
+Threads: `fit` and `partial_fit` belong to one thread at a time. Predictions may run at the same time; they see each
+slot as it was at some batch boundary.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Model(LinearWeights, SavedModel):
                     for table in self._tables
                 ),
                 ("examples", f"{self.examples:,}"),
-                ("format", self.format or "not told"),
+                ("format", self.format or "unknown"),
                 *last,
             ],
         )
@@ -301,7 +301,7 @@ class Model(LinearWeights, SavedModel):
         KeyboardInterrupt
             Ctrl-C or SIGTERM, at the end of the batch at hand: the model is whole, may be used, saved and fitted on. A
             second one does not wait for the batch. SIGTERM does so in the main thread, where the program has no
-            handler for it; if nobody catches the error, the process ends with status 143.
+            handler for it; if the error is not caught, the process ends with status 143.
         ImportError
             A frame, and pyarrow is not installed (extra ``arrow``).
         TypeError, ValueError
@@ -408,7 +408,7 @@ class Model(LinearWeights, SavedModel):
 
     @property
     def _passes_of_tables(self) -> int:
-        """Passes over an array or a frame where nobody says how many."""
+        """Passes over an array or a frame by default."""
         return inputs.EPOCHS_OF_ARRAYS
 
     def _fit_data(
@@ -463,7 +463,7 @@ class Model(LinearWeights, SavedModel):
         )
         gradients = self._backward(batch, keys, rows, slopes, known)
         for table, gradient in zip(self._learned_tables, gradients, strict=True):
-            table.push_unique(keys, gradient, copy=False)  # a failure is told by the tick
+            table.push_unique(keys, gradient, copy=False)  # the tick raises its failure
         if scales is not None and added is not None:
             scales.push(keys, added)
         self._record.examples += len(batch)
@@ -488,7 +488,7 @@ class Model(LinearWeights, SavedModel):
         return self._store.key_batch(batch.keys, last=self._last)
 
     def sort_ahead(self, batch: Batch) -> KeyBatch:
-        """Do as `sort` in a thread beside the one that learns."""
+        """Do as `sort`, in a thread other than the one that learns."""
         return KeyBatch(batch.keys, self._store.slots, self._sorters, self._last)
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, KeyBatch]]:

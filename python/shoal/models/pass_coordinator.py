@@ -1,24 +1,23 @@
-"""The workers that train one model on a cluster, each on its share of the data.
+"""PassCoordinator: workers of a cluster that train one model, each on its split of the data, end each pass together.
 
-A worker's clock is a batch. Shares are not equally long, and under BSP and SSP whoever stops ticking holds the others
-up: so a worker that has come to the end of its share goes on ticking empty clocks until all have come to theirs.
+A worker's clock is a batch. Splits differ in length, and under BSP and SSP a worker that stops ticking blocks the
+others: a worker at the end of its split therefore ticks empty clocks until all have reached the end of theirs.
 
-    worker 0    batch  batch  batch  batch  ended                       a row for each worker tells how many
-    worker 1    batch  batch  ended  empty  empty                       passes it has ended, by a push of the clock
+    worker 0    batch  batch  batch  batch  ended                       a row for each worker counts the passes that
+    worker 1    batch  batch  ended  empty  empty                       it has ended, by a push within the clock
 
-Under BSP all see the same rows at the same clock, and so leave the pass at the same one. Under SSP they see them at
-different clocks, and go on to one that all can tell from the rows.
+Under BSP all workers see the same rows at the same clock, and so leave the pass at the same clock. Under SSP they see
+them at different clocks, and continue to one that each can compute from the rows.
 
 Rows, in a table of the model's name and "-team"
-    rank              a number that this worker shows the others: its float32 and what that leaves
-    2^32 + rank       passes that this worker has ended in this fit, and the clock of its last one's end
+    rank              a number that this worker shows the others: its float32 and the remainder
+    2^32 + rank       passes that this worker has ended in this fit, and the clock of the last one's end
 
-Whoever stops before its end says so, and is waited for no more; nor are workers that died.
+A worker that leaves a fit early announces it, and is not waited for; nor are workers that died. A worker that replaces
+a dead one in the middle of a job missed what the others have agreed on: its fit is refused.
 
-Whoever takes a dead worker's place in the middle of a job missed what the others have agreed on: its fit is refused.
-
-Without other workers there is nothing to agree on: no table, no message. Nor is there in a loop over `Store.splits`,
-which sees to it that nobody waits.
+Without other workers there is nothing to agree on: no table, no message. The same holds in a loop over
+`Store.splits`, where workers do not wait for each other.
 
 Threads: the one that fits.
 """
@@ -40,12 +39,12 @@ from shoal.table.table import Table
 __all__ = ["PassCoordinator"]
 
 _ENDED = np.uint64(1 << 32)
-_NEVER = 1e9  # passes: of whoever will make no more
-_LONGEST = 86400.0  # seconds that others may measure for; whoever dies meanwhile is not waited for
+_NEVER = 1e9  # passes: of a worker that makes no more
+_LONGEST_SECONDS = 86400.0  # that others may measure for; a worker that dies meanwhile is not waited for
 
 
 class PassCoordinator:
-    """What the workers of a store agree on while they fit a model.
+    """The agreement of the workers of a store about passes while they fit a model.
 
     Parameters
     ----------
@@ -71,7 +70,7 @@ class PassCoordinator:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is nobody to agree with."""
+        """Whether there are no other workers to wait for."""
         return self._is_alone
 
     def begin(self) -> None:
@@ -82,12 +81,12 @@ class PassCoordinator:
             self._store.barrier()
 
     def end_pass(self) -> None:
-        """Come to the end of this worker's share, and return when all have come to theirs."""
+        """Mark the end of this worker's pass, and return when all workers have ended theirs."""
         self._passes += 1
         if self._is_alone:
             return
         if isinstance(self._store.consistency, ASP):
-            self._store.barrier()  # nobody waits for a clock
+            self._store.barrier()  # no clock is waited for
             return
         mean = isinstance(self._store.consistency, BSP) and self._store.consistency.reduce == "mean"
         later, self._last_clock = self._store.clock - self._last_clock, self._store.clock
@@ -102,7 +101,7 @@ class PassCoordinator:
             self._store.tick()
         if isinstance(self._store.consistency, SSP):
             # A worker that was ahead may wait in its pull for this one's clock. All go on to the clock that none has
-            # passed: while somebody had not ended, no pull was answered more than `staleness` clocks ahead of him.
+            # passed: while a worker had not ended, no pull was answered more than `staleness` clocks ahead of it.
             last = int(rows[:, 1].max()) + self._store.consistency.staleness + 1
             while self._store.clock < last:
                 self._store.tick()
@@ -111,7 +110,7 @@ class PassCoordinator:
         """Wait for workers that do more between two passes, such as measuring: longer than for any other call."""
         if self._is_alone:
             return
-        last = time.monotonic() + _LONGEST
+        last = time.monotonic() + _LONGEST_SECONDS
         while True:
             try:
                 self._store.barrier()
@@ -122,7 +121,7 @@ class PassCoordinator:
                     raise
 
     def abandon(self) -> None:
-        """Tell the others, if they can be told, not to wait for this worker in this fit."""
+        """Announce, if the servers can be reached, that this worker is not to be waited for in this fit."""
         if not self._is_alone:
             with contextlib.suppress(ShoalError):
                 self._table.assign(self._mine + _ENDED, np.array([[_NEVER, 0]], np.float32))

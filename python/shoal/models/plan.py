@@ -95,7 +95,7 @@ class Plan:
         """Return what early stopping wants more of."""
         return -metrics.logloss if self.metric == "logloss" else metrics.auc
 
-    def told(self) -> list[tuple[str, str]]:
+    def settings(self) -> list[tuple[str, str]]:
         """Tell the settings as names and values for people."""
         buffer = preprocessing.shuffle_buffer(self.shuffle)
         passes = f"{self.epochs:,}"

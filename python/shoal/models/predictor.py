@@ -3,7 +3,7 @@
 A kind of predictor says how a batch becomes margins (`_margins`), and what it wants to have done with a batch ahead of
 time (`prepare`); the rest is here.
 
-Threads: predictions may be made from any thread, beside one that learns.
+Threads: predictions may be made from any thread, also while another one learns.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def prepare(self, batch: Batch) -> Prepared:
-        """Make of a batch what `margins` takes beside it."""
+        """Prepare a batch for `margins`."""
 
     @abstractmethod
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
@@ -75,7 +75,7 @@ class Predictor(ABC):
 
     @property
     def format(self) -> str | None:
-        """Name of the format that the model was fitted on ("libsvm", "criteo"), if a reader told."""
+        """Name of the format that the model was fitted on ("libsvm", "criteo"), if known."""
         return self._record.format
 
     @property
@@ -108,16 +108,16 @@ class Predictor(ABC):
         return None
 
     def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
-        """Tell whether any of the examples, of which `groups` told, has a group."""
+        """Whether any of the examples has a group; ``groups`` as from `groups`."""
         return True
 
     def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
-        """Raise ValueError if none of the examples, of which `groups` told, has a group."""
+        """Raise ValueError if none of the examples has a group; ``groups`` as from `groups`."""
         if not self.has_groups(groups):
             raise ValueError("no example has the field by which examples are grouped")
 
     def reading(self, data: Any) -> Any:
-        """Return a reader, or whatever it is, whose batches tell what is asked of them."""
+        """Return the data in the form that the model reads; a reader may get fields."""
         return data
 
     def nonfinite_rows(self) -> int:

@@ -23,9 +23,9 @@ class Bar:
     ----------
     title : str
     reader : object
-        Its ``progress()`` tells the share; without one there is none to show.
+        Its ``progress()`` is the fraction shown; without one none is shown.
     seen : sequence of Accumulator
-        One for each model, filled by the one who learns; of several the bar tells the least log-loss.
+        One for each model; of several the bar shows the least log-loss.
     show : bool
     """
 
@@ -112,7 +112,7 @@ class Lines:
 def watch(title: str, reader: object, seen: Sequence[Accumulator], progress: bool | float) -> Bar | Lines:
     """Return what shows how a pass goes: a bar (True), nothing (False), or lines (a number: see `Lines`).
 
-    ``seen`` has one accumulator for each model; lines tell of the first.
+    ``seen`` has one accumulator for each model; lines show the first.
     """
     if isinstance(progress, bool):
         return Bar(title, reader, seen, show=progress)

@@ -103,7 +103,7 @@ class SavedModel(SavedPredictor):
         overwrite : bool
             Whether to replace a model that is there.
         names : FeatureNames, optional
-            To be kept with the model: reports tell features by them, `shoal.models.load_names` reads them. Names that
+            To be saved with the model: reports show features by them, `shoal.models.load_names` reads them. Names that
             were saved with a model which is replaced are gone with it.
         fit_state : FitState, optional
             Of a fit that is not over: `restore` returns it again.
@@ -175,21 +175,21 @@ class SavedModel(SavedPredictor):
         return described.fit_state
 
     @classmethod
-    def exported(cls, told: Mapping[str, Any], store: Store) -> Self:
-        """Make the model that an export tells of, over tables that are in the store; it predicts, and nothing else."""
+    def exported(cls, description: Mapping[str, Any], store: Store) -> Self:
+        """Make the model of an export, over tables that are in the store; it only predicts."""
         described = files.ModelFile(
-            model=told["kind"],
-            table=told["table"],
-            more_tables=tuple(told["more_tables"]),
-            bias=told["bias"],
-            normalized=told.get("normalized", False),  # exports of before do not tell
+            model=description["kind"],
+            table=description["table"],
+            more_tables=tuple(description["more_tables"]),
+            bias=description["bias"],
+            normalized=description.get("normalized", False),  # missing from exports of older versions
             optimizer="",
             params={},
             seed=0,
-            examples=told["examples"],
-            format=told["format"],
-            schema=told["schema"],
-            calibration=told["calibration"],
+            examples=description["examples"],
+            format=description["format"],
+            schema=description["schema"],
+            calibration=description["calibration"],
             history=History(),
         )
         model = cls._from_file(described, store)

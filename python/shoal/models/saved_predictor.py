@@ -65,7 +65,7 @@ class SavedPredictor(StoreOwner, Predictor):
         normalized: bool = False,
         click: dict[str, Any] | None = None,
     ) -> files.ModelFile:
-        """Tell what a directory is told of the model; its first table tells the optimizer."""
+        """Describe the model for a directory; the optimizer is that of its first table."""
         first = self._tables[0]
         return files.ModelFile(
             model=self.kind,

@@ -66,7 +66,7 @@ def make_table(store: Store, name: str, seed: int) -> Table:
             f"their gradients, weights and threshold, or give them to the other tables by name"
         )
     there = store.tables.get(own)
-    # One of an export is only read: its rule is not told.
+    # A table of an export is only read: its rule is unknown.
     rule = there.optimizer if there is not None and isinstance(there.optimizer, SGD) else SGD(1.0)
     return store.table(own, dim=2, optimizer=rule, seed=seed)
 
@@ -108,7 +108,7 @@ class Scales:
         """Add to the scales; rows are made for the keys that need them alone."""
         some = np.flatnonzero(added[:, 0])
         if len(some):
-            self.table.push(keys.keys[some], -added[some].astype(np.float32))  # a failure is told by the tick
+            self.table.push(keys.keys[some], -added[some].astype(np.float32))  # the tick raises its failure
 
     def items(self) -> tuple[npt.NDArray[np.uint64], Sums]:
         """Read the scales that are known: keys in hash order, and what their values are divided by."""

@@ -64,7 +64,7 @@ def train(
 ) -> None:
     """Let all models learn; see `shoal.models.Model.fit`. They share a store, and what they prepare of a batch.
 
-    With ``fit_state`` the one model goes on with the fit that its record tells of last.
+    With ``fit_state`` the one model continues the last fit of its record.
     """
     check_iterable(reader, "reader", passes=plan.epochs)
     if valid is not None:

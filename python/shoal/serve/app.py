@@ -7,7 +7,7 @@
     GET  /metrics    counters and latencies for Prometheus
 
 Threads: requests wait in the event loop; small ones are predicted there, large ones and those of Arrow in threads, as
-many as there are cores. A reload runs beside them, in a thread of its own.
+many as there are cores. A reload runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 
 
 class _Figures:
-    """What Prometheus is told, of one server."""
+    """The Prometheus metrics of one server."""
 
     def __init__(self, served: Served, budget: Budget) -> None:
         self.registry = CollectorRegistry()
@@ -77,7 +77,7 @@ def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
     Parameters
     ----------
     served : Served
-        Closed by whoever opened it.
+        Closed by its owner.
     limits : Limits, optional
         What requests may take. Those of connections and of time are kept by `serve`, or by the server that runs the
         application.
@@ -94,10 +94,10 @@ def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
         model = served.now  # one version throughout
         batch = examples(body, content_type, model.inputs, account)
         try:
-            told = model.predictor.predict_proba(batch)
+            predictions = model.predictor.predict_proba(batch)
         except ValueError as error:
             raise RequestError(str(error)) from None
-        data, kind = encode(model.version, told, accept)
+        data, kind = encode(model.version, predictions, accept)
         figures.examples.inc(len(batch))
         return Response(data, media_type=kind, headers={"shoal-version": str(model.version)})
 
@@ -112,7 +112,7 @@ def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
             if not request.scope.get("shoal.received"):
                 response.headers["connection"] = "close"  # what is still on its way is not read
         except ClientDisconnect:
-            response = Response(status_code=499)  # for the counter: nobody reads it
+            response = Response(status_code=499)  # for the counter only: the client is gone
         figures.requests.labels(str(response.status_code)).inc()
         return response
 
@@ -185,7 +185,7 @@ def serve(
     ready: Callable[[str, int], object] | None = None,
     until: Callable[[Any], object] | None = None,
 ) -> None:
-    """Answer requests until the process is told to stop (Ctrl-C, SIGTERM): those under way are ended first.
+    """Answer requests until the process is asked to stop (Ctrl-C, SIGTERM): requests under way are completed first.
 
     Parameters
     ----------

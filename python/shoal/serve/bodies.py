@@ -15,14 +15,14 @@ from shoal.serve.ipc import decode_arrow
 from shoal.serve.limits import Account, RequestError
 
 if TYPE_CHECKING:
-    from shoal.models.predictor import Floats
+    from shoal.models.learner import Floats
 
 __all__ = ["ARROW", "JSON", "TEXT", "encode", "examples"]
 
 JSON = "application/json"
 TEXT = "text/plain"
 ARROW = "application/vnd.apache.arrow.stream"
-_UNTOLD = ("", "application/x-www-form-urlencoded")  # a body's type where nobody thought of it: curl -d says so of all
+_UNSPECIFIED_TYPES = ("", "application/x-www-form-urlencoded")  # the second is what curl -d sends by default
 
 
 def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, account: Account) -> Batch:
@@ -47,7 +47,7 @@ def examples(body: bytes | bytearray, content_type: str, spec: InputSpec, accoun
     try:
         if kind == ARROW:
             return decode_arrow(body, spec, account)
-        if kind in (JSON, *_UNTOLD):
+        if kind in (JSON, *_UNSPECIFIED_TYPES):
             return decode_json(body, spec, account)
         if kind == TEXT:
             return decode_lines(body, spec, account)

@@ -7,7 +7,7 @@
 
 uvicorn closes a connection that is silent after a request; the rest is here, in a protocol that wraps either of
 uvicorn's. At the limit of descriptors, asyncio calls accept() once for each place in the backlog and logs each time:
-`Listener` fails once, and then says that nobody waits until asyncio looks again.
+`Listener` fails once, and then reports no waiting connection until asyncio polls again.
 
 Threads: all of this runs in the event loop.
 """

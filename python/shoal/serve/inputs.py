@@ -116,15 +116,17 @@ class InputSpec:
         keys = {"keys": "whole numbers", "values": "numbers, 1 if left out"}
         if self.needs_fields:
             keys["fields"] = f"the field of each key, as {self.fields_of} data names it"
-        told: dict[str, Any] = {"format": self.format, "keys": keys}
+        description: dict[str, Any] = {"format": self.format, "keys": keys}
         if self.columns is not None:
-            told["columns"] = {name: _ROLES[self.role(name)] for name in self.named()}
-            told["other_columns"] = _ROLES[self.others]
+            description["columns"] = {name: _ROLES[self.role(name)] for name in self.named()}
+            description["other_columns"] = _ROLES[self.others]
         elif self.is_criteo:
-            told["columns"] = {name: "whole number" if name.startswith("I") else "text" for name in CRITEO_COLUMNS}
+            description["columns"] = {
+                name: "whole number" if name.startswith("I") else "text" for name in CRITEO_COLUMNS
+            }
         if self.lines is not None:
-            told["lines"] = f"{self.format}, with or without a label"
-        return told
+            description["lines"] = f"{self.format}, with or without a label"
+        return description
 
     def __str__(self) -> str:
         ways = []

@@ -4,7 +4,7 @@
                    {"site": "a.com", "price": 0.5},                by columns
                    "0 17:1 4711:0.5"]}                             a line as in the training data
 
-Every instance is decoded by itself, whatever stands beside it, so that its features depend on it alone. The cells of a
+Every instance is decoded by itself, so that its features depend on it alone. The cells of a
 column are collected over all instances and hashed at once: time and memory are linear in the cells that were sent.
 
 Threads: pure functions.

@@ -212,21 +212,21 @@ def _of_keys(batches: list[Any], spec: InputSpec) -> Examples:
     lengths, keys = _flat(batches, "keys", np.uint64)
     there = batches[0].schema.names
 
-    def beside(name: str, dtype: Any) -> Any:
+    def parallel_column(name: str, dtype: Any) -> Any:
         counts, flat = _flat(batches, name, dtype)
         if not np.array_equal(lengths, counts):
             bad = int(np.flatnonzero(lengths != counts)[0])
             raise RequestError(f"instance {bad}: {lengths[bad]} keys and {counts[bad]} {name}: send one for each key")
         return flat
 
-    values = beside("values", np.float32) if "values" in there else None
+    values = parallel_column("values", np.float32) if "values" in there else None
     if values is not None and not np.isfinite(values).all():
         raise RequestError("column 'values': values must be finite as float32")
     if "fields" in there and not spec.needs_fields:
         raise RequestError("column 'fields': this model takes no fields, send keys and values alone")
     if "fields" not in there and spec.needs_fields:
         raise RequestError(f"no column 'fields', and this model needs the field of each key: {spec}")
-    fields = beside("fields", np.uint64) if spec.needs_fields else None
+    fields = parallel_column("fields", np.uint64) if spec.needs_fields else None
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
     return Examples(np.arange(len(lengths)), indptr, keys, values, fields)
 
@@ -307,7 +307,7 @@ def _with_missing(batch: Any, spec: InputSpec, first: int) -> Any:
     arrays = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if _is_view(column.type):
-            # Not by a cast, which follows the views of nulls as well, and nobody validates those.
+            # Not by a cast, which follows the views of nulls as well, and those are not validated.
             kind = arrow.large_string() if types.is_string_view(column.type) else arrow.large_binary()
             column = arrow.array(column.to_pylist(), kind)
         if spec.missing and (types.is_string(column.type) or types.is_large_string(column.type)):

@@ -36,32 +36,32 @@ class Model:
 
 
 def make_model(version: ExportVersion, threads: int | None) -> Model:
-    """Make the model that an export tells of, over its tables.
+    """Make the model of an export, over its tables.
 
     Raises
     ------
     ValueError
-        It tells of none: it is an export of tables.
+        The export has no model: it is one of tables.
     ImportError
         It is a click model, and PyTorch is not installed.
     """
-    told = version.model
-    if told is None:
+    description = version.model
+    if description is None:
         raise ValueError(
             f"{version.place} is an export of tables, not of a model: export a model's directory "
             "(shoal export MODEL DIR)"
         )
     store = ExportStore(version, threads=threads)
     predictor: Predictor
-    if told["kind"] == files.CLICK:
+    if description["kind"] == files.CLICK:
         from shoal.torch import config  # loads PyTorch, so only where there is a tower
 
-        predictor = config.exported(told, version.layers.extra("tower.pt"), store)
+        predictor = config.exported(description, version.layers.extra("tower.pt"), store)
     else:
-        for name in (told["table"], *told["more_tables"]):
+        for name in (description["table"], *description["more_tables"]):
             store.exported(name)
-        predictor = models.exported(told, store)
-    return Model(version.version, told["kind"], predictor, version, InputSpec(predictor))
+        predictor = models.exported(description, store)
+    return Model(version.version, description["kind"], predictor, version, InputSpec(predictor))
 
 
 class Served:
@@ -72,7 +72,7 @@ class Served:
     directory : path or URL
         An export of a model, or a directory of them.
     threads : int, optional
-        Threads that share the work of one prediction; default: 1, since requests run beside each other.
+        Threads that share the work of one prediction; default: 1, since requests run concurrently.
     verify : bool
         Whether every byte is checked before a version is put in place.
     cache, storage_options

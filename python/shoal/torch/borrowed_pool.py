@@ -6,7 +6,7 @@ would compete with them for the cores. Work is therefore handed to ``GOMP_parall
 Why not a setting. OMP_WAIT_POLICY=passive and GOMP_SPINCOUNT also end the competition, but they are read when the
 process starts, apply to all of its OpenMP code, and make the dense part slower: bench/README.md, "OpenMP", has both.
 Why the process map. torch exports no way to its thread pool, and its wheels bring a libgomp of their own, under a name
-with a digest in it, beside which the process may hold another.
+with a digest in it, and the process may hold another one.
 
 Threads: each thread has an OpenMP pool of its own. Fork: a child borrows no pool, since its threads are gone.
 """

@@ -192,25 +192,25 @@ class Config(Struct, frozen=True, kw_only=True):
         return names
 
     def schema(self) -> dict[str, Any]:
-        """Tell what the function that makes the reader takes beside files and batch size."""
+        """Return the options of the function that makes the reader, besides files and batch size."""
         data = self.data
-        told: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for name in ("label", "weight", "positive", "columns", "na_values", "categorical", "numeric"):
             value = getattr(data, name)
             if value and data.format not in _COLUMNS:
                 raise ValueError(f"[data] {name} is for {', '.join(_COLUMNS)}, not for {data.format}: leave it out")
             if value:
-                told[name] = value
+                options[name] = value
         if data.format not in _COLUMNS:
-            return told
+            return options
         if data.label is None:
             raise ValueError(f"[data] has no label: {data.format} needs the name of a column")
-        told["categorical"] = list(data.categorical)
+        options["categorical"] = list(data.categorical)
         if data.history is not None:
-            told["lists"] = {data.history: data.item or data.history}
+            options["lists"] = {data.history: data.item or data.history}
             if data.format != "parquet":
-                told["list_separator"] = data.list_separator
-        return told
+                options["list_separator"] = data.list_separator
+        return options
 
     def made_by(self) -> dict[str, Any]:
         """Tell what `build` needs, as JSON."""
@@ -341,7 +341,7 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
     Parameters
     ----------
     config : Config or mapping
-        Or what `Config.made_by` told.
+        Or the result of `Config.made_by`.
     store : Store
 
     Returns
@@ -441,12 +441,12 @@ def load(
     return model
 
 
-def exported(told: Mapping[str, Any], tower: bytes, store: Store) -> ClickModel:
-    """Make the click model that an export tells of, over tables of the store; it predicts, and nothing else.
+def exported(description: Mapping[str, Any], tower: bytes, store: Store) -> ClickModel:
+    """Make the click model of an export, over tables of the store; it only predicts.
 
     Parameters
     ----------
-    told : mapping
+    description : mapping
         As `shoal.models.files.for_export` has it.
     tower : bytes
         The dense part.
@@ -457,11 +457,11 @@ def exported(told: Mapping[str, Any], tower: bytes, store: Store) -> ClickModel:
     ValueError
         Its module was not made by a configuration.
     """
-    if not told["click"]:
+    if not description["click"]:
         raise ValueError("the module of this click model was not made by a configuration, so nothing else can make it")
     with torch.random.fork_rng(devices=[]):
-        model = build(told["click"], store)
-    model.take_exported(told, tower)
+        model = build(description["click"], store)
+    model.take_exported(description, tower)
     return model
 
 

@@ -5,7 +5,8 @@
     pull   array -> module        what the servers have is copied into the parameters
     push   module -> array        the gradients, zeros where there is none: one step of the table's optimizer
 
-A worker keeps no state of the optimizer: it lies beside the blocks, is saved by ``store.save`` and moves with them.
+A worker keeps no state of the optimizer: it is kept with the blocks on the servers, is saved by ``store.save`` and
+moves with them.
 
 Invariants
     D1  The module's own numbers are where an array starts that the store has not seen; those of the first worker.
@@ -192,7 +193,7 @@ class DenseParameters:
     def assign(self) -> None:
         """Set what the servers have to the module's numbers; the optimizer's state stays.
 
-        For one worker, between clocks with a barrier beside it.
+        For one worker, between clocks, with a barrier before and after.
 
         Raises
         ------

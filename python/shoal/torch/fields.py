@@ -13,7 +13,7 @@ key stands in ``keys``, its number in ``values``, by which the row of that key i
 
 Invariants
     I1  Every example has one key for each fixed field. More than one feature of a fixed field is an error.
-    I2  Features of fields that nobody asked for are passed over.
+    I2  Features of fields that were not asked for are ignored.
 
 Threads: descriptions are immutable; `inputs` is a pure function, safe from any thread.
 """
@@ -81,7 +81,7 @@ class Fields:
     item : str or None
         The fixed field that the history is about; needed with ``history``.
     group : str or None
-        The field whose key tells which examples belong together (GAUC); it may be one of the others or none of them.
+        The field whose key is the group of an example (GAUC); it may be one of the others or none of them.
 
     Raises
     ------
@@ -155,7 +155,7 @@ class Fields:
         ValueError
             It does not read one of the columns. The message names the nearest one.
         """
-        if "categorical" not in schema:  # all columns, or a format without columns: the data will tell
+        if "categorical" not in schema:  # all columns, or a format without columns: checked on the data
             return
         numeric, lists = schema.get("numeric", ()), schema.get("lists", {})
         known = [*schema["categorical"], *numeric, *lists]
@@ -182,7 +182,7 @@ class Fields:
         Raises
         ------
         ValueError
-            There is no such field here, the batch does not tell fields, or an example has more than one.
+            There is no such field here, the batch has no fields, or an example has more than one.
         """
         if self.group is None:
             raise ValueError("no field is the group: pass group=")
@@ -192,7 +192,7 @@ class Fields:
         out = np.full(len(batch), hash_strings([MISSING], number)[0])
         out[example] = batch.keys[mine]
         if len(mine) > len(np.unique(example)):
-            raise ValueError(f"an example has more than one feature of {self.group!r}, which tells its group")
+            raise ValueError(f"an example has more than one feature of {self.group!r}, which is its group")
         return out
 
 
@@ -226,7 +226,7 @@ def inputs(batch: Batch, fields: int | Fields) -> Inputs:
     ----------
     batch : Batch
     fields : Fields or int
-        Which features go where, by the fields that the batch tells (`shoal.Reader.with_fields`). A number: every
+        Which features go where, by the fields of the batch (`shoal.Reader.with_fields`). A number: every
         example has so many features, and the i-th one is that of field i.
 
     Returns
@@ -237,7 +237,7 @@ def inputs(batch: Batch, fields: int | Fields) -> Inputs:
     Raises
     ------
     ValueError
-        The batch does not tell fields, an example has two features of a fixed field, or, with a number, another number
+        The batch has no fields, an example has two features of a fixed field, or, with a number, another number
         of features.
     """
     n = len(batch)
@@ -245,8 +245,8 @@ def inputs(batch: Batch, fields: int | Fields) -> Inputs:
         lengths = np.diff(batch.indptr)
         if len(bad := np.flatnonzero(lengths != fields)):
             raise ValueError(
-                f"example {bad[0]} has {lengths[bad[0]]} features, and the model {fields} fields: have the reader tell "
-                f"fields (reader.with_fields()), and pass Fields in place of {fields}"
+                f"example {bad[0]} has {lengths[bad[0]]} features, and the model {fields} fields: read "
+                f"the fields (reader.with_fields()), and pass Fields in place of {fields}"
             )
         keys = batch.keys.reshape(n, fields)
         return Inputs(_keys(keys), _values(batch.values, n))
@@ -310,7 +310,7 @@ def _check_single(cells: npt.NDArray[np.int64], count: int, fields: Fields) -> N
 
 def _fields_of(batch: Batch) -> npt.NDArray[np.uint64]:
     if batch.fields is None:
-        raise ValueError("this batch does not tell the fields of its features: take it from reader.with_fields()")
+        raise ValueError("this batch has no fields for its features: take it from reader.with_fields()")
     return batch.fields
 
 
@@ -319,7 +319,7 @@ def _examples(batch: Batch) -> npt.NDArray[np.int64]:
 
 
 def to_json(fields: Fields) -> dict[str, Any]:
-    """Tell the fields as JSON can say it; ``Fields(**told)`` makes them again."""
+    """Return the fields as JSON; ``Fields(**result)`` makes them again."""
     return {
         "names": list(fields.names),
         "form": fields.form,

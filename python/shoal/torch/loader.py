@@ -110,13 +110,13 @@ class _SplitDataset(torch.utils.data.IterableDataset[Any]):
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error as another process can be told it, with what it says of this one."""
-    told = traceback.format_exc()
+    """Return an error that can be pickled, with the traceback of this process as a note."""
+    trace = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
         error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.add_note(f"in a process that reads:\n{told}")
+    error.add_note(f"in a process that reads:\n{trace}")
     return error
 
 
@@ -212,7 +212,7 @@ class BatchLoader:
         Returns
         -------
         dict
-            Plain values: ``positions``, that of each process's split as :meth:`shoal.Reader.position` tells it, and
+            Plain values: ``positions``, that of each process's split as from :meth:`shoal.Reader.position`, and
             ``turn``, the split that is next.
         """
         positions = [

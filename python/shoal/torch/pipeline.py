@@ -21,7 +21,7 @@ Invariants
     P4  However a pass ends, its threads end with it, and no module keeps a lookup of it.
 
 Threads: a pass belongs to the thread that iterates. The reading thread has the batches' iterator and ``prepare`` to
-itself, the sorting thread the functions that tell keys; where there are no modules, there is none. It does not sort
+itself, the sorting thread the functions that return keys; where there are no modules, there is none. It does not sort
 with the store's threads, which forward would find busy, and gives way to all others: what it does is wanted a batch
 later.
 """
@@ -54,7 +54,7 @@ from shoal.torch.sparse import PendingLookup, SparseModule
 __all__ = ["Pipeline"]
 
 _THREADS = "shoal pipeline"  # their name
-_NICE = 10  # of the thread that sorts, beside 0 of the others
+_NICE = 10  # of the thread that sorts; the others have 0
 
 log = logging.getLogger("shoal.torch")
 
@@ -80,15 +80,15 @@ class Pipeline:
     batches : iterable
         A `shoal.Reader`, a `BatchLoader`, a torch ``DataLoader``, a list, ...; iterated in the reading thread.
     modules : mapping of module to callable
-        For each embedding that is to be prepared, what tells the keys of a batch (as ``prepare`` made it) that forward
-        will call it with: a tensor, or one for each call. None: only read and prepare ahead.
+        For each embedding that is to be prepared, a function that returns the keys of a batch (as ``prepare`` made it)
+        that forward will call it with: a tensor, or one for each call. None: only read and prepare ahead.
     staleness : int
         How many batches' pushes a pull may miss. 0: none, the bits are those of the loop without a pipeline. s: batch i
         computes with rows that have the pushes of this worker up to batch i - 1 - s, and none of later ones.
     prepare : callable, optional
         Makes of each batch what is given, in the reading thread: tensors, for one.
     ahead : int
-        Batches that may wait sorted, beside the ``staleness`` whose rows are under way; one more waits to be sorted.
+        Batches that may wait sorted, besides the ``staleness`` whose rows are under way; one more waits to be sorted.
     store : Store, optional
         Ticked behind each body. Its workers begin and end each pass together, however many batches each has.
     group : torch.distributed.ProcessGroup, optional
@@ -96,7 +96,7 @@ class Pipeline:
     name : str
         Of what the workers of ``store`` agree by, a small table; one for each pipeline that runs at a time.
     rows_ahead : sequence of sequences of tensor
-        What `rows_ahead` told of a loop that the first pass goes on with, behind the same batch.
+        `rows_ahead` of the loop that the first pass continues, behind the same batch.
 
     Raises
     ------
@@ -267,8 +267,8 @@ class Pipeline:
             if module.drop_prefetched(lookup) and not self._warned:
                 self._warned = True
                 log.warning(
-                    "a batch went by without a forward of the embedding over table %r with the keys that `modules` "
-                    "tells for it: what was done ahead is lost (told once)",
+                    "a batch ended without a forward of the embedding over table %r with the keys that `modules` "
+                    "returns for it: the work done ahead is lost (reported once)",
                     module.table.name,
                 )
 
@@ -282,8 +282,8 @@ class Pipeline:
             sorter = _core.Workers(1)
             for item in reading:
                 for module, keys_of in self._modules.items():
-                    told = keys_of(item.value)
-                    for keys in (told,) if isinstance(told, Tensor) else told:
+                    found = keys_of(item.value)
+                    for keys in (found,) if isinstance(found, Tensor) else found:
                         lookup = module.sort_ahead(keys, workers=sorter)
                         issued[lookup] = module
                         item.lookups.append((module, lookup))
@@ -302,7 +302,7 @@ class Pipeline:
                 close()
 
     def _cursor(self) -> Any:
-        """Return what tells the position behind the batch that was read just now."""
+        """Return the cursor or state behind the batch that was read last."""
         if isinstance(self._batches, Reader):
             return self._batches.cursor
         return self._batches.state_dict() if isinstance(self._batches, BatchLoader) else None

@@ -314,7 +314,7 @@ class SparseModule(nn.Module):
         return buffer[:size].reshape(rows, self.dim)
 
     def return_buffer(self, rows: Rows) -> None:
-        """Give back what `take_buffer` gave: nobody reads or writes it any more."""
+        """Return a buffer of `take_buffer` that is not in use any more."""
         if len(self._free_rows) < _FREE_ROWS and rows.base is not None:
             self._free_rows.append(rows.base)
 

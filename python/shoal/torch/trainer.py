@@ -57,7 +57,7 @@ from shoal.torch.sparse import SparseModule
 __all__ = ["ClickModel", "train"]
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
-_TOWER = "tower.pt"  # beside the tables, in a folder of the best weights
+_TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
 
 
 class ClickModel(SavedPredictor):
@@ -175,7 +175,7 @@ class ClickModel(SavedPredictor):
             yield from ready
 
     def _ahead(self) -> dict[nn.Module, Callable[[tuple[Batch, Inputs]], torch.Tensor]]:
-        """Tell the keys that the tables of one of our models are asked for; DIN asks for others besides."""
+        """Return the keys that the tables of one of our models look up; DIN looks up others as well."""
         if isinstance(self.module, DIN):
             return {}
         lookups = [lookup for lookup in self.module.modules() if isinstance(lookup, Lookup)]
@@ -218,11 +218,11 @@ class ClickModel(SavedPredictor):
         return self.fields.groups(batch)
 
     def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
-        """Tell whether any of the examples, of which `groups` told, has a group."""
+        """Whether any of the examples has a group; ``groups`` as from `groups`."""
         return isinstance(self.fields, int) or self.fields.has_groups(groups)
 
     def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
-        """Raise ValueError if none of the examples, of which `groups` told, has a group."""
+        """Raise ValueError if none of the examples has a group; ``groups`` as from `groups`."""
         if isinstance(self.fields, Fields) and not self.fields.has_groups(groups):
             raise ValueError(
                 f"group is {self.fields.group!r}, and no example has a feature of that field: name a field that the "
@@ -235,12 +235,12 @@ class ClickModel(SavedPredictor):
             raise ValueError("this model has learned nothing yet: call train, or load one")
 
     def reading(self, data: Any) -> Any:
-        """Return a reader whose batches tell fields, if the module takes them by fields.
+        """Return a reader whose batches have fields, if the module takes them by fields.
 
         Raises
         ------
         ValueError
-            The reader has no such column, or tells no fields.
+            The reader has no such column, or no fields.
         """
         if not (isinstance(data, Reader) and isinstance(self.fields, Fields)):
             return data
@@ -364,11 +364,11 @@ class ClickModel(SavedPredictor):
         self._remember(described, where)
         return described.fit_state
 
-    def take_exported(self, told: Mapping[str, Any], tower: bytes) -> None:
+    def take_exported(self, description: Mapping[str, Any], tower: bytes) -> None:
         """Take the dense parameters and the record of an exported model, whose rows are in the tables already."""
         self._take_tower(_tower_in(tower), whole=False)
-        self._calibration = read_calibration(told["calibration"], "the export")
-        self._record = Record(History(), told["examples"], told["format"], told["schema"])
+        self._calibration = read_calibration(description["calibration"], "the export")
+        self._record = Record(History(), description["examples"], description["format"], description["schema"])
 
 
 def _tower_in(tower: bytes) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def train(
         Go on with the fit whose checkpoint is in ``directory``; if there is none, begin. "appended" allows that files
         have become longer and that more files stand behind them.
     writers : sequence of Writer
-        Are told settings and numbers; closed by the caller.
+        Receive settings and metrics; closed by the caller.
     log_every : int
         Batches between two numbers of the progressive metrics.
     staleness : int

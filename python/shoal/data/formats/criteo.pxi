@@ -126,7 +126,7 @@ cdef int criteo_line(const uint8_t** place, const uint8_t* end, Target* out, con
     if out.labelled:
         fault = read_label(place, end, &out.labels[out.row])
         return fault if fault != GOOD else read_columns(place, end, out, tables, True)
-    # Whether there is a label the number of tabs tells: no line is good both ways.
+    # The number of tabs decides whether there is a label: no line is valid both ways.
     place[0] = byte_or_newline(p, end, 9)
     fault = read_columns(place, end, out, tables, True)
     if fault == GOOD:

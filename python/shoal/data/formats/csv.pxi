@@ -26,7 +26,7 @@ cdef struct CsvColumns:
     bint empty_is_missing
     const Text* positive  # the label that counts as 1, or null: labels are numbers
     uint8_t* unquoted  # room for a cell
-    const CsvColumns* unlabelled  # of lines that lack the label, where no header tells whether they do; or null
+    const CsvColumns* unlabelled  # of lines that lack the label, where there is no header; or null
 
 
 cdef inline int read_cell(
@@ -235,7 +235,7 @@ cdef int csv_line(const uint8_t** place, const uint8_t* end, Target* out, const 
     cdef int without
     if columns.unlabelled == NULL or fault == GOOD or fault == BLANK or fault == NO_ROOM:
         return fault
-    # Whether there is a label the number of cells tells: no line is good both ways.
+    # The number of cells decides whether there is a label: no line is valid both ways.
     at = place[0]
     place[0] = line
     out.nnz = out.indptr[out.row]

@@ -75,7 +75,7 @@ cdef inline int read_pairs(
 
 
 cdef inline void pass_over_label(const uint8_t** place) noexcept nogil:
-    """Move behind the first word, if it is no feature: one has a colon."""
+    """Move behind the first word unless it is a feature, which has a colon."""
     cdef const uint8_t* p = place[0]
     while not ends_token(p[0]) and p[0] != 58:
         p += 1

@@ -261,7 +261,7 @@ cdef int read_number_slowly(const uint8_t** place, const uint8_t* end, float* ou
     cdef bint negative
     place[0] = <const uint8_t*>got.ptr
     if got.ec == errc.result_out_of_range:
-        # from_chars says out of range for both ends of the range and leaves `out` alone: tell them apart by magnitude.
+        # from_chars says out of range for both ends of the range and leaves `out` unchanged: the magnitude distinguishes them.
         q = p
         while is_digit(q[0]) or q[0] == 46:
             if q[0] == 46:

@@ -127,7 +127,7 @@ def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> Held
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """What a kind of model tells of itself alone."""
+    """What only this kind of model has."""
 
     rule: str
     settings: list[tuple[str, str]]
@@ -183,7 +183,7 @@ def _facts(
         ),
         ("slots", f"{manifest.slots:,}"),
         ("calibration", "no" if model.calibration is None else str(model.calibration)),
-        *(fits[-1].told() if fits else []),
+        *(fits[-1].settings() if fits else []),
         *([("fits before this one", _earlier(fits))] if len(fits) > 1 else []),
     ]
     examples = sum(done.metrics.examples for done in passes)
@@ -194,8 +194,8 @@ def _facts(
         *([("file", fits[-1].data)] if fits and fits[-1].data is not None else []),
         *([("held out while training", fits[-1].valid)] if fits and fits[-1].valid is not None else []),
         *([] if held_out is None else [("held out", f"{held_out.name}, {held_out.metrics.examples:,} examples")]),
-        ("format", model.format or "not told"),
-        *columns.told(model.schema),
+        ("format", model.format or "unknown"),
+        *columns.schema_items(model.schema),
         ("passes", f"{len(passes):,}"),
         ("examples learned from", f"{model.examples:,}"),
         *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 else []),
@@ -223,8 +223,8 @@ def _facts(
 
 
 def _earlier(fits: Sequence[Fit]) -> str:
-    last = fits[-1].told()
-    others = sum(fit.told() != last for fit in fits[:-1])
+    last = fits[-1].settings()
+    others = sum(fit.settings() != last for fit in fits[:-1])
     return f"{len(fits) - 1:,}, " + (f"{others:,} with other settings" if others else "with the same settings")
 
 

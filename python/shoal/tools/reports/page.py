@@ -1,4 +1,4 @@
-"""A report as one HTML file: no script, no network, nothing beside it.
+"""A report as one HTML file: no script, no network, no other file.
 
     title, what it is
     tiles             log-loss, NE, AUC, calibration, examples, rows

@@ -175,7 +175,7 @@ def ticks(low: float, high: float, about: float) -> tuple[list[float], int]:
     values : list of float
         About as many as asked for, at least one.
     decimals : int
-        Digits behind the point that tell them apart.
+        Digits behind the point that distinguish them.
     """
     step = (high - low) / max(about, 1.0)
     power = math.floor(math.log10(step))

@@ -2,7 +2,7 @@
 
     LR            logistic regression            a weight for each key
     FM            factorization machine          and a vector, all pairs interact
-    WideAndDeep   Wide & Deep                    weights beside a tower over the vectors
+    WideAndDeep   Wide & Deep                    weights and a tower over the vectors
     DeepFM        DeepFM                         FM and a tower that share the vectors
     DCNV2         DCN-V2                         cross layers of full or low rank
     DLRM          DLRM                           products of pairs between two towers

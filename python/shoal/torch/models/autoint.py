@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class AutoInt(nn.Module):
-    """Layers of attention over the keys' vectors; with ``hidden`` a tower beside them (the paper's AutoInt+).
+    """Layers of attention over the keys' vectors; with ``hidden`` also a tower (the paper's AutoInt+).
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class DCNV2(nn.Module):
     per_field : bool
         Whether each field has a table of its own.
     dense : int
-        Dense columns, which stand beside the vectors.
+        Dense columns, which are appended to the vectors.
     cross : int
         Cross layers.
     rank : int or None

@@ -1,4 +1,4 @@
-"""Wide & Deep: logistic regression, which remembers, beside a tower over embeddings, which generalises.
+"""Wide & Deep: logistic regression, which memorizes, and a tower over embeddings, which generalizes.
 
 H.-T. Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016.
 """
