@@ -49,11 +49,11 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
         there = table.contains(asked)
         dropped = (want == 0).all(axis=1) if init == "zeros" else np.zeros(len(asked), bool)
     with shoal.open_export(tmp_path) as export:
-        frozen = export.table("t")
-        got = frozen.pull(asked)
-        np.testing.assert_array_equal(frozen.contains(asked), there & ~dropped)
+        reader = export.table("t")
+        got = reader.pull(asked)
+        np.testing.assert_array_equal(reader.contains(asked), there & ~dropped)
         np.testing.assert_array_equal(got[~there], want[~there])  # initial rows are not rounded
-        assert len(frozen) == told.tables["t"].rows == len(keys) - told.tables["t"].dropped
+        assert len(reader) == told.tables["t"].rows == len(keys) - told.tables["t"].dropped
         errors = np.abs(got.astype(np.float64) - want)[there]
         if dtype != "int8":
             np.testing.assert_array_equal(got[there], as_dtype(want[there], dtype))
@@ -61,14 +61,14 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
             assert (errors <= np.abs(want).max() / 127 * 0.51).all()
         else:
             assert (errors <= np.abs(want[there]).max(axis=1, keepdims=True) / 127 * 0.51).all()
-        assert frozen.largest_error == told.tables["t"].largest_error == pytest.approx(errors.max(), rel=1e-6, abs=0)
+        assert reader.largest_error == told.tables["t"].largest_error == pytest.approx(errors.max(), rel=1e-6, abs=0)
         once = np.unique(asked[there], return_index=True)[1]
-        assert frozen.rms_error == pytest.approx(np.sqrt((errors[once] ** 2).mean()), rel=1e-6, abs=0)
-        keys_read = np.concatenate([some for some, _ in frozen.items()])
-        np.testing.assert_array_equal(frozen.pull(keys_read), np.concatenate([rows for _, rows in frozen.items()]))
-        assert len(np.unique(keys_read)) == len(frozen)
+        assert reader.rms_error == pytest.approx(np.sqrt((errors[once] ** 2).mean()), rel=1e-6, abs=0)
+        keys_read = np.concatenate([some for some, _ in reader.items()])
+        np.testing.assert_array_equal(reader.pull(keys_read), np.concatenate([rows for _, rows in reader.items()]))
+        assert len(np.unique(keys_read)) == len(reader)
     rows = oracle.rows_of(tmp_path, "t")
-    assert len(rows) == len(frozen)
+    assert len(rows) == len(reader)
     for key, row in zip(asked.tolist(), got, strict=True):
         if key in rows:
             np.testing.assert_array_equal(rows[key], row)
@@ -220,7 +220,7 @@ def test_an_export_is_replaced_at_the_end_and_numbers_rise(tmp_path):
             assert old.version == 1
         with shoal.open_export(folder) as new:
             np.testing.assert_array_equal(new.table("t").pull(keys), table.pull(keys))
-    assert len(list(folder.glob("*.frozen"))) == 1
+    assert len(list(folder.glob("*.reader"))) == 1
 
 
 @pytest.mark.parametrize("since", [False, True])
@@ -300,10 +300,10 @@ def test_calls_are_checked(tmp_path):
             table.pull(np.array([1.0]))
         with pytest.raises(ValueError, match="out must be"):
             table.pull(EDGES, out=np.zeros((4, 3), np.float32))
-        frozen = np.zeros((4, 2), np.float32)
-        frozen.setflags(write=False)
+        reader = np.zeros((4, 2), np.float32)
+        reader.setflags(write=False)
         with pytest.raises(ValueError, match="read-only"):
-            table.pull(EDGES, out=frozen)
+            table.pull(EDGES, out=reader)
         for thing in (export, table):
             with pytest.raises(TypeError, match="not passed to another process"):
                 pickle.dumps(thing)
@@ -315,10 +315,10 @@ def test_calls_are_checked(tmp_path):
 
 
 def test_the_engine_refuses_shapes_that_do_not_fit():
-    frozen = _core.Frozen("float32", 1, "Zeros", 0.0, 0, 4)
+    reader = _core.ExportReader("float32", 1, "Zeros", 0.0, 0, 4)
     with pytest.raises(ValueError, match="there is none such"):
-        frozen.add(np.zeros(64, np.uint8), np.array([[0, 0, 64, 1, 1, 1, 0, 8]], np.uint64))
-    frozen.add_layer()
+        reader.add(np.zeros(64, np.uint8), np.array([[0, 0, 64, 1, 1, 1, 0, 8]], np.uint64))
+    reader.add_layer()
     data = np.zeros(256 + 64, np.uint8)
     data = data[-data.ctypes.data % 64 :][:256]
     for words, message in [
@@ -334,14 +334,14 @@ def test_the_engine_refuses_shapes_that_do_not_fit():
         ([0, 0, 64, 1, 1, 1, 0, 5], "apart"),
     ]:
         with pytest.raises(ValueError, match=message):
-            frozen.add(data, np.array([words], np.uint64))
-    frozen.add(data, np.array([[0, 0, 256, 1, 4, 4, 0, 8]], np.uint64))
+            reader.add(data, np.array([words], np.uint64))
+    reader.add(data, np.array([[0, 0, 256, 1, 4, 4, 0, 8]], np.uint64))
     with pytest.raises(ValueError, match="no slot 9"):
-        frozen.read_slot(9)
+        reader.read_slot(9)
     with pytest.raises(ValueError, match="ascend"):
-        frozen.pack(0, np.array([5, 5], np.uint64), np.ones((2, 1), np.float32))
+        reader.pack(0, np.array([5, 5], np.uint64), np.ones((2, 1), np.float32))
     with pytest.raises(ValueError, match="len\\(hashes\\) x dim"):
-        frozen.pack(0, np.array([5], np.uint64), np.ones((2, 1), np.float32))
+        reader.pack(0, np.array([5], np.uint64), np.ones((2, 1), np.float32))
     for keys, rows in [(np.zeros(2, np.int32), np.zeros((2, 1), np.float32)), (EDGES, np.zeros((4, 1)))]:
         with pytest.raises(TypeError):
-            frozen.pull(keys, rows, _core.Workers(1))
+            reader.pull(keys, rows, _core.Workers(1))

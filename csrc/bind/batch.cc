@@ -95,7 +95,7 @@ py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<fl
 
 }  // namespace
 
-void add_route(py::module_& module) {
+void add_batch(py::module_& module) {
   py::class_<KeyBatch>(module, "KeyBatch")
       .def(py::init(&make_batch), py::arg("keys").noconvert(), py::arg("slots"), py::arg("workers"),
            py::arg("last") = py::none())

@@ -61,13 +61,13 @@ pybind11::tuple section_of(Snapshot::Piece&& piece);
 pybind11::tuple changes_of(Snapshot::Piece&& piece);
 
 void add_base(pybind11::module_& module);
-void add_route(pybind11::module_& module);
+void add_batch(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
-void add_store(pybind11::module_& module);
-void add_net(pybind11::module_& module);
+void add_shard(pybind11::module_& module);
+void add_wire(pybind11::module_& module);
 void add_service(pybind11::module_& module);
-void add_loop(pybind11::module_& module);
-void add_courier(pybind11::module_& module);
-void add_frozen(pybind11::module_& module);
+void add_data_loop(pybind11::module_& module);
+void add_zero_copy_sender(pybind11::module_& module);
+void add_export(pybind11::module_& module);
 
 }  // namespace shoal::bind

@@ -47,7 +47,7 @@ py::dict metrics(const DataLoop& loop) {
 
 }  // namespace
 
-void add_loop(py::module_& module) {
+void add_data_loop(py::module_& module) {
   py::register_exception<TransportError>(module, "TransportError", module.attr("ShoalError").ptr());
   module.def("zmq_constants", [] {
     py::dict all;

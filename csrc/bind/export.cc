@@ -18,17 +18,18 @@ namespace {
 // A section as Python describes it: slot, offset and bytes in its file, rows, homes, lines, reach, width.
 constexpr std::size_t kSectionWords = 8;
 
-std::unique_ptr<Frozen> make_frozen(const std::string& dtype, std::size_t dim, const std::string& init,
-                                    double init_parameter, std::uint64_t init_seed, std::size_t slots) {
-  return std::make_unique<Frozen>(RowForm(dtype, dim), Init(init, init_parameter, init_seed), Slots(slots));
+std::unique_ptr<ExportReader> make_reader(const std::string& dtype, std::size_t dim, const std::string& init,
+                                          double init_parameter, std::uint64_t init_seed, std::size_t slots) {
+  return std::make_unique<ExportReader>(RowFormat(dtype, dim), Init(init, init_parameter, init_seed),
+                                        Slots(slots));
 }
 
-Slot slot_of(const Frozen& frozen, std::size_t slot) {
-  SHOAL_CHECK(slot < frozen.slots().count(), "there is no slot " + std::to_string(slot));
+Slot slot_of(const ExportReader& reader, std::size_t slot) {
+  SHOAL_CHECK(slot < reader.slots().count(), "there is no slot " + std::to_string(slot));
   return Slot{static_cast<std::uint32_t>(slot)};
 }
 
-void add(Frozen& frozen, const Array<std::uint8_t>& file, const Array<std::uint64_t>& sections) {
+void add(ExportReader& reader, const Array<std::uint8_t>& file, const Array<std::uint64_t>& sections) {
   const auto bytes = std::as_bytes(in(file));
   const auto words = in(sections);
   SHOAL_CHECK(words.size() % kSectionWords == 0, "a section is described by 8 numbers");
@@ -36,60 +37,60 @@ void add(Frozen& frozen, const Array<std::uint8_t>& file, const Array<std::uint6
     const auto* const w = words.data() + k;
     SHOAL_CHECK(w[1] <= bytes.size() && w[2] <= bytes.size() - w[1],
                 "slot " + std::to_string(w[0]) + " lies outside of its file");
-    frozen.add(slot_of(frozen, w[0]),
+    reader.add(slot_of(reader, w[0]),
                {.rows = w[3], .homes = w[4], .lines = w[5], .reach = w[6], .width = w[7]},
                bytes.subspan(w[1], w[2]));
   }
 }
 
-void pull(const Frozen& frozen, const Array<std::uint64_t>& keys, Array<float>& rows, Workers& workers,
+void pull(const ExportReader& reader, const Array<std::uint64_t>& keys, Array<float>& rows, Workers& workers,
           bool hashed) {
   const auto from = in(keys);
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
-  frozen.pull(from, hashed ? Frozen::By::kHash : Frozen::By::kKey, to, workers.pool);
+  reader.pull(from, hashed ? ExportReader::KeyKind::kHash : ExportReader::KeyKind::kKey, to, workers.pool);
 }
 
-Array<std::uint8_t> contains(const Frozen& frozen, const Array<std::uint64_t>& keys, Workers& workers) {
+Array<std::uint8_t> contains(const ExportReader& reader, const Array<std::uint64_t>& keys, Workers& workers) {
   Array<std::uint8_t> there = fresh<std::uint8_t>(static_cast<std::size_t>(keys.size()));
   const auto from = in(keys);
   const auto to = out(there);
   const py::gil_scoped_release nogil;
-  frozen.contains(from, Frozen::By::kKey, to, workers.pool);
+  reader.contains(from, ExportReader::KeyKind::kKey, to, workers.pool);
   return there;
 }
 
 // (hashes, weights) of one slot.
-py::tuple read_slot(const Frozen& frozen, std::size_t slot) {
-  const Slot which = slot_of(frozen, slot);
+py::tuple read_slot(const ExportReader& reader, std::size_t slot) {
+  const Slot which = slot_of(reader, slot);
   std::vector<std::uint64_t> hashes;
   std::vector<float> weights;
   {
     const py::gil_scoped_release nogil;
-    frozen.read_slot(which, hashes, weights);
+    reader.read_slot(which, hashes, weights);
   }
-  return rows_of(hashes, weights, frozen.form().dim());
+  return rows_of(hashes, weights, reader.form().dim());
 }
 
-py::tuple difference(const Frozen& frozen, std::size_t slot, const Array<std::uint64_t>& hashes,
+py::tuple difference(const ExportReader& reader, std::size_t slot, const Array<std::uint64_t>& hashes,
                      const Array<float>& weights) {
-  const Slot which = slot_of(frozen, slot);
+  const Slot which = slot_of(reader, slot);
   const auto from = in(hashes);
   const auto rows = in(weights);
   std::vector<std::uint64_t> changed;
   std::vector<float> now;
   {
     const py::gil_scoped_release nogil;
-    frozen.difference(which, from, rows, changed, now);
+    reader.difference(which, from, rows, changed, now);
   }
-  return rows_of(changed, now, frozen.form().dim());
+  return rows_of(changed, now, reader.form().dim());
 }
 
 // The same within the ranges that a Changed has saved.
-py::tuple difference_in(const Frozen& frozen, std::size_t slot, const Array<std::uint64_t>& hashes,
+py::tuple difference_in(const ExportReader& reader, std::size_t slot, const Array<std::uint64_t>& hashes,
                         const Array<float>& weights, unsigned bits, std::size_t count,
                         const Array<std::uint8_t>& ranges) {
-  const Slot which = slot_of(frozen, slot);
+  const Slot which = slot_of(reader, slot);
   const auto from = in(hashes);
   const auto rows = in(weights);
   const auto saved = std::as_bytes(in(ranges));
@@ -97,31 +98,31 @@ py::tuple difference_in(const Frozen& frozen, std::size_t slot, const Array<std:
   std::vector<float> now;
   {
     const py::gil_scoped_release nogil;
-    std::vector<Frozen::Stretch> within;
-    Changed(frozen.slots(), bits, count, saved).each_run([&](std::uint64_t first, std::uint64_t last) {
+    std::vector<ExportReader::HashRange> within;
+    Changed(reader.slots(), bits, count, saved).each_run([&](std::uint64_t first, std::uint64_t last) {
       within.push_back({first, last});
     });
-    frozen.difference(which, from, rows, changed, now, within);
+    reader.difference(which, from, rows, changed, now, within);
   }
-  return rows_of(changed, now, frozen.form().dim());
+  return rows_of(changed, now, reader.form().dim());
 }
 
 // (bytes, (rows, homes, lines, reach, width), dropped, largest error, squared errors, squares)
-py::tuple pack_slot(const Frozen& frozen, std::size_t slot, const Array<std::uint64_t>& hashes,
+py::tuple pack_slot(const ExportReader& reader, std::size_t slot, const Array<std::uint64_t>& hashes,
                     const Array<float>& weights) {
-  const Slot which = slot_of(frozen, slot);
+  const Slot which = slot_of(reader, slot);
   const auto from = in(hashes);
   const auto rows = in(weights);
-  auto packed = std::make_unique<Packed>();
+  auto packed = std::make_unique<PackedSection>();
   {
     const py::gil_scoped_release nogil;
-    *packed = frozen.pack(which, from, rows);
+    *packed = reader.pack(which, from, rows);
   }
   const SectionShape shape = packed->shape;
   const py::tuple errors = py::make_tuple(packed->largest_error, packed->squared_errors, packed->squares);
   const std::uint64_t dropped = packed->dropped;
   const std::span bytes(reinterpret_cast<const std::uint8_t*>(packed->bytes.data()), packed->bytes.size());
-  const py::capsule owner(packed.release(), [](void* of) { delete static_cast<Packed*>(of); });
+  const py::capsule owner(packed.release(), [](void* of) { delete static_cast<PackedSection*>(of); });
   return py::make_tuple(view(bytes, owner),
                         py::make_tuple(shape.rows, shape.homes, shape.lines, shape.reach, shape.width),
                         dropped, errors);
@@ -129,11 +130,11 @@ py::tuple pack_slot(const Frozen& frozen, std::size_t slot, const Array<std::uin
 
 }  // namespace
 
-void add_frozen(py::module_& module) {
-  py::class_<Frozen>(module, "Frozen")
-      .def(py::init(&make_frozen), py::arg("dtype"), py::arg("dim"), py::arg("init"),
+void add_export(py::module_& module) {
+  py::class_<ExportReader>(module, "ExportReader")
+      .def(py::init(&make_reader), py::arg("dtype"), py::arg("dim"), py::arg("init"),
            py::arg("init_parameter"), py::arg("init_seed"), py::arg("slots"))
-      .def("add_layer", &Frozen::add_layer)
+      .def("add_layer", &ExportReader::add_layer)
       .def("add", &add, py::arg("file").noconvert(), py::arg("sections").noconvert(), py::keep_alive<1, 2>())
       .def("pull", &pull, py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("workers"),
            py::arg("hashed") = false)

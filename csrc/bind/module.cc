@@ -6,9 +6,12 @@ PYBIND11_MODULE(_core, module) {
   module.doc() =
       "The engine: arrays in, arrays out. Use the functions and classes of shoal, which say what they take.";
   shoal::bind::add_base(module);
-  shoal::bind::add_route(module);
+  shoal::bind::add_batch(module);
   shoal::bind::add_kernel(module);
-  shoal::bind::add_store(module);
-  shoal::bind::add_net(module);
-  shoal::bind::add_frozen(module);
+  shoal::bind::add_shard(module);
+  shoal::bind::add_wire(module);
+  shoal::bind::add_service(module);
+  shoal::bind::add_data_loop(module);
+  shoal::bind::add_zero_copy_sender(module);
+  shoal::bind::add_export(module);
 }

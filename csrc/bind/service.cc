@@ -13,7 +13,7 @@
 
 #include "bind/array.h"
 #include "bind/bind.h"
-#include "bind/borrowed.h"
+#include "bind/buffer_view.h"
 
 namespace shoal::bind {
 
@@ -66,7 +66,7 @@ py::list as_list(ReplyQueue& out) {
 }
 
 py::list handle(Service& service, const py::bytes& peer, const py::sequence& given) {
-  std::vector<Borrowed> borrowed;
+  std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle frame : given) {
     frames.push_back(borrowed.emplace_back(frame).bytes());

@@ -335,7 +335,7 @@ py::tuple changes_of(Snapshot::Piece&& piece) {
                         piece.ranges.count, owned(std::move(piece.ranges.bytes)));
 }
 
-void add_store(py::module_& module) {
+void add_shard(py::module_& module) {
   static const py::exception<void> shoal_error(module, "ShoalError");
   py::register_exception<WrongProcessError>(module, "WrongProcessError", shoal_error.ptr());
   py::register_exception<MemoryBudgetExceededError>(module, "MemoryBudgetExceededError", shoal_error.ptr());

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "bind/array.h"
-#include "bind/arrived.h"
 #include "bind/bind.h"
-#include "bind/borrowed.h"
+#include "bind/buffer_view.h"
+#include "bind/received_message.h"
 #include "server/key_list_cache.h"
 #include "wire/counts.h"
 #include "wire/significance.h"
@@ -31,7 +31,7 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
                         std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
                         std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
                         std::uint8_t part, bool packed, bool keep, bool digest, bool counted) {
-  std::vector<Borrowed> borrowed;
+  std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle buffer : payload) {
     frames.push_back(borrowed.emplace_back(buffer).bytes());
@@ -54,7 +54,7 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
                       .aux = aux,
                       .job = job};
   std::array<std::byte, sizeof(wire::Header)> out;
-  if (total(frames) >= kLarge) {
+  if (total(frames) >= kMinUnlockedBytes) {
     const py::gil_scoped_release nogil;
     wire::encode(header, frames, out);
   } else {
@@ -63,14 +63,14 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
-// Frames as Python gives them, with what keeps their memory: a message as it arrived, or a sequence of buffers.
-struct Given {
-  explicit Given(const py::object& given) {
-    if (py::isinstance<Arrived>(given)) {
-      arrived = given;
-      Parts& parts = given.cast<Arrived&>().parts;
-      for (std::size_t i = 0; i < parts.count(); ++i) {
-        frames.push_back(parts.frame(i));
+// Frames as Python gives them, with what keeps their memory: a received message, or a sequence of buffers.
+struct FrameList {
+  explicit FrameList(const py::object& given) {
+    if (py::isinstance<ReceivedMessage>(given)) {
+      received = given;
+      MultipartMessage& message = given.cast<ReceivedMessage&>().message;
+      for (std::size_t i = 0; i < message.count(); ++i) {
+        frames.push_back(message.frame(i));
       }
       return;
     }
@@ -80,16 +80,16 @@ struct Given {
   }
 
   std::vector<wire::Frame> frames;
-  std::vector<Borrowed> borrowed;
-  py::object arrived;
+  std::vector<BufferView> borrowed;
+  py::object received;
 };
 
 // A message with the memory that it views.
 struct Message {
   explicit Message(const py::object& given) : from(given) {}
 
-  Given from;
-  std::optional<Borrowed> into;
+  FrameList from;
+  std::optional<BufferView> into;
   wire::Decoded decoded;
 };
 
@@ -99,11 +99,11 @@ std::unique_ptr<Message> decode(const py::object& given, bool replies, std::uint
   const auto& frames = message->from.frames;
   std::span<std::byte> room;
   if (!into.is_none()) {
-    room = message->into.emplace(into, PyBUF_WRITABLE).room();
+    room = message->into.emplace(into, PyBUF_WRITABLE).writable_bytes();
   }
   const wire::Limits limits{.payload_bytes = payload_bytes, .replies = replies};
   wire::Fault fault;
-  if (total(frames) >= kLarge) {
+  if (total(frames) >= kMinUnlockedBytes) {
     const py::gil_scoped_release nogil;
     fault = wire::decode(frames, limits, message->decoded, room);
   } else {
@@ -115,7 +115,7 @@ std::unique_ptr<Message> decode(const py::object& given, bool replies, std::uint
 
 // (sequence, part), or nothing where the header cannot be believed.
 py::object peek(const py::object& given) {
-  const Given message(given);
+  const FrameList message(given);
   const auto header = wire::peek(message.frames);
   return header ? py::make_tuple(header->sequence, header->part()) : py::object(py::none());
 }
@@ -123,7 +123,7 @@ py::object peek(const py::object& given) {
 // Whether the values lie where decode() was told to put them.
 bool is_in_place(const Message& message) {
   const auto values = message.decoded.values;
-  return message.into && !values.empty() && values.data() == message.into->room().data();
+  return message.into && !values.empty() && values.data() == message.into->writable_bytes().data();
 }
 
 py::object values(const py::object& self) {
@@ -174,7 +174,7 @@ auto span_field() {
 // work() without Python's lock, where that pays.
 template <class Work>
 auto unlocked(std::size_t bytes, const Work& work) {
-  if (bytes < kLarge) {
+  if (bytes < kMinUnlockedBytes) {
     return work();
   }
   const py::gil_scoped_release nogil;
@@ -269,7 +269,7 @@ void add_filters(py::module_& module) {
              py::arg("threshold"), py::arg("seed"), py::arg("call"));
 }
 
-void add_wire(py::module_& module) {
+void add_messages(py::module_& module) {
   py::native_enum<wire::Op>(module, "Op", "enum.IntEnum")
       .value("PULL", wire::Op::kPull)
       .value("PUSH", wire::Op::kPush)
@@ -367,12 +367,9 @@ void add_wire(py::module_& module) {
 
 }  // namespace
 
-void add_net(py::module_& module) {
-  add_wire(module);
+void add_wire(py::module_& module) {
+  add_messages(module);
   add_filters(module);
-  add_service(module);
-  add_loop(module);
-  add_courier(module);
 }
 
 }  // namespace shoal::bind

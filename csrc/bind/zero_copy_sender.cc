@@ -5,9 +5,9 @@
 #include <string>
 
 #include "base/check.h"
-#include "bind/arrived.h"
 #include "bind/bind.h"
-#include "bind/borrowed.h"
+#include "bind/buffer_view.h"
+#include "bind/received_message.h"
 
 namespace shoal::bind {
 
@@ -15,86 +15,87 @@ namespace py = pybind11;
 
 namespace {
 
-// The owners of what is lent are Borrowed: they are let go here, with Python's lock held.
-class Carrier {
+// The owners of borrowed frames are BufferViews; they are released here, with the GIL held.
+class SenderBinding {
  public:
-  explicit Carrier(const std::string& module) : courier_(Zmq::of(module)) {}
-  ~Carrier() { let_go(); }
-  Carrier(const Carrier&) = delete;
-  Carrier& operator=(const Carrier&) = delete;
+  explicit SenderBinding(const std::string& module) : sender_(Zmq::of(module)) {}
+  ~SenderBinding() { release_owners(); }
+  SenderBinding(const SenderBinding&) = delete;
+  SenderBinding& operator=(const SenderBinding&) = delete;
 
   // Bytes sent.
   std::size_t send(std::uintptr_t socket, const py::sequence& given) {
-    let_go();
-    std::array<Courier::Frame, 1 + wire::kMaxFrames> frames;
-    std::array<std::unique_ptr<Borrowed>, 1 + wire::kMaxFrames> borrowed;
+    release_owners();
+    std::array<ZeroCopySender::Frame, 1 + wire::kMaxFrames> frames;
+    std::array<std::unique_ptr<BufferView>, 1 + wire::kMaxFrames> borrowed;
     const std::size_t count = given.size();
     SHOAL_CHECK(count >= 1 && count <= frames.size(), "a message has 1 to " + std::to_string(frames.size()) +
                                                           " frames, got " + std::to_string(count));
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      borrowed.at(i) = std::make_unique<Borrowed>(given[i]);
+      borrowed.at(i) = std::make_unique<BufferView>(given[i]);
       frames.at(i).bytes = borrowed.at(i)->bytes();
       bytes += frames.at(i).bytes.size();
-      if (frames.at(i).bytes.size() >= Courier::kLent) {
+      if (frames.at(i).bytes.size() >= ZeroCopySender::kMinBorrowedBytes) {
         frames.at(i).owner = borrowed.at(i).get();
       }
     }
-    const bool sent = courier_.send(reinterpret_cast<void*>(socket), std::span(frames).first(count));
+    const bool sent = sender_.send(reinterpret_cast<void*>(socket), std::span(frames).first(count));
     for (std::size_t i = 0; i < count; ++i) {
       if (frames.at(i).owner != nullptr) {
-        static_cast<void>(borrowed.at(i).release());  // returned() brings it back
+        static_cast<void>(borrowed.at(i).release());  // next_released() brings it back
       }
     }
     if (!sent) {
-      let_go();
+      release_owners();
       throw TransportError("a message could not be sent: " +
-                           std::string(courier_.zmq().error_text(courier_.zmq().error())));
+                           std::string(sender_.zmq().error_text(sender_.zmq().error())));
     }
     return bytes;
   }
 
-  // Nothing where there is none.
-  std::unique_ptr<Arrived> receive(std::uintptr_t socket) {
-    auto arrived = std::make_unique<Arrived>(courier_.zmq());
-    switch (arrived->parts.receive(reinterpret_cast<void*>(socket))) {
-      case Parts::Got::kMessage:
-        return arrived;
-      case Parts::Got::kNothing:
+  // None if there is none.
+  std::unique_ptr<ReceivedMessage> receive(std::uintptr_t socket) {
+    auto received = std::make_unique<ReceivedMessage>(sender_.zmq());
+    switch (received->message.receive(reinterpret_cast<void*>(socket))) {
+      case MultipartMessage::Result::kMessage:
+        return received;
+      case MultipartMessage::Result::kNone:
         return nullptr;
-      case Parts::Got::kEnd:
+      case MultipartMessage::Result::kClosed:
         break;
     }
-    throw TransportError("the socket gives no more messages: " +
-                         std::string(courier_.zmq().error_text(courier_.zmq().error())));
+    throw TransportError("the socket delivers no more messages: " +
+                         std::string(sender_.zmq().error_text(sender_.zmq().error())));
   }
 
-  std::size_t lent() {
-    let_go();
-    return courier_.lent();
+  std::size_t borrowed() {
+    release_owners();
+    return sender_.borrowed();
   }
 
  private:
-  void let_go() noexcept {
-    for (void* owner = courier_.returned(); owner != nullptr; owner = courier_.returned()) {
-      delete static_cast<Borrowed*>(owner);
+  void release_owners() noexcept {
+    for (void* owner = sender_.next_released(); owner != nullptr; owner = sender_.next_released()) {
+      delete static_cast<BufferView*>(owner);
     }
   }
 
-  Courier courier_;
+  ZeroCopySender sender_;
 };
 
 }  // namespace
 
-void add_courier(py::module_& module) {
-  py::class_<Arrived>(module, "Arrived")
-      .def("__len__", [](const Arrived& arrived) { return arrived.parts.count(); })
-      .def_property_readonly("nbytes", [](const Arrived& arrived) { return arrived.parts.bytes(); });
-  py::class_<Carrier>(module, "Courier")
+void add_zero_copy_sender(py::module_& module) {
+  py::class_<ReceivedMessage>(module, "ReceivedMessage")
+      .def("__len__", [](const ReceivedMessage& received) { return received.message.count(); })
+      .def_property_readonly("nbytes",
+                             [](const ReceivedMessage& received) { return received.message.bytes(); });
+  py::class_<SenderBinding>(module, "ZeroCopySender")
       .def(py::init<const std::string&>(), py::arg("module"))
-      .def("send", &Carrier::send, py::arg("socket"), py::arg("frames"))
-      .def("receive", &Carrier::receive, py::arg("socket"))
-      .def_property_readonly("lent", &Carrier::lent);
+      .def("send", &SenderBinding::send, py::arg("socket"), py::arg("frames"))
+      .def("receive", &SenderBinding::receive, py::arg("socket"))
+      .def_property_readonly("borrowed", &SenderBinding::borrowed);
 }
 
 }  // namespace shoal::bind

@@ -15,40 +15,40 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kLeastPart = 4096;  // keys that are worth a thread
+constexpr std::size_t kMinKeysPerPart = 4096;  // keys that are worth a thread
 
 constexpr std::array<std::byte, kCacheLine> make_empty_line() {
   std::array<std::byte, kCacheLine> line{};
-  line[LineForm::kReach] = std::byte{LineForm::kEmpty};
+  line[LineFormat::kReach] = std::byte{LineFormat::kEmpty};
   return line;
 }
 alignas(kCacheLine) constexpr std::array<std::byte, kCacheLine> kEmptyLine = make_empty_line();
 
 }  // namespace
 
-Frozen::Frozen(const RowForm& form, const Init& init, Slots slots)
-    : form_(form), init_(init), slots_(slots), look_(form, slots) {}
+ExportReader::ExportReader(const RowFormat& form, const Init& init, Slots slots)
+    : form_(form), init_(init), slots_(slots), probe_(form, slots) {}
 
-Section Frozen::empty_section() noexcept {
+Section ExportReader::empty_section() noexcept {
   return {.lines = kEmptyLine.data(),
           .homes = 1,
           .count = 1,
           .rows_count = 0,
           .reach = 0,
-          .width = LineForm::kWidest};
+          .width = LineFormat::kWidest};
 }
 
-void Frozen::add_layer() {
+void ExportReader::add_layer() {
   layers_.push_back(
-      {.homesteads = std::vector<Homestead>(slots_.count(), {kEmptyLine.data(), 1, LineForm::kWidest}),
-       .shelves = std::vector<Shelf>(slots_.count(), {kEmptyLine.data(), 0}),
+      {.indexes = std::vector<SlotIndexView>(slots_.count(), {kEmptyLine.data(), 1, LineFormat::kWidest}),
+       .row_arrays = std::vector<RowArrayView>(slots_.count(), {kEmptyLine.data(), 0}),
        .sections = std::vector<Section>(slots_.count(), empty_section())});
 }
 
-void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes) {
+void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes) {
   const std::string where = "slot " + std::to_string(index_of(slot)) + ": ";
   SHOAL_CHECK(!layers_.empty() && index_of(slot) < slots_.count(), where + "there is none such");
-  SHOAL_CHECK(shape.width >= LineForm::kNarrowest && shape.width <= LineForm::kWidest,
+  SHOAL_CHECK(shape.width >= LineFormat::kNarrowest && shape.width <= LineFormat::kWidest,
               where + "hashes of " + std::to_string(shape.width) + " bytes instead of 5 to 8");
   SHOAL_CHECK(shape.homes >= 1 && shape.homes <= shape.lines && shape.lines <= bytes.size() / kCacheLine &&
                   shape.rows <= bytes.size() && shape.reach < shape.lines &&
@@ -57,27 +57,28 @@ void Frozen::add(Slot slot, const SectionShape& shape, std::span<const std::byte
                   " lines and " + std::to_string(shape.rows) + " rows");
   SHOAL_CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % kCacheLine == 0,
               where + "it does not start at a cache line");
-  SHOAL_CHECK((Homes{slots_, shape.homes}.told_apart(shape.width, shape.reach)),
+  SHOAL_CHECK((Homes{slots_, shape.homes}.are_distinct(shape.width, shape.reach)),
               where + std::to_string(shape.width) + " bytes do not tell the hashes of a line apart");
   const auto small = [](std::uint64_t number) { return static_cast<std::uint32_t>(number); };
   Layer& layer = layers_.back();
   layer.width = layer.empty || layer.width == shape.width ? shape.width : 0;
   layer.empty = false;
-  layer.homesteads[index_of(slot)] = {bytes.data(), small(shape.homes), small(shape.width)};
+  layer.indexes[index_of(slot)] = {bytes.data(), small(shape.homes), small(shape.width)};
   layer.sections[index_of(slot)] = {.lines = bytes.data(),
                                     .homes = small(shape.homes),
                                     .count = small(shape.lines),
                                     .rows_count = small(shape.rows),
                                     .reach = small(shape.reach),
                                     .width = small(shape.width)};
-  layer.shelves[index_of(slot)] = {layer.sections[index_of(slot)].rows(), shape.rows};
+  layer.row_arrays[index_of(slot)] = {layer.sections[index_of(slot)].rows(), shape.rows};
 }
 
 // --- lookups --------------------------------------------------------------------------------------------------------
 
-// Asks the layers below the newest one for what that does not have: the hashes at the places `open`.
-void Frozen::below(Run& run, std::span<const std::uint16_t> open, Run& scratch) const noexcept {
-  std::array<std::uint16_t, Run::kMost> places;
+// Asks the layers probe_older_layers the newest one for what that does not have: the hashes at the places `open`.
+void ExportReader::probe_older_layers(Run& run, std::span<const std::uint16_t> open,
+                                      Run& scratch) const noexcept {
+  std::array<std::uint16_t, Run::kMaxSize> places;
   std::copy(open.begin(), open.end(), places.begin());
   std::size_t count = open.size();
   for (auto layer = layers_.rbegin() + 1; layer != layers_.rend() && count != 0; ++layer) {
@@ -85,11 +86,11 @@ void Frozen::below(Run& run, std::span<const std::uint16_t> open, Run& scratch) 
     for (std::size_t k = 0; k < count; ++k) {
       scratch.hashes[k] = run.hashes[places[k]];
     }
-    look_.aim(layer->ground(), scratch);
-    scratch.fetch();
-    scratch.go_on_with({});
-    look_.look(layer->width, scratch);
-    look_.settle(layer->width, scratch);
+    probe_.prepare(layer->view(), scratch);
+    scratch.prefetch();
+    scratch.set_next_lines({});
+    probe_.probe(layer->width, scratch);
+    probe_.resolve(layer->width, scratch);
     std::size_t left = 0;
     for (std::size_t k = 0; k < count; ++k) {
       run.rows[places[k]] = scratch.rows[k];
@@ -100,50 +101,51 @@ void Frozen::below(Run& run, std::span<const std::uint16_t> open, Run& scratch) 
   }
 }
 
-// way.look(newest, run, first), way.settle(newest, run, first) and way.use(run, first) for runs of keys, whose first is the
+// visitor.probe(newest, run, first), visitor.resolve(newest, run, first) and visitor.use(run, first) for runs of keys, whose first is the
 // first-th: each a run later than the one before it, so that what it reads has come meanwhile.
-template <class Way>
-void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const Way& way) const {
-  const Pieces pieces{keys.size(), parts_for(keys.size(), kLeastPart, pool.threads())};
+template <class Visitor>
+void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
+                                const Visitor& visitor) const {
+  const Pieces pieces{keys.size(), parts_for(keys.size(), kMinKeysPerPart, pool.threads())};
   const Layer* const newest = layers_.empty() ? nullptr : &layers_.back();
   const auto part = [&](std::size_t p) {
     const std::size_t begin = pieces.begin(p);
     const std::size_t end = pieces.begin(p + 1);
-    const std::size_t runs = (end - begin + Run::kMost - 1) / Run::kMost;
+    const std::size_t runs = (end - begin + Run::kMaxSize - 1) / Run::kMaxSize;
     std::array<Run, 4> ring;
     const auto run_of = [&](std::size_t r) -> Run& { return ring[r % ring.size()]; };
-    const auto first_of = [&](std::size_t r) { return begin + r * Run::kMost; };
-    const auto aim = [&](std::size_t r) {
+    const auto first_of = [&](std::size_t r) { return begin + r * Run::kMaxSize; };
+    const auto prepare = [&](std::size_t r) {
       Run& run = run_of(r);
       const std::size_t first = first_of(r);
-      run.size = r < runs ? std::min(Run::kMost, end - first) : 0;
+      run.size = r < runs ? std::min(Run::kMaxSize, end - first) : 0;
       const auto some = keys.subspan(std::min(first, end), run.size);
-      if (by == By::kKey) {
+      if (by == KeyKind::kKey) {
         mix_block(some.data(), some.size(), run.hashes.data());
       } else {
         std::copy(some.begin(), some.end(), run.hashes.begin());
       }
       if (newest != nullptr) {
-        look_.aim(newest->ground(), run);
+        probe_.prepare(newest->view(), run);
       }
     };
-    aim(0);
+    prepare(0);
     if (newest != nullptr) {
-      run_of(0).fetch();
+      run_of(0).prefetch();
     }
     for (std::size_t r = 0; r < runs + 2; ++r) {
-      aim(r + 1);
+      prepare(r + 1);
       if (r < runs) {
         if (newest != nullptr) {
-          run_of(r).go_on_with(run_of(r + 1).homes());
+          run_of(r).set_next_lines(run_of(r + 1).homes());
         }
-        way.look(newest, run_of(r), first_of(r));
+        visitor.probe(newest, run_of(r), first_of(r));
       }
       if (r >= 1 && r <= runs) {
-        way.settle(newest, run_of(r - 1), first_of(r - 1));
+        visitor.resolve(newest, run_of(r - 1), first_of(r - 1));
       }
       if (r >= 2) {
-        way.use(run_of(r - 2), first_of(r - 2));
+        visitor.use(run_of(r - 2), first_of(r - 2));
       }
     }
   };
@@ -156,51 +158,52 @@ void Frozen::walk(std::span<const std::uint64_t> keys, By by, Pool& pool, const 
 
 // use(run, first) once run.rows are found.
 template <class Use>
-void Frozen::walk_rows(std::span<const std::uint64_t> keys, By by, Pool& pool, const Use& use) const {
-  struct Way {
-    const Frozen& of;
+void ExportReader::for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
+                                        const Use& use) const {
+  struct Visitor {
+    const ExportReader& of;
     const Use& use_rows;
 
-    void look(const Layer* newest, Run& run, std::size_t) const noexcept {
+    void probe(const Layer* newest, Run& run, std::size_t) const noexcept {
       if (newest != nullptr) {
-        of.look_.look(newest->width, run);
+        of.probe_.probe(newest->width, run);
       } else {
         run.rows.fill(nullptr);
       }
     }
-    void settle(const Layer* newest, Run& run, std::size_t) const noexcept {
+    void resolve(const Layer* newest, Run& run, std::size_t) const noexcept {
       if (newest == nullptr) {
         return;
       }
-      of.look_.settle(newest->width, run);
+      of.probe_.resolve(newest->width, run);
       if (of.layers_.size() == 1) {
         return;
       }
-      std::array<std::uint16_t, Run::kMost + 1> open;
+      std::array<std::uint16_t, Run::kMaxSize + 1> open;
       std::size_t count = 0;
       for (std::size_t i = 0; i < run.size; ++i) {
         open[count] = static_cast<std::uint16_t>(i);
         count += run.rows[i] == nullptr ? 1U : 0U;
       }
       Run scratch;
-      of.below(run, {open.data(), count}, scratch);
+      of.probe_older_layers(run, {open.data(), count}, scratch);
     }
     void use(const Run& run, std::size_t first) const { use_rows(run, first); }
   };
-  walk(keys, by, pool, Way{*this, use});
+  for_each_run(keys, by, pool, Visitor{*this, use});
 }
 
 // Rows of one weight: most are read where they are found, beside their hashes.
-void Frozen::pull_ones(std::span<const std::uint64_t> keys, By by, std::span<float> weights,
-                       Pool& pool) const {
-  struct Way {
-    const Frozen& of;
+void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
+                                Pool& pool) const {
+  struct Visitor {
+    const ExportReader& of;
     float* weights;
     float initial;
 
-    void look(const Layer* newest, Run& run, std::size_t first) const noexcept {
+    void probe(const Layer* newest, Run& run, std::size_t first) const noexcept {
       if (newest != nullptr) {
-        of.look_.ones(newest->width, run, weights + first);
+        of.probe_.probe_scalars(newest->width, run, weights + first);
         return;
       }
       run.rows.fill(nullptr);
@@ -211,12 +214,12 @@ void Frozen::pull_ones(std::span<const std::uint64_t> keys, By by, std::span<flo
       }
     }
     // Those that the newest layer's homes do not have.
-    void settle(const Layer* newest, Run& run, std::size_t first) const noexcept {
+    void resolve(const Layer* newest, Run& run, std::size_t first) const noexcept {
       if (newest != nullptr) {
-        of.look_.settle_ones(newest->width, run, weights + first);
+        of.probe_.resolve_scalars(newest->width, run, weights + first);
       }
       if (of.layers_.size() > 1) {
-        below(run, first);
+        probe_older_layers(run, first);
       }
       std::size_t count = 0;
       for (std::size_t k = 0; k < run.missing_count; ++k) {
@@ -232,17 +235,17 @@ void Frozen::pull_ones(std::span<const std::uint64_t> keys, By by, std::span<flo
         of.init_.fill(run.hashes[i], 1, &weights[first + i]);
       }
     }
-    void below(Run& run, std::size_t first) const noexcept {
-      std::array<std::uint16_t, Run::kMost + 1> open;
+    void probe_older_layers(Run& run, std::size_t first) const noexcept {
+      std::array<std::uint16_t, Run::kMaxSize + 1> open;
       std::size_t count = 0;
       for (const std::uint16_t i : std::span(run.missing).first(run.missing_count)) {
         open[count] = i;
-        count += Look::absent(weights[first + i]) ? 1U : 0U;
+        count += IndexProbe::absent(weights[first + i]) ? 1U : 0U;
       }
       Run scratch;
-      of.below(run, {open.data(), count}, scratch);
+      of.probe_older_layers(run, {open.data(), count}, scratch);
       for (const std::uint16_t i : std::span(open).first(count)) {
-        if (!of.gone(run.rows[i])) {
+        if (!of.is_missing(run.rows[i])) {
           of.form_.decode(run.rows[i], &weights[first + i], of.scale_of(run.rows[i]));
         }
       }
@@ -251,28 +254,29 @@ void Frozen::pull_ones(std::span<const std::uint64_t> keys, By by, std::span<flo
   };
   float initial;
   init_.fill(0, 1, &initial);
-  walk(keys, by, pool, Way{*this, weights.data(), initial});
+  for_each_run(keys, by, pool, Visitor{*this, weights.data(), initial});
 }
 
-float Frozen::scale_of(const std::byte* row) const noexcept {
+float ExportReader::scale_of(const std::byte* row) const noexcept {
   if (!form_.shares_scale()) {
     return 0.0F;
   }
   const std::byte* const line = row - reinterpret_cast<std::uintptr_t>(row) % kCacheLine;
   std::uint16_t bits;
-  std::memcpy(&bits, line + LineForm::kScale, sizeof bits);
+  std::memcpy(&bits, line + LineFormat::kScale, sizeof bits);
   return from_bfloat16(bits);
 }
 
-void Frozen::pull(std::span<const std::uint64_t> keys, By by, std::span<float> weights, Pool& pool) const {
+void ExportReader::pull(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
+                        Pool& pool) const {
   const std::size_t dim = form_.dim();
   SHOAL_CHECK(weights.size() == keys.size() * dim, "weights must be len(keys) x dim");
   if (dim == 1) {
-    return pull_ones(keys, by, weights, pool);
+    return pull_scalars(keys, by, weights, pool);
   }
-  walk_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
+  for_each_run_of_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
     float* const to = weights.data() + first * dim;
-    std::array<std::uint16_t, Run::kMost> none;
+    std::array<std::uint16_t, Run::kMaxSize> none;
     const std::size_t count = form_.decode_rows({run.rows.data(), run.size}, to, none.data());
     for (std::size_t k = 0; k < count; ++k) {
       init_.fill(run.hashes[none[k]], dim, to + none[k] * dim);
@@ -280,12 +284,12 @@ void Frozen::pull(std::span<const std::uint64_t> keys, By by, std::span<float> w
   });
 }
 
-void Frozen::contains(std::span<const std::uint64_t> keys, By by, std::span<std::uint8_t> there,
-                      Pool& pool) const {
+void ExportReader::contains(std::span<const std::uint64_t> keys, KeyKind by, std::span<std::uint8_t> there,
+                            Pool& pool) const {
   SHOAL_CHECK(there.size() == keys.size(), "there must be one answer for each key");
-  walk_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
+  for_each_run_of_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
     for (std::size_t i = 0; i < run.size; ++i) {
-      there[first + i] = gone(run.rows[i]) ? 0 : 1;
+      there[first + i] = is_missing(run.rows[i]) ? 0 : 1;
     }
   });
 }
@@ -293,24 +297,24 @@ void Frozen::contains(std::span<const std::uint64_t> keys, By by, std::span<std:
 // --- by slot --------------------------------------------------------------------------------------------------------
 
 // The rows of one layer in ascending order of hash.
-void Frozen::entries_of(const Section& section, Slot slot, std::span<const Stretch> within,
-                        std::vector<Entry>& all) const {
+void ExportReader::entries_of(const Section& section, Slot slot, std::span<const HashRange> within,
+                              std::vector<Entry>& all) const {
   all.clear();
   const Homes homes{slots_, section.homes};
-  const LineForm& form = look_.form_of(section);
-  auto stretch = within.begin();
+  const LineFormat& form = probe_.form_of(section);
+  auto range = within.begin();
   std::uint64_t last = slots_.first_hash(slot);  // the hash before
   bool any = false;
-  for (std::uint64_t b = 0; b < section.count && stretch != within.end(); ++b) {
-    // Hashes of a stretch stand in the lines from the home of its first to `reach` behind that of its last, in order.
-    for (; stretch != within.end() && b > scale(stretch->last, section.homes) + section.reach; ++stretch) {
+  for (std::uint64_t b = 0; b < section.count && range != within.end(); ++b) {
+    // Hashes of a range stand in the lines from the home of its first to `reach` behind that of its last, in order.
+    for (; range != within.end() && b > scale(range->last, section.homes) + section.reach; ++range) {
     }
-    if (stretch == within.end()) {
+    if (range == within.end()) {
       break;
     }
-    b = std::max(b, scale(stretch->first, section.homes));
+    b = std::max(b, scale(range->first, section.homes));
     const std::byte* const line = section.lines + b * kCacheLine;
-    if (line[LineForm::kReach] == std::byte{LineForm::kEmpty}) {
+    if (line[LineFormat::kReach] == std::byte{LineFormat::kEmpty}) {
       continue;
     }
     const std::uint64_t least = homes.least(slot, b, section.reach);
@@ -322,14 +326,14 @@ void Frozen::entries_of(const Section& section, Slot slot, std::span<const Stret
       }
       before = stored;
       const std::uint64_t hash = Homes::hash(least, section.width, stored);
-      const std::byte* const row = look_.row_of(section, line, static_cast<unsigned>(lane));
+      const std::byte* const row = probe_.row_of(section, line, static_cast<unsigned>(lane));
       SHOAL_CHECK(row != nullptr && (!any || last < hash) && slots_.of(hash) == slot,
                   "line " + std::to_string(b) + " of slot " + std::to_string(index_of(slot)) +
                       " has no ascending hashes with rows");
       last = hash;
       any = true;
       const std::uint64_t place = hash << slots_.bits();
-      auto in = stretch;
+      auto in = range;
       for (; in != within.end() && in->last < place; ++in) {
       }
       if (in != within.end() && in->first <= place) {
@@ -340,7 +344,7 @@ void Frozen::entries_of(const Section& section, Slot slot, std::span<const Stret
 }
 
 // The rows of a slot in ascending order of hash, of each hash the newest; rows that say `removed` too.
-void Frozen::entries(Slot slot, std::span<const Stretch> within, std::vector<Entry>& all) const {
+void ExportReader::entries(Slot slot, std::span<const HashRange> within, std::vector<Entry>& all) const {
   all.clear();
   std::vector<Entry> fresh;
   std::vector<Entry> merged;
@@ -364,10 +368,11 @@ void Frozen::entries(Slot slot, std::span<const Stretch> within, std::vector<Ent
   }
 }
 
-void Frozen::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
+void ExportReader::read_slot(Slot slot, std::vector<std::uint64_t>& hashes,
+                             std::vector<float>& weights) const {
   std::vector<Entry> all;
   entries(slot, kAll, all);
-  std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
+  std::erase_if(all, [&](const Entry& entry) { return form_.is_removed(entry.row); });
   hashes.resize(all.size());
   weights.resize(all.size() * form_.dim());
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -376,14 +381,14 @@ void Frozen::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vecto
   }
 }
 
-void Frozen::difference(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights,
-                        std::vector<std::uint64_t>& changed, std::vector<float>& rows,
-                        std::span<const Stretch> within) const {
+void ExportReader::difference(Slot slot, std::span<const std::uint64_t> hashes,
+                              std::span<const float> weights, std::vector<std::uint64_t>& changed,
+                              std::vector<float>& rows, std::span<const HashRange> within) const {
   const std::size_t dim = form_.dim();
   SHOAL_CHECK(weights.size() == hashes.size() * dim, "weights must be len(hashes) x dim");
   std::vector<Entry> all;
   entries(slot, within, all);
-  std::erase_if(all, [&](const Entry& entry) { return form_.removed(entry.row); });
+  std::erase_if(all, [&](const Entry& entry) { return form_.is_removed(entry.row); });
   std::vector<float> scratch(2 * dim);
   std::vector<float> read(dim);
   std::vector<std::byte> encoded(form_.bytes());
@@ -398,7 +403,7 @@ void Frozen::difference(Slot slot, std::span<const std::uint64_t> hashes, std::s
     rows.insert(rows.end(), dim, std::numeric_limits<float>::quiet_NaN());
   };
   const auto same = [&](const Entry& old, const float* row) {
-    if (form_.code() == RowForm::Code::kInt8) {
+    if (form_.code() == RowFormat::Code::kInt8) {
       const float scale = scale_of(old.row);
       // A bit more than half a step: the weights that an export rounds stand at its end at worst.
       const float bound = form_.half_step(old.row, scale) * (1.0F + 0x1p-20F);

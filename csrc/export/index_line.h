@@ -1,7 +1,7 @@
 // Lines: the index of an export's section, cache lines of hashes in hash order.
 //
 // Idea. A section has the rows of one slot. A hash's home is the line scale(place, homes), so lines are in hash order, and
-// hashes pour into them in that order: what does not fit into its home stands in the next line that has room. A line
+// hashes place_hashes into them in that order: what does not fit into its home stands in the next line that has room. A line
 // says how far those of its home went. So a lookup reads its home, rarely a line behind it, and never searches on.
 //
 //   byte 0           the low 32 bits of each hash, one lane after the other
@@ -37,7 +37,7 @@
 
 namespace shoal {
 
-struct LineForm {
+struct LineFormat {
   static constexpr std::size_t kNarrowest = 5;  // bytes of a hash
   static constexpr std::size_t kWidest = 8;
   static constexpr std::size_t kFirstRow = 59;
@@ -45,20 +45,20 @@ struct LineForm {
   static constexpr std::size_t kReach = 63;
   static constexpr std::uint8_t kFar = 254;
   static constexpr std::uint8_t kEmpty = 255;
-  static constexpr std::size_t kMostLanes = 12;
+  static constexpr std::size_t kMaxLanes = 12;
   static constexpr unsigned kNone = 16;  // no lane
 
-  LineForm() = default;
+  LineFormat() = default;
   // `row`: bytes of a narrow row, 1, 2 or 4; 0 where rows are wide. Rows of one byte share the line's scale.
-  constexpr LineForm(std::size_t bytes_of_hash, std::size_t row) noexcept
+  constexpr LineFormat(std::size_t bytes_of_hash, std::size_t row) noexcept
       : width(bytes_of_hash),
         row_bytes(row),
         lanes((row == 0 ? kFirstRow : (row == 1 ? kScale : kReach)) / (width + row)),
         high_mask(static_cast<std::uint32_t>((std::uint64_t{1} << (8 * (width - 4))) - 1)),
         lane_mask((1U << lanes) - 1),
         last_lane(1U << (lanes - 1)) {}
-  LineForm(const RowForm& form, std::size_t bytes_of_hash) noexcept
-      : LineForm(bytes_of_hash, form.inside() ? form.bytes() : 0) {}
+  LineFormat(const RowFormat& form, std::size_t bytes_of_hash) noexcept
+      : LineFormat(bytes_of_hash, form.is_inline() ? form.bytes() : 0) {}
 
   std::size_t width = kWidest;
   std::size_t row_bytes = 0;  // of a row within the line
@@ -95,7 +95,7 @@ struct LineForm {
     return kNone;
   }
 
-  // Bit k: the k-th 32 bits of a line are `low`. All sixteen are compared, whatever stands in the last ones.
+  // Bit k: the k-th 32 bits of a line are `low`. All sixteen are compared, whatever stands in the last probe_scalars.
   static SHOAL_INLINE unsigned same_low(const std::byte* line, std::uint32_t low) noexcept {
 #if defined(__SSE2__)
     const auto* const at = reinterpret_cast<const __m128i*>(line);
@@ -133,8 +133,8 @@ struct Homes {
   }
 
   // Whether `width` bytes tell the hashes apart that may stand in one line, if none is further than `reach` from home.
-  bool told_apart(std::size_t width, std::uint64_t reach) const noexcept {
-    if (width >= LineForm::kWidest) {
+  bool are_distinct(std::size_t width, std::uint64_t reach) const noexcept {
+    if (width >= LineFormat::kWidest) {
       return true;
     }
     __extension__ using Wide = unsigned __int128;
@@ -151,7 +151,7 @@ struct Homes {
   }
   // The hash of which the low `width` bytes are stored in a line where none is less than `least`.
   static std::uint64_t hash(std::uint64_t least, std::size_t width, std::uint64_t stored) noexcept {
-    if (width >= LineForm::kWidest) {
+    if (width >= LineFormat::kWidest) {
       return stored;
     }
     const std::uint64_t mask = (std::uint64_t{1} << (8 * width)) - 1;

@@ -12,34 +12,34 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kFewLines = 32;       // behind a home; random hashes go less far
-constexpr std::size_t kMostLinesAhead = 8;  // of a row; the machine sees by itself how a longer one goes on
+constexpr std::size_t kMaxLinearLines = 32;   // behind a home; random hashes go less far
+constexpr std::size_t kMaxPrefetchLines = 8;  // of a row; the machine sees by itself how a longer one goes on
 
-SHOAL_INLINE void fetch_to_read(const std::byte* at) noexcept { __builtin_prefetch(at); }
+SHOAL_INLINE void prefetch_line(const std::byte* at) noexcept { __builtin_prefetch(at); }
 
 // Of a row, its first so many lines. Where rows may begin anywhere in a line one more is asked for, up to the last byte.
 std::size_t lines_of(std::size_t bytes) noexcept {
   const std::size_t whole = (bytes + kCacheLine - 1) / kCacheLine;
   const bool aligned = bytes % kCacheLine == 0 || kCacheLine % bytes == 0;
-  return std::min(whole + (aligned ? 0 : 1), kMostLinesAhead);
+  return std::min(whole + (aligned ? 0 : 1), kMaxPrefetchLines);
 }
 
-SHOAL_INLINE void fetch_row(const std::byte* row, std::size_t bytes, std::size_t lines) noexcept {
-  fetch_to_read(row);
+SHOAL_INLINE void prefetch_row(const std::byte* row, std::size_t bytes, std::size_t lines) noexcept {
+  prefetch_line(row);
   for (std::size_t k = 1; k < lines; ++k) {
-    fetch_to_read(row + std::min(k * kCacheLine, bytes - 1));
+    prefetch_line(row + std::min(k * kCacheLine, bytes - 1));
   }
 }
 
 // Null where `wanted` is 0 instead of 1.
-SHOAL_INLINE const std::byte* only_if(unsigned wanted, const std::byte* row) noexcept {
+SHOAL_INLINE const std::byte* select_or_null(unsigned wanted, const std::byte* row) noexcept {
   const std::uintptr_t all = 0 - std::uintptr_t{wanted};
   return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(row) & all);
 }
 
 struct PortableLines {
   static SHOAL_INLINE unsigned same_low(const std::byte* line, std::uint32_t low) noexcept {
-    return LineForm::same_low(line, low);
+    return LineFormat::same_low(line, low);
   }
 };
 
@@ -60,19 +60,19 @@ struct Avx2Lines {
 }  // namespace
 
 // A row of one weight as the bits of a float; what says `removed` is a NaN.
-template <RowForm::Code kCode>
-struct One {
+template <RowFormat::Code kCode>
+struct ScalarRow {
   static SHOAL_INLINE std::uint32_t bits([[maybe_unused]] const std::byte* line,
                                          const std::byte* row) noexcept {
-    if constexpr (kCode == RowForm::Code::kFloat32) {
+    if constexpr (kCode == RowFormat::Code::kFloat32) {
       return load<std::uint32_t>(row);
-    } else if constexpr (kCode == RowForm::Code::kBfloat16) {
+    } else if constexpr (kCode == RowFormat::Code::kBfloat16) {
       return std::uint32_t{load<std::uint16_t>(row)} << 16U;
-    } else if constexpr (kCode == RowForm::Code::kFloat16) {
+    } else if constexpr (kCode == RowFormat::Code::kFloat16) {
       return std::bit_cast<std::uint32_t>(from_float16(load<std::uint16_t>(row)));
     } else {
       const auto integer = load<std::int8_t>(row);
-      const float scale = from_bfloat16(load<std::uint16_t>(line + LineForm::kScale));
+      const float scale = from_bfloat16(load<std::uint16_t>(line + LineFormat::kScale));
       const std::uint32_t removed = integer == -128 ? 0x7fc00000U : 0;
       return std::bit_cast<std::uint32_t>(scale * static_cast<float>(integer)) | removed;
     }
@@ -91,48 +91,49 @@ struct One {
 //
 // Of a layer whose sections have one width, which is most: constants.
 template <std::size_t kWidth, std::size_t kRow>
-struct OneForm {
-  static constexpr bool kInside = kRow != 0;
-  static constexpr LineForm kForm{kWidth, kRow};
+struct FixedWidth {
+  static constexpr bool kInlineRows = kRow != 0;
+  static constexpr LineFormat kForm{kWidth, kRow};
 
-  static SHOAL_INLINE constexpr const LineForm& of(const Look&, const Run&, std::uint64_t) noexcept {
+  static SHOAL_INLINE constexpr const LineFormat& of(const IndexProbe&, const Run&, std::uint64_t) noexcept {
     return kForm;
   }
 };
 
 // Of the others.
-template <bool kRowsInside>
-struct AnyForm {
-  static constexpr bool kInside = kRowsInside;
+template <bool kAreInline>
+struct AnyWidth {
+  static constexpr bool kInlineRows = kAreInline;
 
-  static SHOAL_INLINE const LineForm& of(const Look& by, const Run& run, std::uint64_t hash) noexcept;
+  static SHOAL_INLINE const LineFormat& of(const IndexProbe& by, const Run& run, std::uint64_t hash) noexcept;
 };
 
 // The loops over a run's hashes, once per form of lines and way of comparing.
-struct LookSteps {
-  static SHOAL_INLINE const LineForm& form_of(const Look& by, const Run& run, std::uint64_t hash) noexcept {
-    return by.forms_[run.ground.homesteads[index_of(by.slots_.of(hash))].width - LineForm::kNarrowest];
+struct ProbeKernels {
+  static SHOAL_INLINE const LineFormat& form_of(const IndexProbe& by, const Run& run,
+                                                std::uint64_t hash) noexcept {
+    return by.forms_[run.layer.indexes[index_of(by.slots_.of(hash))].width - LineFormat::kNarrowest];
   }
 
-  // One hash in one line, with care: 1 where it is neither there nor need be, as a line says of which `more` are behind it.
+  // ScalarRow hash in one line, with care: 1 where it is neither there nor need be, as a line says of which `more` are behind it.
   template <class Form, class Lines>
-  static SHOAL_INLINE unsigned read(const Look& by, Run& run, std::size_t i, const std::byte* line,
+  static SHOAL_INLINE unsigned read(const IndexProbe& by, Run& run, std::size_t i, const std::byte* line,
                                     unsigned more) noexcept {
     const std::uint64_t hash = run.hashes[i];
-    const LineForm& form = Form::of(by, run, hash);
+    const LineFormat& form = Form::of(by, run, hash);
     const unsigned match = Lines::same_low(line, static_cast<std::uint32_t>(hash)) & form.lane_mask;
     auto lane = static_cast<std::size_t>(std::countr_zero(match)) % 32;  // 0 of no match
     std::uint32_t high;
     std::memcpy(&high, line + form.high_at(lane), sizeof high);
     const std::uint32_t other = (high ^ static_cast<std::uint32_t>(hash >> 32U)) & form.high_mask;
-    const unsigned filled = line[LineForm::kReach] == std::byte{LineForm::kEmpty} ? 0 : 1;
+    const unsigned filled = line[LineFormat::kReach] == std::byte{LineFormat::kEmpty} ? 0 : 1;
     unsigned here = (match == 0 ? 0U : 1U) & filled;
-    // One in 2^28 lines: the low bits of two hashes are the same. A bit trick, for of `other != 0` there would be a branch
+    // ScalarRow in 2^28 lines: the low bits of two hashes are the same. A bit trick, for of `other != 0` there would be a branch
     // as well, which waits for the line and guesses wrong for each hash behind its home.
     if ((here & ((other | (0U - other)) >> 31U)) != 0) [[unlikely]] {
       const unsigned exact = form.find(line, hash);
-      here = exact != LineForm::kNone ? 1 : 0;
-      lane = exact % LineForm::kNone;
+      here = exact != LineFormat::kNone ? 1 : 0;
+      lane = exact % LineFormat::kNone;
     }
     run.rows[i] = row_at<Form>(by, run, form, hash, line, lane, here);
     return (here ^ 1U) & (more != 0 ? 1U : 0U);
@@ -140,19 +141,19 @@ struct LookSteps {
 
   // The row in a lane, null where `here` is 0 instead of 1; a wide one is asked for.
   template <class Form>
-  static SHOAL_INLINE const std::byte* row_at(const Look& by, const Run& run, const LineForm& form,
+  static SHOAL_INLINE const std::byte* row_at(const IndexProbe& by, const Run& run, const LineFormat& form,
                                               std::uint64_t hash, const std::byte* line, std::size_t lane,
                                               unsigned here) noexcept {
-    if constexpr (Form::kInside) {
-      return only_if(here, line + form.row_at(lane));
+    if constexpr (Form::kInlineRows) {
+      return select_or_null(here, line + form.row_at(lane));
     } else {
-      const Shelf& shelf = run.ground.shelves[index_of(by.slots_.of(hash))];
+      const RowArrayView& array = run.layer.row_arrays[index_of(by.slots_.of(hash))];
       std::uint32_t number;
-      std::memcpy(&number, line + LineForm::kFirstRow, sizeof number);
+      std::memcpy(&number, line + LineFormat::kFirstRow, sizeof number);
       const std::uint64_t at = std::uint64_t{number} + lane;
-      const unsigned there = here & (at < shelf.count ? 1U : 0U);
-      const std::byte* const row = only_if(there, shelf.rows + at * by.form_.bytes());
-      fetch_row(there != 0 ? row : line, by.form_.bytes(), by.lines_of_row_);
+      const unsigned there = here & (at < array.count ? 1U : 0U);
+      const std::byte* const row = select_or_null(there, array.rows + at * by.form_.bytes());
+      prefetch_row(there != 0 ? row : line, by.form_.bytes(), by.lines_of_row_);
       return row;
     }
   }
@@ -160,14 +161,14 @@ struct LookSteps {
   // use(i, line, form, lane, none) for each hash of a run: the first lane with its low bits; `none` has no bit set, or all
   // where there is no such lane. Returns whether the other bits of all were those of the lanes: if not, none of it holds.
   template <class Form, class Lines, class Use>
-  static SHOAL_INLINE bool skim(const Look& by, const Run& run, const Use& use) noexcept {
+  static SHOAL_INLINE bool probe_by_low_bits(const IndexProbe& by, const Run& run, const Use& use) noexcept {
     const std::size_t size = run.size;
     std::uint32_t other = 0;
     for (std::size_t i = 0; i < size; ++i) {
-      fetch_to_read(run.lines[i + Run::ahead(Form::kInside)]);
+      prefetch_line(run.lines[i + Run::ahead(Form::kInlineRows)]);
       const std::byte* const line = run.lines[i];
       const std::uint64_t hash = run.hashes[i];
-      const LineForm& form = Form::of(by, run, hash);
+      const LineFormat& form = Form::of(by, run, hash);
       const unsigned match = Lines::same_low(line, static_cast<std::uint32_t>(hash)) & form.lane_mask;
       const std::uint32_t none = match == 0 ? ~std::uint32_t{0} : 0;
       const auto lane = static_cast<std::size_t>(std::countr_zero(match | form.last_lane));
@@ -189,55 +190,56 @@ struct LookSteps {
   }
 
   // How many lines are behind a home; 0 of an empty one.
-  static SHOAL_INLINE unsigned behind(const std::byte* line) noexcept {
-    return (std::to_integer<unsigned>(line[LineForm::kReach]) + 1) & 0xfeU;
+  static SHOAL_INLINE unsigned displaced_lines(const std::byte* line) noexcept {
+    return (std::to_integer<unsigned>(line[LineFormat::kReach]) + 1) & 0xfeU;
   }
 
   template <class Form, class Lines>
-  static SHOAL_INLINE void look_with_care(const Look& by, Run& run) noexcept {
-    run.open_count = 0;
+  static SHOAL_INLINE void probe_exactly(const IndexProbe& by, Run& run) noexcept {
+    run.unresolved_count = 0;
     for (std::size_t i = 0; i < run.size; ++i) {
       const std::byte* const line = run.lines[i];
-      run.open[run.open_count] = static_cast<std::uint16_t>(i);
-      run.open_count += read<Form, Lines>(by, run, i, line, behind(line));
+      run.unresolved[run.unresolved_count] = static_cast<std::uint16_t>(i);
+      run.unresolved_count += read<Form, Lines>(by, run, i, line, displaced_lines(line));
     }
   }
 
   // Of the hashes in a list, those that may stand behind their homes, whose next lines are asked for.
-  static SHOAL_INLINE void leave_open(Run& run, const std::uint16_t* list, std::size_t count) noexcept {
-    std::size_t open_count = 0;
+  static SHOAL_INLINE void collect_unresolved(Run& run, const std::uint16_t* list,
+                                              std::size_t count) noexcept {
+    std::size_t unresolved_count = 0;
     for (std::size_t k = 0; k < count; ++k) {
       const std::uint16_t i = list[k];
       const std::byte* const line = run.lines[i];
-      run.open[open_count] = i;
-      open_count += behind(line) != 0 ? 1U : 0U;
+      run.unresolved[unresolved_count] = i;
+      unresolved_count += displaced_lines(line) != 0 ? 1U : 0U;
     }
-    run.open_count = open_count;
-    for (std::size_t k = 0; k < open_count; ++k) {
-      fetch_to_read(run.lines[run.open[k]] + kCacheLine);
+    run.unresolved_count = unresolved_count;
+    for (std::size_t k = 0; k < unresolved_count; ++k) {
+      prefetch_line(run.lines[run.unresolved[k]] + kCacheLine);
     }
   }
 
   template <class Form, class Lines>
-  static SHOAL_INLINE void look(const Look& by, Run& run) noexcept {
-    std::array<std::uint16_t, Run::kMost + 1> missing;
+  static SHOAL_INLINE void probe(const IndexProbe& by, Run& run) noexcept {
+    std::array<std::uint16_t, Run::kMaxSize + 1> missing;
     std::size_t count = 0;
-    const bool sure = skim<Form, Lines>(
+    const bool sure = probe_by_low_bits<Form, Lines>(
         by, run,
-        [&](std::size_t i, const std::byte* line, const LineForm& form, std::size_t lane, std::uint32_t none)
-            SHOAL_ALWAYS {
-              run.rows[i] = row_at<Form>(by, run, form, run.hashes[i], line, lane, none + 1);
-              missing[count] = static_cast<std::uint16_t>(i);
-              count -= static_cast<std::size_t>(static_cast<std::int32_t>(none));
-            });
+        [&](std::size_t i, const std::byte* line, const LineFormat& form, std::size_t lane,
+            std::uint32_t none) SHOAL_ALWAYS {
+          run.rows[i] = row_at<Form>(by, run, form, run.hashes[i], line, lane, none + 1);
+          missing[count] = static_cast<std::uint16_t>(i);
+          count -= static_cast<std::size_t>(static_cast<std::int32_t>(none));
+        });
     if (!sure) [[unlikely]] {
-      return look_with_care<Form, Lines>(by, run);
+      return probe_exactly<Form, Lines>(by, run);
     }
-    leave_open(run, missing.data(), count);
+    collect_unresolved(run, missing.data(), count);
   }
 
-  template <class Form, class Lines, class One>
-  static SHOAL_INLINE void ones(const Look& by, Run& run, float* weights) noexcept {
+  template <class Form, class Lines, class ScalarRow>
+  static SHOAL_INLINE void probe_scalars(const IndexProbe& by, Run& run, float* weights) noexcept {
     std::size_t count = 0;
     const auto put = [&](std::size_t i, std::uint32_t bits) SHOAL_ALWAYS {
       std::memcpy(weights + i, &bits, sizeof bits);
@@ -245,19 +247,20 @@ struct LookSteps {
       run.missing[count] = static_cast<std::uint16_t>(i);
       count += (bits << 1U) > 0xff000000U ? 1U : 0U;  // a NaN
     };
-    const bool sure = skim<Form, Lines>(
+    const bool sure = probe_by_low_bits<Form, Lines>(
         by, run,
-        [&](std::size_t i, const std::byte* line, const LineForm& form, std::size_t lane, std::uint32_t none)
-            SHOAL_ALWAYS { put(i, One::bits(line, line + form.row_at(lane)) | none); });
+        [&](std::size_t i, const std::byte* line, const LineFormat& form, std::size_t lane,
+            std::uint32_t none)
+            SHOAL_ALWAYS { put(i, ScalarRow::bits(line, line + form.row_at(lane)) | none); });
     if (!sure) [[unlikely]] {
-      look_with_care<Form, Lines>(by, run);
+      probe_exactly<Form, Lines>(by, run);
       count = 0;
       for (std::size_t i = 0; i < run.size; ++i) {
-        put(i, run.rows[i] != nullptr ? One::bits(run.lines[i], run.rows[i]) : Look::kAbsent);
+        put(i, run.rows[i] != nullptr ? ScalarRow::bits(run.lines[i], run.rows[i]) : IndexProbe::kAbsent);
       }
     }
     run.missing_count = count;
-    leave_open(run, run.missing.data(), count);
+    collect_unresolved(run, run.missing.data(), count);
   }
 
   // found(i, line) for each hash that was looked for in a line behind its home: run.rows[i] is there, or null.
@@ -265,9 +268,9 @@ struct LookSteps {
   // one whose first hash is not above it, for hashes are poured in their order. Many lines behind a home are colliding
   // hashes, which an adversary has chosen: one after the other, 200,000 of them took 44 s.
   template <class Form>
-  static const std::byte* line_among(const Look& by, const Run& run, const Section& section,
-                                     std::uint64_t hash, std::size_t first, std::size_t most) noexcept {
-    const LineForm& form = Form::of(by, run, hash);
+  static const std::byte* find_line(const IndexProbe& by, const Run& run, const Section& section,
+                                    std::uint64_t hash, std::size_t first, std::size_t most) noexcept {
+    const LineFormat& form = Form::of(by, run, hash);
     const Homes homes{by.slots_, section.homes};
     std::size_t last = first + most;
     while (first != last) {
@@ -283,171 +286,177 @@ struct LookSteps {
   }
 
   template <class Form, class Lines, class Found>
-  static SHOAL_INLINE void settle(const Look& by, Run& run, const Found& found) noexcept {
-    for (std::size_t step = 1; run.open_count != 0; ++step) {
+  static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run, const Found& found) noexcept {
+    for (std::size_t step = 1; run.unresolved_count != 0; ++step) {
       std::size_t left = 0;
-      for (std::size_t k = 0; k < run.open_count; ++k) {
-        const std::uint16_t i = run.open[k];  // which is written at `left`, at most k
+      for (std::size_t k = 0; k < run.unresolved_count; ++k) {
+        const std::uint16_t i = run.unresolved[k];  // which is written at `left`, at most k
         const Section& section = by.section_of(run, run.hashes[i]);
         const std::byte* const home = run.lines[i];
-        const std::size_t said = std::to_integer<std::size_t>(home[LineForm::kReach]);
+        const std::size_t said = std::to_integer<std::size_t>(home[LineFormat::kReach]);
         const auto first = static_cast<std::size_t>(home - section.lines) / kCacheLine;
         const std::size_t most =
-            std::min<std::size_t>(said == LineForm::kFar ? section.reach : said, section.count - 1 - first);
+            std::min<std::size_t>(said == LineFormat::kFar ? section.reach : said, section.count - 1 - first);
         // A damaged home may say that lines are behind it where there are none: then it is read again.
-        const bool many = most > kFewLines;
-        const std::byte* const line = many ? line_among<Form>(by, run, section, run.hashes[i], first, most)
+        const bool many = most > kMaxLinearLines;
+        const std::byte* const line = many ? find_line<Form>(by, run, section, run.hashes[i], first, most)
                                            : home + std::min(step, most) * kCacheLine;
-        run.open[left] = i;
+        run.unresolved[left] = i;
         left += read<Form, Lines>(by, run, i, line, step < most && !many ? 1 : 0);
-        fetch_to_read(line + kCacheLine);
+        prefetch_line(line + kCacheLine);
         found(i, line);
       }
-      run.open_count = left;
+      run.unresolved_count = left;
     }
   }
 
   template <class Form, class Lines>
-  static SHOAL_INLINE void settle(const Look& by, Run& run) noexcept {
-    settle<Form, Lines>(by, run, [](std::size_t, const std::byte*) SHOAL_ALWAYS {});
+  static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run) noexcept {
+    resolve<Form, Lines>(by, run, [](std::size_t, const std::byte*) SHOAL_ALWAYS {});
   }
 
-  template <class Form, class Lines, class One>
-  static SHOAL_INLINE void settle_ones(const Look& by, Run& run, float* weights) noexcept {
-    settle<Form, Lines>(by, run, [&](std::size_t i, const std::byte* line) SHOAL_ALWAYS {
+  template <class Form, class Lines, class ScalarRow>
+  static SHOAL_INLINE void resolve_scalars(const IndexProbe& by, Run& run, float* weights) noexcept {
+    resolve<Form, Lines>(by, run, [&](std::size_t i, const std::byte* line) SHOAL_ALWAYS {
       const std::byte* const row = run.rows[i];
       std::uint32_t bits;
       std::memcpy(&bits, weights + i, sizeof bits);
-      bits = row == nullptr ? bits : One::bits(line, row);
+      bits = row == nullptr ? bits : ScalarRow::bits(line, row);
       std::memcpy(weights + i, &bits, sizeof bits);
     });
   }
 };
 
-template <bool kRowsInside>
-SHOAL_INLINE const LineForm& AnyForm<kRowsInside>::of(const Look& by, const Run& run,
-                                                      std::uint64_t hash) noexcept {
-  return LookSteps::form_of(by, run, hash);
+template <bool kAreInline>
+SHOAL_INLINE const LineFormat& AnyWidth<kAreInline>::of(const IndexProbe& by, const Run& run,
+                                                         std::uint64_t hash) noexcept {
+  return ProbeKernels::form_of(by, run, hash);
 }
 
 namespace {
 
-// The steps of one form of lines; of rows of one weight, those of Ones.
+// The steps of one form of lines; of rows of one weight, those of ScalarKernels.
 template <class Form>
-struct Rows {
-  static void look(const Look& by, Run& run) noexcept { LookSteps::look<Form, PortableLines>(by, run); }
-  static void settle(const Look& by, Run& run) noexcept { LookSteps::settle<Form, PortableLines>(by, run); }
-#if defined(__x86_64__)
-  SHOAL_AVX2 static void look_by_avx2(const Look& by, Run& run) noexcept {
-    LookSteps::look<Form, Avx2Lines>(by, run);
+struct RowKernels {
+  static void probe(const IndexProbe& by, Run& run) noexcept {
+    ProbeKernels::probe<Form, PortableLines>(by, run);
   }
-  SHOAL_AVX2 static void settle_by_avx2(const Look& by, Run& run) noexcept {
-    LookSteps::settle<Form, Avx2Lines>(by, run);
+  static void resolve(const IndexProbe& by, Run& run) noexcept {
+    ProbeKernels::resolve<Form, PortableLines>(by, run);
+  }
+#if defined(__x86_64__)
+  SHOAL_AVX2 static void probe_by_avx2(const IndexProbe& by, Run& run) noexcept {
+    ProbeKernels::probe<Form, Avx2Lines>(by, run);
+  }
+  SHOAL_AVX2 static void resolve_by_avx2(const IndexProbe& by, Run& run) noexcept {
+    ProbeKernels::resolve<Form, Avx2Lines>(by, run);
   }
 #endif
 };
 
-template <class Form, class One>
-struct Ones {
-  static void look(const Look& by, Run& run, float* weights) noexcept {
-    LookSteps::ones<Form, PortableLines, One>(by, run, weights);
+template <class Form, class ScalarRow>
+struct ScalarKernels {
+  static void probe(const IndexProbe& by, Run& run, float* weights) noexcept {
+    ProbeKernels::probe_scalars<Form, PortableLines, ScalarRow>(by, run, weights);
   }
-  static void settle(const Look& by, Run& run, float* weights) noexcept {
-    LookSteps::settle_ones<Form, PortableLines, One>(by, run, weights);
+  static void resolve(const IndexProbe& by, Run& run, float* weights) noexcept {
+    ProbeKernels::resolve_scalars<Form, PortableLines, ScalarRow>(by, run, weights);
   }
 #if defined(__x86_64__)
-  SHOAL_AVX2 static void look_by_avx2(const Look& by, Run& run, float* weights) noexcept {
-    LookSteps::ones<Form, Avx2Lines, One>(by, run, weights);
+  SHOAL_AVX2 static void probe_by_avx2(const IndexProbe& by, Run& run, float* weights) noexcept {
+    ProbeKernels::probe_scalars<Form, Avx2Lines, ScalarRow>(by, run, weights);
   }
-  SHOAL_AVX2 static void settle_by_avx2(const Look& by, Run& run, float* weights) noexcept {
-    LookSteps::settle_ones<Form, Avx2Lines, One>(by, run, weights);
+  SHOAL_AVX2 static void resolve_by_avx2(const IndexProbe& by, Run& run, float* weights) noexcept {
+    ProbeKernels::resolve_scalars<Form, Avx2Lines, ScalarRow>(by, run, weights);
   }
 #endif
 };
 
 // Rows that are not one weight.
 template <class Form>
-struct Ones<Form, void> {
-  static constexpr std::nullptr_t look = nullptr;
-  static constexpr std::nullptr_t settle = nullptr;
-  static constexpr std::nullptr_t look_by_avx2 = nullptr;
-  static constexpr std::nullptr_t settle_by_avx2 = nullptr;
+struct ScalarKernels<Form, void> {
+  static constexpr std::nullptr_t probe = nullptr;
+  static constexpr std::nullptr_t resolve = nullptr;
+  static constexpr std::nullptr_t probe_by_avx2 = nullptr;
+  static constexpr std::nullptr_t resolve_by_avx2 = nullptr;
 };
 
-template <class Form, class One>
-Look::Steps choose([[maybe_unused]] bool by_avx2) noexcept {
+template <class Form, class ScalarRow>
+IndexProbe::Kernels choose([[maybe_unused]] bool by_avx2) noexcept {
 #if defined(__x86_64__)
   if (by_avx2) {
-    return {Rows<Form>::look_by_avx2, Rows<Form>::settle_by_avx2, Ones<Form, One>::look_by_avx2,
-            Ones<Form, One>::settle_by_avx2};
+    return {RowKernels<Form>::probe_by_avx2, RowKernels<Form>::resolve_by_avx2,
+            ScalarKernels<Form, ScalarRow>::probe_by_avx2, ScalarKernels<Form, ScalarRow>::resolve_by_avx2};
   }
 #endif
-  return {Rows<Form>::look, Rows<Form>::settle, Ones<Form, One>::look, Ones<Form, One>::settle};
+  return {RowKernels<Form>::probe, RowKernels<Form>::resolve, ScalarKernels<Form, ScalarRow>::probe,
+          ScalarKernels<Form, ScalarRow>::resolve};
 }
 
-// By width, from LineForm::kNarrowest on; the last one for any.
-template <std::size_t kRow, class One = void>
-Look::Ways choose_each(bool by_avx2) noexcept {
-  return {choose<OneForm<5, kRow>, One>(by_avx2), choose<OneForm<6, kRow>, One>(by_avx2),
-          choose<OneForm<7, kRow>, One>(by_avx2), choose<OneForm<8, kRow>, One>(by_avx2),
-          choose<AnyForm<kRow != 0>, One>(by_avx2)};
+// KeyKind width, from LineFormat::kNarrowest on; the last one for any.
+template <std::size_t kRow, class ScalarRow = void>
+IndexProbe::KernelTable choose_each(bool by_avx2) noexcept {
+  return {choose<FixedWidth<5, kRow>, ScalarRow>(by_avx2), choose<FixedWidth<6, kRow>, ScalarRow>(by_avx2),
+          choose<FixedWidth<7, kRow>, ScalarRow>(by_avx2), choose<FixedWidth<8, kRow>, ScalarRow>(by_avx2),
+          choose<AnyWidth<kRow != 0>, ScalarRow>(by_avx2)};
 }
 
-Look::Ways choose_ways(const RowForm& form) noexcept {
+IndexProbe::KernelTable choose_kernels(const RowFormat& form) noexcept {
   const bool by_avx2 = form.by_avx2();
   if (form.dim() == 1) {
     switch (form.code()) {
-      case RowForm::Code::kFloat32:
-        return choose_each<4, One<RowForm::Code::kFloat32>>(by_avx2);
-      case RowForm::Code::kFloat16:
-        return choose_each<2, One<RowForm::Code::kFloat16>>(by_avx2);
-      case RowForm::Code::kBfloat16:
-        return choose_each<2, One<RowForm::Code::kBfloat16>>(by_avx2);
-      case RowForm::Code::kInt8:
-        return choose_each<1, One<RowForm::Code::kInt8>>(by_avx2);
+      case RowFormat::Code::kFloat32:
+        return choose_each<4, ScalarRow<RowFormat::Code::kFloat32>>(by_avx2);
+      case RowFormat::Code::kFloat16:
+        return choose_each<2, ScalarRow<RowFormat::Code::kFloat16>>(by_avx2);
+      case RowFormat::Code::kBfloat16:
+        return choose_each<2, ScalarRow<RowFormat::Code::kBfloat16>>(by_avx2);
+      case RowFormat::Code::kInt8:
+        return choose_each<1, ScalarRow<RowFormat::Code::kInt8>>(by_avx2);
     }
   }
-  return form.inside() ? choose_each<4>(by_avx2) : choose_each<0>(by_avx2);  // two weights, or wide
+  return form.is_inline() ? choose_each<4>(by_avx2) : choose_each<0>(by_avx2);  // two weights, or wide
 }
 
 }  // namespace
 
-void Run::fetch() const noexcept {
+void Run::prefetch() const noexcept {
   for (std::size_t i = 0; i < std::min(size, kAhead); ++i) {
-    fetch_to_read(lines[i]);
+    prefetch_line(lines[i]);
   }
 }
 
-void Run::go_on_with(std::span<const std::byte* const> next) noexcept {
+void Run::set_next_lines(std::span<const std::byte* const> next) noexcept {
   const std::span behind(lines.data() + size, kAhead);
   const std::size_t count = std::min(next.size(), kAhead);
   std::copy_n(next.begin(), count, behind.begin());
   std::fill(behind.begin() + static_cast<std::ptrdiff_t>(count), behind.end(), lines[0]);
 }
 
-Look::Look(const RowForm& form, Slots slots) noexcept
-    : form_(form), slots_(slots), lines_of_row_(lines_of(form.bytes())), ways_(choose_ways(form)) {
+IndexProbe::IndexProbe(const RowFormat& form, Slots slots) noexcept
+    : form_(form), slots_(slots), lines_of_row_(lines_of(form.bytes())), kernels_(choose_kernels(form)) {
   for (std::size_t k = 0; k < forms_.size(); ++k) {
-    forms_[k] = LineForm(form, LineForm::kNarrowest + k);
+    forms_[k] = LineFormat(form, LineFormat::kNarrowest + k);
   }
 }
 
-void Look::aim(const Ground& ground, Run& run) const noexcept {
+void IndexProbe::prepare(const LayerView& layer, Run& run) const noexcept {
   const unsigned bits = slots_.bits();
-  run.ground = ground;
+  run.layer = layer;
   for (std::size_t i = 0; i < run.size; ++i) {
     const std::uint64_t hash = run.hashes[i];
-    const Homestead& at = ground.homesteads[hash >> (64U - bits)];
+    const SlotIndexView& at = layer.indexes[hash >> (64U - bits)];
     run.lines[i] = at.lines + scale(hash << bits, at.homes) * kCacheLine;
   }
 }
 
-const std::byte* Look::row_of(const Section& section, const std::byte* line, unsigned lane) const noexcept {
-  if (form_.inside()) {
+const std::byte* IndexProbe::row_of(const Section& section, const std::byte* line,
+                                    unsigned lane) const noexcept {
+  if (form_.is_inline()) {
     return line + form_of(section).row_at(lane);
   }
   std::uint32_t number;
-  std::memcpy(&number, line + LineForm::kFirstRow, sizeof number);
+  std::memcpy(&number, line + LineFormat::kFirstRow, sizeof number);
   const std::uint64_t row = std::uint64_t{number} + lane;
   return row < section.rows_count ? section.rows() + row * form_.bytes() : nullptr;
 }

@@ -18,23 +18,24 @@ namespace {
 
 constexpr std::size_t kScaleBytes = 2;
 
-RowForm::Code code_of(std::string_view dtype) {
+RowFormat::Code code_of(std::string_view dtype) {
   SHOAL_CHECK(dtype == "float32" || dtype == "float16" || dtype == "bfloat16" || dtype == "int8",
               "no dtype " + std::string(dtype) + " of an export: float32, float16, bfloat16 or int8");
   return dtype == "float32"
-             ? RowForm::Code::kFloat32
-             : (dtype == "float16" ? RowForm::Code::kFloat16
-                                   : (dtype == "bfloat16" ? RowForm::Code::kBfloat16 : RowForm::Code::kInt8));
+             ? RowFormat::Code::kFloat32
+             : (dtype == "float16"
+                    ? RowFormat::Code::kFloat16
+                    : (dtype == "bfloat16" ? RowFormat::Code::kBfloat16 : RowFormat::Code::kInt8));
 }
 
-std::size_t row_bytes(RowForm::Code code, std::size_t dim) noexcept {
+std::size_t row_bytes(RowFormat::Code code, std::size_t dim) noexcept {
   switch (code) {
-    case RowForm::Code::kFloat32:
+    case RowFormat::Code::kFloat32:
       return 4 * dim;
-    case RowForm::Code::kFloat16:
-    case RowForm::Code::kBfloat16:
+    case RowFormat::Code::kFloat16:
+    case RowFormat::Code::kBfloat16:
       return 2 * dim;
-    case RowForm::Code::kInt8:
+    case RowFormat::Code::kInt8:
       break;
   }
   return dim == 1 ? 1 : kScaleBytes + dim;
@@ -66,7 +67,7 @@ T load(const std::byte* from) noexcept {
 struct Float32 {
   using Stored = float;
   static constexpr std::size_t kFirst = 0;  // bytes before the first
-  static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
+  static SHOAL_INLINE bool is_removed(const std::byte* row) noexcept {
     return (load<std::uint32_t>(row) & 0x7fffffffU) > 0x7f800000U;
   }
   SHOAL_INLINE explicit Float32(const std::byte*) noexcept {}
@@ -81,7 +82,7 @@ struct Float32 {
 struct Float16 {
   using Stored = std::uint16_t;
   static constexpr std::size_t kFirst = 0;
-  static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
+  static SHOAL_INLINE bool is_removed(const std::byte* row) noexcept {
     return (load<std::uint16_t>(row) & 0x7fffU) > 0x7c00U;
   }
   SHOAL_INLINE explicit Float16(const std::byte*) noexcept {}
@@ -103,7 +104,7 @@ struct Float16 {
 struct Bfloat16 {
   using Stored = std::uint16_t;
   static constexpr std::size_t kFirst = 0;
-  static SHOAL_INLINE bool removed(const std::byte* row) noexcept {
+  static SHOAL_INLINE bool is_removed(const std::byte* row) noexcept {
     return (load<std::uint16_t>(row) & 0x7fffU) > 0x7f80U;
   }
   SHOAL_INLINE explicit Bfloat16(const std::byte*) noexcept {}
@@ -119,7 +120,9 @@ struct Bfloat16 {
 struct Int8 {
   using Stored = std::int8_t;
   static constexpr std::size_t kFirst = kScaleBytes;
-  static SHOAL_INLINE bool removed(const std::byte* row) noexcept { return row[kFirst] == std::byte{0x80}; }
+  static SHOAL_INLINE bool is_removed(const std::byte* row) noexcept {
+    return row[kFirst] == std::byte{0x80};
+  }
   SHOAL_INLINE explicit Int8(const std::byte* row) noexcept
       : scale(from_bfloat16(load<std::uint16_t>(row))) {}
   SHOAL_INLINE float one(std::int8_t x) const noexcept { return scale * static_cast<float>(x); }
@@ -136,25 +139,25 @@ using Pointers = std::span<const std::byte* const>;
 
 // widen(row, to) for each row that is one; the others' places.
 template <class Kind, class Use>
-SHOAL_INLINE std::size_t each_row(Pointers rows, std::size_t dim, float* weights, std::uint16_t* gone,
+SHOAL_INLINE std::size_t each_row(Pointers rows, std::size_t dim, float* weights, std::uint16_t* missing,
                                   const Use& widen) noexcept {
   std::size_t count = 0;
   for (std::size_t k = 0; k < rows.size(); ++k) {
-    gone[count] = static_cast<std::uint16_t>(k);
+    missing[count] = static_cast<std::uint16_t>(k);
     if (rows[k] == nullptr) [[unlikely]] {
       ++count;
       continue;
     }
-    count += Kind::removed(rows[k]) ? 1U : 0U;
+    count += Kind::is_removed(rows[k]) ? 1U : 0U;
     widen(rows[k], weights + k * dim);
   }
   return count;
 }
 
 template <class Widen>
-std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::uint16_t* gone) noexcept {
+std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::uint16_t* missing) noexcept {
   using Stored = typename Widen::Stored;
-  return each_row<Widen>(rows, dim, weights, gone, [dim](const std::byte* row, float* to) SHOAL_ALWAYS {
+  return each_row<Widen>(rows, dim, weights, missing, [dim](const std::byte* row, float* to) SHOAL_ALWAYS {
     const Widen widen(row);
     for (std::size_t e = 0; e < dim; ++e) {
       to[e] = widen.one(load<Stored>(row + Widen::kFirst + e * sizeof(Stored)));
@@ -163,13 +166,13 @@ std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::
 }
 
 #if defined(__x86_64__)
-// kDim is dim, or 0 where it is none of the usual ones.
+// kDim is dim, or 0 where it is none of the usual probe_scalars.
 template <class Widen, std::size_t kDim>
 SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weights,
-                                     std::uint16_t* gone) noexcept {
+                                     std::uint16_t* missing) noexcept {
   using Stored = typename Widen::Stored;
   const std::size_t width = kDim == 0 ? dim : kDim;
-  return each_row<Widen>(rows, width, weights, gone, [width](const std::byte* row, float* to) SHOAL_AVX2 {
+  return each_row<Widen>(rows, width, weights, missing, [width](const std::byte* row, float* to) SHOAL_AVX2 {
     const Widen widen(row);
     const std::byte* const from = row + Widen::kFirst;
     std::size_t e = 0;
@@ -184,25 +187,25 @@ SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weig
 #endif
 
 template <class Widen>
-RowForm::Decode choose([[maybe_unused]] std::size_t dim, [[maybe_unused]] bool by_avx2) noexcept {
+RowFormat::Decode choose([[maybe_unused]] std::size_t dim, [[maybe_unused]] bool by_avx2) noexcept {
 #if defined(__x86_64__)
   if (by_avx2) {
     return with_dim<8, 16, 32, 64>(
-        dim, [](auto known) -> RowForm::Decode { return &widen_by_avx2<Widen, known>; });
+        dim, [](auto known) -> RowFormat::Decode { return &widen_by_avx2<Widen, known>; });
   }
 #endif
   return &widen_portably<Widen>;
 }
 
-RowForm::Decode decode_of(RowForm::Code code, std::size_t dim, bool by_avx2) noexcept {
+RowFormat::Decode decode_of(RowFormat::Code code, std::size_t dim, bool by_avx2) noexcept {
   switch (code) {
-    case RowForm::Code::kFloat32:
+    case RowFormat::Code::kFloat32:
       break;
-    case RowForm::Code::kFloat16:
+    case RowFormat::Code::kFloat16:
       return choose<Float16>(dim, by_avx2);
-    case RowForm::Code::kBfloat16:
+    case RowFormat::Code::kBfloat16:
       return choose<Bfloat16>(dim, by_avx2);
-    case RowForm::Code::kInt8:
+    case RowFormat::Code::kInt8:
       return choose<Int8>(dim, by_avx2);
   }
   return choose<Float32>(dim, by_avx2);
@@ -218,7 +221,7 @@ std::byte integer_of(float x, float scale) noexcept {
 
 }  // namespace
 
-RowForm::RowForm(std::string_view dtype, std::size_t dim, bool by_avx2)
+RowFormat::RowFormat(std::string_view dtype, std::size_t dim, bool by_avx2)
     : code_(code_of(dtype)),
       by_avx2_(by_avx2),
       dim_(dim),
@@ -227,12 +230,12 @@ RowForm::RowForm(std::string_view dtype, std::size_t dim, bool by_avx2)
   SHOAL_CHECK(dim >= 1 && dim <= 4096, "dim must be from 1 to 4096, got " + std::to_string(dim));
 }
 
-float RowForm::scale_for(float largest) noexcept {
+float RowFormat::scale_for(float largest) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(largest / 127.0F);
   return std::bit_cast<float>((bits + 0xffffU) & 0xffff0000U);
 }
 
-void RowForm::encode(const float* weights, std::byte* row, float shared_scale) const noexcept {
+void RowFormat::encode(const float* weights, std::byte* row, float shared_scale) const noexcept {
   switch (code_) {
     case Code::kFloat32:
       std::memcpy(row, weights, bytes_);
@@ -264,7 +267,7 @@ void RowForm::encode(const float* weights, std::byte* row, float shared_scale) c
   }
 }
 
-void RowForm::encode_removed(std::byte* row) const noexcept {
+void RowFormat::encode_removed(std::byte* row) const noexcept {
   std::memset(row, 0, bytes_);
   if (code_ == Code::kInt8) {
     row[dim_ == 1 ? 0 : kScaleBytes] = std::byte{0x80};
@@ -277,30 +280,30 @@ void RowForm::encode_removed(std::byte* row) const noexcept {
   }
 }
 
-void RowForm::decode(const std::byte* row, float* weights, float shared_scale) const noexcept {
+void RowFormat::decode(const std::byte* row, float* weights, float shared_scale) const noexcept {
   if (shares_scale()) {
     weights[0] = shared_scale * static_cast<float>(load<std::int8_t>(row));
   } else {
-    std::uint16_t gone;
-    decode_rows({&row, 1}, weights, &gone);
+    std::uint16_t missing;
+    decode_rows({&row, 1}, weights, &missing);
   }
 }
 
-bool RowForm::removed(const std::byte* row) const noexcept {
+bool RowFormat::is_removed(const std::byte* row) const noexcept {
   switch (code_) {
     case Code::kFloat32:
-      return Float32::removed(row);
+      return Float32::is_removed(row);
     case Code::kFloat16:
-      return Float16::removed(row);
+      return Float16::is_removed(row);
     case Code::kBfloat16:
-      return Bfloat16::removed(row);
+      return Bfloat16::is_removed(row);
     case Code::kInt8:
       break;
   }
-  return dim_ == 1 ? row[0] == std::byte{0x80} : Int8::removed(row);
+  return dim_ == 1 ? row[0] == std::byte{0x80} : Int8::is_removed(row);
 }
 
-float RowForm::half_step(const std::byte* row, float shared_scale) const noexcept {
+float RowFormat::half_step(const std::byte* row, float shared_scale) const noexcept {
   if (code_ != Code::kInt8) {
     return 0.0F;
   }

@@ -1,4 +1,4 @@
-// RowForm: how an export stores a row of weights; written once, never changed.
+// RowFormat: how an export stores a row of weights; written once, never changed.
 //
 //   float32             dim floats
 //   float16, bfloat16   dim numbers of 16 bits, rounded to the nearest
@@ -24,16 +24,16 @@
 
 namespace shoal {
 
-class RowForm {
+class RowFormat {
  public:
   enum class Code : std::uint8_t { kFloat32, kFloat16, kBfloat16, kInt8 };
-  static constexpr std::size_t kMostInside = 4;
+  static constexpr std::size_t kMaxInlineBytes = 4;
 
   // std::invalid_argument: no such dtype, or a dim that is not from 1 to 4096. `by_avx2`: how it is read, which changes no bit.
-  RowForm(std::string_view dtype, std::size_t dim, bool by_avx2 = has_avx2());
+  RowFormat(std::string_view dtype, std::size_t dim, bool by_avx2 = has_avx2());
 
   using Decode = std::size_t (*)(std::span<const std::byte* const> rows, std::size_t dim, float* weights,
-                                 std::uint16_t* gone) noexcept;
+                                 std::uint16_t* missing) noexcept;
 
   Code code() const noexcept { return code_; }
   std::size_t dim() const noexcept { return dim_; }
@@ -41,7 +41,7 @@ class RowForm {
   // Of a row.
   std::size_t bytes() const noexcept { return bytes_; }
   // Narrow rows stand in the lines of the index, beside their hashes.
-  bool inside() const noexcept { return bytes_ <= kMostInside; }
+  bool is_inline() const noexcept { return bytes_ <= kMaxInlineBytes; }
   // A line of rows has one scale, which encode() and decode() are given.
   bool shares_scale() const noexcept { return code_ == Code::kInt8 && dim_ == 1; }
 
@@ -52,12 +52,12 @@ class RowForm {
   void encode_removed(std::byte* row) const noexcept;
   void decode(const std::byte* row, float* weights, float shared_scale = 0.0F) const noexcept;
   // Up to 65536 rows that do not share a scale: dim weights of each, of a null pointer nothing. Returns how many are null or
-  // say `removed`; their places go to `gone`, which has room for all.
+  // say `removed`; their places go to `missing`, which has room for all.
   std::size_t decode_rows(std::span<const std::byte* const> rows, float* weights,
-                          std::uint16_t* gone) const noexcept {
-    return decode_(rows, dim_, weights, gone);
+                          std::uint16_t* missing) const noexcept {
+    return decode_(rows, dim_, weights, missing);
   }
-  bool removed(const std::byte* row) const noexcept;
+  bool is_removed(const std::byte* row) const noexcept;
   // Half the distance of the integers of an int8 row; 0 for other dtypes, whose steps are their numbers' own.
   float half_step(const std::byte* row, float shared_scale) const noexcept;
 

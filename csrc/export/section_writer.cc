@@ -16,7 +16,8 @@ constexpr double kLoad = 0.75;
 
 // Walks hashes in their order through lines: use(i, line, lane, home) for each.
 template <class Use>
-void pour(std::span<const std::uint64_t> hashes, const Homes& homes, std::size_t lanes, const Use& use) {
+void place_hashes(std::span<const std::uint64_t> hashes, const Homes& homes, std::size_t lanes,
+                  const Use& use) {
   std::uint64_t line = 0;
   std::size_t lane = 0;
   for (std::size_t i = 0; i < hashes.size(); ++i) {
@@ -33,25 +34,25 @@ void pour(std::span<const std::uint64_t> hashes, const Homes& homes, std::size_t
   }
 }
 
-SectionShape shape_of(const RowForm& form, Slots slots, std::span<const std::uint64_t> hashes) {
+SectionShape shape_of(const RowFormat& form, Slots slots, std::span<const std::uint64_t> hashes) {
   SectionShape shape{.rows = hashes.size()};
   for (;; ++shape.width) {
-    const LineForm line_form(form, shape.width);
+    const LineFormat line_form(form, shape.width);
     const double fit = static_cast<double>(line_form.lanes) * kLoad;
     shape.homes = std::max<std::uint64_t>(
         1, static_cast<std::uint64_t>(std::ceil(static_cast<double>(hashes.size()) / fit)));
     const Homes homes{slots, shape.homes};
-    if (!homes.told_apart(shape.width, 0)) {
+    if (!homes.are_distinct(shape.width, 0)) {
       continue;
     }
     shape.reach = 0;
     shape.lines = shape.homes;
-    pour(hashes, homes, line_form.lanes,
-         [&](std::size_t, std::uint64_t line, std::size_t, std::uint64_t home) {
-           shape.reach = std::max(shape.reach, line - home);
-           shape.lines = std::max(shape.lines, line + 1);
-         });
-    if (homes.told_apart(shape.width, shape.reach)) {
+    place_hashes(hashes, homes, line_form.lanes,
+                 [&](std::size_t, std::uint64_t line, std::size_t, std::uint64_t home) {
+                   shape.reach = std::max(shape.reach, line - home);
+                   shape.lines = std::max(shape.lines, line + 1);
+                 });
+    if (homes.are_distinct(shape.width, shape.reach)) {
       return shape;
     }
   }
@@ -59,7 +60,7 @@ SectionShape shape_of(const RowForm& form, Slots slots, std::span<const std::uin
 
 class Errors {
  public:
-  explicit Errors(Packed& of) : of_(of) {}
+  explicit Errors(PackedSection& of) : of_(of) {}
   void add(float given, float read) {
     const double error = std::abs(static_cast<double>(given) - static_cast<double>(read));
     of_.largest_error = std::max(of_.largest_error, error);
@@ -68,12 +69,12 @@ class Errors {
   }
 
  private:
-  Packed& of_;
+  PackedSection& of_;
 };
 
 }  // namespace
 
-bool reads_initial(const RowForm& form, const Init& init, std::uint64_t hash, const float* weights,
+bool reads_initial(const RowFormat& form, const Init& init, std::uint64_t hash, const float* weights,
                    std::span<float> scratch) {
   const std::size_t dim = form.dim();
   const auto initial = scratch.first(dim);
@@ -82,7 +83,7 @@ bool reads_initial(const RowForm& form, const Init& init, std::uint64_t hash, co
   if (std::equal(initial.begin(), initial.end(), weights)) {
     return true;
   }
-  if (form.code() != RowForm::Code::kFloat16 && form.code() != RowForm::Code::kBfloat16) {
+  if (form.code() != RowFormat::Code::kFloat16 && form.code() != RowFormat::Code::kBfloat16) {
     return false;
   }
   std::byte row[2 * 4096];
@@ -91,15 +92,15 @@ bool reads_initial(const RowForm& form, const Init& init, std::uint64_t hash, co
   return std::equal(initial.begin(), initial.end(), read.begin());
 }
 
-Packed pack(const RowForm& form, const Init& init, Slots slots, Slot slot,
-            std::span<const std::uint64_t> hashes, std::span<const float> weights) {
+PackedSection pack(const RowFormat& form, const Init& init, Slots slots, Slot slot,
+                   std::span<const std::uint64_t> hashes, std::span<const float> weights) {
   const std::size_t dim = form.dim();
   SHOAL_CHECK(weights.size() == hashes.size() * dim, "weights must be len(hashes) x dim");
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     SHOAL_CHECK(slots.of(hashes[i]) == slot && (i == 0 || hashes[i - 1] < hashes[i]),
                 "hashes of slot " + std::to_string(index_of(slot)) + " must ascend and be of it");
   }
-  Packed packed;
+  PackedSection packed;
   Errors errors(packed);
   std::vector<float> scratch(2 * dim);
 
@@ -125,12 +126,12 @@ Packed pack(const RowForm& form, const Init& init, Slots slots, Slot slot,
 
   packed.shape = shape_of(form, slots, kept);
   const SectionShape& shape = packed.shape;
-  const LineForm line_form(form, shape.width);
+  const LineFormat line_form(form, shape.width);
   packed.bytes.assign(shape.bytes(form), std::byte{0});
   std::byte* const lines = packed.bytes.data();
   std::byte* const wide = lines + shape.lines * kCacheLine;
   for (std::uint64_t b = 0; b < shape.lines; ++b) {
-    lines[b * kCacheLine + LineForm::kReach] = std::byte{LineForm::kEmpty};
+    lines[b * kCacheLine + LineFormat::kReach] = std::byte{LineFormat::kEmpty};
   }
   std::vector<float> read(dim);
 
@@ -155,19 +156,19 @@ Packed pack(const RowForm& form, const Init& init, Slots slots, Slot slot,
       for (std::size_t i = first; i < end; ++i) {
         scale = std::isnan(rows[i][0]) ? scale : std::max(scale, std::abs(rows[i][0]));
       }
-      scale = RowForm::scale_for(scale);
+      scale = RowFormat::scale_for(scale);
       const auto bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(scale) >> 16U);
-      std::memcpy(line + LineForm::kScale, &bits, sizeof bits);
+      std::memcpy(line + LineFormat::kScale, &bits, sizeof bits);
     }
-    if (!form.inside()) {
+    if (!form.is_inline()) {
       const auto number = static_cast<std::uint32_t>(first);
-      std::memcpy(line + LineForm::kFirstRow, &number, sizeof number);
+      std::memcpy(line + LineFormat::kFirstRow, &number, sizeof number);
     }
     for (std::size_t lane = 0; lane < line_form.lanes; ++lane) {
       const std::size_t i = std::min(first + lane, end - 1);
       put(line, lane, i);
-      std::byte* const row = form.inside() ? line + line_form.row_at(lane) : wide + i * form.bytes();
-      if (!form.inside() && first + lane > i) {
+      std::byte* const row = form.is_inline() ? line + line_form.row_at(lane) : wide + i * form.bytes();
+      if (!form.is_inline() && first + lane > i) {
         continue;  // its row is written
       }
       if (std::isnan(rows[i][0])) {
@@ -184,20 +185,20 @@ Packed pack(const RowForm& form, const Init& init, Slots slots, Slot slot,
   SHOAL_CHECK(kept.size() <= UINT32_MAX, "a slot of an export takes at most 2^32 - 1 rows: use more slots");
   std::size_t first = 0;
   std::uint64_t open = 0;
-  pour(kept, Homes{slots, shape.homes}, line_form.lanes,
-       [&](std::size_t i, std::uint64_t line, std::size_t lane, std::uint64_t home) {
-         if (lane == 0) {
-           if (i != 0) {
-             close(lines + open * kCacheLine, first, i);
-           }
-           first = i;
-           open = line;
-           std::byte& reach = lines[line * kCacheLine + LineForm::kReach];
-           reach = std::byte{0};
-         }
-         lines[home * kCacheLine + LineForm::kReach] =
-             static_cast<std::byte>(std::min<std::uint64_t>(line - home, LineForm::kFar));
-       });
+  place_hashes(kept, Homes{slots, shape.homes}, line_form.lanes,
+               [&](std::size_t i, std::uint64_t line, std::size_t lane, std::uint64_t home) {
+                 if (lane == 0) {
+                   if (i != 0) {
+                     close(lines + open * kCacheLine, first, i);
+                   }
+                   first = i;
+                   open = line;
+                   std::byte& reach = lines[line * kCacheLine + LineFormat::kReach];
+                   reach = std::byte{0};
+                 }
+                 lines[home * kCacheLine + LineFormat::kReach] =
+                     static_cast<std::byte>(std::min<std::uint64_t>(line - home, LineFormat::kFar));
+               });
   close(lines + open * kCacheLine, first, kept.size());
   return packed;
 }

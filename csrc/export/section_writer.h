@@ -29,15 +29,15 @@ struct SectionShape {
   std::uint64_t homes = 0;
   std::uint64_t lines = 0;  // homes, and what stands behind the last of them
   std::uint64_t reach = 0;  // of the hash that is farthest from its home
-  std::size_t width = LineForm::kNarrowest;
+  std::size_t width = LineFormat::kNarrowest;
 
-  std::size_t bytes(const RowForm& form) const noexcept {
-    const std::size_t behind = form.inside() ? 0 : rows * form.bytes();
+  std::size_t bytes(const RowFormat& form) const noexcept {
+    const std::size_t behind = form.is_inline() ? 0 : rows * form.bytes();
     return lines * kCacheLine + (behind + kCacheLine - 1) / kCacheLine * kCacheLine;
   }
 };
 
-struct Packed {
+struct PackedSection {
   SectionShape shape;
   std::vector<std::byte> bytes;
   std::uint64_t dropped = 0;  // rows that were left out
@@ -49,12 +49,12 @@ struct Packed {
 
 // Ascending hashes of one slot, and dim weights of each. A row whose first weight is NaN says that its key has none any
 // more, and is kept.
-Packed pack(const RowForm& form, const Init& init, Slots slots, Slot slot,
-            std::span<const std::uint64_t> hashes, std::span<const float> weights);
+PackedSection pack(const RowFormat& form, const Init& init, Slots slots, Slot slot,
+                   std::span<const std::uint64_t> hashes, std::span<const float> weights);
 
 // Whether a row of these weights reads what its key would read without it. `scratch` is 2 dim numbers, of which the first dim
 // are the key's initial row behind it.
-bool reads_initial(const RowForm& form, const Init& init, std::uint64_t hash, const float* weights,
+bool reads_initial(const RowFormat& form, const Init& init, std::uint64_t hash, const float* weights,
                    std::span<float> scratch);
 
 }  // namespace shoal

@@ -238,16 +238,16 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   }
   running_.store(true, std::memory_order_release);
   opened({});
-  Parts parts(zmq_);
+  MultipartMessage parts(zmq_);
   while (!stop_.load(std::memory_order_acquire)) {
     if (woken_.exchange(false, std::memory_order_acq_rel)) {
       Counts::add(counts_->wakes);
       reply_to(*socket, [this] { service_.released(memory_->reply_queue); });
     }
-    const Parts::Got got = parts.receive(socket->get());
-    if (got == Parts::Got::kMessage) {
+    const MultipartMessage::Result got = parts.receive(socket->get());
+    if (got == MultipartMessage::Result::kMessage) {
       answer(*socket, parts);
-    } else if (got == Parts::Got::kEnd) {
+    } else if (got == MultipartMessage::Result::kClosed) {
       break;
     } else {
       std::array<zmq::PollItem, 2> items{
@@ -264,9 +264,9 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   running_.store(false, std::memory_order_release);
 }
 
-void DataLoop::answer(Socket& socket, Parts& parts) noexcept {
+void DataLoop::answer(Socket& socket, MultipartMessage& parts) noexcept {
   const wire::Frame peer = parts.frame(0);
-  std::array<wire::Frame, Parts::kMost> frames;
+  std::array<wire::Frame, MultipartMessage::kMaxFrames> frames;
   for (std::size_t i = 1; i < parts.count(); ++i) {
     frames.at(i - 1) = parts.frame(i);
   }

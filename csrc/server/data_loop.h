@@ -95,7 +95,7 @@ class DataLoop {
   struct Memory;
 
   void serve(const std::function<void(std::string)>& opened) noexcept;
-  void answer(Socket& socket, Parts& parts) noexcept;
+  void answer(Socket& socket, MultipartMessage& parts) noexcept;
   // Whatever goes wrong in `work`, the replies that are there leave.
   template <class Work>
   void reply_to(Socket& socket, const Work& work) noexcept;

@@ -1,9 +1,9 @@
-// Parts: a message as libzmq hands it over, frame by frame.
+// MultipartMessage: one message of a ZeroMQ socket, received frame by frame without a copy.
 //
-// Frames beyond `kMost` are read and dropped but for the last, so that whoever looks at the others sees that there are too
-// many. What is kept is closed by clear(), or at the end.
+// At most kMaxFrames frames are kept. Of a longer message the frames in between are read and dropped, and the last one is
+// kept, so that count() == kMaxFrames means "too many". clear() and the destructor close what is kept.
 //
-// Threads: none of its own; one owner, and its socket is his.
+// Threads: none of its own; one owner, the thread that uses the socket.
 
 #pragma once
 
@@ -16,22 +16,22 @@
 
 namespace shoal {
 
-class Parts {
+class MultipartMessage {
  public:
-  // A peer's name, a header, frames, and one more than a message may have.
-  static constexpr std::size_t kMost = 1 + 1 + wire::kMaxFrames + 1;
-  enum class Got { kMessage, kNothing, kEnd };
+  // The peer's identity, a header, the payload frames, and one more than a message may have.
+  static constexpr std::size_t kMaxFrames = 1 + 1 + wire::kMaxFrames + 1;
+  enum class Result { kMessage, kNone, kClosed };
 
-  explicit Parts(const Zmq& zmq) noexcept : zmq_(zmq) {}
-  ~Parts() { clear(); }
-  Parts(const Parts&) = delete;
-  Parts& operator=(const Parts&) = delete;
+  explicit MultipartMessage(const Zmq& zmq) noexcept : zmq_(zmq) {}
+  ~MultipartMessage() { clear(); }
+  MultipartMessage(const MultipartMessage&) = delete;
+  MultipartMessage& operator=(const MultipartMessage&) = delete;
 
-  // The next message, if there is one; kEnd: the socket gives no more. Cleared before.
-  Got receive(void* socket) noexcept {
+  // Replaces the contents by the next message. kNone: there is none yet. kClosed: the socket delivers no more.
+  Result receive(void* socket) noexcept {
     clear();
     for (bool more = true; more;) {
-      // Frames that are not kept all go through the last place.
+      // Frames beyond the limit replace each other in the last element.
       if (count_ == messages_.size()) {
         zmq_.close_message(&messages_.back());
         --count_;
@@ -39,16 +39,16 @@ class Parts {
       zmq::Message& message = messages_.at(count_);
       zmq_.init(&message);
       ++count_;
-      // Once the first part is here, so are the others: libzmq hands over whole messages. A signal may come between.
+      // libzmq delivers whole messages: once the first frame has arrived, so have the others. A signal may interrupt the call.
       while (zmq_.receive_message(&message, socket, zmq::kDontWait) < 0) {
         if (zmq_.error() != EINTR) {
-          return zmq_.error() == EAGAIN ? Got::kNothing : Got::kEnd;
+          return zmq_.error() == EAGAIN ? Result::kNone : Result::kClosed;
         }
       }
       bytes_ += zmq_.size(&message);
       more = zmq_.more(&message) != 0;
     }
-    return Got::kMessage;
+    return Result::kMessage;
   }
 
   void clear() noexcept {
@@ -59,14 +59,14 @@ class Parts {
   }
 
   std::size_t count() const noexcept { return count_; }
-  std::size_t bytes() const noexcept { return bytes_; }  // of all frames, also of those that were not kept
+  std::size_t bytes() const noexcept { return bytes_; }  // of all frames, including those that were dropped
   wire::Frame frame(std::size_t i) noexcept {
     return {static_cast<const std::byte*>(zmq_.data(&messages_.at(i))), zmq_.size(&messages_.at(i))};
   }
 
  private:
   const Zmq zmq_;
-  std::array<zmq::Message, kMost> messages_{};
+  std::array<zmq::Message, kMaxFrames> messages_{};
   std::size_t count_ = 0;
   std::size_t bytes_ = 0;
 };

@@ -10,60 +10,61 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kMost = 1 + wire::kMaxFrames;  // frames of a message
+constexpr std::size_t kMaxMessageFrames = 1 + wire::kMaxFrames;  // frames of a message
 
 }  // namespace
 
-// Lives until the courier and all loans have gone.
-struct Courier::Home {
+// Lives until the sender and all borrowed buffers are gone.
+struct ZeroCopySender::Shared {
   std::atomic<std::size_t> users{1};
-  std::atomic<std::size_t> lent{0};
-  std::atomic<Loan*> back{nullptr};  // a stack: any thread pushes, the courier takes all
+  std::atomic<std::size_t> borrowed{0};
+  std::atomic<BorrowedBuffer*> stack{nullptr};  // a stack: any thread pushes, the sender takes all
 
-  void leave() noexcept;
+  void release() noexcept;
 };
 
-struct Courier::Loan {
-  Home* home;
+struct ZeroCopySender::BorrowedBuffer {
+  Shared* shared;
   void* owner;
-  Loan* next = nullptr;
+  BorrowedBuffer* next = nullptr;
 };
 
-void Courier::drop(Loan* first) noexcept {
+void ZeroCopySender::drop(BorrowedBuffer* first) noexcept {
   while (first != nullptr) {
     delete std::exchange(first, first->next);
   }
 }
 
-void Courier::Home::leave() noexcept {
+void ZeroCopySender::Shared::release() noexcept {
   if (users.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    drop(back.load(std::memory_order_acquire));
+    drop(stack.load(std::memory_order_acquire));
     delete this;
   }
 }
 
-// As libzmq calls it: in any thread.
-void Courier::give_back(void* /*data*/, void* loan) noexcept {
-  auto* const given = static_cast<Loan*>(loan);
-  Home& home = *given->home;
-  given->next = home.back.load(std::memory_order_relaxed);
-  while (!home.back.compare_exchange_weak(given->next, given, std::memory_order_release,
-                                          std::memory_order_relaxed)) {
+// Called by libzmq, in any thread.
+void ZeroCopySender::release(void* /*data*/, void* buffer) noexcept {
+  auto* const borrowed = static_cast<BorrowedBuffer*>(buffer);
+  Shared& shared = *borrowed->shared;
+  borrowed->next = shared.stack.load(std::memory_order_relaxed);
+  while (!shared.stack.compare_exchange_weak(borrowed->next, borrowed, std::memory_order_release,
+                                             std::memory_order_relaxed)) {
   }
-  home.lent.fetch_sub(1, std::memory_order_relaxed);
-  home.leave();
+  shared.borrowed.fetch_sub(1, std::memory_order_relaxed);
+  shared.release();
 }
 
-Courier::Courier(const Zmq& zmq) : zmq_(zmq), home_(new Home) {}
+ZeroCopySender::ZeroCopySender(const Zmq& zmq) : zmq_(zmq), shared_(new Shared) {}
 
-Courier::~Courier() {
-  drop(returned_);
-  home_->leave();
+ZeroCopySender::~ZeroCopySender() {
+  drop(released_);
+  shared_->release();
 }
 
-// A message of one frame; false: no memory, and the loan, if there is one, is given back.
-bool Courier::fill(zmq::Message& message, const Frame& frame, std::unique_ptr<Loan>& loan) noexcept {
-  if (loan == nullptr) {
+// Makes the message of one frame. False: no memory, and the buffer, if there is one, is released.
+bool ZeroCopySender::fill(zmq::Message& message, const Frame& frame,
+                          std::unique_ptr<BorrowedBuffer>& buffer) noexcept {
+  if (buffer == nullptr) {
     if (zmq_.init_size(&message, frame.bytes.size()) != 0) {
       return false;
     }
@@ -72,28 +73,28 @@ bool Courier::fill(zmq::Message& message, const Frame& frame, std::unique_ptr<Lo
     }
     return true;
   }
-  home_->users.fetch_add(1, std::memory_order_relaxed);
-  home_->lent.fetch_add(1, std::memory_order_relaxed);
-  Loan* const given = loan.release();
+  shared_->users.fetch_add(1, std::memory_order_relaxed);
+  shared_->borrowed.fetch_add(1, std::memory_order_relaxed);
+  BorrowedBuffer* const borrowed = buffer.release();
   void* const data = const_cast<std::byte*>(frame.bytes.data());  // libzmq only reads it
-  if (zmq_.init_data(&message, data, frame.bytes.size(), &give_back, given) != 0) {
-    give_back(data, given);
+  if (zmq_.init_data(&message, data, frame.bytes.size(), &release, borrowed) != 0) {
+    release(data, borrowed);
     return false;
   }
   return true;
 }
 
-bool Courier::send(void* socket, std::span<const Frame> frames) {
-  // All that may fail for lack of memory comes first: a message that was begun must be ended.
-  std::array<std::unique_ptr<Loan>, kMost> loans;
+bool ZeroCopySender::send(void* socket, std::span<const Frame> frames) {
+  // Everything that may fail for lack of memory comes first: a message that was begun must be completed.
+  std::array<std::unique_ptr<BorrowedBuffer>, kMaxMessageFrames> buffers;
   for (std::size_t i = 0; i < frames.size(); ++i) {
     if (frames[i].owner != nullptr) {
-      loans.at(i) = std::make_unique<Loan>(Loan{home_, frames[i].owner});
+      buffers.at(i) = std::make_unique<BorrowedBuffer>(BorrowedBuffer{shared_, frames[i].owner});
     }
   }
-  std::array<zmq::Message, kMost> messages;
+  std::array<zmq::Message, kMaxMessageFrames> messages;
   std::size_t made = 0;
-  while (made < frames.size() && fill(messages.at(made), frames[made], loans.at(made))) {
+  while (made < frames.size() && fill(messages.at(made), frames[made], buffers.at(made))) {
     ++made;
   }
   std::size_t sent = 0;
@@ -102,34 +103,36 @@ bool Courier::send(void* socket, std::span<const Frame> frames) {
     if (zmq_.send_message(&messages.at(sent), socket, flags) >= 0) {
       ++sent;
     } else if (zmq_.error() != EINTR) {
-      break;  // only the first is ever refused, unless the context ends
+      break;  // only the first frame can be refused, unless the context ends
     }
   }
   for (std::size_t i = sent; i < made; ++i) {
     zmq_.close_message(&messages.at(i));
   }
-  // What came to no message.
-  for (std::unique_ptr<Loan>& loan : loans) {
-    if (loan != nullptr) {
-      home_->users.fetch_add(1, std::memory_order_relaxed);
-      home_->lent.fetch_add(1, std::memory_order_relaxed);
-      give_back(nullptr, loan.release());
+  // Buffers that no message has taken.
+  for (std::unique_ptr<BorrowedBuffer>& buffer : buffers) {
+    if (buffer != nullptr) {
+      shared_->users.fetch_add(1, std::memory_order_relaxed);
+      shared_->borrowed.fetch_add(1, std::memory_order_relaxed);
+      release(nullptr, buffer.release());
     }
   }
   return sent == frames.size();
 }
 
-void* Courier::returned() noexcept {
-  if (returned_ == nullptr) {
-    returned_ = home_->back.exchange(nullptr, std::memory_order_acquire);
+void* ZeroCopySender::next_released() noexcept {
+  if (released_ == nullptr) {
+    released_ = shared_->stack.exchange(nullptr, std::memory_order_acquire);
   }
-  if (returned_ == nullptr) {
+  if (released_ == nullptr) {
     return nullptr;
   }
-  const std::unique_ptr<Loan> loan(std::exchange(returned_, returned_->next));
-  return loan->owner;
+  const std::unique_ptr<BorrowedBuffer> buffer(std::exchange(released_, released_->next));
+  return buffer->owner;
 }
 
-std::size_t Courier::lent() const noexcept { return home_->lent.load(std::memory_order_relaxed); }
+std::size_t ZeroCopySender::borrowed() const noexcept {
+  return shared_->borrowed.load(std::memory_order_relaxed);
+}
 
 }  // namespace shoal

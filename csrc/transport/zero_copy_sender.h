@@ -1,18 +1,17 @@
-// Courier: carries a worker's messages to and from sockets that Python has made, without an object of Python's for each
-// frame.
+// ZeroCopySender: sends a worker's messages through sockets that Python has created, without a Python object per frame.
 //
-// Idea. A small frame is copied. A large one is lent: libzmq sends from the owner's memory, and tells when it has no more
-// use for it, in a thread of its own where nothing of Python may be touched. So what comes back is only put aside, and its
-// owner is told at the next occasion.
+// Algorithm. A small frame is copied. A large frame is sent from its owner's memory (zmq_msg_init_data); libzmq calls back
+// when it no longer needs that memory, in a thread of its own in which no Python object may be touched. The callback pushes
+// the buffer on a lock-free stack, and the sender's thread takes the owners from there.
 //
-//   send(frames) -> libzmq -> given back, in any thread -> returned() -> the owner lets go
+//   send(frames) -> libzmq -> callback, in any thread -> next_released() -> the caller releases the owner
 //
 // Invariants
-//   I1  an owner given to send() is in returned() once, and not before libzmq is done with the memory; where send throws it
-//       stays the caller's.
-//   I2  what libzmq gives back after ~Courier is nobody's: its owner is never told, and keeps its memory.
+//   I1  An owner that was passed to send() is returned by next_released() once, and not before libzmq is done with its
+//       memory. If send() throws, the owner stays with the caller.
+//   I2  What libzmq releases after ~ZeroCopySender is not returned: its owner keeps its memory.
 //
-// Threads: one at a time, that of the sockets; libzmq's threads give back at any time.
+// Threads: one at a time, that of the sockets; libzmq's threads call back at any time.
 
 #pragma once
 
@@ -26,42 +25,42 @@
 
 namespace shoal {
 
-class Courier {
+class ZeroCopySender {
  public:
-  // From here on lending is cheaper than copying.
-  static constexpr std::size_t kLent = std::size_t{16} << 10U;
+  // Smaller frames are cheaper to copy.
+  static constexpr std::size_t kMinBorrowedBytes = std::size_t{16} << 10U;
 
   struct Frame {
     wire::Frame bytes;
-    void* owner = nullptr;  // of bytes that may be lent; null: they are copied
+    void* owner = nullptr;  // of bytes that are sent in place; null: they are copied
   };
 
-  explicit Courier(const Zmq& zmq);
-  ~Courier();
-  Courier(const Courier&) = delete;
-  Courier& operator=(const Courier&) = delete;
+  explicit ZeroCopySender(const Zmq& zmq);
+  ~ZeroCopySender();
+  ZeroCopySender(const ZeroCopySender&) = delete;
+  ZeroCopySender& operator=(const ZeroCopySender&) = delete;
 
   const Zmq& zmq() const noexcept { return zmq_; }
 
-  // One message of 1 to 1 + kMaxFrames frames. Where the socket takes none, or there is no memory: false, and all owners are
-  // in returned().
+  // Sends one message of 1 to 1 + wire::kMaxFrames frames. False if the socket does not accept it or there is no memory: then
+  // next_released() returns all its owners.
   bool send(void* socket, std::span<const Frame> frames);
 
-  // The next owner whose memory is free again; null: no more so far.
-  void* returned() noexcept;
-  // Messages' frames that are lent and not back.
-  std::size_t lent() const noexcept;
+  // The next owner whose memory is no longer in use; null: none at present.
+  void* next_released() noexcept;
+  // The number of frames that libzmq still uses.
+  std::size_t borrowed() const noexcept;
 
  private:
-  struct Home;
-  struct Loan;
-  static void give_back(void* data, void* loan) noexcept;
-  static void drop(Loan* first) noexcept;
-  bool fill(zmq::Message& message, const Frame& frame, std::unique_ptr<Loan>& loan) noexcept;
+  struct Shared;
+  struct BorrowedBuffer;
+  static void release(void* data, void* buffer) noexcept;
+  static void drop(BorrowedBuffer* first) noexcept;
+  bool fill(zmq::Message& message, const Frame& frame, std::unique_ptr<BorrowedBuffer>& buffer) noexcept;
 
   const Zmq zmq_;
-  Home* home_;
-  Loan* returned_ = nullptr;  // taken from home, not told yet
+  Shared* shared_;
+  BorrowedBuffer* released_ = nullptr;  // taken from the shared stack, not yet returned
 };
 
 }  // namespace shoal

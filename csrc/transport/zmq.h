@@ -1,15 +1,15 @@
 // Zmq: the functions of the libzmq that pyzmq has loaded.
 //
-// Idea. Contexts live in one copy of libzmq, and Python makes them; so the loops in C++ must use that very copy. pyzmq's
-// extension module is loaded already: asked for a symbol, the linker looks in it and then in the libraries it was linked
-// with, and finds what pyzmq itself calls, wherever the wheel has put it. Nothing is linked, bundled or searched for.
+// Algorithm. A context belongs to one copy of libzmq, and Python creates it; the loops in C++ therefore have to use the same
+// copy. pyzmq's extension module is already loaded: dlsym() on its handle searches it and the libraries that it was linked
+// with, and returns the functions that pyzmq itself calls, wherever its wheel has put them. Nothing is linked or bundled.
 //
-//   of(module)       functions of the module with this path; TransportError where they are not there
-//   names()          the constants below by pyzmq's names: there is no header to take them from, so a test compares them
+//   of(module)       the functions of the module with this path; TransportError if they are not found
+//   names()          the constants below by pyzmq's names; there is no header to include, so a test compares the values
 //
-// A struct of plain functions, so that a test can put its own in their place.
+// A struct of function pointers, so that a test can substitute its own.
 //
-// Threads: immutable once made. A socket is made, used and closed by one thread.
+// Threads: immutable. A socket is created, used and closed by one thread.
 
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace shoal {
 
-// The world's fault: no libzmq, an address that cannot be bound.
+// An environment error: no libzmq, an address that cannot be bound.
 struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -38,7 +38,7 @@ inline constexpr short kPollIn = 1;
 
 inline constexpr int kLinger = 17;  // options
 inline constexpr int kBacklog = 19;
-inline constexpr int kMaxMessage = 22;  // the one of 64 bits
+inline constexpr int kMaxMessage = 22;  // int64_t; the others are int
 inline constexpr int kSendHighWater = 23;
 inline constexpr int kReceiveHighWater = 24;
 inline constexpr int kLastEndpoint = 32;

@@ -31,33 +31,33 @@ using Rows = std::map<std::uint64_t, std::vector<float>>;  // by hash
 
 // A table over sections that it keeps.
 struct Table {
-  Frozen frozen;
+  ExportReader reader;
   std::vector<std::unique_ptr<Region>> memory = {};
 
   void add(const Rows& rows) {
-    frozen.add_layer();
-    for (std::size_t s = 0; s < frozen.slots().count(); ++s) {
+    reader.add_layer();
+    for (std::size_t s = 0; s < reader.slots().count(); ++s) {
       const Slot slot{static_cast<std::uint32_t>(s)};
       std::vector<std::uint64_t> hashes;
       std::vector<float> weights;
       for (const auto& [hash, row] : rows) {
-        if (frozen.slots().of(hash) == slot) {
+        if (reader.slots().of(hash) == slot) {
           hashes.push_back(hash);
           weights.insert(weights.end(), row.begin(), row.end());
         }
       }
-      const Packed packed = frozen.pack(slot, hashes, weights);
+      const PackedSection packed = reader.pack(slot, hashes, weights);
       if (packed.shape.rows != 0) {
         memory.push_back(std::make_unique<Region>(packed.bytes.size()));
         std::memcpy(memory.back()->data(), packed.bytes.data(), packed.bytes.size());
-        frozen.add(slot, packed.shape, {memory.back()->data(), packed.bytes.size()});
+        reader.add(slot, packed.shape, {memory.back()->data(), packed.bytes.size()});
       }
     }
   }
 };
 
 Table make(const std::string& dtype, std::size_t dim, std::size_t slots, bool by_avx2 = has_avx2()) {
-  return {Frozen(RowForm(dtype, dim, by_avx2), Init("Zeros", 0.0, 0), Slots(slots))};
+  return {ExportReader(RowFormat(dtype, dim, by_avx2), Init("Zeros", 0.0, 0), Slots(slots))};
 }
 
 // How machines read: portably, and by AVX2 where this one has it.
@@ -87,8 +87,8 @@ void check_reads(const Table& table, const Rows& rows, std::size_t dim) {
   asked.insert(asked.end(), {0, std::numeric_limits<std::uint64_t>::max()});
   std::vector<float> got(asked.size() * dim, -1.0F);
   std::vector<std::uint8_t> there(asked.size());
-  table.frozen.pull(asked, Frozen::By::kHash, got, pool);
-  table.frozen.contains(asked, Frozen::By::kHash, there, pool);
+  table.reader.pull(asked, ExportReader::KeyKind::kHash, got, pool);
+  table.reader.contains(asked, ExportReader::KeyKind::kHash, there, pool);
   for (std::size_t i = 0; i < asked.size(); ++i) {
     const auto found = rows.find(asked[i]);
     CHECK_EQ(there[i] != 0, found != rows.end());
@@ -97,10 +97,10 @@ void check_reads(const Table& table, const Rows& rows, std::size_t dim) {
     }
   }
   std::size_t read = 0;
-  for (std::size_t s = 0; s < table.frozen.slots().count(); ++s) {
+  for (std::size_t s = 0; s < table.reader.slots().count(); ++s) {
     std::vector<std::uint64_t> hashes;
     std::vector<float> weights;
-    table.frozen.read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
+    table.reader.read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
     for (std::size_t i = 0; i < hashes.size(); ++i) {
       const std::vector<float>& want = rows.at(hashes[i]);
       CHECK(std::equal(want.begin(), want.end(), weights.begin() + static_cast<std::ptrdiff_t>(i * dim)));
@@ -157,7 +157,7 @@ TEST(hashes_that_agree_in_their_low_bits_are_told_apart) {
     Pool pool(1);
     const std::vector<std::uint64_t> absent{2001ULL << 32U, 0x123ULL << 52U, 1ULL << 31U};
     std::vector<float> got(absent.size());
-    table.frozen.pull(absent, Frozen::By::kHash, got, pool);
+    table.reader.pull(absent, ExportReader::KeyKind::kHash, got, pool);
     CHECK_EQ(got, std::vector<float>(absent.size(), 0.0F));
   }
 }
@@ -180,18 +180,18 @@ TEST(narrow_hashes_are_found_in_every_lane) {
       }
       for (const bool by_avx2 : ways()) {
         Table table = make("float16", dim, 16384, by_avx2);
-        const Packed packed = table.frozen.pack(slot, hashes, weights);
+        const PackedSection packed = table.reader.pack(slot, hashes, weights);
         CHECK_EQ(packed.shape.width, width);
         const Region memory = [&] {
           Region copy(packed.bytes.size());
           std::memcpy(copy.data(), packed.bytes.data(), packed.bytes.size());
           return copy;
         }();
-        table.frozen.add_layer();
-        table.frozen.add(slot, packed.shape, {memory.data(), packed.bytes.size()});
+        table.reader.add_layer();
+        table.reader.add(slot, packed.shape, {memory.data(), packed.bytes.size()});
         Pool pool(1);
         std::vector<float> got(weights.size());
-        table.frozen.pull(hashes, Frozen::By::kHash, got, pool);
+        table.reader.pull(hashes, ExportReader::KeyKind::kHash, got, pool);
         CHECK(got == weights);
         std::vector<std::uint64_t> absent;
         for (const std::uint64_t hash : hashes) {
@@ -200,7 +200,7 @@ TEST(narrow_hashes_are_found_in_every_lane) {
           }
         }
         std::vector<std::uint8_t> there(absent.size(), 1);
-        table.frozen.contains(absent, Frozen::By::kHash, there, pool);
+        table.reader.contains(absent, ExportReader::KeyKind::kHash, there, pool);
         CHECK(std::none_of(there.begin(), there.end(), [](std::uint8_t one) { return one != 0; }));
       }
     }
@@ -225,7 +225,7 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
       }
       for (int layer = 0; layer < 2; ++layer) {
         portable.add(rows);
-        wide.frozen.add_layer();
+        wide.reader.add_layer();
         for (std::uint32_t s = 0; s < 2; ++s) {
           std::vector<std::uint64_t> hashes;
           std::vector<float> weights;
@@ -235,20 +235,20 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
               weights.insert(weights.end(), row.begin(), row.end());
             }
           }
-          const SectionShape shape = portable.frozen.pack(Slot{s}, hashes, weights).shape;
+          const SectionShape shape = portable.reader.pack(Slot{s}, hashes, weights).shape;
           // The same bytes, damaged: both read where portable.add() has put them.
           Region& memory = *portable.memory[portable.memory.size() - 2 + s];
-          for (std::size_t k = 0; k < shape.bytes(portable.frozen.form()) / 50; ++k) {
-            memory.data()[random() % shape.bytes(portable.frozen.form())] = static_cast<std::byte>(random());
+          for (std::size_t k = 0; k < shape.bytes(portable.reader.form()) / 50; ++k) {
+            memory.data()[random() % shape.bytes(portable.reader.form())] = static_cast<std::byte>(random());
           }
-          wide.frozen.add(Slot{s}, shape, {memory.data(), shape.bytes(portable.frozen.form())});
+          wide.reader.add(Slot{s}, shape, {memory.data(), shape.bytes(portable.reader.form())});
         }
       }
       Pool pool(2);
       std::vector<float> left(asked.size() * dim, -1.0F);
       std::vector<float> right(asked.size() * dim, -2.0F);
-      portable.frozen.pull(asked, Frozen::By::kHash, left, pool);
-      wide.frozen.pull(asked, Frozen::By::kHash, right, pool);
+      portable.reader.pull(asked, ExportReader::KeyKind::kHash, left, pool);
+      wide.reader.pull(asked, ExportReader::KeyKind::kHash, right, pool);
       CHECK(std::memcmp(left.data(), right.data(), left.size() * sizeof(float)) == 0);
     }
   }
@@ -257,7 +257,7 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
 TEST(every_number_of_16_bits_is_widened_as_half_h_does) {
   for (const std::string dtype : {"float16", "bfloat16"}) {
     for (const bool by_avx2 : ways()) {
-      const RowForm form(dtype, 19, by_avx2);
+      const RowFormat form(dtype, 19, by_avx2);
       for (std::uint32_t first = 0; first < 65536; first += 19) {
         std::array<std::uint16_t, 19> row;
         for (std::uint32_t e = 0; e < 19; ++e) {
@@ -275,15 +275,16 @@ TEST(every_number_of_16_bits_is_widened_as_half_h_does) {
 }
 
 // Within stretches there is the part of the whole difference that lies there.
-void check_difference_within(const Frozen& frozen, Slot slot, std::span<const Frozen::Stretch> within,
+void check_difference_within(const ExportReader& reader, Slot slot,
+                             std::span<const ExportReader::HashRange> within,
                              std::span<const std::uint64_t> hashes, std::span<const float> weights) {
-  const std::size_t dim = frozen.form().dim();
+  const std::size_t dim = reader.form().dim();
   using Part = std::pair<std::vector<std::uint64_t>,
                          std::vector<std::uint32_t>>;  // rows as bits: removed ones are NaN
   const auto part = [&](std::span<const std::uint64_t> all, std::span<const float> rows) {
     Part some;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const std::uint64_t place = all[i] << frozen.slots().bits();
+      const std::uint64_t place = all[i] << reader.slots().bits();
       if (std::ranges::any_of(within,
                               [&](const auto& at) { return at.first <= place && place <= at.last; })) {
         some.first.push_back(all[i]);
@@ -296,13 +297,13 @@ void check_difference_within(const Frozen& frozen, Slot slot, std::span<const Fr
   };
   std::vector<std::uint64_t> differ;
   std::vector<float> values;
-  frozen.difference(slot, hashes, weights, differ, values);
+  reader.difference(slot, hashes, weights, differ, values);
   const Part expected = part(differ, values);
   const Part given = part(hashes, weights);
   std::vector<float> rows(given.second.size());
   std::ranges::transform(given.second, rows.begin(),
                          [](std::uint32_t bits) { return std::bit_cast<float>(bits); });
-  frozen.difference(slot, given.first, rows, differ, values, within);
+  reader.difference(slot, given.first, rows, differ, values, within);
   CHECK(part(differ, values) == expected);
   CHECK_EQ(differ.size(), expected.first.size());
 }
@@ -322,7 +323,7 @@ TEST(a_difference_laid_over_its_base_reads_as_the_rows_of_now) {
       }
       Rows changed;
       // Some parts of each slot, now and then all of it or none.
-      std::vector<Frozen::Stretch> within;
+      std::vector<ExportReader::HashRange> within;
       for (std::uint64_t first = 0; first < 256; ++first) {
         if (random() % 4 <= static_cast<unsigned>(version)) {
           within.push_back({first << 56U, ((first + 1) << 56U) - 1});
@@ -335,13 +336,13 @@ TEST(a_difference_laid_over_its_base_reads_as_the_rows_of_now) {
         std::vector<float> weights;
         std::vector<float> values;
         for (const auto& [hash, row] : now) {
-          if (table.frozen.slots().of(hash) == slot) {
+          if (table.reader.slots().of(hash) == slot) {
             hashes.push_back(hash);
             weights.insert(weights.end(), row.begin(), row.end());
           }
         }
-        table.frozen.difference(slot, hashes, weights, differ, values);
-        check_difference_within(table.frozen, slot, within, hashes, weights);
+        table.reader.difference(slot, hashes, weights, differ, values);
+        check_difference_within(table.reader, slot, within, hashes, weights);
         for (std::size_t i = 0; i < differ.size(); ++i) {
           const auto first = values.begin() + static_cast<std::ptrdiff_t>(i * dim);
           changed[differ[i]] = std::vector<float>(first, first + static_cast<std::ptrdiff_t>(dim));
@@ -356,7 +357,7 @@ TEST(a_difference_laid_over_its_base_reads_as_the_rows_of_now) {
 }
 
 TEST(int8_is_off_by_half_a_step_at_most) {
-  const RowForm form("int8", 4);
+  const RowFormat form("int8", 4);
   const float weights[] = {-3.0F, 0.1F, 2.0F, 1e-7F};
   std::byte row[6];
   float read[4];
@@ -365,9 +366,9 @@ TEST(int8_is_off_by_half_a_step_at_most) {
   for (std::size_t e = 0; e < 4; ++e) {
     CHECK(std::abs(weights[e] - read[e]) <= form.half_step(row, 0.0F));
   }
-  CHECK(!form.removed(row));
+  CHECK(!form.is_removed(row));
   form.encode_removed(row);
-  CHECK(form.removed(row));
+  CHECK(form.is_removed(row));
 }
 
 }  // namespace

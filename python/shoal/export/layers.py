@@ -152,7 +152,7 @@ class Layers:
         self.number = newest.manifest.number
         self.slots = newest.manifest.slots
         self.tables: dict[str, FrozenTable] = {}
-        self.natives: dict[str, _core.Frozen] = {}
+        self.natives: dict[str, _core.ExportReader] = {}
         for one in mapped:
             if one.manifest.slots != self.slots:
                 raise CorruptionError(f"{one.place} has {one.manifest.slots} slots, {newest.place} {self.slots}")

@@ -81,9 +81,9 @@ class FrozenTable(msgspec.Struct, frozen=True, kw_only=True):
     files: list[PieceFile]
     sections: list[Section]
 
-    def native(self, slots: int) -> _core.Frozen:
+    def native(self, slots: int) -> _core.ExportReader:
         """Make the engine's table, without layers yet."""
-        return _core.Frozen(self.dtype, self.dim, self.init, self.init_parameter, self.init_seed, slots)
+        return _core.ExportReader(self.dtype, self.dim, self.init, self.init_parameter, self.init_seed, slots)
 
     def description(self) -> tuple[Any, ...]:
         """Return what layers of one table must agree about."""

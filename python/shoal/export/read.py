@@ -50,7 +50,9 @@ class ExportTable:
     [[-0.5, -0.5], [0.0, 0.0]]
     """
 
-    def __init__(self, forms: list[FrozenTable], native: _core.Frozen, slots: int, workers: _core.Workers) -> None:
+    def __init__(
+        self, forms: list[FrozenTable], native: _core.ExportReader, slots: int, workers: _core.Workers
+    ) -> None:
         self._forms = forms  # of its layers, the oldest first
         self._form = forms[-1]
         self._native = native
@@ -79,7 +81,7 @@ class ExportTable:
         return self._form.dtype
 
     @property
-    def native(self) -> _core.Frozen:
+    def native(self) -> _core.ExportReader:
         """The engine's object."""
         return self._native
 

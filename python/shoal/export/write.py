@@ -298,7 +298,7 @@ def _write_extra(place: StorageDir, name: str, data: bytes) -> Extra:
 
 
 def _to_write(
-    table: TableSource, under: _core.Frozen | None, slot: int
+    table: TableSource, under: _core.ExportReader | None, slot: int
 ) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
     """Return how many rows of a slot were read, and those that the export is to have."""
     if under is not None and table.read_changes is not None:
@@ -331,7 +331,7 @@ def _write_table(
 ) -> FrozenTable:
     spec = table.spec
     init = (type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
-    packer = _core.Frozen(dtype, spec.dim, *init, slots)
+    packer = _core.ExportReader(dtype, spec.dim, *init, slots)
     under = None if base is None else base.natives.get(spec.name)
 
     def make(some: range) -> list[tuple[int, int, _Packed, int]]:

@@ -137,7 +137,7 @@ class Channel:
         self._pushed: set[int] = set()  # tables pushed to in this clock
         self._unobserved: dict[Call, ShoalError] = {}  # of calls that no thread waited for
         self._is_open = True
-        self._courier = _core.Courier(backend())
+        self._sender = _core.ZeroCopySender(backend())
         self._connections: dict[str, Connection] = {}  # by address
         self._by_socket: dict[Any, Connection] = {}  # by socket and by monitor
         self._poller = zmq.Poller()
@@ -436,7 +436,7 @@ class Channel:
     def _receive(self, source: Connection) -> None:
         while source.socket is not None:
             try:
-                arrived = self._courier.receive(source.socket.underlying)
+                arrived = self._sender.receive(source.socket.underlying)
             except TransportError as error:
                 self._drop(source, str(error))
                 return
@@ -458,7 +458,7 @@ class Channel:
                 continue  # sent again when the socket is open
             try:
                 # The socket has no message limit: the credit of the requests bounds what is pending.
-                self._bytes_sent += self._courier.send(target.socket.underlying, frames)
+                self._bytes_sent += self._sender.send(target.socket.underlying, frames)
             except TransportError as error:
                 self._drop(target, str(error))
 

@@ -698,7 +698,7 @@ class Requests:
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
-    def receive(self, address: str, frames: Sequence[Any] | _core.Arrived, now: float) -> bool:
+    def receive(self, address: str, frames: Sequence[Any] | _core.ReceivedMessage, now: float) -> bool:
         """Take a message that came from an endpoint. Whatever it holds, nothing is raised.
 
         Returns

@@ -1,4 +1,4 @@
-// Messages as Python lends them: frames that are looked at and not copied.
+// BufferView: the memory of a Python object that supports the buffer protocol, without a copy.
 
 #pragma once
 
@@ -13,26 +13,26 @@ namespace shoal::bind {
 
 namespace py = pybind11;
 
-// From here on others may compute while a message is checked; below, handing the lock over costs more.
-inline constexpr std::size_t kLarge = std::size_t{64} << 10U;
+// For messages from this size on the GIL is released; for smaller ones releasing it costs more than the work.
+inline constexpr std::size_t kMinUnlockedBytes = std::size_t{64} << 10U;
 
-// The bytes of a bytes object, an array, a zmq.Frame: anything contiguous that lends its memory.
-class Borrowed {
+// Of bytes, an array, a zmq.Frame: any contiguous buffer.
+class BufferView {
  public:
-  explicit Borrowed(py::handle object, int access = PyBUF_SIMPLE) {
+  explicit BufferView(py::handle object, int access = PyBUF_SIMPLE) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, access) != 0) {
       throw py::error_already_set();
     }
   }
-  Borrowed(Borrowed&& other) noexcept : buffer_(other.buffer_) { other.buffer_.obj = nullptr; }
-  Borrowed& operator=(Borrowed&&) = delete;
-  ~Borrowed() { PyBuffer_Release(&buffer_); }
+  BufferView(BufferView&& other) noexcept : buffer_(other.buffer_) { other.buffer_.obj = nullptr; }
+  BufferView& operator=(BufferView&&) = delete;
+  ~BufferView() { PyBuffer_Release(&buffer_); }
 
   wire::Frame bytes() const {
     return {static_cast<const std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
   }
-  // Of what was borrowed with PyBUF_WRITABLE.
-  std::span<std::byte> room() const {
+  // Only if it was requested with PyBUF_WRITABLE.
+  std::span<std::byte> writable_bytes() const {
     return {static_cast<std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
   }
 
