@@ -15,7 +15,7 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kMinKeysPerPart = 4096;  // keys that are worth a thread
+constexpr std::size_t kMinKeysPerPart = 4096;  // keys per thread, at least
 
 constexpr std::array<std::byte, kCacheLine> make_empty_line() {
   std::array<std::byte, kCacheLine> line{};
@@ -47,7 +47,7 @@ void ExportReader::add_layer() {
 
 void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes) {
   const std::string where = "slot " + std::to_string(index_of(slot)) + ": ";
-  SHOAL_CHECK(!layers_.empty() && index_of(slot) < slots_.count(), where + "there is none such");
+  SHOAL_CHECK(!layers_.empty() && index_of(slot) < slots_.count(), where + "there is no such slot");
   SHOAL_CHECK(shape.width >= LineFormat::kNarrowest && shape.width <= LineFormat::kWidest,
               where + "hashes of " + std::to_string(shape.width) + " bytes instead of 5 to 8");
   SHOAL_CHECK(shape.homes >= 1 && shape.homes <= shape.lines && shape.lines <= bytes.size() / kCacheLine &&
@@ -56,9 +56,9 @@ void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std
               where + std::to_string(bytes.size()) + " bytes are not " + std::to_string(shape.lines) +
                   " lines and " + std::to_string(shape.rows) + " rows");
   SHOAL_CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % kCacheLine == 0,
-              where + "it does not start at a cache line");
+              where + "its section does not start at a cache line");
   SHOAL_CHECK((Homes{slots_, shape.homes}.are_distinct(shape.width, shape.reach)),
-              where + std::to_string(shape.width) + " bytes do not tell the hashes of a line apart");
+              where + std::to_string(shape.width) + " bytes do not distinguish the hashes of a line");
   const auto small = [](std::uint64_t number) { return static_cast<std::uint32_t>(number); };
   Layer& layer = layers_.back();
   layer.width = layer.empty || layer.width == shape.width ? shape.width : 0;
@@ -75,7 +75,7 @@ void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std
 
 // --- lookups --------------------------------------------------------------------------------------------------------
 
-// Asks the layers probe_older_layers the newest one for what that does not have: the hashes at the places `open`.
+// Looks up in the older layers the hashes that the newest one does not have, those at the positions `open`.
 void ExportReader::probe_older_layers(Run& run, std::span<const std::uint16_t> open,
                                       Run& scratch) const noexcept {
   std::array<std::uint16_t, Run::kMaxSize> places;
@@ -101,8 +101,9 @@ void ExportReader::probe_older_layers(Run& run, std::span<const std::uint16_t> o
   }
 }
 
-// visitor.probe(newest, run, first), visitor.resolve(newest, run, first) and visitor.use(run, first) for runs of keys, whose first is the
-// first-th: each a run later than the one before it, so that what it reads has come meanwhile.
+// Calls visitor.probe(newest, run, first), visitor.resolve(newest, run, first) and visitor.use(run, first) for each run of
+// keys, whose first key has the index `first`. Each stage is one run behind the stage before it, so that what it reads has
+// been prefetched.
 template <class Visitor>
 void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
                                 const Visitor& visitor) const {
@@ -156,7 +157,7 @@ void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by,
   }
 }
 
-// use(run, first) once run.rows are found.
+// Calls use(run, first) once run.rows are known.
 template <class Use>
 void ExportReader::for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
                                         const Use& use) const {
@@ -193,7 +194,7 @@ void ExportReader::for_each_run_of_rows(std::span<const std::uint64_t> keys, Key
   for_each_run(keys, by, pool, Visitor{*this, use});
 }
 
-// Rows of one weight: most are read where they are found, beside their hashes.
+// Rows of one weight: most are read from the line that holds their hash.
 void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
                                 Pool& pool) const {
   struct Visitor {
@@ -213,7 +214,7 @@ void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by,
         weights[first + i] = std::numeric_limits<float>::quiet_NaN();
       }
     }
-    // Those that the newest layer's homes do not have.
+    // The hashes that the homes of the newest layer do not have.
     void resolve(const Layer* newest, Run& run, std::size_t first) const noexcept {
       if (newest != nullptr) {
         of.probe_.resolve_scalars(newest->width, run, weights + first);
@@ -303,10 +304,10 @@ void ExportReader::entries_of(const Section& section, Slot slot, std::span<const
   const Homes homes{slots_, section.homes};
   const LineFormat& form = probe_.form_of(section);
   auto range = within.begin();
-  std::uint64_t last = slots_.first_hash(slot);  // the hash before
+  std::uint64_t last = slots_.first_hash(slot);  // the previous hash
   bool any = false;
   for (std::uint64_t b = 0; b < section.count && range != within.end(); ++b) {
-    // Hashes of a range stand in the lines from the home of its first to `reach` behind that of its last, in order.
+    // The hashes of a range are in the lines from the home of its first hash to `reach` lines after that of its last.
     for (; range != within.end() && b > scale(range->last, section.homes) + section.reach; ++range) {
     }
     if (range == within.end()) {
@@ -322,7 +323,7 @@ void ExportReader::entries_of(const Section& section, Slot slot, std::span<const
     for (std::size_t lane = 0; lane < form.lanes; ++lane) {
       const std::uint64_t stored = form.stored(line, lane);
       if (lane != 0 && stored == before) {
-        break;  // lanes that are not needed
+        break;  // unused lanes
       }
       before = stored;
       const std::uint64_t hash = Homes::hash(least, section.width, stored);
@@ -343,7 +344,7 @@ void ExportReader::entries_of(const Section& section, Slot slot, std::span<const
   }
 }
 
-// The rows of a slot in ascending order of hash, of each hash the newest; rows that say `removed` too.
+// The rows of a slot in ascending order of hash, for each hash the newest, including rows that are marked as removed.
 void ExportReader::entries(Slot slot, std::span<const HashRange> within, std::vector<Entry>& all) const {
   all.clear();
   std::vector<Entry> fresh;
@@ -405,7 +406,7 @@ void ExportReader::difference(Slot slot, std::span<const std::uint64_t> hashes,
   const auto same = [&](const Entry& old, const float* row) {
     if (form_.code() == RowFormat::Code::kInt8) {
       const float scale = scale_of(old.row);
-      // A bit more than half a step: the weights that an export rounds stand at its end at worst.
+      // Slightly more than half a step: an exported weight is off by up to exactly half a step.
       const float bound = form_.half_step(old.row, scale) * (1.0F + 0x1p-20F);
       form_.decode(old.row, read.data(), scale);
       for (std::size_t e = 0; e < dim; ++e) {

@@ -1,15 +1,17 @@
-// ExportReader: the rows of an exported table, in files that somebody else has mapped.
+// ExportReader: lookups in the rows of an exported table, whose files the caller has mapped.
 //
-// Idea. A table is layers: a whole export, and deltas upon it, the newest last. A layer has one section a slot. A lookup asks
-// the newest layer first, and those probe_older_layers it only for the keys that it does not have: in blocks, so that the lines of
-// many keys are under visitor at a time. Nothing is copied: sections are read where they are mapped, so that processes share them.
+// Algorithm. A log-structured read: the table is a stack of layers, a full export and the deltas on top of it, the newest
+// last; a layer has one immutable section per slot. A lookup probes the newest layer, and the older ones only for the keys
+// that it does not have. Keys are processed in blocks of up to Run::kMaxSize, three blocks in a software pipeline
+// (export/index_probe.h), so that many cache misses overlap. Nothing is copied: sections are read where they are mapped, and
+// processes share them.
 //
 // Invariants
-//   I1  nothing outside of the bytes of a section is read, whatever stands in them.
-//   I2  an answer for a key depends on the newest layer that has it, and on nothing else; one that no layer has, or that the
-//       newest one calls removed, reads its initial row.
+//   I1  No byte outside a section is read, whatever its bytes are.
+//   I2  The answer for a key depends on the newest layer that has it, and on nothing else. A key that no layer has, or that
+//       the newest such layer marks as removed, reads its initial row.
 //
-// Threads: add() before anything else, by one thread; then any number of readers. The bytes must outlive it.
+// Threads: add_layer() and add() first, by one thread; then any number of readers. The mapped bytes must outlive the reader.
 
 #pragma once
 
@@ -32,54 +34,54 @@ class ExportReader {
  public:
   ExportReader(const RowFormat& form, const Init& init, Slots slots);
 
-  // A layer above all others, of slots that are empty yet.
+  // Adds a layer on top of the others; all its slots are empty.
   void add_layer();
-  // A section of the newest layer, once a slot. std::invalid_argument: bytes and shape do not go together.
+  // Adds a section to the newest layer, at most one per slot. std::invalid_argument if the bytes do not have this shape.
   void add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes);
 
   const RowFormat& form() const noexcept { return form_; }
   Slots slots() const noexcept { return slots_; }
   std::size_t layers() const noexcept { return layers_.size(); }
 
-  // What to probe up: keys, or hashes of keys.
+  // What a lookup is given: keys, or hashes of keys.
   enum class KeyKind : std::uint8_t { kKey, kHash };
 
-  // dim weights for each key, in any order, repeated or not.
+  // Writes dim weights for each key. Keys may come in any order, with duplicates.
   void pull(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights, Pool& pool) const;
-  // 1 for each key that has a row.
+  // Writes 1 for each key that has a row, else 0.
   void contains(std::span<const std::uint64_t> keys, KeyKind by, std::span<std::uint8_t> there,
                 Pool& pool) const;
 
-  // The rows of a slot, all layers together, in ascending order of hash. std::invalid_argument: the section's hashes do not
-  // ascend; it is damaged.
+  // The rows of a slot, merged over all layers, in ascending order of hash. std::invalid_argument if a section's hashes do
+  // not ascend: it is damaged.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
 
-  // A section of rows, as a layer of this table takes it.
+  // Encodes rows as a section that a layer of this table accepts.
   PackedSection pack(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights) const {
     return shoal::pack(form_, init_, slots_, slot, hashes, weights);
   }
 
-  // Some of a slot's hashes: those whose places, hash << slots.bits(), are from first to last.
+  // A range of a slot's hashes: those for which hash << slots.bits() is in [first, last].
   struct HashRange {
     std::uint64_t first;
     std::uint64_t last;
   };
   static constexpr std::array<HashRange, 1> kAll{{{0, ~std::uint64_t{0}}}};
 
-  // What of these rows, all that a slot has now, is not what this table reads: changed and new rows, and rows of NaN for
-  // keys that have no row any more. A row has changed if its numbers, rounded as these are, would be others. Only of the
-  // hashes `within` stretches that ascend, where the rows lie too: nothing else is looked at.
+  // The difference between this table and the given rows, which are all rows that the slot has now: changed rows, new rows,
+  // and a row of NaN for each key that no longer has a row. A row has changed if it would be stored differently. Restricted
+  // to hashes `within` ascending ranges; all given rows must lie in them.
   void difference(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights,
                   std::vector<std::uint64_t>& changed, std::vector<float>& rows,
                   std::span<const HashRange> within = kAll) const;
 
  private:
   struct Layer {
-    // ScalarRow of each a slot.
+    // One element per slot.
     std::vector<SlotIndexView> indexes;
     std::vector<RowArrayView> row_arrays;
     std::vector<Section> sections;
-    std::size_t width = 0;  // of their hashes; 0 where they differ
+    std::size_t width = 0;  // bytes per hash in all sections; 0 if they differ
     bool empty = true;
 
     LayerView view() const noexcept { return {indexes.data(), row_arrays.data(), sections.data()}; }
@@ -98,7 +100,7 @@ class ExportReader {
   void pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
                     Pool& pool) const;
 
-  // A row of a slot while its layers are put together.
+  // A row of a slot while its layers are merged.
   struct Entry {
     std::uint64_t hash;
     const std::byte* row;

@@ -1,21 +1,22 @@
-// Lines: the index of an export's section, cache lines of hashes in hash order.
+// LineFormat: the layout of an export's index, cache lines of hashes in hash order.
 //
-// Idea. A section has the rows of one slot. A hash's home is the line scale(place, homes), so lines are in hash order, and
-// hashes place_hashes into them in that order: what does not fit into its home stands in the next line that has room. A line
-// says how far those of its home went. So a lookup reads its home, rarely a line behind it, and never searches on.
+// Algorithm. An immutable interpolation-ordered hash table with linear overflow: a section holds the rows of one slot; the
+// home of a hash is the line scale(hash << slots.bits(), homes), so that lines are in hash order, and hashes are placed in
+// that order. A hash that does not fit into its home is stored in the next line that has room. Each line records the greatest
+// distance of the hashes whose home it is; a lookup reads the home and rarely a line after it.
 //
 //   byte 0           the low 32 bits of each hash, one lane after the other
 //   4 lanes          the next 8 (width - 4) bits of each
-//   width * lanes    narrow rows: the rows, one lane after the other
+//   width * lanes    inline rows: the rows, one lane after the other
 //   59               wide rows: the number of the first lane's row, uint32; the next lane has the next row
 //   61               int8, dim 1: the scale of the line's rows, bfloat16
-//   63               how many lines the farthest hash of this home is away; 254: that many or more; 255: an empty line
+//   63               the distance, in lines, of the farthest hash with this home; 254: that many or more; 255: an empty line
 //
-// A lane that is not needed repeats the last one that is.
+// An unused lane repeats the last used one.
 //
-// Not all of a hash is stored: the line tells its upper bits. A line's hashes have their homes in it or in one of the
-// `reach` lines before it, an interval of (reach + 1) / homes of the slot's hashes, and `width` bytes tell any two hashes
-// of that interval apart. So a match is exact, and the hash can be recovered (Home::hash).
+// A hash is not stored in full: the position of the line implies its upper bits. The hashes in a line have their homes in it
+// or in one of the `reach` lines before it, an interval of (reach + 1) / homes of the slot's hashes, and `width` bytes
+// distinguish any two hashes of that interval. So a match is exact, and the hash can be recovered (Homes::hash).
 //
 // Threads: pure functions.
 
@@ -49,7 +50,7 @@ struct LineFormat {
   static constexpr unsigned kNone = 16;  // no lane
 
   LineFormat() = default;
-  // `row`: bytes of a narrow row, 1, 2 or 4; 0 where rows are wide. Rows of one byte share the line's scale.
+  // `row`: bytes of an inline row, 1, 2 or 4; 0 for wide rows. Rows of one byte share the line's scale.
   constexpr LineFormat(std::size_t bytes_of_hash, std::size_t row) noexcept
       : width(bytes_of_hash),
         row_bytes(row),
@@ -70,12 +71,12 @@ struct LineFormat {
   constexpr std::size_t high_at(std::size_t lane) const noexcept { return 4 * lanes + lane * (width - 4); }
   constexpr std::size_t row_at(std::size_t lane) const noexcept { return width * lanes + lane * row_bytes; }
 
-  // What is stored of a lane's hash: its low bits.
+  // The stored bits of a lane's hash, its low ones.
   std::uint64_t stored(const std::byte* line, std::size_t lane) const noexcept {
     std::uint32_t low;
     std::uint32_t high;
     std::memcpy(&low, line + 4 * lane, sizeof low);
-    std::memcpy(&high, line + high_at(lane), sizeof high);  // ends within the line, whatever the width
+    std::memcpy(&high, line + high_at(lane), sizeof high);  // within the line for every width
     return (std::uint64_t{high & high_mask} << 32U) | low;
   }
 
@@ -95,7 +96,7 @@ struct LineFormat {
     return kNone;
   }
 
-  // Bit k: the k-th 32 bits of a line are `low`. All sixteen are compared, whatever stands in the last probe_scalars.
+  // Bit k: the k-th 32 bits of a line equal `low`. All sixteen words are compared, including those that hold no hash.
   static SHOAL_INLINE unsigned same_low(const std::byte* line, std::uint32_t low) noexcept {
 #if defined(__SSE2__)
     const auto* const at = reinterpret_cast<const __m128i*>(line);
@@ -117,14 +118,14 @@ struct LineFormat {
   }
 };
 
-// Where the hashes of a slot have their homes.
+// The home lines of a slot's hashes.
 struct Homes {
   Slots slots;
-  std::uint64_t count;  // of lines that are homes
+  std::uint64_t count;  // of home lines
 
   std::uint64_t of(std::uint64_t hash) const noexcept { return scale(hash << slots.bits(), count); }
 
-  // The least hash of a slot whose home is line `home` or one behind it.
+  // The least hash of a slot whose home is line `home` or a later one.
   std::uint64_t first_hash(Slot slot, std::uint64_t home) const noexcept {
     __extension__ using Wide = unsigned __int128;
     const Wide place = ((static_cast<Wide>(home) << 64U) + count - 1) / count;
@@ -132,7 +133,7 @@ struct Homes {
     return slots.first_hash(slot) + static_cast<std::uint64_t>((place + unit - 1) >> slots.bits());
   }
 
-  // Whether `width` bytes tell the hashes apart that may stand in one line, if none is further than `reach` from home.
+  // Whether `width` bytes distinguish all hashes that one line may hold, if none is farther than `reach` from its home.
   bool are_distinct(std::size_t width, std::uint64_t reach) const noexcept {
     if (width >= LineFormat::kWidest) {
       return true;
@@ -145,11 +146,11 @@ struct Homes {
     return (places >> slots.bits()) + 2 <= (Wide{1} << (8 * width));
   }
 
-  // The least hash that may stand in a line.
+  // The least hash that a line may hold.
   std::uint64_t least(Slot slot, std::uint64_t line, std::uint64_t reach) const noexcept {
     return first_hash(slot, line > reach ? line - reach : 0);
   }
-  // The hash of which the low `width` bytes are stored in a line where none is less than `least`.
+  // The hash whose low `width` bytes are `stored`, in a line in which no hash is less than `least`.
   static std::uint64_t hash(std::uint64_t least, std::size_t width, std::uint64_t stored) noexcept {
     if (width >= LineFormat::kWidest) {
       return stored;

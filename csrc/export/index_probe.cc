@@ -12,12 +12,12 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kMaxLinearLines = 32;   // behind a home; random hashes go less far
-constexpr std::size_t kMaxPrefetchLines = 8;  // of a row; the machine sees by itself how a longer one goes on
+constexpr std::size_t kMaxLinearLines = 32;   // after a home; random hashes are displaced less far
+constexpr std::size_t kMaxPrefetchLines = 8;  // of a row; the hardware prefetcher follows longer ones
 
 SHOAL_INLINE void prefetch_line(const std::byte* at) noexcept { __builtin_prefetch(at); }
 
-// Of a row, its first so many lines. Where rows may begin anywhere in a line one more is asked for, up to the last byte.
+// The number of lines of a row to prefetch; one more if a row may begin anywhere in a line.
 std::size_t lines_of(std::size_t bytes) noexcept {
   const std::size_t whole = (bytes + kCacheLine - 1) / kCacheLine;
   const bool aligned = bytes % kCacheLine == 0 || kCacheLine % bytes == 0;
@@ -31,7 +31,7 @@ SHOAL_INLINE void prefetch_row(const std::byte* row, std::size_t bytes, std::siz
   }
 }
 
-// Null where `wanted` is 0 instead of 1.
+// `row` if `wanted` is 1, null if it is 0; without a branch.
 SHOAL_INLINE const std::byte* select_or_null(unsigned wanted, const std::byte* row) noexcept {
   const std::uintptr_t all = 0 - std::uintptr_t{wanted};
   return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(row) & all);
@@ -59,7 +59,7 @@ struct Avx2Lines {
 
 }  // namespace
 
-// A row of one weight as the bits of a float; what says `removed` is a NaN.
+// A row of one weight as the bits of a float; a removed row is a NaN.
 template <RowFormat::Code kCode>
 struct ScalarRow {
   static SHOAL_INLINE std::uint32_t bits([[maybe_unused]] const std::byte* line,
@@ -87,9 +87,9 @@ struct ScalarRow {
   }
 };
 
-// What the loop must know of the lines that it reads.
+// The line format, for the inner loops.
 //
-// Of a layer whose sections have one width, which is most: constants.
+// Most layers have one width in all sections: the format is a constant.
 template <std::size_t kWidth, std::size_t kRow>
 struct FixedWidth {
   static constexpr bool kInlineRows = kRow != 0;
@@ -100,7 +100,7 @@ struct FixedWidth {
   }
 };
 
-// Of the others.
+// In other layers it depends on the slot.
 template <bool kAreInline>
 struct AnyWidth {
   static constexpr bool kInlineRows = kAreInline;
@@ -108,28 +108,29 @@ struct AnyWidth {
   static SHOAL_INLINE const LineFormat& of(const IndexProbe& by, const Run& run, std::uint64_t hash) noexcept;
 };
 
-// The loops over a run's hashes, once per form of lines and way of comparing.
+// The loops over a run's hashes, instantiated for each line format and each way of comparing.
 struct ProbeKernels {
   static SHOAL_INLINE const LineFormat& form_of(const IndexProbe& by, const Run& run,
                                                 std::uint64_t hash) noexcept {
     return by.forms_[run.layer.indexes[index_of(by.slots_.of(hash))].width - LineFormat::kNarrowest];
   }
 
-  // ScalarRow hash in one line, with care: 1 where it is neither there nor need be, as a line says of which `more` are behind it.
+  // Looks up one hash in one line by exact comparison. Returns 1 if it is absent here and the lines after this one, if there
+  // are `more`, may have it.
   template <class Form, class Lines>
   static SHOAL_INLINE unsigned read(const IndexProbe& by, Run& run, std::size_t i, const std::byte* line,
                                     unsigned more) noexcept {
     const std::uint64_t hash = run.hashes[i];
     const LineFormat& form = Form::of(by, run, hash);
     const unsigned match = Lines::same_low(line, static_cast<std::uint32_t>(hash)) & form.lane_mask;
-    auto lane = static_cast<std::size_t>(std::countr_zero(match)) % 32;  // 0 of no match
+    auto lane = static_cast<std::size_t>(std::countr_zero(match)) % 32;  // 0 without a match
     std::uint32_t high;
     std::memcpy(&high, line + form.high_at(lane), sizeof high);
     const std::uint32_t other = (high ^ static_cast<std::uint32_t>(hash >> 32U)) & form.high_mask;
     const unsigned filled = line[LineFormat::kReach] == std::byte{LineFormat::kEmpty} ? 0 : 1;
     unsigned here = (match == 0 ? 0U : 1U) & filled;
-    // ScalarRow in 2^28 lines: the low bits of two hashes are the same. A bit trick, for of `other != 0` there would be a branch
-    // as well, which waits for the line and guesses wrong for each hash behind its home.
+    // Two hashes of a line have equal low bits in one of 2^28 lines. A bit trick, because `other != 0` would become a branch
+    // as well, which waits for the line and is mispredicted for each displaced hash.
     if ((here & ((other | (0U - other)) >> 31U)) != 0) [[unlikely]] {
       const unsigned exact = form.find(line, hash);
       here = exact != LineFormat::kNone ? 1 : 0;
@@ -139,7 +140,7 @@ struct ProbeKernels {
     return (here ^ 1U) & (more != 0 ? 1U : 0U);
   }
 
-  // The row in a lane, null where `here` is 0 instead of 1; a wide one is asked for.
+  // The row in a lane, or null if `here` is 0; a wide row is prefetched.
   template <class Form>
   static SHOAL_INLINE const std::byte* row_at(const IndexProbe& by, const Run& run, const LineFormat& form,
                                               std::uint64_t hash, const std::byte* line, std::size_t lane,
@@ -158,8 +159,8 @@ struct ProbeKernels {
     }
   }
 
-  // use(i, line, form, lane, none) for each hash of a run: the first lane with its low bits; `none` has no bit set, or all
-  // where there is no such lane. Returns whether the other bits of all were those of the lanes: if not, none of it holds.
+  // Calls use(i, line, form, lane, none) for each hash of a run: `lane` is the first one with its low bits; `none` is 0, or
+  // all ones if there is no such lane. Returns whether the high bits of all matches agree too; if not, no result is valid.
   template <class Form, class Lines, class Use>
   static SHOAL_INLINE bool probe_by_low_bits(const IndexProbe& by, const Run& run, const Use& use) noexcept {
     const std::size_t size = run.size;
@@ -180,7 +181,7 @@ struct ProbeKernels {
     return other == 0 && !any_low_is_zero(run);
   }
 
-  // Whether a hash has the low bits that stand in empty lines.
+  // Whether a hash has the low bits of an empty line, which are zero.
   static SHOAL_INLINE bool any_low_is_zero(const Run& run) noexcept {
     std::uint32_t zero = 0;
     for (std::size_t i = 0; i < run.size; ++i) {
@@ -189,7 +190,7 @@ struct ProbeKernels {
     return zero != 0;
   }
 
-  // How many lines are behind a home; 0 of an empty one.
+  // The distance, in lines, of a home's farthest hash; 0 for an empty line.
   static SHOAL_INLINE unsigned displaced_lines(const std::byte* line) noexcept {
     return (std::to_integer<unsigned>(line[LineFormat::kReach]) + 1) & 0xfeU;
   }
@@ -204,7 +205,7 @@ struct ProbeKernels {
     }
   }
 
-  // Of the hashes in a list, those that may stand behind their homes, whose next lines are asked for.
+  // Collects the hashes in a list that may be displaced, and prefetches the lines after their homes.
   static SHOAL_INLINE void collect_unresolved(Run& run, const std::uint16_t* list,
                                               std::size_t count) noexcept {
     std::size_t unresolved_count = 0;
@@ -263,10 +264,9 @@ struct ProbeKernels {
     collect_unresolved(run, run.missing.data(), count);
   }
 
-  // found(i, line) for each hash that was looked for in a line behind its home: run.rows[i] is there, or null.
-  // Of the lines [first, first + most], which are those of a hash's home and behind it, the one where it must be: the last
-  // one whose first hash is not above it, for hashes are poured in their order. Many lines behind a home are colliding
-  // hashes, which an adversary has chosen: one after the other, 200,000 of them took 44 s.
+  // The line among [first, first + most], a home and the lines after it, that must hold a hash: the last one whose first hash
+  // is not greater, by binary search, because hashes are stored in order. Long displacements arise from colliding hashes
+  // that an adversary has chosen; a linear search of them would take quadratic time in all.
   template <class Form>
   static const std::byte* find_line(const IndexProbe& by, const Run& run, const Section& section,
                                     std::uint64_t hash, std::size_t first, std::size_t most) noexcept {
@@ -285,6 +285,8 @@ struct ProbeKernels {
     return section.lines + first * kCacheLine;
   }
 
+  // Reads the lines after the homes until every hash of the run is resolved. Calls found(i, line) for each line that is
+  // read for hash i: run.rows[i] is its row, or null.
   template <class Form, class Lines, class Found>
   static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run, const Found& found) noexcept {
     for (std::size_t step = 1; run.unresolved_count != 0; ++step) {
@@ -297,7 +299,7 @@ struct ProbeKernels {
         const auto first = static_cast<std::size_t>(home - section.lines) / kCacheLine;
         const std::size_t most =
             std::min<std::size_t>(said == LineFormat::kFar ? section.reach : said, section.count - 1 - first);
-        // A damaged home may say that lines are behind it where there are none: then it is read again.
+        // A damaged home may name lines beyond the last: then it is read again.
         const bool many = most > kMaxLinearLines;
         const std::byte* const line = many ? find_line<Form>(by, run, section, run.hashes[i], first, most)
                                            : home + std::min(step, most) * kCacheLine;
@@ -329,13 +331,13 @@ struct ProbeKernels {
 
 template <bool kAreInline>
 SHOAL_INLINE const LineFormat& AnyWidth<kAreInline>::of(const IndexProbe& by, const Run& run,
-                                                         std::uint64_t hash) noexcept {
+                                                        std::uint64_t hash) noexcept {
   return ProbeKernels::form_of(by, run, hash);
 }
 
 namespace {
 
-// The steps of one form of lines; of rows of one weight, those of ScalarKernels.
+// The kernels of one line format; those for rows of one weight are ScalarKernels.
 template <class Form>
 struct RowKernels {
   static void probe(const IndexProbe& by, Run& run) noexcept {
@@ -372,7 +374,7 @@ struct ScalarKernels {
 #endif
 };
 
-// Rows that are not one weight.
+// Rows of more than one weight have none.
 template <class Form>
 struct ScalarKernels<Form, void> {
   static constexpr std::nullptr_t probe = nullptr;
@@ -393,7 +395,7 @@ IndexProbe::Kernels choose([[maybe_unused]] bool by_avx2) noexcept {
           ScalarKernels<Form, ScalarRow>::resolve};
 }
 
-// KeyKind width, from LineFormat::kNarrowest on; the last one for any.
+// By width, from LineFormat::kNarrowest on; the last element is for mixed widths.
 template <std::size_t kRow, class ScalarRow = void>
 IndexProbe::KernelTable choose_each(bool by_avx2) noexcept {
   return {choose<FixedWidth<5, kRow>, ScalarRow>(by_avx2), choose<FixedWidth<6, kRow>, ScalarRow>(by_avx2),

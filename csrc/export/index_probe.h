@@ -1,23 +1,24 @@
-// IndexProbe: hashes found in the lines of one layer, a run of them at a time, so that memory answers one run while another is
-// worked on.
+// IndexProbe: finds hashes in the lines of one layer, a run of them at a time.
 //
-//   prepare      each hash's home, the line where its search begins (export/index_line.h); nothing is read yet
-//   probe     reads the homes, asks for those of the run behind it meanwhile, and for the wide rows that it finds
-//   probe_scalars     the same where a row is one weight: reads that, too
-//   resolve   the few hashes that may stand behind their homes
+// Algorithm. Batched hash probing with software prefetching (group prefetching): the memory accesses of one run are in flight
+// while another run is processed.
 //
-//   probe.prepare(layer, a);   a.prefetch();                 // the first lines of the first run
-//   probe.prepare(layer, b);   a.set_next_lines(b.homes());   // so that there is no gap between runs
-//   probe.probe(width, a);   probe.resolve(width, a);
-//   for (const std::byte* row : a.rows) ...           // null for a hash that is not there
+//   prepare          computes each hash's home line, where its probe sequence begins; reads nothing
+//   probe            reads the homes and prefetches those of the next run, and the wide rows that it finds
+//   probe_scalars    the same where a row is one weight: also reads the weight
+//   resolve          finds the few hashes that may be displaced to a line after their home
 //
-// What is waited for is the translation of addresses, more than lines or instructions: with 5 ns of work beside each, random
-// lines of 8 MB came at 156 M/s though none was in a cache, of 142 MB at 109, of 1 GB at 69 when asked for 64 ahead and at
-// 84 when 128 ahead (huge pages; a virtual machine). Into which cache they are asked for made no difference.
+//   index.prepare(layer, a);   a.prefetch();                   // the first lines of the first run
+//   index.prepare(layer, b);   a.set_next_lines(b.homes());    // no gap between runs
+//   index.probe(width, a);     index.resolve(width, a);
+//   for (const std::byte* row : a.rows) ...                    // null for a hash that is absent
 //
-// No branch depends on a hash: whether it is there, and which lane it is in, cannot be guessed. What hardly ever is (two
-// hashes of a line with the same low bits, a hash whose low bits are those of an empty line) is noticed once a run, which
-// is then read again, with care.
+// Lookups in large tables are bound by address translation rather than by cache lines or instructions; the prefetch
+// distance (Run::kAhead) hides it.
+//
+// No branch depends on a hash: whether it is present, and in which lane, is unpredictable. The rare exceptions (two hashes of
+// a line with equal low bits, a hash with the low bits of an empty line) are detected once per run, which is then read again
+// by exact comparison.
 //
 // Threads: immutable; a run belongs to one thread.
 
@@ -36,22 +37,22 @@
 
 namespace shoal {
 
-// Where a slot's homes are: all that most lookups need. Those of a table stay in the nearest cache.
+// A slot's home lines: all that most lookups need. Small enough that those of all slots stay in the L1 cache.
 struct SlotIndexView {
   const std::byte* lines;
   std::uint32_t homes;
-  std::uint32_t width;  // bytes of a hash there
+  std::uint32_t width;  // bytes per stored hash
 };
 
-// Where a slot's wide rows are.
+// A slot's wide rows.
 struct RowArrayView {
   const std::byte* rows;
   std::uint64_t count;
 };
 
-// The rows of one slot, where they are mapped.
+// The mapped section of one slot.
 struct Section {
-  const std::byte* lines;  // wide rows stand behind them
+  const std::byte* lines;  // the wide rows follow them
   std::uint32_t homes;
   std::uint32_t count;  // of lines
   std::uint32_t rows_count;
@@ -61,14 +62,14 @@ struct Section {
   const std::byte* rows() const noexcept { return lines + std::size_t{count} * kCacheLine; }
 };
 
-// What a layer has of all slots.
+// The sections of a layer, by slot.
 struct LayerView {
   const SlotIndexView* indexes;
   const RowArrayView* row_arrays;
   const Section* sections;
 };
 
-// Some hashes under way: few enough that the lines of two runs stay in the nearest caches.
+// A block of hashes that is being looked up: few enough that the lines of two runs stay in the L1 and L2 caches.
 struct Run {
   static constexpr std::size_t kMaxSize = 256;
   static constexpr std::size_t kAhead = 128;
@@ -79,18 +80,18 @@ struct Run {
   LayerView layer{};
   std::array<std::uint64_t, kMaxSize> hashes;
   std::array<const std::byte*, kMaxSize + kAhead>
-      lines;  // homes; behind them, what is asked for when they are read
+      lines;  // homes; after them, the lines that are prefetched while the homes are read
   std::array<const std::byte*, kMaxSize> rows;
-  std::array<std::uint16_t, kMaxSize + 1> unresolved;  // hashes that may stand behind their homes
+  std::array<std::uint16_t, kMaxSize + 1> unresolved;  // hashes that may be displaced from their homes
   std::array<std::uint16_t, kMaxSize + 1>
       missing;  // after probe_scalars(): hashes without a weight in their homes
 
-  // How many hashes ahead lines are asked for; wide rows are lines, too.
+  // The prefetch distance in hashes; half as far for wide rows, which need lines of their own.
   static constexpr std::size_t ahead(bool inline_rows) noexcept { return inline_rows ? kAhead : kAhead / 2; }
-  // Asks for its first lines.
+  // Prefetches the first lines.
   void prefetch() const noexcept;
   std::span<const std::byte* const> homes() const noexcept { return {lines.data(), size}; }
-  // The homes that will be read after its own, if any.
+  // Sets the lines to prefetch towards the end of this run: the homes of the next one, if any.
   void set_next_lines(std::span<const std::byte* const> next) noexcept;
 };
 
@@ -100,27 +101,27 @@ class IndexProbe {
   struct Kernels {
     void (*probe)(const IndexProbe&, Run&) noexcept;
     void (*resolve)(const IndexProbe&, Run&) noexcept;
-    // Null where a row is more than a weight.
+    // Null if a row is more than one weight.
     void (*probe_scalars)(const IndexProbe&, Run&, float* weights) noexcept;
     void (*resolve_scalars)(const IndexProbe&, Run&, float* weights) noexcept;
   };
   using KernelTable = std::array<Kernels, kWidths + 1>;
 
-  // KeyKind AVX2 or its portable twin, as the rows are read.
+  // Uses AVX2 or its portable equivalent, as the row format does.
   IndexProbe(const RowFormat& form, Slots slots) noexcept;
 
   const LineFormat& form_of(const Section& section) const noexcept {
     return forms_[section.width - LineFormat::kNarrowest];
   }
-  // The row in a lane; null where a damaged line names one beyond the last.
+  // The row in a lane; null if a damaged line names a row beyond the last.
   const std::byte* row_of(const Section& section, const std::byte* line, unsigned lane) const noexcept;
 
-  // run.hashes and run.size are given.
+  // Requires run.hashes and run.size.
   void prepare(const LayerView& layer, Run& run) const noexcept;
-  // `width`: of all the sections' hashes; 0 where they differ.
+  // `width`: bytes per hash in all sections; 0 if they differ.
   void probe(std::size_t width, Run& run) const noexcept { kernels_[kernel_index(width)].probe(*this, run); }
-  // The same for rows of one weight, which are read, too. Of those in run.missing `weights` has a NaN, before resolve_scalars()
-  // and maybe behind it: either they are `absent`, or their rows say `removed`.
+  // The same for rows of one weight, which are read too. The hashes in run.missing have a NaN in `weights` before
+  // resolve_scalars() and may have one after it: they are `absent`, or their rows are marked as removed.
   void probe_scalars(std::size_t width, Run& run, float* weights) const noexcept {
     kernels_[kernel_index(width)].probe_scalars(*this, run, weights);
   }
@@ -147,7 +148,7 @@ class IndexProbe {
   std::array<LineFormat, kWidths> forms_;  // by width
   RowFormat form_;
   Slots slots_;
-  std::size_t lines_of_row_;  // that are asked for
+  std::size_t lines_of_row_;  // that are prefetched
   KernelTable kernels_;       // by width
 };
 

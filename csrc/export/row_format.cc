@@ -41,7 +41,7 @@ std::size_t row_bytes(RowFormat::Code code, std::size_t dim) noexcept {
   return dim == 1 ? 1 : kScaleBytes + dim;
 }
 
-// Round to nearest, ties to even: the noise that makes stochastic rounding (base/half.h) do so.
+// The noise that makes stochastic rounding (base/half.h) round to nearest, ties to even.
 std::uint16_t nearest_bfloat16(float x) noexcept {
   return to_bfloat16(x, 0x7fffU + ((std::bit_cast<std::uint32_t>(x) >> 16U) & 1U));
 }
@@ -62,8 +62,7 @@ T load(const std::byte* from) noexcept {
   return value;
 }
 
-// How numbers of a row become weights: one at a time, or eight by AVX2, which gives the same bits; and which first number
-// says that there is no row.
+// Decoders: a number at a time, or eight with AVX2, with the same bits; and the first number of a removed row.
 struct Float32 {
   using Stored = float;
   static constexpr std::size_t kFirst = 0;  // bytes before the first
@@ -88,7 +87,7 @@ struct Float16 {
   SHOAL_INLINE explicit Float16(const std::byte*) noexcept {}
   SHOAL_INLINE float one(std::uint16_t x) const noexcept { return from_float16(x); }
 #if defined(__x86_64__)
-  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {  // as base/half.h has it
+  SHOAL_AVX2 inline __m256 eight(const std::byte* from) const noexcept {  // the same as base/half.h
     const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     const __m256i size = _mm256_and_si256(x, _mm256_set1_epi32(0x7fff));
     const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x8000)), 16);
@@ -137,7 +136,7 @@ struct Int8 {
 
 using Pointers = std::span<const std::byte* const>;
 
-// widen(row, to) for each row that is one; the others' places.
+// Calls widen(row, to) for each row that is present, and writes the positions of the others.
 template <class Kind, class Use>
 SHOAL_INLINE std::size_t each_row(Pointers rows, std::size_t dim, float* weights, std::uint16_t* missing,
                                   const Use& widen) noexcept {
@@ -166,7 +165,7 @@ std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::
 }
 
 #if defined(__x86_64__)
-// kDim is dim, or 0 where it is none of the usual probe_scalars.
+// kDim is dim, or 0 if dim is not one of the common ones.
 template <class Widen, std::size_t kDim>
 SHOAL_AVX2 std::size_t widen_by_avx2(Pointers rows, std::size_t dim, float* weights,
                                      std::uint16_t* missing) noexcept {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kLoad = 0.75;
 
-// Walks hashes in their order through lines: use(i, line, lane, home) for each.
+// Assigns a line and a lane to each hash, in order: calls use(i, line, lane, home).
 template <class Use>
 void place_hashes(std::span<const std::uint64_t> hashes, const Homes& homes, std::size_t lanes,
                   const Use& use) {
@@ -149,7 +149,7 @@ PackedSection pack(const RowFormat& form, const Init& init, Slots slots, Slot sl
       }
     }
   };
-  // Rows [first, end) stand in one line.
+  // Completes the line that holds the rows [first, end).
   const auto close = [&](std::byte* line, std::size_t first, std::size_t end) {
     float scale = 0.0F;
     if (form.shares_scale()) {
@@ -169,7 +169,7 @@ PackedSection pack(const RowFormat& form, const Init& init, Slots slots, Slot sl
       put(line, lane, i);
       std::byte* const row = form.is_inline() ? line + line_form.row_at(lane) : wide + i * form.bytes();
       if (!form.is_inline() && first + lane > i) {
-        continue;  // its row is written
+        continue;  // the row is already written
       }
       if (std::isnan(rows[i][0])) {
         form.encode_removed(row);

@@ -1,11 +1,11 @@
-// Packing: the rows of a slot as a section of an export.
+// Section writer: encodes the rows of a slot as a section of an export.
 //
 //   section = its lines (export/index_line.h), then its wide rows, then zeros up to a multiple of kCacheLine
 //
-// Rows that read what a key without a row reads are left out: of a table that starts with zeros, rows of zeros.
+// Rows that equal what a key without a row reads are omitted; in a table with zero initialization these are rows of zeros.
 //
-// Lines are filled to three quarters. Of six lanes, as float32 has them at dim 1 and 1e8 keys, a lookup then reads 1.15 lines
-// (0.15 of the keys stand behind their home); at 0.8 it is 1.23, at 0.9 1.65.
+// Lines are filled to a load factor of 3/4. With six lanes per line (float32, dim 1) a lookup then reads 1.15 lines on
+// average: 0.15 of the keys are displaced. At a load of 0.8 it is 1.23 lines, at 0.9 1.65.
 //
 // Threads: pure functions.
 
@@ -23,12 +23,12 @@
 
 namespace shoal {
 
-// Where what stands in a section, and how much of it.
+// The dimensions of a section.
 struct SectionShape {
   std::uint64_t rows = 0;
   std::uint64_t homes = 0;
-  std::uint64_t lines = 0;  // homes, and what stands behind the last of them
-  std::uint64_t reach = 0;  // of the hash that is farthest from its home
+  std::uint64_t lines = 0;  // the homes, and the overflow lines after the last home
+  std::uint64_t reach = 0;  // the distance of the hash that is farthest from its home
   std::size_t width = LineFormat::kNarrowest;
 
   std::size_t bytes(const RowFormat& form) const noexcept {
@@ -40,20 +40,20 @@ struct SectionShape {
 struct PackedSection {
   SectionShape shape;
   std::vector<std::byte> bytes;
-  std::uint64_t dropped = 0;  // rows that were left out
-  // Of the weights that are read instead of those given: how far they are off.
+  std::uint64_t dropped = 0;  // rows that were omitted
+  // The quantization errors: stored weights against the given ones.
   double largest_error = 0.0;
   double squared_errors = 0.0;
-  double squares = 0.0;  // of the weights given
+  double squares = 0.0;  // the sum of the given weights' squares
 };
 
-// Ascending hashes of one slot, and dim weights of each. A row whose first weight is NaN says that its key has none any
-// more, and is kept.
+// Encodes ascending hashes of one slot with dim weights each. A row whose first weight is NaN marks a removed key, and is
+// kept.
 PackedSection pack(const RowFormat& form, const Init& init, Slots slots, Slot slot,
                    std::span<const std::uint64_t> hashes, std::span<const float> weights);
 
-// Whether a row of these weights reads what its key would read without it. `scratch` is 2 dim numbers, of which the first dim
-// are the key's initial row behind it.
+// Whether these weights, once stored, equal the key's initial row. `scratch` has 2 dim elements; afterwards the first dim are
+// the initial row.
 bool reads_initial(const RowFormat& form, const Init& init, std::uint64_t hash, const float* weights,
                    std::span<float> scratch);
 

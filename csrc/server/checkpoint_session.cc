@@ -94,8 +94,8 @@ auto CheckpointSession::with(std::size_t table, bool loads, const Work& work) {
     const std::lock_guard lock(mutex_);
     const std::string what = loads_ ? "load" : "save";
     SHOAL_CHECK(!ended_, "this " + what + " has ended");
-    SHOAL_CHECK(loads == loads_,
-                "a " + what + " is under way, of which nothing is " + (loads_ ? "taken" : "restored"));
+    SHOAL_CHECK(loads == loads_, "this session is a " + what + ": nothing is " +
+                                     (loads_ ? "taken from" : "restored into") + " it");
     SHOAL_CHECK(table < tables_.size(), "the " + what + " has no table " + std::to_string(table) + " of " +
                                             std::to_string(tables_.size()));
     held = tables_[table].get();

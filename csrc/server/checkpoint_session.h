@@ -1,22 +1,25 @@
-// CheckpointSession: tables as they were at one moment, between the data loop that goes on changing them, the worker that asked, and
-// the thread that writes them down. Or the way back: rows of a load that is under way, beside their tables, which the
-// thread reads.
+// CheckpointSession: one save or one load of a worker, shared between the data loop and the thread that reads or writes files.
 //
-//   data loop   CheckpointSession()          the moment: a Snapshot of each table, with no push between them; or the shards to fill
-//               hear(text)     the worker's text to the thread; what that one has said last
-//               end(name)       all is written, and has this name, or was read of it; or, without a name, it is given up
-//   thread      take(t, slot)   the slot's bytes of the moment; heard(), say() text; cancel() gives it up
-//               restore(t, ..)  of a load: adds rows, those of the slots that will be taken
+// Algorithm. Copy-on-write snapshots: a save takes a snapshot of all its tables between two pushes, and the data loop goes on
+// changing them while a thread reads the snapshots. A load goes the other way: a thread fills shards that replace the tables'
+// shards when the load ends.
 //
-// What the text mean is theirs alone: python/shoal/cluster/protocol/tasks.py.
+//   data loop   CheckpointSession(..)   snapshots the tables, or names the shards to fill
+//               set_request(text)       stores the worker's request and returns the thread's last status
+//               end(base)               all is written, or read, and the checkpoint has this name; nullopt: it is cancelled
+//   thread      take(t, slot)           the slot's bytes in the snapshot
+//               restore(t, ..)          of a load: adds rows, those of this server's slots
+//               wait_request(), set_status(), cancel()
 //
-// A table may be dropped, or get the rows of a load, while it is written: the CheckpointSession holds its shard.
+// Requests and statuses are opaque here; python/shoal/cluster/protocol/tasks.py defines them.
+//
+// A table may be dropped, or replaced by a load, during a save: the session shares ownership of its shard.
 //
 // Invariants
-//   I1  until it is closed each shard has this CheckpointSession's snapshot, and no other; afterwards none of it.
-//   I2  closed once: when it has ended and no take() or restore() is under way. The last of both does it.
+//   I1  Until the session is closed, each of its shards has this session's snapshot and no other; afterwards none of it.
+//   I2  It is closed once: when it has ended and no take() or restore() is in progress. The last of these closes it.
 //
-// Threads: any; a mutex of its own, which no take() or restore() holds while it copies.
+// Threads: any; a mutex of its own, which take() and restore() do not hold while they copy.
 
 #pragma once
 
@@ -40,7 +43,7 @@ namespace shoal {
 
 class CheckpointSession {
  public:
-  // The call that began it.
+  // The call that began the session.
   struct Name {
     std::uint32_t rank = 0;
     std::uint32_t incarnation = 0;
@@ -50,13 +53,12 @@ class CheckpointSession {
   };
   struct TableRequest {
     std::shared_ptr<Shard> shard;
-    std::optional<Snapshot::Kind> kind = Snapshot::Kind::kPlain;  // none: rows that a load fills
+    std::optional<Snapshot::Kind> kind = Snapshot::Kind::kPlain;  // nullopt: a shard that a load fills
   };
   static constexpr std::size_t kSummaryWords = 4;  // of a table: step, clock, rows, bytes
 
-  // Of tables that are all saved or all loaded, by nobody else, and have a base where kind asks for one. Slots
-  // [first, end) will be taken. Nobody changes a row meanwhile: shards of a Service are changed under its mutex alone, so
-  // they need not be frozen.
+  // The tables are all saved or all loaded, are in no other session, and have a base if their kind requires one. Slots
+  // [first, end) will be taken. No row may change during the call; a Service changes its shards under its mutex alone.
   CheckpointSession(const Name& name, std::span<const TableRequest> tables, std::uint32_t clock,
                     std::size_t first, std::size_t end);
   ~CheckpointSession();
@@ -68,29 +70,30 @@ class CheckpointSession {
   std::size_t end_slot() const noexcept { return end_; }
   std::size_t tables() const noexcept { return summaries_.size() / kSummaryWords; }
   bool loads() const noexcept { return loads_; }
-  // kSummaryWords numbers of each table, in the order given; of a load zeros.
+  // kSummaryWords numbers for each table, in the given order; zeros for a load.
   std::span<const std::uint64_t> summaries() const noexcept { return summaries_; }
-  // Whether it has a snapshot of the shard, or fills it.
+  // Whether it has a snapshot of this shard, or fills it.
   bool holds(const Shard& shard) const;
   bool ended() const;
-  bool closed() const;  // nothing is held any more
+  bool closed() const;  // it holds no shard any more
 
   std::string set_request(std::string_view text);
-  // False: it was given up before.
+  // False if it had ended before.
   bool end(const std::optional<std::string>& base);
 
   struct Request {
     std::uint64_t times = 0;
-    std::string text;  // the last
+    std::string text;  // the last one
   };
-  // Waits until the worker was heard more than so many times, or the save has ended, at most so long.
+  // Waits until the worker has set more than `times` requests or the session has ended, for at most `most`.
   Request wait_request(std::uint64_t times, std::chrono::milliseconds most) const;
   void set_status(std::string text);
   void cancel() { end(std::nullopt); }
-  // SnapshotLostError, or std::invalid_argument: it has ended, is a load, or there is no such table or slot, or it was taken.
+  // SnapshotLostError, or std::invalid_argument: the session has ended or is a load, there is no such table or slot, or the
+  // slot was taken.
   Snapshot::Piece take(std::size_t table, Slot slot);
-  // What of a section, or of a filter, belongs to these slots: see Shard. Returns how many rows. std::invalid_argument also
-  // where it has ended, or is no load.
+  // Adds the part of a section, or of a filter, that belongs to this server's slots (see Shard), and returns the number of
+  // rows. std::invalid_argument also if the session has ended or is not a load.
   std::size_t restore(std::size_t table, std::size_t rows, std::span<const std::byte> section);
   void restore_filter(std::size_t table, Slots cut, Slot slot, std::span<const std::byte> filter);
 
@@ -99,10 +102,10 @@ class CheckpointSession {
     std::shared_ptr<Shard> shard;
     std::optional<Snapshot> snapshot = {};
   };
-  // work(held) on a table that stays held meanwhile.
+  // Calls work(table), during which the table stays in the session.
   template <class Work>
   auto with(std::size_t table, bool loads, const Work& work);
-  void close_if_idle() noexcept;  // with the mutex held
+  void close_if_idle() noexcept;  // the mutex must be held
 
   const Name name_;
   const std::size_t first_;

@@ -1,17 +1,17 @@
 // Clocks: the workers that a data loop serves, and how many ticks each has completed.
 //
-// Idea. A worker is a rank and an incarnation: a number that rises whenever somebody takes that rank anew, so that what
-// the one before still has under way can be told apart and is refused. A worker that is fenced is refused, too, but the
-// others still wait for it; one that is dismissed no longer holds anybody back.
+// Algorithm. Vector clock with a minimum. A worker is a rank and an incarnation (an epoch number of the rank): it increases
+// whenever the rank is taken over, so that late messages of the previous incarnation are recognized and refused. A fenced
+// worker is refused too, but the others still wait for it; a dismissed one delays no other worker.
 //
-//   slowest()    the least clock of all who are admitted; with nobody admitted, the greatest that anybody reached
-//   floor()      the clocks below it are complete: slowest(), but not past a hold
-//   hold()       nothing is completed past the greatest clock that a worker has reached here: that clock. Somebody who
-//                joins at it, or later, misses nothing. Ends with an admission, or resume()
+//   slowest()    the least clock of the admitted workers; without any, the greatest clock reached so far
+//   floor()      all clocks below it are complete: slowest(), but not beyond a hold
+//   hold()       completes no clock beyond the greatest that a worker has reached here, and returns that clock. A worker that
+//                joins at it, or later, misses nothing. Ends with an admission or resume()
 //
 // Invariants
-//   I1  floor() <= slowest(); without admissions, floor() never falls.
-//   I2  a rank's incarnation never falls until clear().
+//   I1  floor() <= slowest(); without admissions, floor() never decreases.
+//   I2  A rank's incarnation never decreases until clear().
 //
 // Threads: none of its own; one owner.
 
@@ -30,7 +30,7 @@ class Clocks {
 
   enum class WorkerState : std::uint8_t {
     kAdmitted,
-    kFenced,   // fenced, dismissed, or somebody else has taken the rank since
+    kFenced,   // fenced, dismissed, or replaced by a later incarnation
     kUnknown,  // not admitted yet
   };
 
@@ -41,19 +41,19 @@ class Clocks {
     bool fenced = false;
   };
 
-  // A new job: nobody is known.
+  // A new job: no worker is known.
   void clear();
 
   WorkerState state(std::uint32_t rank, std::uint32_t incarnation) const noexcept;
   // The worker must be admitted.
   std::uint32_t clock(std::uint32_t rank) const noexcept { return workers_[rank].clock; }
 
-  // False where it is in already, or is an old one; a hold ends in any case. Ranks from kMaxWorkers on, and incarnation
-  // 0, are refused: std::invalid_argument.
+  // False if the worker is already admitted, or the incarnation is an old one; a hold ends in any case.
+  // std::invalid_argument: a rank of kMaxWorkers or more, or incarnation 0.
   bool admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
-  // Its clock stands still from now on. False where it is not in.
+  // Its clock stands still from now on. False if it is not admitted.
   bool fence(std::uint32_t rank, std::uint32_t incarnation);
-  // The incarnation, and all before it, are fenced off from now on. False where nobody leaves.
+  // Refuses this incarnation and all before it from now on. False if no admitted worker leaves.
   bool dismiss(std::uint32_t rank, std::uint32_t incarnation);
 
   // The worker must be admitted.

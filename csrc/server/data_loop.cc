@@ -20,7 +20,7 @@ namespace {
 
 extern "C" void release_buffer(void* /*data*/, void* hint) { PooledBuffer::release(hint); }
 
-// The reply without its values: the peer asks again after a pause.
+// Replaces a reply by OVERLOADED: the peer asks again after a pause.
 void overload(Reply& reply) {
   wire::Header header;
   std::memcpy(&header, reply.header.data(), sizeof(header));
@@ -35,12 +35,12 @@ void overload(Reply& reply) {
 
 }  // namespace
 
-// What makes a poll return from another thread.
+// An eventfd, which makes poll() return from another thread.
 class DataLoop::EventFd {
  public:
   EventFd() : file_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     if (file_ < 0) {
-      throw TransportError(std::string("no event file for a data loop: ") + std::strerror(errno) +
+      throw TransportError(std::string("no eventfd for a data loop: ") + std::strerror(errno) +
                            "; raise the limit of open files (ulimit -n)");
     }
   }
@@ -51,7 +51,8 @@ class DataLoop::EventFd {
   int file() const noexcept { return file_; }
   void signal() const noexcept {
     const std::uint64_t one = 1;
-    static_cast<void>(!write(file_, &one, sizeof(one)));  // fails only if it rings already, 2^64 times
+    static_cast<void>(
+        !write(file_, &one, sizeof(one)));  // fails only if the counter is full; then poll() returns anyway
   }
   void drain() const noexcept {
     std::uint64_t rung = 0;
@@ -74,7 +75,7 @@ struct DataLoop::Counts {
 
 struct DataLoop::Memory {
   BufferPool pool;
-  ReplyQueue reply_queue{pool};
+  ReplyQueue replies{pool};
 };
 
 // A socket that is closed at the end of its scope, in the thread that made it.
@@ -127,11 +128,11 @@ class DataLoop::Socket {
 
   void prepare(const LoopOptions& options) const {
     set(zmq::kLinger, options.linger_ms);
-    set(zmq::kBacklog, 1024);  // a thousand workers come at once
+    set(zmq::kBacklog, 1024);  // a thousand workers may connect at once
     const auto most = static_cast<std::int64_t>(options.max_message);
     set(zmq::kMaxMessage, &most, sizeof(most));
-    // No limit: where libzmq 4.3.5 has stopped to read from a peer that then resets its connection, the next heartbeat
-    // of either side ends the process.
+    // No limit: libzmq 4.3.5 aborts the process at the next heartbeat if a peer resets a connection whose reading was
+    // suspended at the limit.
     set(zmq::kReceiveHighWater, 0);
     set(zmq::kSendHighWater, options.replies_per_peer);
     set(zmq::kRouterMandatory, 1);
@@ -147,7 +148,7 @@ class DataLoop::Socket {
       set(zmq::kCurveServer, 1);
       set(zmq::kCurveSecretKey, options.curve_secret);
       set(zmq::kZapDomain, options.zap_domain);
-      set(zmq::kZapEnforceDomain, 1);  // without somebody who checks keys, nobody gets in
+      set(zmq::kZapEnforceDomain, 1);  // without a ZAP handler every connection is refused
     }
     if (zmq_.bind(socket_, options.address.c_str()) != 0) {
       fail("cannot serve at " + options.address,
@@ -168,20 +169,20 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions 
       wake_event_(std::make_unique<EventFd>()),
       counts_(std::make_unique<Counts>()) {
   SHOAL_CHECK(options_.heartbeat_ms <= 0 || options_.dead_after_ms > options_.heartbeat_ms,
-              "a peer must be silent for longer than a heartbeat before it counts as gone");
+              "dead_after_ms must exceed heartbeat_ms");
   service_.set_waker([this] { wake(); });
   std::mutex mutex;
-  std::condition_variable told;
+  std::condition_variable opened_changed;
   std::optional<std::string> failure;  // empty: it serves
   thread_ = std::make_unique<Thread>([&, this] {
     serve([&](std::string reason) {
       const std::lock_guard lock(mutex);
       failure = std::move(reason);
-      told.notify_one();
+      opened_changed.notify_one();
     });
   });
   std::unique_lock lock(mutex);
-  told.wait(lock, [&] { return failure.has_value(); });
+  opened_changed.wait(lock, [&] { return failure.has_value(); });
   if (!failure->empty()) {
     lock.unlock();
     stop();
@@ -192,7 +193,7 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions 
 DataLoop::~DataLoop() {
   stop();
   if (!thread_->here()) {
-    static_cast<void>(memory_.release());  // its lock may be held by a thread that is not here
+    static_cast<void>(memory_.release());  // its lock may be held by a thread of the parent process
   }
 }
 
@@ -225,14 +226,14 @@ LoopMetrics DataLoop::metrics() const noexcept {
           .unsent_bytes = memory_->pool.used_bytes()};
 }
 
-// `opened` is told once, "" or what went wrong: what it refers to is gone afterwards.
+// Calls `opened` once, with "" or with the error; what it refers to does not exist afterwards.
 void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   std::unique_ptr<Socket> socket;
   try {
     socket = std::make_unique<Socket>(zmq_, context_, options_);
     address_ = socket->address();
   } catch (const std::exception& error) {
-    socket.reset();  // before the caller goes on, who may end the context
+    socket.reset();  // before the caller continues, which may end the context
     opened(error.what());
     return;
   }
@@ -242,7 +243,7 @@ void DataLoop::serve(const std::function<void(std::string)>& opened) noexcept {
   while (!stop_.load(std::memory_order_acquire)) {
     if (woken_.exchange(false, std::memory_order_acq_rel)) {
       Counts::add(counts_->wakes);
-      reply_to(*socket, [this] { service_.released(memory_->reply_queue); });
+      reply_to(*socket, [this] { service_.released(memory_->replies); });
     }
     const MultipartMessage::Result got = parts.receive(socket->get());
     if (got == MultipartMessage::Result::kMessage) {
@@ -274,7 +275,7 @@ void DataLoop::answer(Socket& socket, MultipartMessage& parts) noexcept {
   Counts::add(counts_->request_bytes, parts.bytes() - peer.size());
   reply_to(socket, [&] {
     service_.handle({reinterpret_cast<const char*>(peer.data()), peer.size()},
-                    std::span(frames).first(parts.count() - 1), memory_->reply_queue);
+                    std::span(frames).first(parts.count() - 1), memory_->replies);
   });
 }
 
@@ -282,13 +283,13 @@ template <class Work>
 void DataLoop::reply_to(Socket& socket, const Work& work) noexcept {
   try {
     work();
-  } catch (const std::exception&) {  // no memory, not even for a reply that says so
+  } catch (const std::exception&) {  // no memory, not even for an error reply
     Counts::add(counts_->failed);
   }
-  for (Reply& reply : memory_->reply_queue.replies()) {
+  for (Reply& reply : memory_->replies.replies()) {
     send(socket, reply);
   }
-  memory_->reply_queue.replies().clear();
+  memory_->replies.replies().clear();
 }
 
 void DataLoop::send(Socket& socket, Reply& reply) noexcept {
@@ -297,7 +298,7 @@ void DataLoop::send(Socket& socket, Reply& reply) noexcept {
     overload(reply);
     Counts::add(counts_->overloaded);
   }
-  // All that may fail for lack of memory comes first: a message that was begun must be ended.
+  // Everything that may fail for lack of memory comes first: a message that was begun must be completed.
   std::array<zmq::Message, 1 + Reply::kMaxPayloadFrames> messages;
   if (!prepare(reply, messages)) {
     Counts::add(counts_->failed);
@@ -308,8 +309,8 @@ void DataLoop::send(Socket& socket, Reply& reply) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
     size += zmq_.size(&messages.at(i));
   }
-  // A peer that is not there, or has no place, is refused here, and nothing is sent. Later parts are taken: those for a
-  // peer that goes meanwhile go with it.
+  // If the peer is gone or its queue is full, this fails and nothing is sent. Later frames are accepted; if the peer
+  // disconnects meanwhile, libzmq drops them.
   if (zmq_.send(socket.get(), reply.peer.data(), reply.peer.size(), zmq::kMore | zmq::kDontWait) < 0) {
     Counts::add(zmq_.error() == EAGAIN ? counts_->dropped_full : counts_->dropped_gone);
     for (std::size_t i = 0; i < count; ++i) {
@@ -327,7 +328,7 @@ void DataLoop::send(Socket& socket, Reply& reply) noexcept {
   Counts::add(counts_->reply_bytes, size);
 }
 
-// The header and the frames as libzmq's messages; false where there is no memory, and then there are none.
+// Makes the header and the frames libzmq messages. False if there is no memory; then there are none.
 bool DataLoop::prepare(Reply& reply, std::span<zmq::Message> messages) noexcept {
   if (zmq_.init_size(&messages[0], reply.header.size()) != 0) {
     return false;

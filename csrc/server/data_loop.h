@@ -1,26 +1,27 @@
 // DataLoop: a server's endpoint: one thread, one ROUTER socket, one Service.
 //
-// Idea. Python makes the context and chooses the address; from there on no Python runs between a request and its reply.
-// The thread takes whole messages from the socket, lets the service answer from the bytes as they lie there, and gives the
-// replies' memory to the transport, which brings it back to the reply_queue's blocks once it is sent.
+// Algorithm. A single-threaded event loop over a ROUTER socket and an eventfd. Python creates the context and chooses the
+// address; after that no Python code runs between a request and its reply. The thread takes whole messages from the socket,
+// the service answers from the bytes where they are, and the memory of a reply is passed to the transport, which returns it
+// to the buffer pool once it is sent.
 //
 //   peer -> ROUTER -> frames -> Service::handle -> ReplyQueue -> ROUTER -> peers
 //   a control call, in another thread -> Service -> wake() -> Service::released -> ReplyQueue -> ROUTER -> peers
 //
 // Invariants
-//   I1  Whatever arrives is read to its last frame and answered or counted; no frames end the thread or the process.
-//   I2  The thread never waits for a peer. A reply to one that has gone, or that does not read what was sent to it, is dropped
-//       and counted: the peer asks again.
-//   I3  Replies that are not sent yet hold at most `unsent_bytes`, or one reply; one that would exceed that becomes OVERLOADED.
-//   I4  The socket is made, used and closed by the thread. After stop() it is closed: the context may be ended.
+//   I1  Every message is read to its last frame, and answered or counted; no message ends the thread or the process.
+//   I2  The thread never waits for a peer. A reply to a peer that is gone, or that does not read its replies, is dropped and
+//       counted: the peer asks again.
+//   I3  Unsent replies hold at most `unsent_bytes`, or one reply; a reply that would exceed this becomes OVERLOADED.
+//   I4  The socket is created, used and closed by the thread. After stop() it is closed: the context may be ended.
 //
-// Ends by stop(), or when the context is terminated. A peer counts as gone when its heartbeats stay away.
+// The loop ends by stop(), or when the context is terminated. A peer whose heartbeats stop is considered gone.
 //
 // Threads: wake(), metrics() and address() by any; stop() by one at a time. Fork: a child has no thread and no endpoint; its
-// copy does nothing and its end waits for nobody.
-// Not bounded here: messages that libzmq has read and the thread has not yet taken, and the frames of one message that it
-// gathers before it hands them over, each at most `max_message`. Only peers that may speak at all (docs/security.md) can
-// send them.
+// copy does nothing, and its destructor waits for no thread.
+//
+// Not bounded here: messages that libzmq has read and the thread has not yet taken, and the frames of one message that libzmq
+// is gathering, each of at most `max_message` bytes. Only authenticated peers (docs/security.md) can send them.
 
 #pragma once
 
@@ -44,15 +45,16 @@
 namespace shoal {
 
 struct LoopOptions {
-  std::string address{};  // of any transport of libzmq; tcp's port 0 is any free one
-  std::size_t max_message = std::size_t{64} << 20U;  // bytes of a frame; a peer that sends more is cut off
+  std::string address{};  // of any libzmq transport; tcp port 0 chooses a free one
+  std::size_t max_message = std::size_t{64}
+                            << 20U;  // bytes of a frame; a peer that sends more is disconnected
   std::size_t unsent_bytes = std::size_t{1} << 30U;  // of replies
-  int replies_per_peer = 1024;                       // that wait unsent
+  int replies_per_peer = 1024;                       // unsent
   int heartbeat_ms = 2000;                           // 0: none
-  int dead_after_ms = 10000;                         // without a sign of life
-  int linger_ms = 500;                               // how long replies may still be sent after stop()
-  std::string curve_secret{};  // 40 characters of Z85; empty: in the clear, nobody is asked who they are
-  std::string zap_domain{};    // with a secret: what those who check the peers' keys know this endpoint by
+  int dead_after_ms = 10000;                         // without a heartbeat
+  int linger_ms = 500;                               // for replies that are unsent at stop()
+  std::string curve_secret{};  // 40 characters of Z85; empty: no encryption and no authentication
+  std::string zap_domain{};    // with a secret: the endpoint's name for the ZAP handler
 };
 
 // Counts since the start.
@@ -61,8 +63,8 @@ struct LoopMetrics {
   std::uint64_t request_bytes = 0;  // of all frames
   std::uint64_t replies = 0;
   std::uint64_t reply_bytes = 0;
-  std::uint64_t dropped_gone = 0;  // replies to peers that are not there any more
-  std::uint64_t dropped_full = 0;  // replies to peers that do not read theirs
+  std::uint64_t dropped_gone = 0;  // replies to peers that are gone
+  std::uint64_t dropped_full = 0;  // replies to peers that do not read them
   std::uint64_t overloaded = 0;    // replies replaced for I3
   std::uint64_t failed = 0;        // requests without a reply for lack of memory
   std::uint64_t wakes = 0;
@@ -71,20 +73,20 @@ struct LoopMetrics {
 
 class DataLoop {
  public:
-  // Binds, and serves from then on. Throws TransportError if the address cannot be bound or an option is not taken.
-  // `context` is libzmq's. The service must outlive the loop.
+  // Binds and starts serving. Throws TransportError if the address cannot be bound or an option is not accepted. `context`
+  // is a libzmq context. The service must outlive the loop.
   DataLoop(const Zmq& zmq, void* context, Service& service, LoopOptions options);
   ~DataLoop();
   DataLoop(const DataLoop&) = delete;
   DataLoop& operator=(const DataLoop&) = delete;
 
-  // What was bound, with the port.
+  // The bound address, with the port.
   const std::string& address() const noexcept { return address_; }
   // False once the thread has ended.
   bool running() const noexcept { return running_.load(std::memory_order_acquire); }
-  // The service has replies that a control call released. Never waits.
+  // Tells the thread that a control call has produced replies. Never waits.
   void wake() noexcept;
-  // Returns when the socket is closed. Any number of times.
+  // Returns when the socket is closed. May be called repeatedly.
   void stop() noexcept;
   LoopMetrics metrics() const noexcept;
 
@@ -96,7 +98,7 @@ class DataLoop {
 
   void serve(const std::function<void(std::string)>& opened) noexcept;
   void answer(Socket& socket, MultipartMessage& parts) noexcept;
-  // Whatever goes wrong in `work`, the replies that are there leave.
+  // Sends the replies that `work` has queued, even if it throws.
   template <class Work>
   void reply_to(Socket& socket, const Work& work) noexcept;
   bool prepare(Reply& reply, std::span<zmq::Message> messages) noexcept;

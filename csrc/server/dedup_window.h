@@ -1,23 +1,24 @@
-// DedupWindow: which writes of one worker have been done, so that each is done once.
+// DedupWindow: which writes of one worker have been applied, so that each is applied exactly once.
 //
-// Idea. A worker numbers its calls that change something 1, 2, 3, ...; a call's parts at several endpoints, and a part
-// that is sent again, carry the same number. Every slot remembers the last numbers, so a part may be sent again with other
-// slots beside it, or to another endpoint: each slot takes it once.
+// Algorithm. A sliding window of sequence numbers, as in IPsec anti-replay (RFC 4303): the greatest number seen and a bit for
+// each of the 64 numbers up to it, once per slot. A worker numbers its writes 1, 2, 3, ...; the messages of a call to several
+// endpoints, and messages that are sent again, carry the same number. So a message may be sent again with other slots, or to
+// another endpoint: each slot accepts the call once.
 //
-//   SequenceWindow           top, the greatest number seen, and a bit for each of the 64 numbers up to it
-//   slot(s)          of slot s
-//   calls()          of this endpoint: a part of the call has been here (a tick names these)
-//   erased(number)   how many rows the call erased here, for when its reply must be given again
-//   answer(number)   the numbers that a function answered when it changed rows, for the same
-//   swept(number)    those of a sweep
-//   postpone(number)  counts how often the call was told to come again later
+//   SequenceWindow          the window of one slot
+//   slot(s)                 that of slot s
+//   calls()                 that of this endpoint: a message of the call has been here (ticks name these)
+//   erased(number)          how many rows the call erased here, for a repeated reply
+//   answer(number)          the results of a function that changed rows, likewise
+//   swept(number)           the results of a sweep, likewise
+//   postpone(number)        counts how often the call was asked to come again later
+//   partial_push(number)    where a push stopped for lack of memory
 //
 //   top 70, mask ...1011     70 seen, 69 seen, 68 not, 67 seen; 6 and less count as seen
 //
-// A worker keeps the numbers of its calls under way within a span of 64: what falls out of the window has been
-// acknowledged.
+// A worker keeps the numbers of its calls in flight within a span of 64: a number below the window has been acknowledged.
 //
-// Memory: 16 bytes a slot and worker, once the worker writes.
+// Memory: 16 bytes per slot and worker that writes.
 // Threads: none of its own; one owner.
 
 #pragma once
@@ -54,7 +55,7 @@ class SequenceWindow {
 
  private:
   std::uint64_t top_ = 0;
-  std::uint64_t mask_ = ~std::uint64_t{0};  // nothing is numbered 0 or less
+  std::uint64_t mask_ = ~std::uint64_t{0};  // numbers begin at 1
 };
 
 class DedupWindow {
@@ -73,24 +74,24 @@ class DedupWindow {
     last = {number, rows + (last.number == number ? last.rows : 0)};
   }
 
-  // What it held for a call that has left the window is forgotten.
+  // Drops the results of calls that have left the window.
   std::vector<double>& answer(std::uint64_t number) { return kept(answers_, number); }
   std::vector<std::uint64_t>& swept(std::uint64_t number) { return kept(swept_, number); }
 
-  // A call that is told to come again later: at most so many times, then false.
+  // Counts one more postponement of the call; false once there were more than `most`.
   bool postpone(std::uint64_t number, std::uint32_t most) noexcept {
     Postponed& last = postponed_[number % postponed_.size()];
     last = {number, last.number == number ? last.times + 1 : 1};
     return last.times <= most;
   }
 
-  // A push that memory stopped halfway: one slot of it has the rows below `next` and not the others. The call was answered
-  // with an error; sent again, it goes on there.
+  // A push that ran out of memory inside a slot: the slot's rows below `next` are stepped, the others are not. The call was
+  // answered with an error; when it is sent again, it continues there.
   struct PartialPush {
     std::uint64_t number = 0;
     std::uint64_t next = 0;  // a hash
   };
-  // Of the call with this number; null where none was stopped.
+  // That of the call with this number, or null.
   PartialPush* partial_push(std::uint64_t number) noexcept {
     for (PartialPush& partial : partial_pushes_) {
       if (partial.number == number) {
@@ -99,7 +100,7 @@ class DedupWindow {
     }
     return nullptr;
   }
-  // Never allocates: it is called when there is no memory.
+  // Never allocates: it is called when memory is exhausted.
   void set_partial_push(std::uint64_t number, std::uint64_t next) noexcept {
     PartialPush* place = partial_push(number);
     if (place == nullptr) {

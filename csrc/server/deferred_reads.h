@@ -1,6 +1,6 @@
-// DeferredReads: reads that wait for a clock, in the order in which they may go.
+// DeferredReads: reads that wait for a clock, in the order in which they may be answered.
 //
-// A read that is asked for again replaces the one that waits: its peer may have connected anew.
+// A repeated read replaces the one that waits: its peer may have reconnected.
 //
 // Invariants
 //   I1  bytes() is the sum of what the waiting reads hold and of the replies that they will need.
@@ -54,7 +54,7 @@ class DeferredReads {
     bytes_ += bytes;
   }
 
-  // The first one, out; not of an empty one.
+  // Removes and returns the first one; requires !empty().
   Read pop() noexcept { return take(reads_.begin()); }
   Read take(Reads::iterator where) noexcept {
     Read read = std::move(where->second);

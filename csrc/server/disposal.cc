@@ -34,7 +34,7 @@ Disposal::~Disposal() {
     return;
   }
   if (!thread_->here()) {
-    static_cast<void>(queue_.release());  // its lock may be held by a thread that is not here
+    static_cast<void>(queue_.release());  // its lock may be held by a thread of the parent process
     return;
   }
   {
@@ -49,7 +49,7 @@ void Disposal::add(std::shared_ptr<Shard> shard) noexcept {
   if (shard == nullptr) {
     return;
   }
-  if (shard.use_count() == 1) {  // else a save goes on reading it
+  if (shard.use_count() == 1) {  // otherwise a save is still reading it
     shard->leave_budget();
   }
   try {

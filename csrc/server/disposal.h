@@ -1,10 +1,10 @@
-// Disposal: frees shards in a thread of its own.
+// Disposal: frees shards in a background thread.
 //
-// Idea. Giving the memory of a large table back to the system takes seconds. A data loop that has put another table in its
-// place has requests to answer meanwhile. What the shard had of a budget is given back at once.
+// Returning the memory of a large table to the operating system takes seconds, in which a data loop must answer requests. A
+// shard's share of the memory budget is released at once.
 //
-// Threads: add() by one at a time; the thread is started by the first. The end waits until all is freed. Fork: a child's
-// copy frees nothing and waits for nobody.
+// Threads: add() by one at a time; the first call starts the thread. The destructor waits until all is freed. Fork: a child's
+// copy frees nothing and waits for no thread.
 
 #pragma once
 
@@ -22,7 +22,7 @@ class Disposal {
   Disposal(const Disposal&) = delete;
   Disposal& operator=(const Disposal&) = delete;
 
-  // Freed here if there is no memory, or no thread, to do it elsewhere. Null: nothing.
+  // Frees the shard in this call if no memory or thread is available. Null is ignored.
   void add(std::shared_ptr<Shard> shard) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Histogram: how often small numbers were seen, exact up to 15, then by power of two.
+// Histogram: counts of small integers, exact up to 15, then by power of two.
 //
 //   0 1 2 ... 15 | 16-31 | 32-63 | ... | 2^63 and more
 //

@@ -9,7 +9,7 @@ namespace shoal {
 
 namespace {
 
-// What a list costs beside its hashes: nodes of the list and of the map, the heap's own words.
+// The bytes of a list besides its hashes: the nodes of the list and of the map, and the allocator's headers.
 constexpr std::size_t kOverhead = 160;
 
 constexpr std::uint64_t finish(std::uint64_t x) noexcept {
@@ -116,7 +116,7 @@ const char* KeyListCache::verify() const noexcept {
     }
   }
   if (bytes != bytes_ || bytes_ > capacity_ || index_.size() != order_.size()) {
-    return "the bytes that are kept";
+    return "the sum of the bytes is wrong";
   }
   return "";
 }

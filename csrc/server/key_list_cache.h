@@ -1,17 +1,17 @@
-// KeyListCache: key lists that are expected again, found by a digest that stands for them on the wire.
+// KeyListCache: key lists that are expected again, found by the digest that replaces them on the wire.
 //
-// Idea. A worker pulls the rows of a batch and soon pushes to the same rows, in later passes again: the second time 16
-// bytes say which. A list is known by all 128 bits of its digest and by its length, and is the same for all workers. What
-// was not asked for longest makes capacity; the worker sends the list again then.
+// Algorithm. A content-addressed LRU cache. A worker pulls the rows of a batch, soon pushes to the same rows, and reads the
+// same batch in later passes; from the second time on it sends 16 bytes instead of the list. A list is identified by all 128
+// bits of its digest and by its length, and is shared by all workers. After an eviction the worker sends the list again.
 //
-// Digest: MurmurHash3 x64 128 (Appleby, public domain) of the hashes as bytes, seeded by the job's number: two lists that
-// any two workers make by accident collide with probability 2^-128. It is no signature: who may push may also lie.
+// Digest: MurmurHash3 x64 128 (Appleby, public domain) of the hashes as bytes, seeded by the job's number. Two different lists
+// collide by accident with probability 2^-128. It is not a cryptographic hash: a worker that may push can also send wrong data.
 //
 // Invariants
-//   I1  bytes() <= capacity; a list that is larger than the capacity is not kept.
-//   I2  what find() gives was given to keep() under the same digest.
+//   I1  bytes() <= capacity; a list larger than the capacity is not kept.
+//   I2  find() returns what was passed to insert() with the same digest.
 //
-// Threads: one at a time. What find() gives lives until the next keep() or clear().
+// Threads: one at a time. The result of find() is valid until the next insert() or clear().
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct Digest {
   std::uint64_t second = 0;
 
   static constexpr std::size_t kBytes = 16;
-  // As it travels. `bytes` are kBytes, from anybody.
+  // From its kBytes bytes on the wire.
   static Digest read(std::span<const std::byte> bytes) noexcept;
 
   friend bool operator==(const Digest&, const Digest&) = default;
@@ -43,15 +43,15 @@ class KeyListCache {
  public:
   explicit KeyListCache(std::size_t capacity) : capacity_(capacity) {}
 
-  // Not what is kept under another length. The list becomes the last to go.
+  // nullopt if there is none with this digest and length. The list becomes the most recently used.
   std::optional<std::span<const std::uint64_t>> find(const Digest& digest, std::size_t count) noexcept;
-  // Without memory for it, it is not kept.
+  // Keeps nothing if there is no memory for it.
   void insert(const Digest& digest, std::span<const std::uint64_t> hashes) noexcept;
   void clear() noexcept;
 
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t size() const noexcept { return index_.size(); }
-  // "" where all invariants hold.
+  // "" if all invariants hold.
   const char* verify() const noexcept;
 
  private:
@@ -64,7 +64,7 @@ class KeyListCache {
       return static_cast<std::size_t>(digest.first ^ digest.second);
     }
   };
-  using Order = std::list<KeyList>;  // the last to go first
+  using Order = std::list<KeyList>;  // the most recently used first
 
   static std::size_t bytes_of(const KeyList& kept) noexcept;
 
