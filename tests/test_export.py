@@ -220,7 +220,7 @@ def test_an_export_is_replaced_at_the_end_and_numbers_rise(tmp_path):
             assert old.version == 1
         with shoal.open_export(folder) as new:
             np.testing.assert_array_equal(new.table("t").pull(keys), table.pull(keys))
-    assert len(list(folder.glob("*.reader"))) == 1
+    assert len(list(folder.glob("*.frozen"))) == 1
 
 
 @pytest.mark.parametrize("since", [False, True])
@@ -300,10 +300,10 @@ def test_calls_are_checked(tmp_path):
             table.pull(np.array([1.0]))
         with pytest.raises(ValueError, match="out must be"):
             table.pull(EDGES, out=np.zeros((4, 3), np.float32))
-        reader = np.zeros((4, 2), np.float32)
-        reader.setflags(write=False)
+        readonly = np.zeros((4, 2), np.float32)
+        readonly.setflags(write=False)
         with pytest.raises(ValueError, match="read-only"):
-            table.pull(EDGES, out=reader)
+            table.pull(EDGES, out=readonly)
         for thing in (export, table):
             with pytest.raises(TypeError, match="not passed to another process"):
                 pickle.dumps(thing)

@@ -274,7 +274,7 @@ TEST(an_address_that_is_refused_leaves_no_socket) {
                "no socket for fake://x");
   CHECK_THROWS(
       DataLoop(Fake::functions(), &fake, service, {.address = "x", .heartbeat_ms = 5, .dead_after_ms = 5}),
-      "longer than a heartbeat");
+      "must exceed heartbeat_ms");
 }
 
 TEST(a_module_that_is_not_there_or_has_no_libzmq_is_told_with_the_remedy) {
