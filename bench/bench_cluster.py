@@ -40,6 +40,7 @@ from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.remote_shard import RemoteShard
 from shoal.cluster.worker.requests import Requests, WorkerIdentity
+from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 
 SLOTS = 1024
@@ -187,7 +188,7 @@ class Local:
 
     def __init__(self) -> None:
         self.workers = _core.Workers(1)
-        self.shards = {dim: spec.shard(SLOTS, self.workers) for dim, spec in TABLES.items()}
+        self.shards = {dim: LocalShard.of(spec, SLOTS, self.workers) for dim, spec in TABLES.items()}
 
     def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:
         """Pull at once."""

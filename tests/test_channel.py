@@ -438,7 +438,7 @@ def test_a_pull_behind_a_push_sees_it_whatever_is_lost(lost):
         for times in range(1, 4):
             batch = batch_of(range(10))
             rows = np.empty((10, 2), np.float32)
-            behind = shard.push(batch, np.ones((10, 2), np.float32)).pull(batch, rows)
+            behind = shard.push(batch, np.ones((10, 2), np.float32)).pull_given(batch, rows)
             behind.wait()
             assert behind.done
             assert np.all(rows == -times)

@@ -319,7 +319,10 @@ class Broken:
     def __getattr__(self, name):
         return getattr(self._shard, name)
 
-    def pull(self, batch, rows):
+    def make_locations(self, batch):
+        return None
+
+    def pull(self, batch, rows, where=None):
         if self._hash in batch.hashes:
             raise shoal.ServerLostError("server 1 is lost")
         return self._shard.pull(batch, rows)

@@ -41,6 +41,7 @@ from shoal.errors import CorruptionError
 from shoal.storage.base import FileReader, StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import in_order
+from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 
 __all__ = [
@@ -210,7 +211,7 @@ class History:
         # The newest that there is of a slot.
         self.filters = {filter.slot: (reader, filter) for reader in readers for filter in reader.table.filters}
         self.slots = sorted(set().union(*self._sections))
-        self._layout = self.last.spec().shard(2, _core.Workers(1))  # which knows what rows look like
+        self._layout = LocalShard.of(self.last.spec(), 2, _core.Workers(1))  # which knows what rows look like
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:

@@ -12,6 +12,8 @@ from shoal.export.read import ExportTable, ExportVersion
 from shoal.optim import SGD, make_init
 from shoal.store.local import SingleProcessStore
 from shoal.table.arrays import Rows
+from shoal.table.future import Waitable
+from shoal.table.shard import pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
@@ -37,6 +39,9 @@ class _FrozenShard:
 
     def pull(self, batch: _core.KeyBatch, rows: Rows) -> None:
         self._table.native.pull(batch.hashes, rows, self._table.workers, hashed=True)
+
+    def pull_given(self, batch: _core.KeyBatch, rows: Rows) -> Waitable:
+        return pull_and_expand(self.pull, batch, rows, self._table.workers)
 
     def contains(self, batch: _core.KeyBatch) -> npt.NDArray[np.uint8]:
         return self._table.contains(_core.unmix(batch.hashes)).view(np.uint8)

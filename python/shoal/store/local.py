@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, cast
 
-from shoal import _core, checkpoint
+from shoal import checkpoint
 from shoal.consistency import ASP, Consistency
 from shoal.export.layers import Layers
 from shoal.export.write import ExportTables, TableSource
 from shoal.store.base import Store
 from shoal.store.description import make_budget
+from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
@@ -114,8 +115,8 @@ class LocalStore(SingleProcessStore):
             self._check_usable()
             yield number
 
-    def _make_shard(self, spec: TableSpec) -> _core.Shard:
-        return spec.shard(self._slots, self._workers, self._budget)
+    def _make_shard(self, spec: TableSpec) -> LocalShard:
+        return LocalShard.of(spec, self._slots, self._workers, self._budget)
 
     @contextmanager
     def _snapshots(
@@ -125,7 +126,7 @@ class LocalStore(SingleProcessStore):
         with ExitStack() as held:
 
             def take() -> list[checkpoint.TableSnapshot]:
-                shards = [(table.spec, cast("_core.Shard", table.shard), kind) for table, kind in tables]
+                shards = [(table.spec, cast("LocalShard", table.shard), kind) for table, kind in tables]
                 for spec, shard, kind in shards:
                     if kind == "delta" and (base is None or shard.base() != base.digest):
                         raise checkpoint.unknown_base(spec.name, base)
@@ -139,7 +140,7 @@ class LocalStore(SingleProcessStore):
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
         with self._saving:
-            shards = self._rwlock.shared(lambda: [(table.spec, cast("_core.Shard", table.shard)) for table in tables])
+            shards = self._rwlock.shared(lambda: [(table.spec, cast("LocalShard", table.shard)) for table in tables])
             yield _TrackedTables(shards, self._slots, track)
 
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
@@ -149,11 +150,11 @@ class LocalStore(SingleProcessStore):
                 shard.track(chain[-1].digest)
         self.adopt(loaded)
 
-    def new_rows(self, spec: TableSpec) -> _core.Shard:
+    def new_rows(self, spec: TableSpec) -> LocalShard:
         """Make empty rows for a table, within the store's memory, to be filled and then adopted."""
         return self._make_shard(spec)
 
-    def adopt(self, loaded: Sequence[tuple[TableSpec, _core.Shard]]) -> None:
+    def adopt(self, loaded: Sequence[tuple[TableSpec, LocalShard]]) -> None:
         """Put rows of tables in place at one moment: they are made, or get these rows instead of what they have.
 
         Parameters
@@ -182,7 +183,7 @@ class _TrackedTables(NamedTuple):
     Other saves and exports of the store wait, so the record of changes is not reset meanwhile.
     """
 
-    shards: list[tuple[TableSpec, _core.Shard]]
+    shards: list[tuple[TableSpec, LocalShard]]
     slots: int
     track: bool
 
@@ -193,7 +194,7 @@ class _TrackedTables(NamedTuple):
     def know(self, base: Layers) -> bool:
         return all(base.digest_of(spec.name) in (None, shard.base("export")) for spec, shard in self.shards)
 
-    def _kind(self, spec: TableSpec, shard: _core.Shard, base: Layers | None) -> str:
+    def _kind(self, spec: TableSpec, shard: LocalShard, base: Layers | None) -> str:
         if base is not None and shard.base("export") == base.digest_of(spec.name):
             return "delta"
         return "base" if self.track else "plain"

@@ -3,23 +3,25 @@
 Threads: implementations are safe from any thread.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
 from shoal.table.arrays import Counts, Rows
-from shoal.table.future import Waitable
+from shoal.table.future import Future, Waitable
+from shoal.table.spec import TableSpec
 
-__all__ = ["PendingPush", "Shard", "Snapshot"]
+__all__ = ["LocalShard", "PendingPush", "Shard", "Snapshot", "pull_and_expand"]
 
 
 class PendingPush(Waitable, Protocol):
-    """A push under way."""
+    """A push in progress."""
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        """Fill ``rows`` as they are behind this push."""
+    def pull_given(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+        """Read the row of each key as given, as it is after this push."""
 
 
 class Shard(Protocol):
@@ -35,17 +37,49 @@ class Shard(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable | None:
-        """Fill ``rows``; None: they are filled."""
+    @property
+    def retains_arrays(self) -> bool:
+        """Whether a push keeps a reference to its arrays until it is done."""
+
+    def make_locations(self, batch: _core.KeyBatch, /) -> _core.Whereabouts | None:
+        """Make room for the positions of a batch's rows, which a pull finds and a push reuses; None: not supported."""
+
+    def locate(self, batch: _core.KeyBatch, where: _core.Whereabouts, /) -> None:
+        """Find the positions of a batch's rows without reading them."""
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /) -> Waitable | None:
+        """Read the row of each unique key; None: it is complete."""
+
+    def pull_given(
+        self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /
+    ) -> Waitable | None:
+        """Read the row of each key as given; None: it is complete."""
 
     def push(
-        self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
+        self,
+        batch: _core.KeyBatch | _core.SummedBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        where: _core.Whereabouts | None = None,
+        /,
     ) -> PendingPush | int:
-        """Apply one step; a number: it is applied. ``grads`` and ``counts`` are not changed any more.
+        """Apply one step with a gradient for each unique key; a number: it is complete.
 
-        ``counts`` are the sightings of each key, None where the table's rules do not ask; ``clock`` is that of a store
-        in this process: a cluster's keeps its own.
+        ``counts`` are the occurrences of each key, None if the table's rules do not use them. ``clock`` is the local
+        store's; a cluster has its own.
         """
+
+    def push_given(
+        self,
+        batch: _core.KeyBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        where: _core.Whereabouts | None = None,
+        /,
+    ) -> PendingPush | int:
+        """Apply one step with a gradient for each key as given, as `push` of their sums."""
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
         """Set weights; ``clock`` as for ``push``."""
@@ -61,6 +95,15 @@ class Shard(Protocol):
 
     def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
         """Read one column."""
+
+    def mark_names(self) -> list[str]:
+        """Names of the row metadata of the table's rules that can be read here."""
+
+    def marks(self, batch: _core.KeyBatch, k: int, /) -> npt.NDArray[np.uint32]:
+        """Read the row metadata with index ``k`` in `mark_names`."""
+
+    def marks_clock(self, store_clock: int, /) -> int:
+        """Return the clock that row metadata refer to; 0 where they cannot be read."""
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
@@ -113,3 +156,48 @@ class Snapshot(Protocol):
 
     def close(self) -> None:
         """Let go of what was not read."""
+
+
+class LocalShard(_core.Shard):
+    """The rows of a table in this process: the engine's shard, which has completed a call when it returns."""
+
+    @classmethod
+    def of(cls, spec: TableSpec, slots: int, workers: _core.Workers, budget: _core.Budget | None = None) -> Self:
+        """Make an empty shard of a table, with a memory budget or without one."""
+        return cls(
+            dim=spec.dim,
+            dtype=spec.dtype,
+            optimizer=type(spec.optimizer).__name__,
+            params=spec.optimizer.params(),
+            init=type(spec.init).__name__,
+            init_parameter=spec.init.parameter,
+            init_seed=spec.init.init_seed,
+            seed=spec.seed,
+            slots=slots,
+            workers=workers,
+            admit=None if spec.admit is None else spec.admit.form().native(),
+            expire=[rule.form().native() for rule in spec.expire],
+            budget=budget,
+        )
+
+    @property
+    def retains_arrays(self) -> bool:
+        """False: arrays are read before a call returns."""
+        return False
+
+    def make_locations(self, batch: _core.KeyBatch, /) -> _core.Whereabouts:
+        """Make room for the positions of a batch's rows."""
+        return _core.Whereabouts(batch)
+
+    def marks_clock(self, store_clock: int, /) -> int:
+        """Return the table's clock."""
+        return self.table_clock(store_clock)
+
+
+def pull_and_expand(
+    pull: Callable[[_core.KeyBatch, Rows], Waitable | None], batch: _core.KeyBatch, rows: Rows, workers: _core.Workers
+) -> Future[None]:
+    """Pull the rows of unique keys into a buffer, and copy each to the keys as given."""
+    dim = rows.shape[1]
+    unique = np.empty((len(batch), dim), np.float32)
+    return Future(pull(batch, unique), lambda: batch.expand(unique, dim, rows, workers))

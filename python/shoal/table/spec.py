@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shoal import _core
 from shoal.lifecycle import (
     Admission,
     Expiry,
@@ -96,24 +95,6 @@ class TableSpec:
     def needs_counts(self) -> bool:
         """Whether it matters to the rules how often a key occurs in a push."""
         return self.admit is not None or any(rule.needs_counts for rule in self.expire)
-
-    def shard(self, slots: int, workers: _core.Workers, budget: _core.Budget | None = None) -> _core.Shard:
-        """Make the empty rows of such a table, within a memory budget or without one."""
-        return _core.Shard(
-            dim=self.dim,
-            dtype=self.dtype,
-            optimizer=type(self.optimizer).__name__,
-            params=self.optimizer.params(),
-            init=type(self.init).__name__,
-            init_parameter=self.init.parameter,
-            init_seed=self.init.init_seed,
-            seed=self.seed,
-            slots=slots,
-            workers=workers,
-            admit=None if self.admit is None else self.admit.form().native(),
-            expire=[rule.form().native() for rule in self.expire],
-            budget=budget,
-        )
 
 
 class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -192,8 +192,7 @@ class Table:
         shard = self.shard
         batch = self._batch(keys)
         rows = as_out(out, (batch.given, self.dim), self.name)
-        unique = np.empty((len(batch), self.dim), np.float32)
-        return Future(shard.pull(batch.native, unique), lambda: batch.expand(unique, out=rows))
+        return Future(shard.pull_given(batch.native, rows), lambda: rows)
 
     def push(self, keys: Keys, grads: Rows) -> Future[None]:
         """Apply one optimizer step to the rows of ``keys``, creating rows that are not there.
@@ -223,8 +222,14 @@ class Table:
         batch = _core.SummedBatch(given, rows, self.dim, self._slots, self._workers, counting)
         return self._push(batch, batch.sums, batch.counts() if counting else None)
 
-    def _push(self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None) -> Future[None]:
-        push: Waitable | int = self._rwlock.shared(lambda: self.shard.push(batch, grads, counts, self._clock()))
+    def _push(
+        self,
+        batch: _core.KeyBatch | _core.SummedBatch,
+        grads: Rows,
+        counts: Counts | None,
+        where: _core.Whereabouts | None = None,
+    ) -> Future[None]:
+        push = self._rwlock.shared(lambda: self.shard.push(batch, grads, counts, self._clock(), where))
         return Future(None if isinstance(push, int) else push, no_op)
 
     def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Future[Rows]:
@@ -257,15 +262,14 @@ class Table:
         rows = as_out(out, (batch.given, self.dim), self.name)
         summed = batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads"))
         counts = batch.counts() if self._spec.needs_counts else None
-        unique = np.empty((len(batch), self.dim), np.float32)
 
         def both() -> Waitable | None:
             shard = self.shard
             pushed = shard.push(batch.native, summed, counts, self._clock())
             source = shard if isinstance(pushed, int) else pushed
-            return source.pull(batch.native, unique)
+            return source.pull_given(batch.native, rows)
 
-        return Future(self._rwlock.shared(both), lambda: batch.expand(unique, out=rows))
+        return Future(self._rwlock.shared(both), lambda: rows)
 
     def pull_unique(self, batch: KeyBatch, *, out: Rows | None = None) -> Rows:
         """Read the rows of a batch's unique keys, in hash order.
@@ -314,16 +318,13 @@ class Table:
         Future
         """
         given = as_rows(grads, (len(batch), self.dim), self.name, "grads")
-        if copy and not isinstance(self.shard, _core.Shard):
+        if copy and self.shard.retains_arrays:
             given = given.copy()
         if self._spec.needs_counts:
             counts = batch.counts() if counts is None else as_counts(counts, len(batch))
         else:
             counts = None
-        if where is None or not isinstance(self.shard, _core.Shard):
-            return self._push(batch.native, given, counts)
-        self._rwlock.shared(lambda: self._local().push(batch.native, given, counts, self._clock(), where))
-        return Future(None, no_op)
+        return self._push(batch.native, given, counts, where)
 
     def push_given(self, batch: KeyBatch, grads: Rows, *, where: _core.Whereabouts | None = None) -> Future[None]:
         """Apply one optimizer step to a batch's keys, of a gradient for each of them as given.
@@ -344,16 +345,9 @@ class Table:
         Future
         """
         given = as_rows(grads, (batch.given, self.dim), self.name, "grads")
-        if not isinstance(self.shard, _core.Shard):
-            return self.push_unique(batch, batch.sum(given), copy=False)
         counts = batch.counts() if self._spec.needs_counts else None
-        self._rwlock.shared(lambda: self._local().push_given(batch.native, given, counts, self._clock(), where))
-        return Future(None, no_op)
-
-    def _local(self) -> _core.Shard:
-        shard = self.shard  # asked for again: a load replaces it
-        assert isinstance(shard, _core.Shard)
-        return shard
+        push = self._rwlock.shared(lambda: self.shard.push_given(batch.native, given, counts, self._clock(), where))
+        return Future(None if isinstance(push, int) else push, no_op)
 
     def assign(self, keys: Keys, rows: Rows) -> None:
         """Set the weights of ``keys``, creating rows that are not there.

@@ -95,13 +95,13 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
         flat = arrow.array(np.ascontiguousarray(rows).reshape(-1))
         return flat if rows.shape[1] == 1 else arrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])
 
-    shard = table.shard if state and isinstance(table.shard, _core.Shard) else None
-    marks = {} if shard is None else {name: getattr(arrow, _MARKS[name])() for name in shard.mark_names()}
+    shard = table.shard
+    marks = {name: getattr(arrow, _MARKS[name])() for name in shard.mark_names()} if state else {}
     empty = table.state(np.zeros(0, np.uint64)) if state else {}
     fields = [("key", arrow.uint64()), ("weights", type_of(table.dim))]
     fields += [(name, type_of(empty[name].shape[1])) for name in names]
     fields += marks.items()
-    clock = 0 if shard is None else shard.table_clock(table.clock)
+    clock = shard.marks_clock(table.clock) if state else 0
     told = _Told(version=_VERSION, step=table.shard.step, clock=clock, table=TableRecord.of(table.spec))
     schema = arrow.schema(
         fields,
@@ -113,7 +113,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
             for keys, weights in table.items(_ROW_GROUP):
                 more = table.state(keys) if names else {}
                 arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
-                if shard is not None and marks:
+                if marks:
                     batch = table.key_batch(keys).native  # in their order, which is that of the hashes
                     arrays += [arrow.array(shard.marks(batch, k).view(_MARKS[name])) for k, name in enumerate(marks)]
                 writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))

@@ -26,6 +26,7 @@ import numpy as np
 from shoal import _core
 from shoal.optim import FTRL, Init, Optimizer, Zeros
 from shoal.store.local import LocalStore, local
+from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 
@@ -177,7 +178,7 @@ def estimate(
         if number is not None and (not isinstance(number, int) or number < least):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
     spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=0)
-    shard = spec.shard(slots, _core.Workers(1))
+    shard = LocalShard.of(spec, slots, _core.Workers(1))
     table_bytes, saved_bytes = shard.bytes_at(keys), shard.saved_bytes_at(keys)
     count = servers or 1
     if memory is not None:
@@ -260,7 +261,7 @@ def measure_rates(
     with local(threads=threads) as store:
         spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=0)
         table = store.table(_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype)
-        rows = max(1, int(sample_bytes / (spec.shard(2, store.workers).bytes_at(BATCH) / BATCH)))
+        rows = max(1, int(sample_bytes / (LocalShard.of(spec, 2, store.workers).bytes_at(BATCH) / BATCH)))
         inserting = _fill(table, rows)
         pulling, pushing = _touch(store, table, rows)
         saving, loading = [], []

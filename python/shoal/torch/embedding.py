@@ -85,9 +85,8 @@ class Embedding(SparseModule):
     def expand(self, lookup: PendingLookup, shape: Shape) -> Tensor:
         """Write the row of each key, without autograd."""
         out = torch.empty((*shape, self.dim))
-        shard = self.local
-        if shard is not None and not lookup.begun:
-            shard.pull_given(lookup.batch.native, out.numpy(), lookup.where)
+        if not lookup.begun:
+            self._table.shard.pull_given(lookup.batch.native, out.numpy(), lookup.where)
         else:
             rows = lookup.rows()
             lookup.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)

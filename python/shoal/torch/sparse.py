@@ -31,6 +31,7 @@ from shoal.base.plural import counted
 from shoal.errors import ShoalError
 from shoal.table.future import Future, Waitable
 from shoal.table.key_batch import KeyBatch
+from shoal.table.shard import Shard
 from shoal.table.table import Table
 from shoal.torch import borrowed_pool, ops
 
@@ -87,10 +88,10 @@ class PendingLookup:
 
     __slots__ = ("_pending", "_rows", "batch", "digest", "where")
 
-    def __init__(self, batch: KeyBatch, *, local: bool) -> None:
+    def __init__(self, batch: KeyBatch, shard: Shard) -> None:
         self.batch = batch
         self.digest = b""  # of the keys as given, where a forward is to find it
-        self.where = _core.Whereabouts(batch.native) if local else None
+        self.where = shard.make_locations(batch.native)
         self._rows: Rows | None = None
         self._pending: Waitable | None = None
 
@@ -102,11 +103,8 @@ class PendingLookup:
     def begin(self, table: Table, new_buffer: Callable[[int], Rows]) -> None:
         """Begin the pull, unless that was done; ``new_buffer(n)`` returns a buffer of n rows."""
         if self._rows is None:
-            rows, shard = new_buffer(len(self.batch)), table.shard
-            if isinstance(shard, _core.Shard):
-                shard.pull(self.batch.native, rows, self.where)
-            else:
-                self._pending = shard.pull(self.batch.native, rows)
+            rows = new_buffer(len(self.batch))
+            self._pending = table.shard.pull(self.batch.native, rows, self.where)
             self._rows = rows
 
     def set_rows(self, table: Table, rows: Rows, new_buffer: Callable[[int], Rows]) -> None:
@@ -195,7 +193,7 @@ class SparseModule(nn.Module):
         lookup = self._new_lookup(given, workers)
         lookup.digest = _core.digest(given, _SEED)
         shard = self._table.shard
-        if isinstance(shard, _core.Shard) and lookup.where is not None:
+        if lookup.where is not None:
             shard.locate(lookup.batch.native, lookup.where)
         return self._put(lookup)
 
@@ -253,14 +251,8 @@ class SparseModule(nn.Module):
         return self._new_lookup(keys)
 
     def _new_lookup(self, keys: Keys, workers: _core.Workers | None = None) -> PendingLookup:
-        local = self.local is not None  # says before any work that there is no store to ask
-        return PendingLookup(_sorted(self._table, keys, workers), local=local)
-
-    @property
-    def local(self) -> _core.Shard | None:
-        """The table's rows, where they are in this process."""
-        shard = self._table.shard
-        return shard if isinstance(shard, _core.Shard) else None
+        shard = self._table.shard  # raises before any work if the store was closed
+        return PendingLookup(_sorted(self._table, keys, workers), shard)
 
     def _put(self, lookup: PendingLookup) -> PendingLookup:
         with self._lock:
@@ -289,7 +281,7 @@ class SparseModule(nn.Module):
             self._kept.append((lookup.batch, grads))
         else:
             self._pushes.append(self._table.push_unique(lookup.batch, grads, copy=False, where=lookup.where))
-            if self.local is not None:  # it has done with them
+            if not self._table.shard.retains_arrays:
                 self.return_buffer(grads)
 
     def push_given(self, lookup: PendingLookup, grad: Tensor) -> None:

@@ -404,7 +404,14 @@ class ClusterStore(Store):
         if filters is not None and spec.name not in self._filtered:
             joined = self._joined
             self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
-        return RemoteShard(self.channel, number, spec, self._filtered.get(spec.name), is_bulk=self._consistency.is_bulk)
+        return RemoteShard(
+            self.channel,
+            number,
+            spec,
+            self._filtered.get(spec.name),
+            workers=self._workers,
+            is_bulk=self._consistency.is_bulk,
+        )
 
     @contextlib.contextmanager
     def _snapshots(

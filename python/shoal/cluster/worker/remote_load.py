@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.cluster.protocol.tasks import digest_words
 from shoal.cluster.worker.channel import CallFuture, Channel
+from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 
 __all__ = ["RemoteLoadTarget"]
@@ -69,7 +70,7 @@ class RemoteLoadTarget:
         if cut <= slots:
             self._send_filter(slots, slot, filter)
             return
-        scratch = self._spec.shard(cut, _core.Workers(1))
+        scratch = LocalShard.of(self._spec, cut, _core.Workers(1))
         scratch.restore_filter(slots, slot, filter)
         for mine in range(slot * cut // slots, (slot + 1) * cut // slots):
             _, _, piece = scratch.section(mine)
@@ -118,7 +119,7 @@ def _cut_again(
 ) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
     """Cut a section at the borders of ``slots`` slots, and finer where it would be too long for a message."""
     cut = _cut_for(slots, slots, section.nbytes)
-    scratch = spec.shard(cut, _core.Workers(1))
+    scratch = LocalShard.of(spec, cut, _core.Workers(1))
     hashes = section[: 8 * rows].view(np.uint64)
     mine = (hashes >> np.uint64(64 - cut.bit_length() + 1)).astype(np.int64)
     scratch.reserve(np.bincount(mine, minlength=cut).tolist())

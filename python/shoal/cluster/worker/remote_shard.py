@@ -18,6 +18,7 @@ from shoal.cluster.worker.requests import Call
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
 from shoal.table.reductions import Function
+from shoal.table.shard import LocalShard, pull_and_expand
 from shoal.table.spec import TableSpec
 
 __all__ = ["NO_DELTAS", "RemoteShard", "UnsynchronizedSnapshot"]
@@ -53,15 +54,21 @@ _METRICS = (
 class PushCallFuture(CallFuture):
     """A push that has been submitted."""
 
-    __slots__ = ("_is_bulk", "_mark")
+    __slots__ = ("_is_bulk", "_mark", "_workers")
 
-    def __init__(self, channel: Channel, call: Call, mark: int | None, *, is_bulk: bool) -> None:
+    def __init__(
+        self, channel: Channel, call: Call, mark: int | None, workers: _core.Workers, *, is_bulk: bool
+    ) -> None:
         super().__init__(channel, call)
         self._mark = mark  # Channel.repetitions before the push; None: a filter may change it on its way
+        self._workers = workers
         self._is_bulk = is_bulk  # then no pull of this clock sees it
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        """Fill ``rows`` as they are after this push."""
+    def pull_given(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+        """Read the row of each key as given, as it is after this push."""
+        return pull_and_expand(self._pull, batch, rows, self._workers)
+
+    def _pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
         if self._is_bulk:
             return _pull(self.channel, self.call.table, batch, rows, self.call.filter)
         return PullAfterPush(
@@ -114,29 +121,71 @@ class RemoteShard:
     """
 
     def __init__(
-        self, channel: Channel, table: int, spec: TableSpec, filter: Filter | None = None, *, is_bulk: bool = False
+        self,
+        channel: Channel,
+        table: int,
+        spec: TableSpec,
+        filter: Filter | None = None,
+        *,
+        workers: _core.Workers | None = None,
+        is_bulk: bool = False,
     ) -> None:
         self._channel = channel
+        self._workers = workers = _core.Workers(1) if workers is None else workers
         self._is_bulk = is_bulk
         self.number = table  # the number of the table on the servers
         self._filter = filter
         # An empty shard of the engine has the names and widths of the columns.
-        workers = _core.Workers(1)
-        self._pattern = pattern = spec.shard(2, workers)
+        self._pattern = pattern = LocalShard.of(spec, 2, workers)
         nothing = _core.KeyBatch(np.empty(0, np.uint64), 2, workers)
         self._columns = {name: pattern.state(nothing, column).shape[1] for column, name in enumerate(pattern.columns())}
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, /) -> CallFuture:
-        """Fill ``rows``."""
+    @property
+    def retains_arrays(self) -> bool:
+        """True: a push may be sent again."""
+        return True
+
+    def make_locations(self, batch: _core.KeyBatch, /) -> None:
+        """Return None: the rows are not in this process."""
+
+    def locate(self, batch: _core.KeyBatch, where: _core.Whereabouts, /) -> None:
+        """Do nothing."""
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /) -> CallFuture:
+        """Read the row of each unique key."""
         return _pull(self._channel, self.number, batch, rows, self._filter)
 
-    def push(
-        self, batch: _core.KeyBatch | _core.SummedBatch, grads: Rows, counts: Counts | None = None, clock: int = 0, /
+    def pull_given(self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /) -> Waitable:
+        """Read the row of each key as given."""
+        return pull_and_expand(self.pull, batch, rows, self._workers)
+
+    def push_given(
+        self,
+        batch: _core.KeyBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        where: _core.Whereabouts | None = None,
+        /,
     ) -> PushCallFuture:
-        """Apply one step."""
+        """Apply one step with a gradient for each key as given, summed here."""
+        sums = np.empty((len(batch), grads.shape[1]), np.float32)
+        batch.sum(grads, grads.shape[1], sums, self._workers)
+        return self.push(batch, sums, counts)
+
+    def push(
+        self,
+        batch: _core.KeyBatch | _core.SummedBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        where: _core.Whereabouts | None = None,
+        /,
+    ) -> PushCallFuture:
+        """Apply one step with a gradient for each unique key."""
         mark = self._channel.repetitions if self._filter is None else None
         begun = self._write(Op.PUSH, batch, grads, counts)
-        return PushCallFuture(self._channel, begun.call, mark, is_bulk=self._is_bulk)
+        return PushCallFuture(self._channel, begun.call, mark, self._workers, is_bulk=self._is_bulk)
 
     def _write(
         self, op: int, batch: _core.KeyBatch | _core.SummedBatch, values: Rows, counts: Counts | None = None
@@ -180,6 +229,18 @@ class RemoteShard:
             Op.STATE, self.number, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
         ).wait()
         return values
+
+    def mark_names(self) -> list[str]:
+        """Return nothing: row metadata cannot be read from servers."""
+        return []
+
+    def marks(self, batch: _core.KeyBatch, k: int, /) -> NoReturn:
+        """Refuse."""
+        raise ValueError("row metadata cannot be read from servers")
+
+    def marks_clock(self, store_clock: int, /) -> int:
+        """Return 0: row metadata cannot be read from servers."""
+        return 0
 
     def read_slot(self, slot: int, /) -> tuple[npt.NDArray[np.uint64], Rows]:
         """Read hashes and weights of a slot."""
