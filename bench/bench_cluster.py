@@ -37,9 +37,10 @@ from figures import check, spread
 from shoal import _core
 from shoal.cluster.protocol.slot_map import Endpoint, cut_evenly
 from shoal.cluster.server.data_loop import start_loop
+from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.remote_shard import RemoteShard
-from shoal.cluster.worker.requests import Requests, WorkerIdentity
+from shoal.cluster.worker.requests import Requests
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 

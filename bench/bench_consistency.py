@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import numpy as np
 
 from shoal import _core
-from shoal.cluster.worker.requests import Policy
+from shoal.cluster.worker.calls import Policy
 from sim.cluster import SUM, Client, Cluster
 from sim.network import Weather
 

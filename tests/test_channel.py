@@ -21,9 +21,10 @@ from shoal import _core
 from shoal._core import Op, Status
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.worker import channel as channels
+from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.remote_shard import RemoteShard
-from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
+from shoal.cluster.worker.requests import Requests
 
 SLOTS = 16
 SPEC = shoal.TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)

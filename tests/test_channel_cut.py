@@ -17,8 +17,9 @@ from shoal.cluster.protocol import connection as connections
 from shoal.cluster.protocol.curve import Guard, Keys, make_keys
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
 from shoal.cluster.server.data_loop import start_loop
+from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
+from shoal.cluster.worker.requests import Requests
 from wires import Faults, Wire
 
 SLOTS = 16

@@ -17,8 +17,9 @@ from service_peer import SGD
 from shoal import _core
 from shoal._core import Op, WireDtype
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.filters import Filter, Filters, choose
-from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
+from shoal.cluster.worker.requests import Requests
 
 SLOTS = 64
 JOB = 7

@@ -5,8 +5,9 @@ import pytest
 
 from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.filters import Filter, Filters
-from shoal.cluster.worker.requests import WINDOW, Policy, Requests, WorkerIdentity
+from shoal.cluster.worker.requests import WINDOW, Requests
 from shoal.errors import (
     DeadlineExceededError,
     FencedError,
@@ -587,7 +588,7 @@ def test_the_deadline_names_the_peer_the_operation_and_the_silence():
     with pytest.raises(
         DeadlineExceededError,
         match=r"pull of table 1 at clock 3 was not done within 10.0 s: server 0 at tcp://a:1 did not answer "
-        r"\(never heard of in the 10.0 s since it was first asked\)",
+        r"\(no answer in the 10.0 s since the first request\)",
     ):
         call.get()
     again = pull(r, now=10.0, deadline=12.0)
@@ -595,7 +596,7 @@ def test_the_deadline_names_the_peer_the_operation_and_the_silence():
         r.receive(one.address, one.answer(Status.DEFERRED), 10.5)
     r.on_time(12.0)
     with pytest.raises(
-        DeadlineExceededError, match=r"waits for a slower worker \(last heard of 1.5 s ago\); look for one"
+        DeadlineExceededError, match=r"waits for a slower worker \(last answer 1.5 s ago\); check whether one"
     ):
         again.get()
 
@@ -607,7 +608,7 @@ def test_slots_without_an_owner_end_at_the_deadline_too():
         slots = np.array(asked.slots(), np.uint16)
         r.receive(asked.address, asked.answer(Status.WRONG_EPOCH, [slots], count=len(slots), epoch=9), 0.1)
     r.on_time(5.0)
-    with pytest.raises(DeadlineExceededError, match="no map newer than epoch 1 came; is the scheduler running"):
+    with pytest.raises(DeadlineExceededError, match="no map newer than epoch 1 arrived; is the scheduler running"):
         call.get()
     assert not r.wants_map
 
@@ -617,7 +618,7 @@ def test_a_lost_server_fails_its_calls_and_no_others():
     both = pull(r)
     one = push(r, 1)
     r.lose(1, "silent for 10.2 s", 20.0)
-    with pytest.raises(ServerLostError, match=r"server 1 at tcp://b:1 is lost \(silent for 10.2 s; never heard of"):
+    with pytest.raises(ServerLostError, match=r"server 1 at tcp://b:1 is lost \(silent for 10.2 s; no answer in"):
         both.get()
     survivors = [call for call in (one, push(r, 1, now=20.0)) if not call.done]
     owner = batch(1).begins[8]  # 1 where the one key is with server 0
@@ -643,7 +644,7 @@ def test_a_stale_worker_is_fenced_and_everything_ends():
     [
         (Status.WRONG_JOB, None, NotConnectedError, "serves another job"),
         (Status.NO_TABLE, None, ProtocolError, "no such table"),
-        (Status.VERSION, None, ProtocolError, "another version"),
+        (Status.VERSION, None, ProtocolError, "another protocol version"),
         (
             Status.BAD_REQUEST,
             b"dim is 3, got 2",
@@ -693,7 +694,7 @@ def test_timers_do_not_pile_up():
             r.receive(asked.address, asked.rows(0), k + 0.1)
         assert call.done
         r.next_time()
-    assert len(r._times) < 200
+    assert len(r._timers) < 200
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_bsp_has_the_same_bits_on_any_number_of_servers(service, mean):
             assert not cluster.history.stuck
             assert cluster.rows(list(range(BIT_KEYS))).tobytes() == expected.tobytes()
             assert all(pull.rows.tobytes() == expected.tobytes() for pull in cluster.history.pulls)
-            assert {one.split(1).step for one in cluster.services.values()} == {steps}
+            assert {one.shard(1).step for one in cluster.services.values()} == {steps}
 
 
 class MergesBackwards(model.Service):

@@ -12,8 +12,9 @@ import numpy as np
 
 from shoal import _core
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
+from shoal.cluster.worker.calls import Policy, WorkerIdentity
 from shoal.cluster.worker.filters import Filter, Filters
-from shoal.cluster.worker.requests import Policy, Requests, WorkerIdentity
+from shoal.cluster.worker.requests import Requests
 from sim.history import History
 from sim.network import CALM, Network, Weather
 

@@ -46,7 +46,8 @@ from shoal.cluster.protocol.connection import Connection, Context, Socket
 from shoal.cluster.protocol.errors import copy_error
 from shoal.cluster.protocol.libzmq import backend
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.worker.requests import Call, Requests
+from shoal.cluster.worker.calls import Call
+from shoal.cluster.worker.requests import Requests
 from shoal.errors import ClosedError, DeadlineExceededError, ShoalError, TransportError, WrongProcessError
 
 __all__ = ["CallFuture", "Channel"]

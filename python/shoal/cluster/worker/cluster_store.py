@@ -54,12 +54,13 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.tasks import STALL_SECONDS
+from shoal.cluster.worker.calls import WorkerIdentity
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.filters import Filter, Filters, choose
 from shoal.cluster.worker.load import ServerLoad
 from shoal.cluster.worker.remote_load import RemoteLoadTarget
 from shoal.cluster.worker.remote_shard import NO_DELTAS, RemoteShard, UnsynchronizedSnapshot
-from shoal.cluster.worker.requests import Requests, WorkerIdentity
+from shoal.cluster.worker.requests import Requests
 from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.consistency import BSP, Consistency
 from shoal.errors import DeadlineExceededError, ShoalError

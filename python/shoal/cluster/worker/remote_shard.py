@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.cluster.worker.calls import Call
 from shoal.cluster.worker.channel import CallFuture, Channel
 from shoal.cluster.worker.filters import Filter
-from shoal.cluster.worker.requests import Call
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
 from shoal.table.reductions import Function

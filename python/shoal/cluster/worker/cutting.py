@@ -1,0 +1,74 @@
+"""How a call is cut into parts: along the slots of the endpoints, and where a message would be too large.
+
+Threads: functions of their arguments.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shoal import _core
+from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint
+from shoal.cluster.worker.calls import Call, Policy, RequestPart
+
+__all__ = ["cut", "row_bytes"]
+
+Op = _core.Op
+
+_MAX_PARTS = 128  # of a call at one endpoint: a part's number is a byte, and a newer map may need some more
+
+
+def cut(call: Call, map: ClusterMap, policy: Policy, first: int, end: int) -> Iterator[RequestPart]:
+    """Yield a part for each message that slots [first, end) of a call need under this map.
+
+    Raises
+    ------
+    ValueError
+        The rows of one slot are too many for a message.
+    """
+    for endpoint in _endpoints(call, map, first, end):
+        low, high = max(first, endpoint.first_slot), min(end, endpoint.end_slot)
+        begins = call.begins
+        if begins is None:
+            yield RequestPart(call, endpoint.address, endpoint.server, low, high, 0, 0)
+            continue
+        fewest = -(-int(begins[high] - begins[low]) // _MAX_PARTS)
+        rows = max(fewest, policy.message_bytes // row_bytes(call), 1)
+        # Cuts are between slots: a slot accepts a sequence once.
+        while low < high and begins[low] < begins[high]:
+            cut = high
+            if begins[high] - begins[low] > rows:
+                cut = max(int(np.searchsorted(begins, begins[low] + np.uint64(rows), "right")) - 1, low + 1)
+            begin, stop = int(begins[low]), int(begins[cut])
+            if stop > begin:
+                _check_fits(call, policy, low, cut, stop - begin)
+                yield RequestPart(call, endpoint.address, endpoint.server, low, cut, begin, stop)
+            low = cut
+
+
+def _check_fits(call: Call, policy: Policy, first: int, end: int, rows: int) -> None:
+    size = rows * (8 + (0 if call.values is None else call.values.itemsize * call.dim))
+    size += 0 if call.counts is None else -(-rows // 8) + 5 * rows
+    if size > policy.largest_message:
+        raise ValueError(
+            f"{rows} rows of slots {first} to {end} are {size} bytes of a {Op(call.op).name.lower()}, and a server "
+            f"takes at most {policy.largest_message} in a message: pass fewer keys at a time"
+        )
+
+
+def _endpoints(call: Call, map: ClusterMap, first: int, end: int) -> Sequence[Endpoint]:
+    if call.slot is not None:
+        return [map.of_slot(call.slot)]
+    endpoints = map.endpoints
+    if first == 0 and end == map.slots:
+        return endpoints
+    at = bisect_right(endpoints, first, key=lambda endpoint: endpoint.end_slot)
+    return [endpoint for endpoint in endpoints[at:] if endpoint.first_slot < end]
+
+
+def row_bytes(call: Call) -> int:
+    """Return the bytes of a row in the larger of request and answer."""
+    return 8 + (4 * call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN, Op.STATE) else 0)

@@ -1,0 +1,150 @@
+"""The messages of a part: encoding its request, and storing its answer.
+
+Threads: one at a time; the owner locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import _core
+from shoal.cluster.worker.calls import Frames, RequestPart, WorkerIdentity
+from shoal.cluster.worker.filters import EncodedPayload
+
+__all__ = ["answer_buffer", "encode", "store_answer"]
+
+Op = _core.Op
+
+
+def encode(
+    part: RequestPart,
+    worker: WorkerIdentity,
+    epoch: int,
+    known: Mapping[bytes, None],
+    pushes: Sequence[RequestPart],
+) -> Frames:
+    """Return the frames of a part, the header first.
+
+    Parameters
+    ----------
+    part : RequestPart
+    worker : WorkerIdentity
+    epoch : int
+        Of the map.
+    known : mapping
+        Digests of the key lists that the endpoint has.
+    pushes : sequence of RequestPart
+        The parts that a tick names.
+    """
+    call = part.call
+    payload = _payload(part, known, pushes)
+    count = part.end - part.begin
+    aux = call.aux
+    if call.op == Op.TICK:
+        count, aux = len(payload[0]), len(payload[1])
+    elif call.hashes is None:
+        count = call.count
+    sent_as = part.sent_as or EncodedPayload(payload, call.dtype)
+    header = _core.encode_header(
+        op=call.op,
+        payload=payload,
+        dtype=sent_as.dtype,
+        packed=sent_as.packed,
+        keep=sent_as.keep,
+        digest=bool(sent_as.digest) and not sent_as.keep,
+        counted=part.counted,
+        dim=call.dim if call.op in (Op.PULL, Op.PUSH, Op.ASSIGN) else 0,
+        table=call.table,
+        worker=worker.rank,
+        incarnation=worker.incarnation,
+        sequence=part.sequence,
+        epoch=epoch,
+        clock=call.clock,
+        count=count,
+        aux=aux,
+        job=worker.job,
+        part=part.number,
+    )
+    return [header, *payload]
+
+
+def _payload(part: RequestPart, known: Mapping[bytes, None], pushes: Sequence[RequestPart]) -> Frames:
+    call = part.call
+    if call.op == Op.TICK:
+        assert call.tables is not None
+        return [np.array([_mark(push) for push in pushes], np.uint64), call.tables]
+    if call.hashes is None:
+        return call.payload
+    hashes = call.hashes[part.begin : part.end]
+    if call.filter is not None:
+        if part.sent_as is not None:  # encoded before: only its key list may have changed
+            return part.sent_as.frames
+        if call.values is None:
+            part.sent_as = call.filter.pull(hashes, known)
+        else:
+            part.sent_as = call.filter.push(hashes, call.values[part.begin : part.end], part.sequence, known)
+            part.sent_as.frames += _counts(part)
+        return part.sent_as.frames
+    frames: Frames = [hashes]
+    if call.values is not None:
+        frames.append(call.values[part.begin : part.end])
+    return frames + _counts(part)
+
+
+def _counts(part: RequestPart) -> Frames:
+    """Encode how often each row occurred, unless all occurred once; set the header's flag."""
+    counts = part.call.counts
+    packed = None if counts is None else _core.pack_counts(counts[part.begin : part.end])
+    part.counted = packed is not None
+    return [] if packed is None else [packed]
+
+
+def _mark(part: RequestPart) -> int:
+    """Return the name of a push's part in a tick: the slot of its last row, and its sequence."""
+    assert part.call.begins is not None
+    slot = int(np.searchsorted(part.call.begins, part.end, "left")) - 1
+    return (slot + 1 << 48) | part.sequence
+
+
+def answer_buffer(part: RequestPart) -> npt.NDArray[Any] | None:
+    """Return the array into which the values of an answer may be decoded directly; None: there is none."""
+    out = part.call.out
+    if out is None or not out.flags.carray:
+        return None
+    return out[part.begin : part.end]
+
+
+def store_answer(part: RequestPart, reply: Any) -> None:
+    """Store an answer as the result of its call.
+
+    Raises
+    ------
+    ValueError
+        The answer does not fit the request.
+    """
+    call = part.call
+    if call.out is not None:
+        target = call.out[part.begin : part.end]
+        if not reply.in_place:
+            values = reply.values
+            if values.size != target.size or values.dtype != target.dtype:
+                raise ValueError(f"{values.dtype}[{values.size}] where {target.dtype}[{target.size}] was asked for")
+            target[...] = values.reshape(target.shape)
+        call.result = call.out
+        if call.filter is not None:
+            call.filter.pulled(target.nbytes, reply.payload_bytes)
+    elif call.op == Op.ERASE:
+        call.total += reply.aux
+        call.result = call.total
+    elif call.op == Op.SLOT:
+        call.result = (reply.hashes, reply.values.reshape(reply.count, reply.dim))
+    elif call.op == Op.SAVE_POLL:
+        call.result = (bool(reply.count), reply.values.tobytes())
+    elif call.op == Op.SECTION:
+        call.result = (reply.count, reply.values, reply.aux)
+    elif call.slot is None and call.begins is None:
+        call.answers[part.first_slot] = (part.address, reply.values if call.op == Op.REDUCE else reply.numbers)
