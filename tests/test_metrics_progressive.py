@@ -18,7 +18,7 @@ def told(lines, sizes, weights=None):
         part = slice(at, at + size)
         seen.update(y[part], a[part], w[part])
         at += size
-        if line := lines.look(seen):
+        if line := lines.update(seen):
             out.append(line)
     if line := lines.finish(seen):
         out.append(line)
@@ -59,10 +59,10 @@ def test_a_line_has_the_mean_since_the_start_and_since_the_line_before(weighted)
 
 def test_nothing_is_told_of_nothing():
     lines, seen = Progressive(), Accumulator()
-    assert lines.look(seen) is None
+    assert lines.update(seen) is None
     assert lines.finish(seen) is None
     seen.update([0], [0.0], [0.0])
-    line = lines.look(seen)
+    line = lines.update(seen)
     assert math.isnan(line.logloss)
     assert math.isnan(line.since_last)
     assert lines.finish(seen) is None

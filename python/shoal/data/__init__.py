@@ -1,23 +1,25 @@
-"""Data: files of examples into batches of arrays.
+"""Data: files of examples, read into batches of arrays.
 
-    files.files_of (paths, patterns, URLs, streams) -> source.Lines (unpacked, blocks of whole lines)
-         -> fill.fill (one Cython call a block, or a pool of them) -> Batch
-         -> prefetch (all of that in one background thread) -> Reader (what a user iterates)
+    files.files_of (paths, patterns, URLs, streams) -> source.Lines (decompressed, blocks of whole lines)
+         -> fill.fill (one Cython call a block, or a pool of threads) -> Batch
+         -> base.prefetch (all of that in one background thread) -> Reader (iterated by the user)
 
-What is where:
-    batch.py, rebatch.py    a batch; batches cut and put together
-    readers.py               the functions that users call; the only place that knows all formats
-    reader.py                what all readers do: splits, positions, progress
-    text.py, fill.py         files of lines: the reader, and blocks into batches
-    rows.py                  arrays that are being filled, and what a format is
-    csv.py, columns.py       named columns, and the header of CSV
-    arrow.py                 Parquet and Arrow streams
-    criteo.py                the buckets of Criteo's integers
-    files.py, source.py, unpack.py    where bytes come from; lines out of them; decompression
+    batch.py, rebatch.py    a batch; batches cut and joined, and the position behind each
+    readers.py              the read_* functions; the only module that knows all formats
+    reader.py, settings.py  Reader: passes, splits, positions, progress; the options of a reader
+    fingerprint.py          whether data is that of an earlier fit
+    text.py, fill.py        text formats: the reader, and blocks into batches
+    rows.py                 the arrays that a parser fills, and the description of a format
+    csv.py, columns.py      named columns, and the header of CSV
+    arrow.py, arrays.py     Parquet and Arrow streams; arrays and frames in memory
+    criteo.py               the buckets of Criteo's integers
+    guess.py                the format of a file from its first line and its name
+    files.py, source.py, unpack.py    opening files; blocks of lines; decompression
     hashing.py, interactions.py       keys of text and of pairs
-    names.py, collisions.py           what keys stood for; which features share one
+    names.py, collisions.py           the texts of keys; texts that share a key
+    formats/                the parsers, in Cython
 
-The formats, the hash and the rules of splitting are in ``docs/readers.md``.
+``docs/readers.md`` defines the formats, the hash and the rules of splitting.
 """
 
 from shoal.data.batch import Batch

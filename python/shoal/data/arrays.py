@@ -1,11 +1,11 @@
-"""Arrays and frames in memory as batches: what scikit-learn calls ``X`` and ``y``.
+"""Arrays and frames in memory as batches: ``X`` and ``y`` of scikit-learn.
 
-    array, sparse matrix   the number of a column is its key, as in libsvm text; a value of 0 is no feature
+    array, sparse matrix   the number of a column is its key, as in libsvm text; a value of 0 is not a feature
     frame                  the columns of `shoal.read_arrow`, with the same keys; labels and weights are passed apart
 
-Labels are those of two classes, whatever they are called: `binary_labels` turns them into 0 and 1.
+Labels are of two classes with any names: `binary_labels` turns them into 0 and 1.
 
-Threads: a `MatrixReader` is immutable, but for its random numbers; an iteration belongs to one thread.
+Threads: a `MatrixReader` is immutable, except its random numbers; an iteration belongs to one thread.
 """
 
 from __future__ import annotations

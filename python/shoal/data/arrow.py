@@ -1,7 +1,7 @@
 """TableReader: Parquet files and Arrow streams, whose columns have names and types, in batches.
 
     record batch    one array a column, some rows each
-    features        a matrix of keys, rows x columns, and which of them are there; row by row it is a batch
+    features        a matrix of keys, rows x columns, and a mask of those present; read row by row it is a batch
 
 A column becomes text as Arrow casts it, so the number 17 has the key of the text "17": the keys are those of a CSV of
 the same table. Needs pyarrow (extra: arrow), for whose objects there are no types: they are `Any` here.

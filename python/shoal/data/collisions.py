@@ -1,10 +1,10 @@
-"""Collisions: which texts of a sample share a key, and how many would if keys had fewer bits.
+"""Collisions: which texts of a sample share a key, and how many would with fewer bits.
 
-    64 bits    two texts share a key by chance, with the odds of two random numbers; those of the sample are found
-    b bits     tables of 2^b rows, as other systems have them: keys are put into so many cells, and those counted that
-               share theirs with another one
+    64 bits    two texts share a key with the probability of two equal random numbers; those of the sample are found
+    b bits     hash tables of 2^b rows, as in other systems: keys are assigned to 2^b cells, and those that share a
+               cell are counted
 
-Threads: an audit is one pass over a reader; any thread may make it.
+Threads: an audit is one pass over a reader, from any thread.
 """
 
 from __future__ import annotations

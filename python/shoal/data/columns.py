@@ -6,7 +6,7 @@ columns that were not asked for.
     categorical   key(field, text of the cell), value 1
     numeric       key(field, no text), value the cell's number
     list          for each text of the cell: key(field it shares, text), value 1
-    missing       no feature
+    missing       not a feature
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The customary rule turns an integer v into a token:
     v <= 2   "SP" and the decimal digits of v
 
 A bucket is thus an interval of integers, and the rule becomes a table of where the intervals begin. The table is exact:
-floor(ln(v)^2) >= b just where v >= exp(sqrt(b)), which is never a whole number for b >= 1.
+floor(ln(v)^2) >= b if and only if v >= exp(sqrt(b)), which is never a whole number for b >= 1.
 """
 
 from __future__ import annotations

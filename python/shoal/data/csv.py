@@ -1,4 +1,4 @@
-"""CSV and TSV with named columns: the header, and the format that it makes."""
+"""CSV and TSV with named columns: the header, and the parser that it selects."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Files: what can be read again and again, or once, and what names it.
+"""Files: what names the inputs of a reader, and how they are opened.
 
     "day_0.tsv", Path(...)       a regular file
     "logs/day_*.tsv.gz"          all files of a pattern, in the order of their names
-    "s3://bucket/day_*.tsv"      what fsspec opens; its patterns likewise          (extra: fsspec)
-    "-", sys.stdin.buffer        a stream: one pass
-    [any of these, ...]          one behind the other
+    "s3://bucket/day_*.tsv"      a URL that fsspec opens, also with patterns        (extra: fsspec)
+    "-", sys.stdin.buffer        a stream, for one pass
+    [any of these, ...]          one after the other
 
-A file is described, not held: it is opened anew for each pass, and its description can be pickled.
+A description of a file holds no open file: each pass opens it again, and the description can be pickled.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     label |namespace name:value                  vw
     cells between tabs, or between commas        tsv, csv: with a header
 
-A guess is for people who look at what it says; a format that was named is taken as it is.
+A guess is for interactive use; a format that was named is never overridden.
 """
 
 from __future__ import annotations

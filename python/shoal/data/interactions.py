@@ -1,4 +1,4 @@
-"""Interactions: which pairs of fields make features of two features; the work is `shoal._core.interact`'s.
+"""Interactions: the pairs of fields whose features are combined; `shoal._core.interact` computes the keys.
 
 ``docs/readers.md`` defines the keys.
 """

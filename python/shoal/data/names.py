@@ -1,13 +1,12 @@
-"""Names of features: what a key stood for in the text that it was made of.
+"""Names of features: the text that each key was made of.
 
-A key of text is a hash, and says nothing to people. While a file is read, its features' names can be kept beside:
+A key of text is a hash. While a file is read, the names of its features can be collected:
 
     parse --> keys, fields, spans --> keys that may be new --> dictionary: key -> "C14=68fd1e64"
               (arrays, per block)         (a table, below)         (Python, once a key)
 
-Almost all features of a block are known already. A table of keys, indexed by a hash of the key, of which a later one
-displaces an earlier one, tells so without touching a Python object: what it holds is in the dictionary; what it does
-not hold is looked up there.
+Almost all features of a block are known already. A direct-mapped cache of known keys recognizes most of them without
+touching a Python object; a key that is not in the cache is looked up in the dictionary.
 
 Threads: any number may read and add at a time.
 """

@@ -1,8 +1,7 @@
-"""Rows: blocks of text into batches, whatever the sizes of both.
+"""Rows: the arrays that a parser fills, block after block, and the description of a format.
 
-One set of arrays fills up block after block and grows when it must; a batch is a copy of what is in it, or, where they
-are large and nearly full, the arrays themselves. So a batch ends at its number of rows and not at a block's end, and
-what is handed out belongs to whom it was given.
+The arrays grow as needed. A batch is a copy of their contents or, where they are large and nearly full, the arrays
+themselves. So a batch ends at its number of rows and not at the end of a block, and it owns its memory.
 """
 
 from __future__ import annotations

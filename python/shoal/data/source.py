@@ -4,18 +4,18 @@ r"""Lines: a file, or one split of it, as blocks of whole lines in bounded memor
     block       |---- 256 KiB ----|---- 256 KiB ----|-- as much as there is --|
     text        ~~~~~~~~~~~~~~~~\n~~~~ carried over, in front of the next block
 
-One buffer is used again and again. The part of a line behind the last newline is carried over to its front; a line is
-held whole, so it has a limit.
+One buffer is reused. The incomplete line behind the last newline is carried over to its front; a whole line is held in
+memory, so its length is limited.
 
 Splits. Each line is in exactly one of the n splits.
-    plain       Shard r holds the lines whose first byte lies in [size * r // n, size * (r + 1) // n).
+    plain       Split r holds the lines whose first byte lies in [size * r // n, size * (r + 1) // n).
     compressed  Offsets in the text are not known beforehand, so every split reads the whole file, and split r keeps
                 the lines that end in the blocks r, r + n, r + 2n, ... of the text, 256 KiB each; an unended last line
                 ends where the text does.
     stream      Cannot be cut, as it is read once.
 
-Starts. Lines before an offset of the text can be left out: a plain file is read from there on, any other from its
-beginning. A header, the first line, is such a line, and kept apart.
+Starts. Lines before an offset of the text can be skipped: a plain file is read from there on, any other from its
+beginning. A header, the first line, is skipped likewise, and kept.
 
 Threads. An iteration belongs to one thread; any number of them may run at a time.
 """

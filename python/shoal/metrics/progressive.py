@@ -8,9 +8,9 @@
 
 Each example is predicted before it is learned from, so the mean of its losses is that of examples the model has not
 seen. Lines come at the powers of two, so that a long stream prints few of them, or every so many examples. A
-batch is never taken apart: a line comes with the first batch that ends at its number or after it.
+batch is never divided: a line comes with the first batch that ends at its number or after it.
 
-Nothing is summed here: a line is the difference of what the `Accumulator` of the stream holds now and held then.
+A line is the difference between two states of the `Accumulator` of the stream.
 
 Source: Blum, Kalai, Langford, "Beating the hold-out", COLT 1999; the option ``--progress`` of Vowpal Wabbit.
 """
@@ -25,7 +25,7 @@ from shoal.metrics.exact import ratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressiveLine:
-    """How a stream goes.
+    """The progressive metrics of a stream at some example.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class ProgressiveLine:
     weight : float
         Sum of their weights.
     logloss : float
-        Mean loss since the start; of all weights.
+        Mean loss since the start, by weight.
     since_last : float
         Mean loss since the line before.
     auc : float
@@ -55,7 +55,7 @@ class ProgressiveLine:
 
 
 class Progressive:
-    """Tells when a line is due, and makes it.
+    """Decides when a line is due, and computes it.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Progressive:
     >>> seen, lines = Accumulator(), Progressive(2.0)
     >>> for label in [0, 1, 0, 1, 1]:
     ...     loss = seen.update([label], [0.0])
-    ...     if line := lines.look(seen):
+    ...     if line := lines.update(seen):
     ...         print(line.examples, round(line.since_last, 4))
     1 0.6931
     2 0.6931
@@ -89,8 +89,8 @@ class Progressive:
         self._weight = 0.0
         self._loss = 0.0
 
-    def look(self, seen: Accumulator) -> ProgressiveLine | None:
-        """Return a line, if one is due: to be called after each batch that ``seen`` has counted."""
+    def update(self, seen: Accumulator) -> ProgressiveLine | None:
+        """Return a line, if one is due; call it after each batch that ``seen`` has counted."""
         if seen.examples < self._next:
             return None
         if isinstance(self._every, int):
@@ -101,7 +101,7 @@ class Progressive:
         return self._line(seen)
 
     def finish(self, seen: Accumulator) -> ProgressiveLine | None:
-        """Return the line of what came after the last one, if anything did."""
+        """Return the line of the examples after the last line, if there are any."""
         return self._line(seen) if seen.examples > self._examples else None
 
     def _line(self, seen: Accumulator) -> ProgressiveLine:

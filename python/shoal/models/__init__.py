@@ -1,29 +1,32 @@
-"""Models: what is learned from batches, on top of a store's tables.
+"""Models: linear models and factorization machines over the tables of a store, and how they are trained and saved.
 
-What is where:
+    predictor.py         Predictor: predicts from batches; a kind of model defines how they become margins
+    model.py             Model: learns from batches; a kind defines how rows become margins, and slopes gradients
+    linear_weights.py    the linear weights of a model: bias, weights, scales, largest weights
+    logistic.py          logistic regression
+    fm.py                factorization machine
+    scales.py            the numbers by which normalized models divide values
+    dbpg.py              delayed block proximal gradient: logistic regression to its optimum
+    grid.py              several settings of logistic regression in one pass
+    learner.py           the protocols of the training loop: Learner, FitObserver; FitState
+    training.py          the training loop, for one or several models
+    model_trainer.py     one model in the loop: metrics of its pass, early stopping
+    evaluation.py        metrics of models in one pass over data
+    sources.py           checks and descriptions of the data of a fit
+    plan.py              the settings of a fit: epochs, shuffling, sampling, early stopping
+    pass_coordinator.py  workers of a cluster that fit one model together
+    inputs.py            arrays and frames as batches
+    callbacks.py         user code that runs during a fit
+    preprocessing.py     from a reader to sorted batches: sampling of negatives, shuffling, sorting ahead
+    history.py           learning curve and passes
+    files.py             model directories, on disks and object stores
+    saved_predictor.py   a predictor whose rows are in tables of a store
+    saved_model.py       saving, loading, exporting and pickling a model
+    fit_checkpoints.py   checkpoints of a fit
+    calibration.py       Platt scaling and isotonic regression
+    progress.py          a progress bar or lines on standard error
 
-    predictor.py    Predictor: what predicts from batches; a kind says how they become margins
-    model.py        Model: a predictor over tables; a kind says how rows become margins, and slopes gradients
-    logistic.py     logistic regression
-    fm.py           factorization machine
-    scales.py       what normalized models divide values by
-    dbpg.py         delayed block proximal gradient: logistic regression to its optimum
-    grid.py         many settings of logistic regression in one pass
-    learner.py      what the training loop asks of whatever learns
-    training.py     the one training loop, for one or several models: passes, validation, early stopping
-    plan.py         the settings of a fit: epochs, shuffling, sampling, early stopping
-    pass_coordinator.py         the workers of a cluster that fit a model together
-    inputs.py       arrays and frames as batches
-    callbacks.py    code of the user's that runs during a fit
-    preprocessing.py         from a reader to sorted batches: sampling of negatives, shuffling, sorting one ahead
-    history.py      learning curve and passes
-    files.py        model directories, on disks and object stores
-    kept.py         a predictor as a directory keeps it
-    checkpointer.py       checkpoints of a fit
-    calibration.py  Platt scaling and isotonic regression: probabilities that come true
-    watch.py        a bar or lines
-
-Threads: those of each module's header.
+Threads: see the header of each module.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What every model shares: tables of one store, learning from batches, predicting, measuring, saving.
+"""Model: the base of all models over tables of one store, which learn from batches and predict.
 
     batch --> KeyBatch (sort, unique) --> pull --> forward --> loss, slopes --> backward --> push
                                            |    the weights stay as they are within a batch    |
 
-A kind of model says how the rows of a batch's unique keys become a margin for each example (`_forward`), and how the
-slopes dloss/dmargin become a gradient for each row (`_backward`); the rest is here. All tables are pulled and pushed
-by one KeyBatch. The loss is logistic: labels are 0 or 1, a margin is a log-odds.
+A kind of model defines how the rows of a batch's unique keys become a margin for each example (`_forward`), and how
+the slopes dloss/dmargin become a gradient for each row (`_backward`). All tables are pulled and pushed by one KeyBatch.
+The loss is logistic: labels are 0 or 1, a margin is a log-odds.
 
 The bias is a row like any other, under ``BIAS_KEY``: every example has it once, with value 1, behind its batch's keys.
 
@@ -86,7 +86,7 @@ class Model(LinearWeights, SavedModel):
             self.close()
             raise
 
-    # ---- what a kind of model says -----------------------------------------------------------------------------------
+    # ---- what a kind of model defines --------------------------------------------------------------------------------
 
     @abstractmethod
     def _make_tables(self) -> Sequence[Table]:
@@ -94,7 +94,7 @@ class Model(LinearWeights, SavedModel):
 
     @abstractmethod
     def _forward(self, batch: Batch, keys: KeyBatch, rows: Sequence[Rows]) -> tuple[Floats, Any]:
-        """Compute the margins float64[n] from each table's rows float32[m, dim], and what `_backward` wants to know."""
+        """Compute the margins float64[n] from each table's rows float32[m, dim], and what `_backward` needs of it."""
 
     @abstractmethod
     def _backward(
@@ -219,19 +219,19 @@ class Model(LinearWeights, SavedModel):
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Learn from all examples. A model that has learned before learns on.
+        """Learn from all examples. A fitted model continues from its weights.
 
-        On a cluster every worker calls it with its share of the data, as in ``reader.split(store.rank,
-        store.num_workers)``, and returns when all have ended; or with a split at a time, in a loop over
-        ``store.splits(reader)``. Each batch is a clock. ``valid`` is measured by every worker that has it, and metrics
-        and history are those of the worker's own share.
+        On a cluster every worker calls it, either with a fixed split of the data,
+        ``reader.split(store.rank, store.num_workers)``, and returns when all have ended, or once for each split of a
+        loop over ``store.splits(reader)``. Each batch is a clock. ``valid`` is measured by every worker that passes it,
+        and metrics and history are those of the worker's own data.
 
         Parameters
         ----------
         data : Reader, iterable of Batch, array, sparse matrix or frame
-            Batches are iterated once for each pass. Of an array or a sparse matrix of shape (n, columns) the number of
-            a column is its key, as in libsvm text. A frame of pandas or polars, or whatever hands out an Arrow stream,
-            has the keys of `shoal.read_arrow`.
+            Batches are iterated once for each pass. In an array or a sparse matrix of shape (n, columns) the number of
+            a column is its key, as in libsvm text. A frame of pandas or polars, or any object with an Arrow stream, has
+            the keys of `shoal.read_arrow`.
         y : array-like of shape (n,), optional
             Labels of an array, or of a frame: of two classes, which `classes_` remembers.
         label : str, optional
@@ -239,11 +239,11 @@ class Model(LinearWeights, SavedModel):
         sample_weight : array-like of shape (n,), optional
             How often each row of an array or a frame counts, 0 or more.
         class_weight : dict or "balanced", optional
-            How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", of arrays and frames, lets
-            both weigh as much altogether. Multiplies other weights; metrics of the pass count it too.
+            How much an example of each class weighs, as in ``{0: 1.0, 1: 5.0}``; "balanced", for arrays and frames,
+            gives both classes the same total weight. Multiplies other weights, also in the metrics of the pass.
         categorical, numeric, interactions : list, optional
             Columns of a frame, as `shoal.read_arrow` takes them. With none of them given, columns of floating-point
-            numbers are numeric and all others are categories; a model that has learned before takes what it had.
+            numbers are numeric and all others are categories; a fitted model uses its earlier columns.
         batch_size : int, optional
             Examples of a step on an array or a frame; default: 8192.
         epochs : int, optional
@@ -251,45 +251,45 @@ class Model(LinearWeights, SavedModel):
         valid : Reader, iterable of Batch, or pair of X and y, optional
             Measured after every pass; the result is in ``history.passes``.
         shuffle : bool or int, optional
-            Batches in a buffer in which examples change places, another way in each pass; True is 16, False leaves the
-            order as it is. The buffer is held twice. Several files of a `Reader` are read in another order each pass.
-            Default: False; True of an array or a frame.
+            Batches in the shuffle buffer, whose examples are permuted differently in each pass; True is 16, False keeps
+            the order. Takes the memory of two buffers. Several files of a `Reader` are read in another order in each
+            pass. Default: False; True for an array or a frame.
         negative_rate : float
-            Share of the negatives to learn from, above 0 up to 1; each then weighs 1 / rate as much.
+            Fraction of the negatives to learn from, above 0, at most 1; their weight is multiplied by 1 / rate.
         warm_up : bool
             Cut batches into smaller ones, of 32 examples at first, until they are no more than a tenth of the examples
             that the model has learned from in all.
         seed : int
-            Of the shuffle and of the choice of negatives.
+            Seed of the shuffle and of the sampling of negatives.
         patience : int, optional
-            Stop when so many passes in a row were not better on ``valid`` than the best one, and go back to the weights
-            of that one. Not given: all epochs, and the last weights.
+            Stop after so many passes in a row without improvement on ``valid``, and restore the weights of the best
+            pass. Default: all epochs, and the last weights.
         min_delta : float
-            A pass is better if ``metric`` is by more than this.
+            The smallest change of ``metric`` that counts as an improvement.
         metric : {"logloss", "auc"}
-            What ``patience`` looks at.
+            The metric of ``patience``.
         progress : bool, int or float
-            True shows a bar on standard error: share of the bytes, examples/s, progressive log-loss and AUC. A number
-            writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since the
-            line before: an int every so many examples, a float whenever there are so many times as many (2.0: at the
-            powers of two).
+            True shows a bar on standard error: fraction of the bytes, examples/s, progressive log-loss and AUC. A
+            number writes lines instead, as Vowpal Wabbit does, with the mean loss since the start of the pass and since
+            the line before: an int every so many examples, a float whenever there are so many times as many (2.0: at
+            the powers of two).
         callbacks : function, Callback, or list of them, optional
             A function is called with a `shoal.models.FitProgress` after each pass; a `shoal.models.Callback` after each
-            batch too. An exception ends the fit; the model is whole.
+            batch too. An exception ends the fit; the model stays consistent.
         directory : path or URL, optional
-            Where checkpoints of the fit go, after each pass and after Ctrl-C or SIGTERM, and the model in the end:
-            whole at any moment, whatever kills the process. ``"s3://bucket/model"``, and whatever else fsspec opens
-            (extra: fsspec).
+            Directory of the checkpoints, which are written after each pass and after Ctrl-C or SIGTERM, and of the
+            model at the end. It is complete at any moment, also if the process is killed. ``"s3://bucket/model"`` and
+            other URLs that fsspec opens are allowed (extra: fsspec).
         checkpoint_every : int, optional
-            Write a checkpoint after so many batches too.
+            Batches between two checkpoints, besides one after each pass.
         resume : bool or "appended"
-            Go on with the fit whose checkpoint is in ``directory``, with the bits of one that was never stopped: pass
-            the same data and settings (more ``epochs`` may be). If there is none, begin. "appended" allows that files
-            have become longer and that more files stand behind them.
+            Resume the fit whose checkpoint is in ``directory``; the result is bit-identical to that of an uninterrupted
+            fit. Pass the same data and settings (``epochs`` may be larger). Without a checkpoint a fit begins.
+            "appended" allows that files have grown and that files were added at the end of the list.
         overwrite : bool
             Whether to replace a model that is in ``directory``.
         storage_options : mapping, optional
-            Of the file system that a URL is opened by: see `shoal.Store.save`.
+            Options of the file system of a URL: see `shoal.Store.save`.
 
         Returns
         -------
@@ -299,27 +299,27 @@ class Model(LinearWeights, SavedModel):
         Raises
         ------
         KeyboardInterrupt
-            Ctrl-C or SIGTERM, at the end of the batch at hand: the model is whole, may be used, saved and fitted on. A
-            second one does not wait for the batch. SIGTERM does so in the main thread, where the program has no
-            handler for it; if the error is not caught, the process ends with status 143.
+            Ctrl-C or SIGTERM, at the end of the current batch: the model is consistent and may be used, saved and
+            fitted further. A second one does not wait for the batch. SIGTERM is handled in the main thread, if the
+            program has no handler for it; if the error is not caught, the process ends with status 143.
         ImportError
-            A frame, and pyarrow is not installed (extra ``arrow``).
+            The data is a frame, and pyarrow is not installed (extra ``arrow``).
         TypeError, ValueError
             Labels are missing or not of two classes, lengths differ, a number is not finite.
         ValueError
-            A malformed line, unless the reader skips them: the batches before it have been learned from. Or the fit in
-            ``directory`` is over, or was begun with other settings or data; or there is a model.
+            A line is malformed and the reader does not skip it: the batches before it have been learned from. Or the
+            fit in ``directory`` has finished, or was begun with other settings or data; or there is a model.
         CorruptionError
             A file in ``directory`` is missing, cut short or changed.
         SaveConflictError
-            Another process has written there while a checkpoint was written. That one stays.
+            Another process wrote to ``directory`` while a checkpoint was written. Its checkpoint stays.
         StorageError
             A file cannot be written or read: the message names it. The checkpoint before it stays.
 
         Notes
         -----
-        ``patience`` writes the best weights to a temporary directory (``TMPDIR``): as many bytes as the rows take,
-        after each pass that is better than all before, but for the last.
+        ``patience`` writes the best weights to a temporary directory (``TMPDIR``), as many bytes as the rows take,
+        after each pass but the last that is better than all before.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Watching a pass over the data: a bar or lines."""
+"""Progress of a pass over the data: a bar or lines on standard error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from shoal.metrics import Accumulator, Progressive, ProgressiveLine
 
-_TERMINAL_SECONDS = 0.1  # between two looks of a bar
-_FILE_SECONDS = 10.0  # where standard error is no terminal, every look is kept
+_TERMINAL_SECONDS = 0.1  # between two updates of a bar
+_FILE_SECONDS = 10.0  # where standard error is not a terminal, and every update is a line
 
 
-class Bar:
+class ProgressBar:
     """A bar on standard error: share of the data, examples/s, progressive log-loss and AUC.
 
     Parameters
@@ -49,16 +49,16 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._look()
+            self._refresh()
             self._bar.close()
 
     def update(self) -> None:
-        """Show where the pass is, if the last look is long enough ago."""
+        """Update the bar, if the last update is long enough ago."""
         if self._bar is not None and time.perf_counter() >= self._next:
-            self._look()
+            self._refresh()
             self._next = time.perf_counter() + self._every
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if self._seen[0].examples == 0:
             return
         seen = min(self._seen, key=lambda one: one.logloss)
@@ -72,14 +72,14 @@ class Bar:
         )
 
 
-class Lines:
+class ProgressLines:
     """Lines on standard error as Vowpal Wabbit prints them: mean loss since the start and since the line before.
 
     Parameters
     ----------
     title : str
     seen : Accumulator
-        Filled by the one who learns.
+        Of the model that learns.
     every : int or float
         When a line is due: see `shoal.metrics.Progressive`.
     """
@@ -100,7 +100,7 @@ class Lines:
 
     def update(self) -> None:
         """Write a line, if one is due."""
-        self._write(self._due.look(self._seen))
+        self._write(self._due.update(self._seen))
 
     @staticmethod
     def _write(line: ProgressiveLine | None) -> None:
@@ -109,11 +109,13 @@ class Lines:
             sys.stderr.flush()
 
 
-def watch(title: str, reader: object, seen: Sequence[Accumulator], progress: bool | float) -> Bar | Lines:
-    """Return what shows how a pass goes: a bar (True), nothing (False), or lines (a number: see `Lines`).
+def show_progress(
+    title: str, reader: object, seen: Sequence[Accumulator], progress: bool | float
+) -> ProgressBar | ProgressLines:
+    """Show the progress of a pass: as a bar (True), not at all (False), or as lines (a number: see `ProgressLines`).
 
     ``seen`` has one accumulator for each model; lines show the first.
     """
     if isinstance(progress, bool):
-        return Bar(title, reader, seen, show=progress)
-    return Lines(title, seen[0], progress)
+        return ProgressBar(title, reader, seen, show=progress)
+    return ProgressLines(title, seen[0], progress)

@@ -46,7 +46,7 @@ from shoal.models.learner import FitObserver, FitState, Learner
 from shoal.models.model_trainer import BEGINNING, ModelTrainer
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import Plan
-from shoal.models.progress import watch
+from shoal.models.progress import show_progress
 from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
@@ -180,7 +180,7 @@ class _Run:
         complete = False
         try:
             with (
-                watch(title, source, [trainer.seen for trainer in trainers], self._progress) as bar,
+                show_progress(title, source, [trainer.seen for trainer in trainers], self._progress) as bar,
                 at_boundaries() as interrupted,
                 closing(first.prepared(self._batches(at, tracked))) as ready,
             ):
