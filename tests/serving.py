@@ -11,7 +11,7 @@ import numpy as np
 
 import shoal
 from shoal import cli
-from shoal.serve import Served, serve
+from shoal.serve import ServedModel, serve
 
 
 def sparse_data(rng, n=400):
@@ -31,7 +31,7 @@ def instances(batch, values=True):
 @contextlib.contextmanager
 def running(directory, **how):
     """Serve a directory in a thread: the port, and what is served."""
-    with Served(directory) as served:
+    with ServedModel(directory) as served:
         port, started, servers = [], threading.Event(), []
 
         def ready(host, number):

@@ -23,7 +23,7 @@ from oracle.text import bits, libsvm_row, rows_of, rows_of_batch
 from shoal.base.prefetch import _Channel, prefetch
 from shoal.data import Batch, read_criteo, read_libsvm
 from shoal.data.files import LocalFile
-from shoal.data.fill import Source, fill
+from shoal.data.fill import TextSource, fill
 from shoal.data.rows import LIBSVM
 from shoal.data.source import Lines
 from shoal.data.text import TextReader
@@ -85,7 +85,9 @@ def test_batches_do_not_depend_on_where_blocks_end(tmp_path_factory, lines, bloc
     path = tmp_path_factory.mktemp("blocks") / "x"
     path.write_bytes(data)
     source = Lines(LocalFile(str(path)), 0, 1, block_bytes=block, line_limit_bytes=1000)
-    parts = [part for part in fill([Source(0, source)], LIBSVM, batch_size, skip=True, reader_threads=threads) if part]
+    parts = [
+        part for part in fill([TextSource(0, source)], LIBSVM, batch_size, skip=True, reader_threads=threads) if part
+    ]
     batches = [batch for part in parts for batch, _ in part.batches]
     rows, malformed = rows_of(data, libsvm_row)
     assert bits([row for batch in batches for row in rows_of_batch(batch)]) == bits(rows)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oracle.text import integer_token, token_key
 from shoal.data.files import LocalFile
-from shoal.data.fill import Source, fill
+from shoal.data.fill import TextSource, fill
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
 from shoal.data.source import Lines
 
@@ -38,7 +38,7 @@ def read_back(folder, form, lines, block, size, threads):
     path = folder.mktemp("text") / "x"
     path.write_bytes(b"".join(lines))
     source = Lines(LocalFile(str(path)), block_bytes=block)
-    parts = fill([Source(0, source)], form, size, skip=False, reader_threads=threads)
+    parts = fill([TextSource(0, source)], form, size, skip=False, reader_threads=threads)
     rows = []
     for batch in (batch for part in parts if part for batch, _ in part.batches):
         values = np.ones(batch.nnz, np.float32) if batch.values is None else batch.values

@@ -83,7 +83,7 @@ def test_the_same_seed_draws_the_same_log_and_another_seed_another():
 def shown(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "out"
     lines = []
-    report = demo.run(out, examples=60_000, progress=False, say=lines.append)
+    report = demo.run(out, examples=60_000, progress=False, log_line=lines.append)
     return out, report, "\n".join(lines)
 
 
@@ -130,7 +130,7 @@ def test_there_is_a_picture_and_a_model_that_reproduces_the_numbers(shown, capsy
 def test_it_may_be_run_again_in_the_same_place(shown):
     out, report, _ = shown
     lines = []
-    again = demo.run(out, examples=2000, seed=1, progress=False, say=lines.append)
+    again = demo.run(out, examples=2000, seed=1, progress=False, log_line=lines.append)
     assert again.model == report.model
     assert sorted(os.listdir(out)) == ["learning_curve.png", "model", "planted_test.tsv", "planted_train.tsv"]
 
@@ -139,7 +139,7 @@ def test_a_real_file_is_cut_and_the_last_tenth_held_out(tmp_path, drawn):
     log = tmp_path / "mine.tsv"
     log.write_bytes(demo.criteo_text(demo.PlantedModel(4).draw(30_000, 0)))
     lines = []
-    report = demo.run(tmp_path / "out", data=str(log), data_format="criteo", progress=False, say=lines.append)
+    report = demo.run(tmp_path / "out", data=str(log), data_format="criteo", progress=False, log_line=lines.append)
     assert report.best is None
     assert report.train.examples + report.held_out.examples == 30_000
     assert 0.09 < report.held_out.examples / 30_000 < 0.13
@@ -160,7 +160,7 @@ def test_a_held_out_file_may_be_given(tmp_path):
         data_format="libsvm",
         valid=str(tmp_path / "b.libsvm"),
         progress=False,
-        say=lines.append,
+        log_line=lines.append,
     )
     assert report.held_out.examples == 3000
     assert report.held_out.auc == 1.0
@@ -171,7 +171,7 @@ def test_without_matplotlib_it_says_how_to_get_a_picture(tmp_path):
     code = (
         "import sys, pathlib; sys.modules['matplotlib.figure'] = None\n"
         "from shoal import demo\n"
-        f"report = demo.run(pathlib.Path({str(tmp_path / 'out')!r}), examples=2000, progress=False, say=print)\n"
+        f"report = demo.run(pathlib.Path({str(tmp_path / 'out')!r}), examples=2000, progress=False, log_line=print)\n"
         "assert report.picture is None"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from oracle.text import Malformed, nearest_float32
 from shoal import _reader
-from shoal.data.rows import Rows
+from shoal.data.rows import RowBuffer
 
 
 def parse(line: bytes, *, room: int = 64):
-    rows = Rows(4, valued=True)
+    rows = RowBuffer(4, valued=True)
     rows.keys, rows.values = np.empty(room, np.uint64), np.empty(room, np.float32)
     _, _, row, _, fault, _ = _reader.parse_libsvm(line + b"\n", 0, rows, False)
     nnz = rows.indptr[row]

@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn")
 pa = pytest.importorskip("pyarrow")
 
 from serving import ask, exported, instances, predict, running, sparse_data, trained  # noqa: E402
-from shoal.serve import Limits, Served  # noqa: E402
+from shoal.serve import Limits, ServedModel  # noqa: E402
 from shoal.serve.bodies import ARROW  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
@@ -300,7 +300,7 @@ def test_an_export_of_tables_is_no_model_to_serve(tmp_path, capsys):
 
 
 def test_nothing_is_pushed_into_an_export(tmp_path):
-    with Served(exported(trained(tmp_path / "m"), tmp_path / "e")) as served:
+    with ServedModel(exported(trained(tmp_path / "m"), tmp_path / "e")) as served:
         model = served.now.predictor
         with pytest.raises(ValueError, match="only read"):
             model.tables[0].push(np.array([1], np.uint64), np.ones(1, np.float32))

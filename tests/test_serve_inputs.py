@@ -17,7 +17,7 @@ from shoal import cli
 pytest.importorskip("starlette")
 pa = pytest.importorskip("pyarrow")
 
-from shoal.serve import Served  # noqa: E402
+from shoal.serve import ServedModel  # noqa: E402
 from shoal.serve.bodies import ARROW, JSON, TEXT, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, Limits, RequestError  # noqa: E402
@@ -285,7 +285,7 @@ dir = "{tmp_path / "m"}"
     with config.load(tmp_path / "m") as model:
         (batch,) = getattr(shoal, f"read_{form}")(tmp_path / "log").with_fields()
         want = model.predict_proba(batch)
-    with Served(tmp_path / "e") as served:
+    with ServedModel(tmp_path / "e") as served:
         asked = Asked(served.now.predictor)
         np.testing.assert_allclose(asked.instances(lines), want, rtol=1e-5)
         np.testing.assert_allclose(asked.predict("\n".join(lines).encode(), TEXT), want, rtol=1e-5)

@@ -26,7 +26,7 @@ pytest.importorskip("uvicorn")
 pa = pytest.importorskip("pyarrow")
 
 from serving import ask, exported, running, trained  # noqa: E402
-from shoal.serve import Limits, Served  # noqa: E402
+from shoal.serve import Limits, ServedModel  # noqa: E402
 from shoal.serve.bodies import ARROW, JSON, TEXT, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, RequestError, TooLargeError  # noqa: E402
@@ -74,7 +74,7 @@ def vw_model():
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_compressed_arrow_is_bounded_by_what_it_decodes_to(folder, codec):
-    with Served(folder) as served:
+    with ServedModel(folder) as served:
         model = served.now.predictor
         small = pa.table({"keys": pa.array([[7] * 1000], pa.list_(pa.uint64()))})
         assert decode(model, stream(small, compression=codec), ARROW).nnz == 1000

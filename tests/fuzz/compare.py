@@ -32,7 +32,7 @@ from oracle.text import (
 )
 from shoal import _reader
 from shoal.data.columns import CATEGORICAL, LABEL, NUMERIC, PASSED_OVER, WEIGHT, Bound
-from shoal.data.rows import CRITEO, Parse, Rows
+from shoal.data.rows import CRITEO, Parse, RowBuffer
 
 # What the slow parsers say is wrong, and how the messages about it begin.
 SAYS = {
@@ -239,7 +239,7 @@ def _creeping(twin: Twin, blocks: list[bytes], malformed: int, *, fielded: bool,
 
 
 def _batches(twin: Twin, text: bytes, size: int) -> list:
-    rows = Rows(size, valued=twin.valued, weighted=twin.weighted)
+    rows = RowBuffer(size, valued=twin.valued, weighted=twin.weighted)
     view = memoryview(text)
     got, end = [], 0
     while end < len(text):

@@ -16,7 +16,7 @@ from shoal.cli.train import clustered, is_over, open_store, pass_lines, progress
 if TYPE_CHECKING:
     from shoal.data import Reader
     from shoal.torch.config import Config
-    from shoal.torch.logs import Writer
+    from shoal.torch.logs import LogWriter
     from shoal.torch.trainer import ClickModel
 
 EXAMPLES = """\
@@ -127,11 +127,11 @@ def _reader(config: Config, files: list[str]) -> Reader:
     return open_reader(files, data.format, how, config.schema())
 
 
-def _writers(config: Config, *, resume: bool) -> list[Writer]:
+def _writers(config: Config, *, resume: bool) -> list[LogWriter]:
     from shoal.storage.open import open_dir
     from shoal.torch.logs import MLflow, TensorBoard
 
-    writers: list[Writer] = []
+    writers: list[LogWriter] = []
     if config.logging.tensorboard is not None:
         name = str(open_dir(config.output.dir or "run")).rstrip("/").rpartition("/")[2] or "run"
         writers.append(TensorBoard(config.logging.tensorboard, name, resume=resume))

@@ -52,7 +52,7 @@ def demo(arguments: argparse.Namespace) -> Answer:
             seed=arguments.seed,
             threads=arguments.threads,
             progress=not arguments.quiet,
-            say=nothing if arguments.json or arguments.quiet else say,
+            log_line=nothing if arguments.json or arguments.quiet else say,
         )
     import msgspec
 

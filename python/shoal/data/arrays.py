@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.arrow import TableReader, Tables, pyarrow, table_of
+from shoal.data.arrow import ArrowSource, TableReader, pyarrow, table_of
 from shoal.data.batch import DEFAULT_BATCH_SIZE, Batch
 from shoal.data.columns import Columns
 from shoal.data.settings import Settings
@@ -179,7 +179,7 @@ class FrameReader(TableReader):
             lists=schema.get("lists", {}),
             interactions=schema.get("interactions", ()),
         )
-        file = Tables(table, name=_kind_of(frame))
+        file = ArrowSource(table, name=_kind_of(frame))
         super().__init__((file,), "arrow", columns, Settings(batch_size))
         asked = columns.schema()
         self._schema = {name: asked[name] for name in asked if name not in ("label", "weight")}

@@ -52,7 +52,7 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-class Tables:
+class ArrowSource:
     """An object in memory that hands out an Arrow stream of itself: a `File` of rows.
 
     What has a length can be read again; a stream has one pass.
@@ -105,7 +105,7 @@ class TableReader(Reader):
     Parameters
     ----------
     files : tuple of File
-        Parquet, or one `Tables`.
+        Parquet, or one `ArrowSource`.
     name : str
         Of the format.
     columns : Columns
@@ -159,7 +159,7 @@ class TableReader(Reader):
     def _tables(self, split: FileSplit) -> Iterator[tuple[int, float, Any]]:
         """Yield record batches: the number of the first row, which part of all rows was seen, and the batch."""
         file = split.file
-        read = _in_memory if isinstance(file, Tables) else _parquet
+        read = _in_memory if isinstance(file, ArrowSource) else _parquet
         tables = read(file, functools.partial(self._columns.kinds_of, labelled=self._labelled))
         total = next(tables)
         if total is None:

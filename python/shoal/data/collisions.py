@@ -26,7 +26,7 @@ BITS = (18, 22, 24)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
+class CellCounts:
     """A sample's features in a table of 2^bits rows.
 
     Attributes
@@ -65,7 +65,7 @@ class Audit:
         Keys that several texts have, and the texts.
     expected : float
         Pairs of texts that are expected to share a key of 64 bits: n (n - 1) / 2^65.
-    cells : tuple of Cells
+    cells : tuple of CellCounts
         For each number of bits that was asked for.
     """
 
@@ -75,10 +75,10 @@ class Audit:
     keys: int
     shared: dict[int, tuple[str, ...]]
     expected: float
-    cells: tuple[Cells, ...]
+    cells: tuple[CellCounts, ...]
 
 
-class _Witness(FeatureNames):
+class _CollisionFinder(FeatureNames):
     """Names that remember every text of a key, not the first alone."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int
     for some in bits:
         if not 1 <= some <= 63:
             raise ValueError(f"bits holds {some}: pass 1 to 63")
-    witness = _Witness()
+    witness = _CollisionFinder()
     read = 0
     parts = [np.empty(0, np.uint64)]
     for batch in reader.with_names(witness):
@@ -158,12 +158,12 @@ def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int
     )
 
 
-def _cells(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64], bits: int) -> Cells:
+def _cells(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64], bits: int) -> CellCounts:
     if len(keys) == 0:
-        return Cells(bits=bits, sharing=0, distinct_share=0.0, feature_share=0.0, expected_share=0.0)
+        return CellCounts(bits=bits, sharing=0, distinct_share=0.0, feature_share=0.0, expected_share=0.0)
     _, cell, size = np.unique(_core.mix(keys) >> np.uint64(64 - bits), return_inverse=True, return_counts=True)
     shares = size[cell] > 1
-    return Cells(
+    return CellCounts(
         bits=bits,
         sharing=int(shares.sum()),
         distinct_share=float(shares.mean()),

@@ -30,7 +30,7 @@ MISSING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundColumns:
     """Columns found in a file: what `shoal._reader.parse_csv` calls ``columns``.
 
     Parameters
@@ -50,7 +50,7 @@ class Bound:
         Cells that hold nothing.
     positive : bytes or None
         The label that counts as 1; None: labels are numbers.
-    unlabelled : Bound or None
+    unlabelled : BoundColumns or None
         Columns of a line that lacks the label, where labels are not read and there is no header that names one.
     """
 
@@ -62,7 +62,7 @@ class Bound:
     list_separator: int
     missing: tuple[bytes, ...]
     positive: bytes | None
-    unlabelled: Bound | None = None
+    unlabelled: BoundColumns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +164,9 @@ class Columns:
 
     def bind(
         self, names: Sequence[str], separator: str, list_separator: str, missing: Iterable[str], *, labelled: bool
-    ) -> Bound:
+    ) -> BoundColumns:
         """Find the columns in a file of text."""
-        return Bound(
+        return BoundColumns(
             tuple(names),
             np.array(self.kinds_of(names, labelled=labelled), np.uint8),
             np.array([field_of(name) for name in names], np.uint64),

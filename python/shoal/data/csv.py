@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal import _reader
-from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, Bound, Columns
+from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns, Columns
 from shoal.data.names import decoded
-from shoal.data.rows import Format, Parse, Rows
+from shoal.data.rows import Format, Parse, RowBuffer
 
 _NO_SEPARATORS = '"\r\n+-.'
 _BOM = "\ufeff"
@@ -47,10 +47,10 @@ class _Header:
             bound = replace(bound, unlabelled=self._bind(others, labelled=False))
         return self._parser(bound)
 
-    def _bind(self, names: Sequence[str], *, labelled: bool) -> Bound:
+    def _bind(self, names: Sequence[str], *, labelled: bool) -> BoundColumns:
         return self.columns.bind(names, self.separator, self.list_separator, self.missing, labelled=labelled)
 
-    def _parser(self, bound: Bound) -> Parse:
+    def _parser(self, bound: BoundColumns) -> Parse:
         names = bound.names
         for name, number, kind in zip(names, bound.fields.tolist(), bound.kinds.tolist(), strict=True):
             if kind == LIST:
@@ -69,7 +69,9 @@ class _Header:
         return f"{self.categorical[field]}={decoded(cell)}"
 
 
-def _parse(columns: Bound, text: memoryview, start: int, rows: Rows, skip: bool) -> tuple[int, int, int, int, int, int]:
+def _parse(
+    columns: BoundColumns, text: memoryview, start: int, rows: RowBuffer, skip: bool
+) -> tuple[int, int, int, int, int, int]:
     return _reader.parse_csv(text, start, rows, columns, skip)
 
 

@@ -27,7 +27,7 @@ _BLOCK_ROWS = 1 << 30  # more than a block has
 _BLOCKS_AHEAD = 2  # for each thread
 
 
-class Source(NamedTuple):
+class TextSource(NamedTuple):
     """A file, or a split of it, among those that a pass reads.
 
     Parameters
@@ -47,7 +47,7 @@ class Source(NamedTuple):
 
 
 def fill(
-    sources: Iterable[Source],
+    sources: Iterable[TextSource],
     form: Format,
     batch_size: int,
     skip: bool,
@@ -58,7 +58,7 @@ def fill(
 
     Parameters
     ----------
-    sources : iterable of Source
+    sources : iterable of TextSource
         Where from, in order.
     form : Format
         What the lines are.
@@ -90,7 +90,7 @@ def fill(
     return _direct(sources, form, batch_size, skip, begin)
 
 
-def _direct(sources: Iterable[Source], form: Format, batch_size: int, skip: bool, begin: Cursor) -> BatchGroups:
+def _direct(sources: Iterable[TextSource], form: Format, batch_size: int, skip: bool, begin: Cursor) -> BatchGroups:
     rows = form.rows(begin.rows or batch_size)
     dropping = begin.rows > 0
     skipped = begin.skipped
@@ -145,7 +145,7 @@ class _ParsedBlock(NamedTuple):
 class _PendingBlock(NamedTuple):
     """A block that is being parsed."""
 
-    source: Source
+    source: TextSource
     offset: int
     passed: int
     fraction: float
@@ -162,11 +162,11 @@ class _ParallelParser:
         self._drop = begin.rows
         self._skipped = begin.skipped
         self._queue = BatchQueue()
-        self._source: Source | None = None
+        self._source: TextSource | None = None
         self._line = 1
         self._cursor = begin
 
-    def batch_groups(self, sources: Iterable[Source], threads: int) -> BatchGroups:
+    def batch_groups(self, sources: Iterable[TextSource], threads: int) -> BatchGroups:
         fraction = 0.0
         waiting: deque[_PendingBlock] = deque()
         with ThreadPoolExecutor(threads, "shoal parser") as pool, contextlib.ExitStack() as stack:
@@ -194,7 +194,7 @@ class _ParallelParser:
         yield BatchGroup(rest, self._skipped, 1.0)
 
     def _submit(
-        self, pool: ThreadPoolExecutor, parse: Parse | None, source: Source, block: Block, fraction: float
+        self, pool: ThreadPoolExecutor, parse: Parse | None, source: TextSource, block: Block, fraction: float
     ) -> _PendingBlock:
         text = bytes(block.text)  # which the next block overwrites
         parsed = pool.submit(_parse, parse, self._form, text, self._skip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.data.arrow import TableReader, Tables
+from shoal.data.arrow import ArrowSource, TableReader
 from shoal.data.batch import DEFAULT_BATCH_SIZE
 from shoal.data.columns import Columns
 from shoal.data.criteo import column_of
@@ -540,7 +540,7 @@ def read_arrow(
         lists=lists or {},
         interactions=interactions,
     )
-    return TableReader((Tables(data),), "arrow", columns, Settings(batch_size, names=names))
+    return TableReader((ArrowSource(data),), "arrow", columns, Settings(batch_size, names=names))
 
 
 def _whole(name: Field) -> int:

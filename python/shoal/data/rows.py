@@ -1,4 +1,4 @@
-"""Rows: the arrays that a parser fills, block after block, and the description of a format.
+"""RowBuffer: the arrays that a parser fills, block after block. Format: the description of a format.
 
 The arrays grow as needed. A batch is a copy of their contents or, where they are large and nearly full, the arrays
 themselves. So a batch ends at its number of rows and not at the end of a block, and it owns its memory.
@@ -23,7 +23,7 @@ _FIRST_ROWS = 1 << 10
 _FIRST_KEYS = 1 << 16
 
 
-class Rows:
+class RowBuffer:
     """The arrays that are being filled: what `shoal._reader` calls ``arrays``.
 
     Parameters
@@ -143,10 +143,10 @@ def _longer(array: NDArray[Scalar], size: int) -> NDArray[Scalar]:
     return larger
 
 
-Parse = Callable[[memoryview, int, Rows, bool], tuple[int, int, int, int, int, int]]
+Parse = Callable[[memoryview, int, RowBuffer, bool], tuple[int, int, int, int, int, int]]
 
 
-def _parse_criteo(text: memoryview, start: int, rows: Rows, skip: bool) -> tuple[int, int, int, int, int, int]:
+def _parse_criteo(text: memoryview, start: int, rows: RowBuffer, skip: bool) -> tuple[int, int, int, int, int, int]:
     table = buckets()
     return _reader.parse_criteo(text, start, rows, table.floors, table.cells, table.numbers, skip)
 
@@ -197,9 +197,9 @@ class Format:
     labelled: bool = True
     of_labels: Callable[[], Format] | None = None
 
-    def rows(self, most: int) -> Rows:
+    def rows(self, most: int) -> RowBuffer:
         """Make the arrays of a pass in batches of ``most`` rows."""
-        return Rows(
+        return RowBuffer(
             most,
             valued=self.valued,
             weighted=self.weighted,

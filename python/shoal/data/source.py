@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from shoal.data.files import File, Opened
-from shoal.data.unpack import HEAD_BYTES, Unpacked, kind_of
+from shoal.data.unpack import HEAD_BYTES, DecompressedStream, kind_of
 
 BLOCK_BYTES = 1 << 18
 LINE_LIMIT_BYTES = 16 << 20
@@ -125,7 +125,7 @@ class Lines:
             kind = kind_of(file.read(HEAD_BYTES))
             file.seek(0)
             if kind is not None:
-                yield from self._stripes(Unpacked(file, kind, self.file.name), size)
+                yield from self._stripes(DecompressedStream(file, kind, self.file.name), size)
             elif size:
                 yield from self._range(
                     file, size * self._rank // self._num_splits, size * (self._rank + 1) // self._num_splits
@@ -201,7 +201,7 @@ class Lines:
             front += data
         whole = _Prefixed(front, file)
         kind = kind_of(front)
-        yield from self._stripes(whole if kind is None else Unpacked(whole, kind, self.file.name), None)
+        yield from self._stripes(whole if kind is None else DecompressedStream(whole, kind, self.file.name), None)
 
     def _stripes(self, stream: _Stream, size: int | None) -> Iterator[Block]:
         """Yield every `num_splits`-th block of a text whose length is not known."""

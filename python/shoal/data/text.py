@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.data.files import File, Wheres, files_of
-from shoal.data.fill import Source, fill
+from shoal.data.fill import TextSource, fill
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
 from shoal.data.rebatch import BatchGroups
@@ -81,10 +81,10 @@ class TextReader(Reader):
         with file.open() as opened:
             return kind_of(opened.read(HEAD_BYTES) or b"") is None
 
-    def _sources(self) -> Iterator[Source]:
+    def _sources(self) -> Iterator[TextSource]:
         begin = self._settings.begin
         headed = self._form.header is not None
         for split in self._file_splits():
             start = begin.offset if split.number == begin.file else 0
             lines = Lines(split.file, split.rank, split.num_splits, start=start, headed=headed)
-            yield Source(split.number, lines, split.before, split.fraction)
+            yield TextSource(split.number, lines, split.before, split.fraction)

@@ -23,12 +23,12 @@ def kind_of(head: bytes) -> str | None:
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
-class _Packed(Protocol):
+class _CompressedFile(Protocol):
     def read(self, size: int, /) -> bytes: ...
     def tell(self) -> int: ...
 
 
-class _Engine(Protocol):
+class _Decompressor(Protocol):
     """What zlib, bz2 and lzma have in common."""
 
     @property
@@ -38,18 +38,18 @@ class _Engine(Protocol):
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-class Unpacked:
+class DecompressedStream:
     """What a compressed file holds, all of its streams one behind the other, some bytes at a time.
 
     Half as fast again as the file objects of the standard library, whose buffers are small, and an end in the middle
     of a stream is distinguished from damage.
     """
 
-    def __init__(self, file: _Packed, kind: str, path: str) -> None:
+    def __init__(self, file: _CompressedFile, kind: str, path: str) -> None:
         self._file = file
         self._kind = kind
         self._path = path
-        self._engine: _Engine | None = None
+        self._engine: _Decompressor | None = None
         self._packed = b""  # read, and not yet given to the engine
 
     def consumed(self) -> int:
@@ -91,14 +91,14 @@ class Unpacked:
                 return len(text)
 
 
-def _engine(kind: str) -> _Engine:
+def _engine(kind: str) -> _Decompressor:
     if kind == "gzip":
         return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     if kind == "bzip2":
         return bz2.BZ2Decompressor()
     if kind == "xz":
         return lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
-    engine: _Engine = _zstd().ZstdDecompressor()
+    engine: _Decompressor = _zstd().ZstdDecompressor()
     return engine
 
 

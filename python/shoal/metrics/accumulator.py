@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from shoal.metrics.checked import checked
 from shoal.metrics.exact import Metrics, losses, probabilities, ratio, weighted_sum
-from shoal.metrics.ordered import Curves, Ordered
+from shoal.metrics.ordered import Curves, ScoreGroups
 
 LIMIT = 16.0
 BITS = 16
@@ -338,12 +338,12 @@ class Accumulator:
     def _sums(self) -> tuple[ExactSum, ...]:
         return self._weight, self._positive_weight, self._loss, self._probability
 
-    def _ordered(self) -> Ordered:
+    def _ordered(self) -> ScoreGroups:
         """Return the bins with anything in them, each at its middle."""
         negative, positive = self._counts.reshape(2, -1)[:, self._used.start : self._used.stop]
         filled = np.flatnonzero(negative + positive)
         middles = np.asarray((filled + (self._used.start + 0.5)) * (2 * LIMIT / (1 << self.bits)) - LIMIT, np.float64)
-        return Ordered(middles, positive[filled], negative[filled])
+        return ScoreGroups(middles, positive[filled], negative[filled])
 
 
 def _whole(value: object, name: str) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shoal.base import notebook
 from shoal.base.plural import counted
 from shoal.metrics.checked import Floats, checked
-from shoal.metrics.ordered import Curves, Ordered, begins_of_runs
+from shoal.metrics.ordered import Curves, ScoreGroups, begins_of_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ def auc(labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | N
     0.8125
     """
     y, s, w = checked(labels, scores, weights, "scores")
-    return Ordered.of(y, s, w).auc()[1]
+    return ScoreGroups.of(y, s, w).auc()[1]
 
 
 def gauc(
@@ -357,7 +357,7 @@ def measure_with_curves(
 ) -> tuple[Metrics, Curves]:
     """All metrics and the curves, from one sort: see `measure` and `curves`."""
     y, a, w = checked(labels, margins, weights, "margins")
-    ordered = Ordered.of(y, a, w)
+    ordered = ScoreGroups.of(y, a, w)
     total = float(len(y)) if w is None else float(np.sum(w))
     positive = weighted_sum(y, w)
     metrics = Metrics(

@@ -77,7 +77,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class ScoreGroups:
     """Groups of equal score, ascending."""
 
     scores: Floats
@@ -85,7 +85,7 @@ class Ordered:
     negative: Sums
 
     @classmethod
-    def of(cls, labels: Floats, scores: Floats, weights: Floats | None) -> Ordered:
+    def of(cls, labels: Floats, scores: Floats, weights: Floats | None) -> ScoreGroups:
         """Sort examples: O(n log n) time, about 40 bytes an example."""
         if weights is not None and not np.all(weights > 0):
             there = np.flatnonzero(weights)
@@ -113,7 +113,7 @@ class Ordered:
         is weighted and there are less than 2^31 examples.
         """
         if self.positive.dtype == np.int64 and int(self.positive.sum()) + int(self.negative.sum()) >= _MOST_EXACT:
-            return Ordered(self.scores, self.positive.astype(np.float64), self.negative.astype(np.float64)).auc()
+            return ScoreGroups(self.scores, self.positive.astype(np.float64), self.negative.astype(np.float64)).auc()
         pairs = self.positive.sum().item() * self.negative.sum().item()
         if not pairs > 0:
             return math.nan, math.nan, math.nan

@@ -237,7 +237,7 @@ class _Examples:
         block.margins = margins
 
 
-class _Run:
+class _Solver:
     """One fit."""
 
     def __init__(self, model: Model, solver: DBPG, whole: Batch) -> None:
@@ -268,17 +268,17 @@ class _Run:
         """The margins of the examples."""
         return self._examples.margins
 
-    def one_pass(self, *, everything: bool, look_up: Callable[[], None]) -> float:
-        """Make an iteration for each block, with `look_up` after each; returns the violation, of all workers."""
+    def one_pass(self, *, everything: bool, check_interrupt: Callable[[], None]) -> float:
+        """Make an iteration for each block; call ``check_interrupt`` after each. Returns the total violation."""
         self._violation = 0.0
         for block in self._examples.blocks:
-            self._see(self._solver.delay)
+            self._receive(self._solver.delay)
             self._iterate(block, everything=everything)
-            look_up()
-        self._see(0)
+            check_interrupt()
+        self._receive(0)
         return float(self._coordinator.gather(self._violation).sum())
 
-    def _see(self, left: int) -> None:
+    def _receive(self, left: int) -> None:
         """Take in the oldest updates, until no more than `left` are under way."""
         while len(self._waiting) > left:
             block, chosen, handle = self._waiting.popleft()
@@ -327,15 +327,15 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
         )
     begin_fit([model], reader, valid, plan)
     batches = list(plan.batches(reader, 0, model.examples))
-    whole = joined(batches) if batches else _nothing()
-    run = _Run(model, solver, whole)
+    whole = joined(batches) if batches else _empty_batch()
+    run = _Solver(model, solver, whole)
     first = share = 0.0
     everything, converged, passes = True, False, 0
     with ExitStack() as stack:
         trainer = ModelTrainer(model, plan, stack)
         interrupted = stack.enter_context(at_boundaries())
 
-        def look_up() -> None:
+        def check_interrupt() -> None:
             if (interrupt := interrupted()) is not None:
                 raise interrupt
 
@@ -343,7 +343,7 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
             trainer.begin()
             complete = False
             try:
-                violation = run.one_pass(everything=everything, look_up=look_up)
+                violation = run.one_pass(everything=everything, check_interrupt=check_interrupt)
                 trainer.record_examples(whole, run.margins)
                 complete = True
             finally:
@@ -362,6 +362,6 @@ def fit(model: Model, solver: DBPG, reader: Iterable[Batch], valid: Iterable[Bat
     return SolverResult(passes, converged, share, run.sent, run.passed_over)
 
 
-def _nothing() -> Batch:
+def _empty_batch() -> Batch:
     """Make a batch of no examples: a worker without any takes part all the same."""
     return Batch(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.uint64), None)

@@ -18,13 +18,13 @@ from shoal.data import Batch, Reader
 from shoal.data.rebatch import joined_or_none
 from shoal.metrics import Curves, GroupedAUC, Metrics, gauc, measure_with_curves
 from shoal.models import preprocessing
-from shoal.models.learner import Floats, Predicts
+from shoal.models.learner import Evaluable, Floats
 from shoal.models.sources import check_iterable, why_empty
 
-__all__ = ["Measured", "Predictions", "measure", "predictions"]
+__all__ = ["Evaluation", "Predictions", "measure", "predictions"]
 
 
-class Measured(NamedTuple):
+class Evaluation(NamedTuple):
     """How good a learner's predictions are; ``grouped`` is None without groups."""
 
     metrics: Metrics
@@ -41,7 +41,7 @@ class Predictions(NamedTuple):
     margins: list[Floats]
 
 
-def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[Measured]:
+def measure(models: Sequence[Evaluable], data: Batch | Iterable[Batch]) -> list[Evaluation]:
     """Measure models, which share a store and what they prepare of a batch, in one pass over the data."""
     batches = [data] if isinstance(data, Batch) else data
     check_iterable(batches, "data", passes=1)
@@ -56,7 +56,7 @@ def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[M
     if found.groups is not None:
         models[0].check_groups(found.groups)
     return [
-        Measured(
+        Evaluation(
             *measure_with_curves(found.labels, margins, found.weights),
             None if found.groups is None else gauc(found.labels, margins, found.groups, found.weights),
         )
@@ -64,7 +64,7 @@ def measure(models: Sequence[Predicts], data: Batch | Iterable[Batch]) -> list[M
     ]
 
 
-def predictions(models: Sequence[Predicts], batches: Iterable[Batch]) -> Predictions:
+def predictions(models: Sequence[Evaluable], batches: Iterable[Batch]) -> Predictions:
     """Return labels, weights, groups and each model's margins of all examples."""
     first = models[0]
     labels: list[npt.NDArray[np.float32]] = []

@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 Prepared = Any  # what a learner made of a batch ahead
 
 
-class Predicts(Protocol):
+class Evaluable(Protocol):
     """What the loop measures."""
 
     def check_fitted(self) -> None:
@@ -50,7 +50,7 @@ class Predicts(Protocol):
         """Raise ValueError if none of the examples has a group; ``groups`` as from `groups`."""
 
 
-class Learner(Predicts, Protocol):
+class Learner(Evaluable, Protocol):
     """What the loop trains."""
 
     @property

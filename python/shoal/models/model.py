@@ -249,7 +249,7 @@ class Model(LinearWeights, SavedModel):
         epochs : int, optional
             Passes over the data, at most. Default: 1, as is customary for click logs; 10 of an array or a frame.
         valid : Reader, iterable of Batch, or pair of X and y, optional
-            Measured after every pass; the result is in ``history.passes``.
+            Evaluated after every pass; the result is in ``history.passes``.
         shuffle : bool or int, optional
             Batches in the shuffle buffer, whose examples are permuted differently in each pass; True is 16, False keeps
             the order. Takes the memory of two buffers. Several files of a `Reader` are read in another order in each

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.data import Batch
 from shoal.metrics import Accumulator
-from shoal.models.evaluation import Measured
+from shoal.models.evaluation import Evaluation
 from shoal.models.history import Pass
 from shoal.models.learner import FitState, Floats, Learner, Prepared
 from shoal.models.plan import Plan
@@ -172,7 +172,7 @@ class ModelTrainer:
         if dropped := self.model.nonfinite_rows() - self._dropped:
             log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
 
-    def record_validation(self, found: Measured, *, last: bool) -> None:
+    def record_validation(self, found: Evaluation, *, last: bool) -> None:
         """Record how good the model is now; stop it if it has not become better for long enough."""
         passes = self.model.record.passes
         passes[-1] = replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shoal.data import Batch, Reader, hash_strings
 from shoal.data.interactions import field_of
-from shoal.models.learner import Predicts
+from shoal.models.learner import Evaluable
 
 __all__ = ["check_iterable", "check_stream", "check_valid", "feature_name", "fingerprint", "path_of", "why_empty"]
 
@@ -49,7 +49,7 @@ def check_stream(data: object) -> None:
         raise ValueError(f"no label of {data.path} is {positive!r}, which positive (--positive) names")
 
 
-def check_valid(model: Predicts, valid: Iterable[Batch]) -> None:
+def check_valid(model: Evaluable, valid: Iterable[Batch]) -> None:
     """Check before hours of training that there is something to measure, by the groups that the model wants.
 
     One batch is read, or those up to the first one with a group; data that can be read only once is not touched.

@@ -82,13 +82,13 @@ def train(
         begin_fit(models, reader, valid, plan, fingerprints=bool(observers))
     coordinator.begin()
     try:
-        _Run(models, reader, valid, plan, coordinator, progress, observers).passes(fit_state or BEGINNING)
+        _TrainingRun(models, reader, valid, plan, coordinator, progress, observers).passes(fit_state or BEGINNING)
     except BaseException:
         coordinator.abandon()
         raise
 
 
-class _Run:
+class _TrainingRun:
     """One call of `train`."""
 
     def __init__(

@@ -19,6 +19,6 @@ except ModuleNotFoundError as error:
     raise ImportError(f"shoal.serve takes {error.name}: pip install 'shoal[serve]'") from error
 
 from shoal.serve.limits import Limits
-from shoal.serve.served import Served
+from shoal.serve.served import ServedModel
 
-__all__ = ["Limits", "Served", "make_app", "serve"]
+__all__ = ["Limits", "ServedModel", "make_app", "serve"]

@@ -33,7 +33,7 @@ from shoal.serve.limits import Account, Budget, BusyError, Limits, RequestError,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.serve.served import Served
+    from shoal.serve.served import ServedModel
 
 __all__ = ["make_app", "serve"]
 
@@ -41,10 +41,10 @@ _SMALL = 8 << 10  # bytes of a body that is worth no thread
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
-class _Figures:
+class _Metrics:
     """The Prometheus metrics of one server."""
 
-    def __init__(self, served: Served, budget: Budget) -> None:
+    def __init__(self, served: ServedModel, budget: Budget) -> None:
         self.registry = CollectorRegistry()
         more: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("shoal_serve_requests", "Requests of predictions, by status", ["code"], **more)
@@ -71,12 +71,12 @@ def _json(what: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(what), status, media_type=JSON)
 
 
-def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
+def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
     """Make the application, an ASGI one, of a model that is open.
 
     Parameters
     ----------
-    served : Served
+    served : ServedModel
         Closed by its owner.
     limits : Limits, optional
         What requests may take. Those of connections and of time are kept by `serve`, or by the server that runs the
@@ -87,7 +87,7 @@ def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
     starlette.applications.Starlette
     """
     budget = Budget(limits or Limits())
-    figures = _Figures(served, budget)
+    figures = _Metrics(served, budget)
     large = asyncio.Semaphore(cores())  # more threads would take the event loop's share of the interpreter
 
     def predict_now(body: bytearray, content_type: str, accept: str, account: Account) -> Response:
@@ -176,7 +176,7 @@ def make_app(served: Served, *, limits: Limits | None = None) -> Starlette:
 
 
 def serve(
-    served: Served,
+    served: ServedModel,
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
@@ -189,7 +189,7 @@ def serve(
 
     Parameters
     ----------
-    served : Served
+    served : ServedModel
     host, port
         Where to listen; port 0 takes any that is free.
     reuse_port : bool

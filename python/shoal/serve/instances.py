@@ -337,14 +337,14 @@ class _LineRows:
         try:
             batch = parse_text(self.spec.lines, text)
         except MalformedLineError as error:
-            self._complain(error)
+            self._raise(error)
         if batch is None or len(batch) != len(self._lines):
             raise RequestError("a line without an example: leave out blank lines")
         numbers = np.array(self._numbers, np.int64)
         made = Examples(numbers, batch.indptr, batch.keys, batch.values, batch.fields)
         yield self.spec.batch(made, account, crossed=False)
 
-    def _complain(self, error: MalformedLineError) -> NoReturn:
+    def _raise(self, error: MalformedLineError) -> NoReturn:
         line, at = error.line, error.at
         begin = max(0, at - _EXCERPT // 2)
         shown = line[begin : begin + _EXCERPT].decode("utf-8", "backslashreplace")

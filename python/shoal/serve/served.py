@@ -1,4 +1,4 @@
-"""Served: the model of an export's version in place, and the swap to a newer one."""
+"""ServedModel: the model of an export's version in place, and the swap to a newer one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.serve.store import ExportStore
 if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
 
-__all__ = ["Model", "Served"]
+__all__ = ["Model", "ServedModel"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
     return Model(version.version, description["kind"], predictor, version, InputSpec(predictor))
 
 
-class Served:
+class ServedModel:
     """A model in place, and how it is replaced. A context manager that closes itself.
 
     Parameters

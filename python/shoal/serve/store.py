@@ -24,7 +24,7 @@ def _refuse() -> NoReturn:
     raise ValueError("an export is only read: train in a store, and export it again")
 
 
-class _FrozenShard:
+class _ExportShard:
     """The rows of an exported table, as a table asks for them."""
 
     def __init__(self, table: ExportTable) -> None:
@@ -75,7 +75,7 @@ class ExportStore(SingleProcessStore):
                 f"table {spec.name!r} is exported with dim {form.dim} and {form.init}({form.init_parameter}), and the "
                 f"model takes dim {spec.dim} and {spec.init}"
             )
-        return _FrozenShard(table)
+        return _ExportShard(table)
 
     @property
     def clock(self) -> int:

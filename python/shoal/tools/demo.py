@@ -13,7 +13,7 @@ so that the trainer can represent it, and nothing predicts better than it does. 
 the others have normal ones that shrink with the root of the category's rank, since an effect that is seen three times
 cannot be learned by anybody. Every effect is a pure function of (column, bucket or rank): no table of them exists.
 
-Nothing here prints: progress and results go to ``say``, a callable of one line.
+Nothing is printed: progress and results go to ``log_line``, a callable of one line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shoal.optim import FTRL
 from shoal.store.local import local
 
 Floats = npt.NDArray[np.float64]
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 # Settings of the demonstration: small batches learn more from one pass of a short log, see docs/training.md.
 BATCH_SIZE = 1024
@@ -61,7 +61,7 @@ _WINDOWS = 64  # in the picture: more of them show noise
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnLog:
     """Examples as drawn: what is written, and the margins that only the planted model knows."""
 
     labels: npt.NDArray[np.uint8]  # n
@@ -88,7 +88,7 @@ class PlantedModel:
             p = probabilities(margins + self._bias)
             self._bias -= (float(np.mean(p)) - _CLICKED) / float(np.mean(p * (1 - p)))
 
-    def draw(self, n: int, chunk: int) -> Drawn:
+    def draw(self, n: int, chunk: int) -> DrawnLog:
         """Draw examples: a pure function of the seed and the number of the chunk."""
         rng = np.random.default_rng([self._seed, chunk + 1])
         margins = np.full(n, self._bias)
@@ -112,7 +112,7 @@ class PlantedModel:
             # An odd factor modulo 2^32 is a bijection: no two categories of a column share a token.
             tokens[:, column] = (rank * np.uint64(0x9E3779B1) + np.uint64(column)).astype(np.uint32)
         labels = (rng.random(n) < probabilities(margins)).astype(np.uint8)
-        return Drawn(labels, integers, tokens, missing, margins)
+        return DrawnLog(labels, integers, tokens, missing, margins)
 
     def _uniform(self, column: int, rank: npt.NDArray[np.uint64], which: int) -> Floats:
         salt = _core.mix(np.array([self._seed * 1024 + column * 4 + which], np.uint64))
@@ -131,7 +131,7 @@ def buckets(v: npt.NDArray[np.int64]) -> Floats:
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8).reshape(256, 2)
 
 
-def criteo_text(drawn: Drawn) -> bytes:
+def criteo_text(drawn: DrawnLog) -> bytes:
     """Write examples as Criteo's lines: every column at its full width, the unused bytes 0, and the zeros dropped."""
     n = len(drawn.labels)
     digits = len(str(int(drawn.integers.max(initial=0))))
@@ -172,7 +172,7 @@ def write_log(path: Path, model: PlantedModel, examples: int, first_chunk: int) 
 # ---- a real file -----------------------------------------------------------------------------------------------------
 
 
-class _Part:
+class _Chunk:
     """The batches [begin, end) of a reader, as something to fit or evaluate on."""
 
     def __init__(self, reader: Reader, begin: int, end: int) -> None:
@@ -209,7 +209,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DemoReport:
     """What came out of the demonstration.
 
     Attributes
@@ -257,8 +257,8 @@ def run(
     seed: int = 0,
     threads: int | None = None,
     progress: bool = True,
-    say: Say,
-) -> Report:
+    log_line: LogLine,
+) -> DemoReport:
     """Draw a log (or take a real one), train one pass on it, measure, draw the learning curve.
 
     Parameters
@@ -280,28 +280,28 @@ def run(
         Of the store.
     progress : bool
         Show a bar on standard error.
-    say : callable
+    log_line : callable
         Takes the lines of the account.
 
     Returns
     -------
-    Report
+    DemoReport
     """
     if data is None and examples < BATCH_SIZE:
         raise ValueError(f"examples is {examples}: draw {BATCH_SIZE} or more")
     out.mkdir(parents=True, exist_ok=True)
     truth: tuple[npt.NDArray[np.uint8], Floats] | None = None
-    train: Reader | _Part
-    held_out: Reader | _Part
+    train: Reader | _Chunk
+    held_out: Reader | _Chunk
     if data is None:
-        train, held_out, truth = _planted(out, examples, seed, say)
+        train, held_out, truth = _planted(out, examples, seed, log_line)
         sources = {"train": str(out / "planted_train.tsv"), "held_out": str(out / "planted_test.tsv")}
     else:
-        train, held_out, sources = _real(data, data_format, valid, say)
+        train, held_out, sources = _real(data, data_format, valid, log_line)
 
     with local(threads=threads) as store:
         model = LogisticRegression(OPTIMIZER, store, seed=seed)
-        say(
+        log_line(
             f"training: FTRL(alpha={OPTIMIZER.alpha:g}, beta={OPTIMIZER.beta:g}, l1={OPTIMIZER.l1:g}), one pass in "
             f"batches of {BATCH_SIZE:,}"
         )
@@ -315,7 +315,7 @@ def run(
     best = measure(*truth) if truth else None
     entropy = _entropy(truth[1]) if truth else None
     picture = draw(out / "learning_curve.png", history, reached, best)
-    report = Report(
+    report = DemoReport(
         train=trained.metrics,
         held_out=reached,
         best=best,
@@ -331,32 +331,32 @@ def run(
         data=sources,
     )
     for line in account(report, history, data_format):
-        say(line)
+        log_line(line)
     return report
 
 
 def _planted(
-    out: Path, examples: int, seed: int, say: Say
+    out: Path, examples: int, seed: int, log_line: LogLine
 ) -> tuple[Reader, Reader, tuple[npt.NDArray[np.uint8], Floats]]:
     begin = time.perf_counter()
     held_out = max(1, examples // 6)
-    say(f"drawing {examples:,} + {held_out:,} examples from a planted model, as Criteo text")
+    log_line(f"drawing {examples:,} + {held_out:,} examples from a planted model, as Criteo text")
     planted = PlantedModel(seed)
     train_path, test_path = out / "planted_train.tsv", out / "planted_test.tsv"
     write_log(train_path, planted, examples, 0)
     truth = write_log(test_path, planted, held_out, 1 << 40)
     size = train_path.stat().st_size + test_path.stat().st_size
-    say(f"    {size / 1e6:,.0f} MB in {time.perf_counter() - begin:.1f} s: {train_path}, {test_path}")
+    log_line(f"    {size / 1e6:,.0f} MB in {time.perf_counter() - begin:.1f} s: {train_path}, {test_path}")
     return read_criteo(train_path, batch_size=BATCH_SIZE), read_criteo(test_path, batch_size=8 * BATCH_SIZE), truth
 
 
 def _real(
-    data: str, data_format: str, valid: str | None, say: Say
-) -> tuple[Reader | _Part, Reader | _Part, dict[str, str]]:
+    data: str, data_format: str, valid: str | None, log_line: LogLine
+) -> tuple[Reader | _Chunk, Reader | _Chunk, dict[str, str]]:
     read = READERS[data_format]
     reader = read(data, batch_size=BATCH_SIZE)
     if valid is not None:
-        say(f"training on {data}, holding out {valid}")
+        log_line(f"training on {data}, holding out {valid}")
         return reader, read(valid, batch_size=BATCH_SIZE), {"train": data, "held_out": valid}
     sizes = [len(batch) for batch in reader]
     if len(sizes) < 2:
@@ -366,10 +366,10 @@ def _real(
     ends = np.cumsum(sizes)
     cut = 1 + int(np.argmin(np.abs(ends[:-1] - 0.9 * ends[-1])))  # the batch boundary nearest to nine tenths
     said = f"the last {sum(sizes[cut:]):,} of {sum(sizes):,} examples"
-    say(f"training on the beginning of {data}, holding out {said}")
+    log_line(f"training on the beginning of {data}, holding out {said}")
     return (
-        _Part(reader, 0, cut),
-        _Part(reader, cut, len(sizes)),
+        _Chunk(reader, 0, cut),
+        _Chunk(reader, cut, len(sizes)),
         {"train": data, "held_out": f"{said} of {data}"},
     )
 
@@ -379,7 +379,7 @@ def _entropy(margins: Floats) -> float:
     return float(np.mean(p * np.logaddexp(0, -margins) + q * np.logaddexp(0, margins)))
 
 
-def account(report: Report, history: History, data_format: str) -> Iterator[str]:
+def account(report: DemoReport, history: History, data_format: str) -> Iterator[str]:
     """Tell what came out, line by line."""
     yield ""
     yield "progressive: each batch is predicted before it is learned from"

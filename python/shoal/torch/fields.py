@@ -130,8 +130,8 @@ class Fields:
         return len(self.names)
 
     @functools.cached_property
-    def _numbers(self) -> _Numbers:
-        return _Numbers(self)
+    def _numbers(self) -> _FieldNumbers:
+        return _FieldNumbers(self)
 
     @property
     def item_index(self) -> int | None:
@@ -196,7 +196,7 @@ class Fields:
         return out
 
 
-class _Numbers:
+class _FieldNumbers:
     """The fields as numbers, and where a feature of each goes."""
 
     def __init__(self, fields: Fields) -> None:

@@ -25,10 +25,10 @@ from shoal.models.learner import FitState
 from shoal.models.predictor import Predictor
 from shoal.storage.base import StorageDir
 
-__all__ = ["MLflow", "MetricsLogger", "TensorBoard", "Writer"]
+__all__ = ["LogWriter", "MLflow", "MetricsLogger", "TensorBoard"]
 
 
-class Writer(Protocol):
+class LogWriter(Protocol):
     """Where numbers go."""
 
     def settings(self, settings: Mapping[str, Any]) -> None:
@@ -183,12 +183,12 @@ class MetricsLogger:
     Parameters
     ----------
     model : ClickModel
-    writers : sequence of Writer
+    writers : sequence of LogWriter
     every : int
         Batches between two numbers.
     """
 
-    def __init__(self, model: Predictor, writers: Sequence[Writer], every: int) -> None:
+    def __init__(self, model: Predictor, writers: Sequence[LogWriter], every: int) -> None:
         if every < 1:
             raise ValueError(f"log_every is {every}: pass the batches between two numbers, 1 or more")
         self._model = model

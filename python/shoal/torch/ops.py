@@ -90,7 +90,7 @@ def _saved_value(lookup: Tensor) -> Any:
     return memory.what
 
 
-def _nothing() -> Tensor:
+def _empty() -> Tensor:
     return torch.empty(0)
 
 
@@ -120,7 +120,7 @@ def _(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tupl
 @torch.library.custom_op("shoal::embed_push", mutates_args=(), device_types="cpu")
 def _embed_push(grad: Tensor, lookup: Tensor, module: int) -> Tensor:
     _module(module).push_given(_saved_value(lookup), grad)
-    return _nothing()
+    return _empty()
 
 
 @_embed_push.register_fake
@@ -188,7 +188,7 @@ def _(
 @torch.library.custom_op("shoal::pool_push", mutates_args=(), device_types="cpu")
 def _pool_push(grad: Tensor, values: Tensor | None, lookup: Tensor, module: int) -> tuple[Tensor, Tensor]:
     slopes = _module(module).push_pooled(_saved_value(lookup), values, grad)
-    return _nothing(), _nothing() if slopes is None else slopes
+    return _empty(), _empty() if slopes is None else slopes
 
 
 @_pool_push.register_fake

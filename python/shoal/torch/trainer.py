@@ -48,7 +48,7 @@ from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.fields import Fields, Inputs, inputs
-from shoal.torch.logs import MetricsLogger, Writer
+from shoal.torch.logs import LogWriter, MetricsLogger
 from shoal.torch.models import DIN
 from shoal.torch.models.layers import Lookup
 from shoal.torch.pipeline import Pipeline
@@ -399,7 +399,7 @@ def train(
     directory: StoragePath | None = None,
     checkpoint_every: int | None = None,
     resume: Resume = False,
-    writers: Sequence[Writer] = (),
+    writers: Sequence[LogWriter] = (),
     log_every: int = 100,
     staleness: int = 0,
     storage_options: Mapping[str, Any] | None = None,
@@ -424,7 +424,7 @@ def train(
     resume : bool or "appended"
         Go on with the fit whose checkpoint is in ``directory``; if there is none, begin. "appended" allows that files
         have become longer and that more files stand behind them.
-    writers : sequence of Writer
+    writers : sequence of LogWriter
         Receive settings and metrics; closed by the caller.
     log_every : int
         Batches between two numbers of the progressive metrics.
@@ -479,7 +479,7 @@ def fit(
     progress: bool | float = True,
     checkpointer: FitCheckpointer | None = None,
     resume: Resume = False,
-    writers: Sequence[Writer] = (),
+    writers: Sequence[LogWriter] = (),
     log_every: int = 100,
 ) -> None:
     """Train a click model; see `train`."""

@@ -126,7 +126,7 @@ def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Own:
+class _KindSections:
     """What only this kind of model has."""
 
     rule: str
@@ -135,9 +135,9 @@ class _Own:
     weights: list[tuple[str, float]] = field(default_factory=list)
 
 
-def _of_model(model: Model, names: Mapping[int, str], top: int) -> _Own:
+def _of_model(model: Model, names: Mapping[int, str], top: int) -> _KindSections:
     largest, weights = model.top(top, names=names)
-    return _Own(
+    return _KindSections(
         rule=_rule(model.optimizer),
         settings=[("bias", f"{model.bias:.4f}" if model.has_bias else "no")],
         nonzero=sum(int(np.count_nonzero(rows)) for _, rows in model.table.items()) - (model.bias != 0),
@@ -145,10 +145,10 @@ def _of_model(model: Model, names: Mapping[int, str], top: int) -> _Own:
     )
 
 
-def _of_click(model: ClickModel) -> _Own:
+def _of_click(model: ClickModel) -> _KindSections:
     made_by = model.made_by
     network = dict(made_by["model"])
-    return _Own(
+    return _KindSections(
         rule=str(network.pop("name")),
         settings=[
             *((name.replace("_", " "), str(value)) for name, value in network.items()),
