@@ -182,7 +182,7 @@ def test_the_commands_take_urls(there: There, tmp_path: Path, monkeypatch: Any, 
 
 def test_a_model_is_served_from_s3(there: There, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     pytest.importorskip("starlette")
-    from shoal.serve import Served
+    from shoal.serve import ServedModel
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", there.how["endpoint_url"])
     with shoal.LogisticRegression() as model:
@@ -190,7 +190,7 @@ def test_a_model_is_served_from_s3(there: There, tmp_path: Path, monkeypatch: An
             model.table.assign(KEYS, np.full(500, float(version), np.float32))
             model.save(tmp_path / version)
     assert cli.main(["export", str(tmp_path / "1"), there.at("1")]) == 0
-    with Served(there.url, cache=there.cache, storage_options=there.how) as served:
+    with ServedModel(there.url, cache=there.cache, storage_options=there.how) as served:
         assert served.now.version == 1
         assert served.now.exported.directory.is_relative_to(there.cache)
         assert cli.main(["export", str(tmp_path / "2"), there.at("2")]) == 0

@@ -125,7 +125,7 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
         for dtype in ("float32", "float16"):
             export = tmp_path / dtype
             assert cli.main(["export", str(tmp_path / "m"), str(export), "--dtype", dtype, "--quiet"]) == 0
-            with served.Served(export) as now:
+            with served.ServedModel(export) as now:
                 found = now.now.predictor.predict_proba(reader)
                 assert now.now.predictor.scales()[1].tolist() == model.scales()[1].tolist()
             if dtype == "float32":

@@ -5,7 +5,7 @@
 The extra ``sklearn`` brings what this module needs; ``import shoal`` does not import it.
 
 Threads: as scikit-learn's own estimators, one thread at a time. A fitted estimator that a fork inherits raises
-`shoal.WrongProcessError`; one that is pickled goes anywhere, as joblib does it.
+`shoal.WrongProcessError`; a pickled one, as joblib sends it, works in any process.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Raises
         ------
         ValueError
-            The first call has no classes, a later one has others, or a label is none of them.
+            The first call has no classes, a later one has others, or a label is not one of them.
         """
         first = not hasattr(self, "classes_")
         if first and classes is None:

@@ -77,7 +77,7 @@ def _count(text: str) -> int:
 
 def serve(arguments: argparse.Namespace) -> Answer:
     """Serve until told to stop."""
-    from shoal.serve import Limits, Served
+    from shoal.serve import Limits, ServedModel
     from shoal.serve import serve as run
 
     limits = Limits(
@@ -88,7 +88,7 @@ def serve(arguments: argparse.Namespace) -> Answer:
         request_seconds=arguments.request_timeout,
     )
     logging.basicConfig(format="shoal: %(message)s", level=logging.ERROR if arguments.quiet else logging.INFO)
-    with Served(
+    with ServedModel(
         arguments.directory,
         threads=arguments.threads or 1,
         verify=not arguments.no_verify,

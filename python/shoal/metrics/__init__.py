@@ -1,4 +1,4 @@
-"""How good predictions are: log-loss, AUC, calibration, normalized entropy; exact, per group, and of streams.
+"""Metrics of predictions: log-loss, AUC, calibration, normalized entropy; exact, per group, and of streams.
 
     margin a, label y in {0, 1}, weight v >= 0          p = 1 / (1 + e^-a)
 
@@ -6,7 +6,7 @@
     auc           P(a positive's margin > a negative's), ties count 1/2        1 is perfect, 0.5 is a coin
     calibration   sum v y / sum v p                                            1 is right, above it p is too low
     NE            logloss / H(mean y), H(q) = -q ln q - (1 - q) ln(1 - q)      1 is the best constant prediction
-    GAUC          sum n_u AUC_u / sum n_u over the groups u with both classes  AUC of each user, say
+    GAUC          sum n_u AUC_u / sum n_u over the groups u with both classes  for example the AUC of each user
 
 Everything is computed from *margins* (log-odds) in float64: a float32 probability is 1 from a margin of 17 on, where
 its logarithm is lost and different margins become ties.

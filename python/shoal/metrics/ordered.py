@@ -1,4 +1,4 @@
-"""Examples in the order of their scores, those of equal score as one group.
+"""ScoreGroups: examples in the order of their scores, those of equal score as one group.
 
     scores      s_0 < s_1 < ... < s_(g-1)      one for each group
     positive    sum of the weights of the group's positives      int64 where nothing is weighted, else float64

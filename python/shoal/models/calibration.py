@@ -1,9 +1,9 @@
-"""Calibration: from the margins of a model that ranks well to probabilities that come true.
+"""Calibration: from the margins of a model to probabilities that match observed frequencies.
 
     held-out margins, labels, weights --> platt(...) or isotonic(...) --> apply(margins) --> probabilities
 
-Platt scaling is a logistic curve through one slope and one intercept: two numbers, smooth, fit for little data.
-Isotonic regression is the best function that never falls, whatever its form: for much data.
+Platt scaling is a logistic curve with a slope and an intercept: smooth, for little data.
+Isotonic regression is the best non-decreasing function (pool adjacent violators): for much data.
 
     isotonic, linear between blocks, level within them and beyond the ends
 

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that runs while a model is fitted, behind a batch or a pass.
+"""Callbacks: user code that runs during a fit, after a batch or a pass.
 
     batch learned --> batch_done(progress)        pass learned, and measured on valid --> pass_done(progress)
 

@@ -1,4 +1,4 @@
-"""Delayed block proximal gradient: logistic regression with an L1 penalty, to its optimum, from data that is held.
+"""Delayed block proximal gradient: logistic regression with an L1 penalty, to its optimum, over data in memory.
 
 Minimises f(w) + l1 * sum(|w|), f the sum of the losses by weight (Li et al., "Scaling distributed machine learning with
 the parameter server", OSDI 2014). Every worker holds its examples, and keeps their margins up to date:
@@ -18,8 +18,8 @@ below the diagonal of its absolute row sums), and the coupling to updates that a
 lr <= 1 is safe, whatever the delay. The diagonal alone, sum_i c v_i x_ik^2, would need an lr that depends on the data.
 
 The KKT filter. Where w_k = 0 and the last gradient has |g_k| <= (1 - slack) l1, the step would leave w_k at 0 unless
-the gradient moves a good deal: k is passed over, neither pushed nor pulled. All workers see the same (w_k, g_k), so
-they pass over the same keys. The first pass is over all keys, and so is the one that ends the fit:
+the gradient moves a good deal: k is skipped, neither pushed nor pulled. All workers see the same (w_k, g_k), so
+they skip the same keys. The first pass is over all keys, and so is the one that ends the fit:
 
     the violation of k      max(|g_k| - l1, 0) where w_k = 0, else |g_k + l1 sgn(w_k)|
     done                    their sum in a pass over all keys is at most `tolerance` of that of the first pass

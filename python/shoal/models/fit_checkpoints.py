@@ -1,11 +1,11 @@
-"""Checkpoints of a fit: a directory that holds, at any moment, a model and where its fit stood behind a batch.
+"""Checkpoints of a fit: a directory that holds, at any moment, a model and the state of its fit behind a batch.
 
-    fit --batch, batch, ... pass--> FitCheckpointer --save--> DIR: tables, record, FitState       replaced at one moment
-    killed; then again, with resume: DIR --restore--> the model, its record, the FitState --> the same fit goes on
+    fit --batch, batch, ... pass--> FitCheckpointer --save--> DIR: tables, record, FitState     replaced atomically
+    killed; later, with resume: DIR --restore--> the model, its record, the FitState --> the same fit continues
 
-What goes on has the bits of what was never stopped: tables with all that optimizers and rules keep, the record with its
-metrics so far, the exact place in the data. What else a learner has, such as a dense part in torch, it saves with
-itself.
+A resumed fit is bit-identical to an uninterrupted one: the checkpoint has the tables with the state of optimizers and
+rules, the record with its metrics so far, and the exact position in the data. A learner saves other state, such as a
+dense part in torch, itself.
 
 Threads: that of the fit.
 """
@@ -113,7 +113,7 @@ class FitCheckpointer:
 
 
 class FitFinishedError(ValueError):
-    """The fit that is to go on is over, by the settings that it is called with now; the model has its weights."""
+    """The fit to be resumed has finished, by the settings of this call; the model has its weights."""
 
 
 Resume = bool | Literal["appended"]
@@ -122,7 +122,7 @@ Resume = bool | Literal["appended"]
 def begin_or_resume(
     model: Checkpointed, reader: Any, valid: Any, plan: Plan, checkpointer: FitCheckpointer | None, *, resume: Resume
 ) -> FitState | None:
-    """Take what a checkpointer's directory holds, to go on with; or check that a fit may begin there.
+    """Restore the state of the fit in a checkpointer's directory, or check that a fit may begin there.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def begin_or_resume(
         raise ValueError(f"resume is {resume!r}: pass True, False or 'appended'")
     if checkpointer is None:
         if resume:
-            raise ValueError("resume goes on with the fit of a directory: pass directory=")
+            raise ValueError("resume continues the fit of a directory: pass directory=")
         return None
     if not (resume and files.is_model(checkpointer.directory)):
         files.check_target(checkpointer.directory, overwrite=checkpointer.overwrite)

@@ -1,14 +1,14 @@
 """Factorization machine of second order: logistic regression in which every pair of features interacts.
 
 A margin is a = b + sum of w_k x_k + sum over pairs of features of <v_k, v_l> x_k x_l: besides its weight w_k a key has
-a vector v_k of a few factors. A pair that was never seen together has an interaction all the same, by what its two
-keys were seen with (Rendle, Factorization Machines, ICDM 2010).
+a vector v_k of a few factors. A pair that never occurred together has an interaction all the same, from the other
+pairs of its two keys (Rendle, Factorization Machines, ICDM 2010).
 
     table NAME           dim 1     w_k, the bias among them
     table NAME-factors   dim d     v_k, starting at small random numbers
 
 Both tables are pulled and pushed by one sort of the batch's keys. So the bias's key has a row of factors too, which
-starts where it starts and never moves: the bias interacts with nothing.
+keeps its initial values: the bias does not interact.
 """
 
 from __future__ import annotations

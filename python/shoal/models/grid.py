@@ -1,4 +1,4 @@
-"""Many settings in one pass: a model for each, which share the parse and the sort of every batch.
+"""Grid: one model for each of several settings, trained in one pass that parses and sorts every batch once.
 
     grid {"alpha": [0.05, 0.1], "l1": [0, 1]}      --> 4 models: alpha 0.05 l1 0, alpha 0.05 l1 1, ...
     batch --> KeyBatch, once --> each model's own table pulls, learns, pushes

@@ -1,7 +1,8 @@
-"""What happened while a model learned: a learning curve of bounded length, a summary of every pass, every fit.
+"""The history of a model: a learning curve of bounded length, a summary of every pass and every fit.
 
     batches      |  |  |  |  |  |  |  |  |  |  |  |
-    points       |-----|-----|-----|-----|-----|--|      a window each; all windows of one pass as long, but its last
+    points       |-----|-----|-----|-----|-----|--|      one window each; all windows of a pass but its last have one
+    length
 
 A window starts out as one batch. When there are more than ``MOST_POINTS`` points, neighbours are merged and windows
 are twice as long from then on: a curve has between half as many and as many points, whatever the length of the data.
@@ -171,7 +172,7 @@ class Curve:
 
     @property
     def windows(self) -> Windows:
-        """What goes on in the current window; set where a fit goes on that was stopped within it."""
+        """The state of the current window; set when a fit is resumed within it."""
         return Windows(
             batches_per_window=self._batches_per_window,
             batches=self._batches,

@@ -1,4 +1,4 @@
-"""Inputs: what a model is given to learn from or to predict, as batches.
+"""Inputs: the data of a fit or a prediction, as batches.
 
     Reader, Batch, iterable of Batch    stays as it is
     array, sparse matrix, frame         data/arrays.py; a frame by the columns that the model has learned from

@@ -4,8 +4,7 @@ A margin is a = b + sum of w_k x_k over the example's features, the probability 
 is a *sum* over its examples, each times its weight, one optimizer step per unique key; with batches of one example this
 is the textbook online algorithm (McMahan et al., KDD 2013, Algorithm 1).
 
-With ``solver="dbpg"`` it goes to the optimum of all losses and an L1 penalty instead, from examples that it holds
-(dbpg.py).
+With ``solver="dbpg"`` it minimizes the sum of all losses and an L1 penalty instead, over examples in memory (dbpg.py).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class LogisticRegression(Model):
     solver : {"online", "dbpg"} or DBPG
         One optimizer step for each batch; or, by the delayed block proximal gradient, the weights that minimise the sum
         of all losses and an L1 penalty. "dbpg" is ``DBPG()``; it has no other optimizer. `fit` then reads all examples
-        once and holds them, and goes on from the weights that are there: it refuses ``epochs``, ``shuffle``,
+        once and holds them, and continues from the current weights: it refuses ``epochs``, ``shuffle``,
         ``patience``, ``callbacks`` and ``directory``, does not warm up, and logs its progress instead of drawing it;
         ``valid`` is measured at the end, and `solved` reports how it went.
     admit : Admission, optional

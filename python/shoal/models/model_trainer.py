@@ -72,7 +72,7 @@ class ModelTrainer:
             model.record.curve.windows = at.windows
 
     def begin(self, at: FitState = BEGINNING) -> None:
-        """Begin a pass, or go on with one."""
+        """Begin a pass, or resume one."""
         self.seen = Accumulator() if at.seen is None else Accumulator.from_dict(at.seen)
         self._number = len(self.model.record.passes) + 1
         self._features = at.features
@@ -118,7 +118,7 @@ class ModelTrainer:
             self._largest = size, int(batch.keys[at])
 
     def _warn_of_scale(self, reader: object) -> None:
-        """Say so if the pass's predictions were far worse than the base rate alone."""
+        """Warn if the pass's predictions were far worse than the base rate alone."""
         entropy = self.seen.result().normalized_entropy
         if self._warned or not entropy > _EXPLODED:
             return

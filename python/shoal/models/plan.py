@@ -1,7 +1,7 @@
-"""The settings of a fit: how often, in which order and for how long to learn.
+"""The settings of a fit: passes, order of the examples, sampling, early stopping.
 
-A plan makes each pass's batches out of the reader's: its files in another order, some negatives left out, examples
-shuffled (preprocessing.py). What comes out is a function of the data, of the seed and of the number of the pass.
+A plan derives each pass's batches from the reader's: files in another order, negatives sampled, examples shuffled
+(preprocessing.py). The batches are a function of the data, the seed and the number of the pass.
 
 Threads: a plan is immutable; the batches of a pass belong to the thread that iterates them.
 """
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def keeps_batches(self) -> bool:
-        """Whether each of the reader's batches makes one batch of the pass, so that a pass can go on behind any."""
+        """Whether each of the reader's batches makes one batch of the pass, so that a pass can resume behind any."""
         return not self.warm_up and not preprocessing.shuffle_buffer(self.shuffle)
 
     def batches(self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0) -> Iterable[Batch]:

@@ -12,8 +12,8 @@ Invariants
     I2  A batch is handed on before the error that the reader raised after it.
 
 Threads: `sorted_ahead` sorts the next batch in a helper thread while the consumer works on this one. The helper ends
-with the generator. Small batches, for which handing over costs more than sorting, and large ones, whose sort the
-store's threads share, are sorted when their turn comes.
+with the generator. Small batches, which take longer to pass to a thread than to sort, and large ones, which all
+threads of the store sort together, are sorted when they are due.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ SHUFFLE_BATCHES = 16
 WARM_UP_SHARE = 0.1
 WARM_UP_LEAST = 32
 
-# Features of the batches that are sorted ahead. On two cores, training from text, sorting ahead was 1.07 to 1.15 times
-# as fast with 17,000 features a batch and as fast with 70,000; with 140,000, which the threads of the store share,
-# it was slower (0.87 to 0.98). Below, handing over takes longer than sorting.
+# Features of the batches that are sorted ahead: smaller batches take longer to pass to a thread than to sort, larger
+# ones are sorted by all threads of the store ("Sorting ahead" in bench/README.md).
 WORTH_A_THREAD = 16384
 SHARED_BY_THREADS = 131072
 
@@ -151,12 +150,12 @@ def _mixed(batches: list[Batch], random: np.random.Generator) -> Iterator[Batch]
 
 
 def warmed_up(batches: Iterable[Batch], learned: int) -> Iterator[Batch]:
-    """Cut the batches of a model that has learned from few examples; ``learned`` is how many.
+    """Cut the batches of a model that has learned from few examples; ``learned`` is their number.
 
-    A step takes the gradients of a batch together. While the model is far off they all point the same way, and FTRL and
-    Adagrad, which see the square of their sum, make the steps of frequent features small for good. Batches that grow
-    with what was learned avoid it (Smith et al., "Don't decay the learning rate, increase the batch size", ICLR 2018,
-    is of the same mind), at the price of fifty small batches or so.
+    A step adds the gradients of a batch. While the model is far from its optimum they all have the same sign, and FTRL
+    and Adagrad, which use the square of the sum, reduce the steps of frequent features permanently. Batches that grow
+    with the number of examples avoid this (compare Smith et al., "Don't decay the learning rate, increase the batch
+    size", ICLR 2018), at the cost of about fifty small batches.
     """
     for batch in batches:
         begin = 0

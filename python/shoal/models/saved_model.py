@@ -143,7 +143,7 @@ class SavedModel(SavedPredictor):
         ----------
         directory : path or URL
         resume : bool
-            Whether a fit is to go on: calibration, which is of a fit that is over, is left out.
+            Whether a fit is resumed: the calibration, which is of a finished fit, is left out.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 

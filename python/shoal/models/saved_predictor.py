@@ -1,7 +1,6 @@
-"""Checkpointed: a predictor whose rows are in tables of a store, as a directory of a model keeps it (files.py).
+"""SavedPredictor: a predictor whose rows are in tables of a store, and its description in a model directory (files.py).
 
-What linear models and click models have in common besides predicting: whose the store is, what a directory is told of
-the model, and what is taken from one.
+StoreOwner: the base of classes over a store, which may own it.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class SavedPredictor(StoreOwner, Predictor):
         Raises
         ------
         CorruptionError
-            The calibration is none. Nothing was taken.
+            The calibration is invalid. Nothing was taken.
         """
         self._calibration = read_calibration(described.calibration, where)
         self._record = Record(

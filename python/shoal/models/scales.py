@@ -1,4 +1,4 @@
-"""Scales of features: what a model divides values by that learns from normalized ones.
+"""Scales of features: the numbers by which a normalized model divides values.
 
 A step of FTRL or Adagrad is about as long whatever the size of x, so a column in cents needs other settings than one in
 dollars. A normalized model learns from x_k / s_k, where s_k is the root mean square of the key's own values:

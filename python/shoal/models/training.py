@@ -1,30 +1,30 @@
 """The training loop: one or several models learn from one reader, which is parsed and prepared once for all of them.
 
-    reader --> preprocessing (sample, shuffle, prepare ahead) --> each batch: model 1 learns, model 2 learns, ...
-                                                         each pass:  measured on the validation data, stopped or not
+    reader --> preprocessing (sample, shuffle, sort ahead) --> each batch: model 1 learns, model 2 learns, ...
+                                                               each pass:  validation, early stopping
 
-A model alone is a list of one: there is no second loop. What a model learns depends on the batches alone, so it is the
-same to the bit alone and among others. Whatever has the calls of a `Learner` can be trained.
+A single model is a list of one. What a model learns depends on the batches only, so it is bit-identical alone and among
+others. Any `Learner` can be trained.
 
-Early stopping. A model whose validation has not become better for ``patience`` passes learns no more, and gets back the
-weights of its best pass. They wait in a folder, temporary (``TMPDIR``) if the observer names none: as many bytes as the
-rows take, written after each pass that is better than all before it, but for the last, read once.
+Early stopping. A model whose validation metric has not improved for ``patience`` passes stops, and gets back the
+weights of its best pass. Those are written to a folder, a temporary one (``TMPDIR``) unless an observer names one:
+as many bytes as the rows take, after each pass but the last that is better than all before; they are read once.
 
-Going on. A fit of one learner can be left behind any batch and gone on with later: its weights and its record, which
-are the learner's to keep, and a `FitState` are all that it takes. Where a pass's batches are the reader's, one for one,
-the reader resumes; else the pass is read anew and what was learned from is passed over.
+Resuming. The fit of one learner can be stopped behind any batch and resumed later from its weights, its record and a
+`FitState`. If a pass's batches are those of the reader, the reader resumes; otherwise the pass is read again and the
+batches that were learned from are skipped.
 
-On a cluster every batch is a clock of the store. Each worker learns from its share and measures what it is given; a
-pass ends for all together (pass_coordinator.py).
+On a cluster every batch is a clock of the store. Each worker learns from its split and measures the data that it was
+given; a pass ends for all together (pass_coordinator.py).
 
 Invariants
-    I1  All models have learned from the same batches whenever the loop is left, by an error of the reader or the first
-        Ctrl-C or SIGTERM too. A second one, or an error while a model learns, may leave one batch that some have
+    I1  All models have learned from the same batches whenever the loop ends, also by an error of the reader or the
+        first Ctrl-C or SIGTERM. A second one, or an error while a model learns, may leave one batch that only some have
         learned from.
-    I2  A model's table, history and counts belong together after every batch.
-    I3  A fit that goes on from a fit_state learns from the same batches, in the same order, as one that was never left.
+    I2  A model's table, history and counts are consistent after every batch.
+    I3  A resumed fit learns from the same batches, in the same order, as an uninterrupted one.
 
-Threads: the caller's; a helper prepares ahead (preprocessing.py). The models' store spreads each call over its own.
+Threads: the caller's; a helper prepares ahead (preprocessing.py). The models' store distributes each call over its own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The prediction server: an exported model behind HTTP. ``docs/serving.md`` defines what it answers.
+"""The prediction server: an exported model behind HTTP. ``docs/serving.md`` defines its answers.
 
     store.py         a store that reads an export, so that models predict from it as they do from any other
-    served.py        the model of the version in place, and the swap to a newer one
-    limits.py        what requests may take
-    inputs.py        what a model takes, and the batch that examples become
+    served.py        the model of the current version, and the swap to a newer one
+    limits.py        memory and size limits of requests
+    inputs.py        the inputs of a model, and examples as a batch
     instances.py     JSON and lines of text to examples
     ipc.py           Arrow to examples
     bodies.py        bodies of requests to batches, and predictions back
-    connections.py   how many connections there are, and how long they may keep silent
+    connections.py   the number of connections, and their timeouts
     app.py           the routes, the metrics, the server
 
 Needs starlette, uvicorn and prometheus-client (extra: serve); PyTorch for click models alone.

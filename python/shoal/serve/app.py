@@ -1,9 +1,9 @@
 """The routes of the prediction server.
 
     POST /predict    examples in, probabilities out
-    POST /reload     look for a newer version now
-    GET  /healthz    200 while a model is in place
-    GET  /versions   the version in place, what it stands upon, and what its model takes
+    POST /reload     check for a newer version now
+    GET  /healthz    200 while a model is loaded
+    GET  /versions   the current version, the exports it is based on, and the inputs of its model
     GET  /metrics    counters and latencies for Prometheus
 
 Threads: requests wait in the event loop; small ones are predicted there, large ones and those of Arrow in threads, as
@@ -199,7 +199,7 @@ def serve(
     ready : callable, optional
         Called with host and port once connections are taken.
     until : callable, optional
-        Given uvicorn's server before it runs, for who wants to end it (``server.should_exit = True``).
+        Given uvicorn's server before it runs, to end it (``server.should_exit = True``).
 
     Raises
     ------

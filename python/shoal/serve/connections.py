@@ -1,13 +1,13 @@
-"""Connections: how many there are, and how long a silent one is kept.
+"""Connections: their number, and the timeout of silent ones.
 
     silent     no request yet, or the next one has not begun       closed after the keep-alive time, or request_seconds
     arriving   a request has begun                                 408 and closed after request_seconds
     answered   the request is whole                                as long as the prediction takes
     stalled    the client does not take what is sent               closed after request_seconds
 
-uvicorn closes a connection that is silent after a request; the rest is here, in a protocol that wraps either of
-uvicorn's. At the limit of descriptors, asyncio calls accept() once for each place in the backlog and logs each time:
-`Listener` fails once, and then reports no waiting connection until asyncio polls again.
+uvicorn closes a connection that is silent after a request; the other states are handled here, in a protocol that wraps
+either of uvicorn's. At the limit of descriptors, asyncio calls accept() once for each place in the backlog and logs
+each time: `Listener` fails once, and then reports no waiting connection until asyncio polls again.
 
 Threads: all of this runs in the event loop.
 """

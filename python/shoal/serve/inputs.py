@@ -1,4 +1,4 @@
-"""InputSpec: what a model takes, by the format and the schema of the data that it learned from.
+"""InputSpec: the inputs of a model, by the format and the schema of its training data.
 
     form of an instance   taken by models of                    decoded by
     keys                  every format                          instances.py

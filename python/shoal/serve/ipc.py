@@ -1,4 +1,4 @@
-"""Arrow bodies to examples: nothing is read by what a stream says of itself before that is checked.
+"""Arrow bodies to examples: the lengths in a stream are checked before any memory is allocated by them.
 
     metadata   what record batches decode to, added to the request's account; buffers lie in their message, and do
                not overlap

@@ -1,6 +1,6 @@
-"""Limits: what one request may take, and all of them together.
+"""Limits: the memory of one request, and of all requests together.
 
-A request has an Account. What it holds is added there before memory is taken: the bytes of its body as they arrive,
+A request has an Account. Its memory is added there before it is allocated: the bytes of its body as they arrive,
 then an upper bound of what it decodes to, known before anything is decoded. Accounts draw on one Budget; a request that
 does not fit is refused (503) and changes nothing.
 

@@ -1,4 +1,4 @@
-"""ServedModel: the model of an export's version in place, and the swap to a newer one."""
+"""ServedModel: the model of the current version of an export, and the swap to a newer one."""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
-"""The demonstration: a click log whose truth is known, a model trained on it, and how near it came.
+"""The demonstration: a click log from a known model, a model trained on it, and the gap to the best log-loss.
 
     planted model --draws--> planted_train.tsv --fit--> model ----evaluate on planted_test.tsv---> reached log-loss
           |                                                                                              | gap
           '---- its own probabilities of the same examples ------------------------------------> best reachable log-loss
 
 The log looks like Criteo's: 13 integers, 26 categories whose frequencies follow Zipf's law (Criteo's own numbers of
-categories, up to a million), missing columns, a quarter of the examples clicked. The truth is a logistic model,
+categories, up to a million), missing columns, a quarter of the examples clicked. The labels are drawn from a logistic
+model,
 
     margin = b + sum of 13 effects of an integer's log-squared bucket + sum of 26 effects of a category
 
-so that the trainer can represent it, and nothing predicts better than it does. Half of the categories have no effect;
+so that the trainer can represent it, and no model predicts better. Half of the categories have no effect;
 the others have normal ones that shrink with the root of the category's rank, since an effect that is seen three times
-cannot be learned by anybody. Every effect is a pure function of (column, bucket or rank): no table of them exists.
+cannot be learned. Every effect is a pure function of (column, bucket or rank): no table of them exists.
 
 Nothing is printed: progress and results go to ``log_line``, a callable of one line.
 """

@@ -3,16 +3,16 @@
     keys --sort, each once--> pull --expand or pool--> float32 --model--> loss
     table <--push, one step-- sum per unique key <----- gradient <--backward--
 
-    Embedding, EmbeddingBag   the modules; sparse.py is what they share, ops.py what torch.compile sees of them
+    Embedding, EmbeddingBag   the modules; sparse.py is their base, ops.py their operators for torch.compile
     fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
-    models/                   click models, which take their sparse parts from a maker; tables.py makes makers
+    models/                   click models, which get their sparse parts from a factory; tables.py has factories
     trainer.py                a click model that learns from readers; logs.py TensorBoard and MLflow, config.py its TOML
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     loader.py                 a reader's batches in the workers of a DataLoader
 
 A module holds no weights: rows, and the optimizer that moves them, are the table's. A push is made by ``backward``, not
-by a torch optimizer's ``step``. docs/torch.md says what follows from it.
+by a torch optimizer's ``step``. docs/torch.md describes the consequences.
 
 The extra ``torch`` brings what these modules need; ``import shoal`` does not import them, but the first use of
 ``shoal.torch`` does.

@@ -1,4 +1,4 @@
-"""The configuration of `shoal train ctr`: a TOML file, checked to the last key, and the model that it describes.
+"""The configuration of `shoal train ctr`: a TOML file, every key of which is checked, and the model it describes.
 
     [data]     what is read, and which of its fields the model takes
     [model]    which model, and its sizes
@@ -7,8 +7,8 @@
     [logging]  TensorBoard, MLflow
     [output]   where the model and its checkpoints go
 
-Every section is a struct below, every key a member with its description: docs/ctr.md lists them, and a test holds it to
-them. A key that is not there is an error that names the nearest one that is.
+Every section is a struct below, every key a member with its description: docs/ctr.md lists them, as a test checks.
+An unknown key is an error that names the nearest known one.
 
 Threads: configurations are immutable; `build` belongs to the caller's thread, whose torch generator it draws from.
 """
@@ -350,8 +350,8 @@ def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
 
     Notes
     -----
-    Dense parameters are drawn from a generator of the configuration's seed; torch's own goes on from there, so that
-    dropout can be repeated too.
+    Dense parameters are drawn from a generator of the configuration's seed; torch's own generator continues from there,
+    so that dropout can be repeated too.
 
     Raises
     ------

@@ -1,16 +1,16 @@
 """Dense parameters on the servers: those of a torch module, all of them one array of a store.
 
-    parameters of the module, in their order --one line of numbers--> `shoal.DenseTable` --blocks--> servers
+    parameters of the module, in their order --concatenated--> `shoal.DenseTable` --blocks--> servers
 
-    pull   array -> module        what the servers have is copied into the parameters
-    push   module -> array        the gradients, zeros where there is none: one step of the table's optimizer
+    pull   array -> module        the servers' values are copied into the parameters
+    push   module -> array        the gradients, zero for a missing one: one step of the table's optimizer
 
 A worker keeps no state of the optimizer: it is kept with the blocks on the servers, is saved by ``store.save`` and
 moves with them.
 
 Invariants
-    D1  The module's own numbers are where an array starts that the store has not seen; those of the first worker.
-    D2  Which parameters there are, and in which order, is settled when it is made.
+    D1  An array that is new to the store starts at the module's own values, those of the first worker.
+    D2  The set of parameters and their order are fixed at construction.
 
 Threads: used by one, that of the training loop.
 """

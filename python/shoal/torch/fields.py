@@ -1,4 +1,4 @@
-"""Fields: from a batch's rows of any length to tensors of fixed fields, what models take.
+"""Fields: from a batch's rows of any length to tensors of fixed fields, the input of models.
 
     batch     row 0:  site=a  ad=7  price:0.5  clicked=3  clicked=9          CSR, a key and a field for each feature
               row 1:  site=b        price:2.0
@@ -7,9 +7,9 @@
               dense    [[0.5], [2.0]]
               history  keys [3, 9], offsets [0, 2, 2]                        jagged
 
-A reader leaves out cells that hold nothing. Here each fixed field has a key of its own for "nothing", so that a model
-can learn what that means; a dense column is then 0, a history empty. A numeric column may be a fixed field too: its one
-key stands in ``keys``, its number in ``values``, by which the row of that key is multiplied.
+A reader leaves out empty cells. Here each fixed field has a key for a missing value, so that a model can learn a row
+for it; a missing dense column is 0, a missing history empty. A numeric column may be a fixed field too: its one key is
+in ``keys``, its number in ``values``, by which the row of that key is multiplied.
 
 Invariants
     I1  Every example has one key for each fixed field. More than one feature of a fixed field is an error.
@@ -86,7 +86,7 @@ class Fields:
     Raises
     ------
     ValueError
-        A field has two roles, the item is no fixed field, or a name is none of the format's.
+        A field has two roles, the item is not a fixed field, or a name is unknown to the format.
 
     Examples
     --------

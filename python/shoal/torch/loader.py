@@ -3,14 +3,14 @@
     reader --shard--> worker 0 of 2: batch, prepare(batch)   --> DataLoader --> batches in turn, one of each worker
            --shard--> worker 1 of 2: batch, prepare(batch)   -->
 
-A shoal reader parses in a thread of its own and needs no processes to keep up with one trainer; they pay where
-``prepare`` is Python that takes long. Batches come in the same order in every run with as many workers: of each worker
+A shoal reader parses in a thread of its own and needs no processes to keep up with one trainer; processes pay off
+where ``prepare`` is slow Python code. Batches come in the same order in every run with as many workers: of each worker
 in turn, those whose shard has ended left out.
 
 Invariants
     L1  The splits of all workers of all jobs' ranks hold each example once.
     L2  A state names, for each worker, the cursor behind the last batch of it that the consumer was given, not of those
-        that wait; and whose turn it is. Going on from it gives the batches that would have followed, in their order.
+        that wait; and the split that is next. Resuming from it gives the batches that would have followed, in order.
 
 Threads: a pass belongs to one thread at a time. Processes: workers that were forked have copies of the parent's stores,
 which they must not use (`shoal.WrongProcessError`) and do not disturb.
@@ -49,7 +49,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
     Notes
     -----
     Items are whole batches: give the DataLoader ``batch_size=None``. The reader says how many examples are in each.
-    A pass begins at the beginning; to go on from the middle of one use `BatchLoader`.
+    A pass begins at the beginning; to resume within one use `BatchLoader`.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         """Return the reader of one of the ``count`` processes that this worker of the job has."""
         splits = self._workers * count
         if splits > 1 and self._reader.resumed:
-            raise ValueError(f"{self._reader!r} goes on from a position: {splits} processes that read take the whole")
+            raise ValueError(f"{self._reader!r} starts from a position: {splits} reading processes need the whole data")
         return self._reader if splits == 1 else self._reader.split(self._rank * count + number, splits)
 
     def pass_over(self, reader: Reader) -> Iterator[tuple[Any, Cursor]]:
@@ -144,7 +144,7 @@ class BatchLoader:
     -----
     A pass that was left early, by ``break`` or an exception, is over: its processes end with its iterator. What a
     process raises is raised in its place here, with the process's traceback as a note. The first
-    pass after `load_state_dict` goes on where the state was taken, later ones begin at the beginning.
+    pass after `load_state_dict` resumes where the state was taken, later ones begin at the beginning.
 
     Examples
     --------
@@ -184,7 +184,7 @@ class BatchLoader:
         return max(1, self._num_workers)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a pass, or go on with the one of a state that was loaded."""
+        """Begin a pass, or resume that of a loaded state."""
         if not self._resumed:
             self._cursors = [self._dataset.split(number, self._num_splits).cursor for number in range(self._num_splits)]
             self._next_split = 0
@@ -207,7 +207,7 @@ class BatchLoader:
             yield value
 
     def state_dict(self) -> dict[str, Any]:
-        """Tell where the pass that began last stands: behind the batch that was given last.
+        """Return the position of the pass that began last: behind the last batch returned.
 
         Returns
         -------
@@ -222,7 +222,7 @@ class BatchLoader:
         return {"positions": positions, "turn": self._next_split}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on where another stood.
+        """Let the next pass resume where another one was.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
-"""Writers: where the numbers of a fit go while it goes on: TensorBoard, MLflow, or whatever has their three calls.
+"""Metrics of a running fit, written to TensorBoard, MLflow or any `LogWriter`.
 
-    progressive/logloss, auc, calibration, examples_per_second      every so many batches, over examples learned from
+    progressive/logloss, auc, calibration, examples_per_second      every log_every batches, over examples learned from
     valid/logloss, auc, calibration, gauc                           after every pass
     rows/NAME                                                       of each table, after every pass
 
@@ -29,7 +29,7 @@ __all__ = ["LogWriter", "MLflow", "MetricsLogger", "TensorBoard"]
 
 
 class LogWriter(Protocol):
-    """Where numbers go."""
+    """What receives the metrics of a fit."""
 
     def settings(self, settings: Mapping[str, Any]) -> None:
         """Note what a fit is made by: names and plain values."""
@@ -72,7 +72,7 @@ class TensorBoard:
     name : str
         Of this run, before its number.
     resume : bool
-        Whether the newest run of this name goes on, if there is one.
+        Whether to continue the newest run of this name, if there is one.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ def _store_of(uri: str) -> tuple[str, str | None]:
 
 
 class MetricsLogger:
-    """Tells writers how a fit goes; a `shoal.models.learner.FitObserver`.
+    """Writes the metrics of a fit; a `shoal.models.learner.FitObserver`.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ Invariants
 
 Threads: a pass belongs to the thread that iterates. The reading thread has the batches' iterator and ``prepare`` to
 itself, the sorting thread the functions that return keys; where there are no modules, there is none. It does not sort
-with the store's threads, which forward would find busy, and gives way to all others: what it does is wanted a batch
+with the store's threads, which forward would find busy, and has a lower priority: its work is needed only a batch
 later.
 """
 
@@ -169,7 +169,7 @@ class Pipeline:
         self._waiting: deque[_Item] = deque()  # begun, where there is a staleness; of the pass under way
 
     def position(self) -> dict[str, Any] | None:
-        """Tell where the loop stands: behind the batch that it was given last, however far reading is ahead of it.
+        """Return the position of the loop: behind the last batch it got, however far reading is ahead of it.
 
         Returns
         -------
@@ -183,7 +183,7 @@ class Pipeline:
         return self._batches.position(self._place)
 
     def rows_ahead(self) -> list[list[Tensor]]:
-        """Tell the rows that were pulled for batches to come: without them a loop that goes on would pull fresher ones.
+        """Return the rows pulled for batches to come: without them a resumed loop would pull newer ones.
 
         Returns
         -------
@@ -253,7 +253,7 @@ class Pipeline:
                 self._store.tick()
 
     def _all_have(self, one: bool) -> bool:
-        """Whether this worker, and all of the group, have a batch."""
+        """Whether this worker, and all processes of the group, have a batch."""
         if self._group is None:
             return one
         flag = torch.tensor([one], dtype=torch.int32)
@@ -261,7 +261,7 @@ class Pipeline:
         return bool(flag.item())
 
     def _check_used(self, item: _Item, issued: IssuedLookups) -> None:
-        """Forget what a body did not use."""
+        """Drop lookups that a body did not use."""
         for module, lookup in item.lookups:
             del issued[lookup]
             if module.drop_prefetched(lookup) and not self._warned:
@@ -309,7 +309,7 @@ class Pipeline:
 
 
 def _set_rows(item: _Item, rows: Sequence[Tensor]) -> None:
-    """Have the pulls of a batch as they were in the loop that this one goes on with."""
+    """Set the rows of a batch to those pulled in the loop that this one resumes."""
     try:
         for (module, lookup), its in zip(item.lookups, rows, strict=True):
             lookup.set_rows(module.table, its.numpy(), module.take_buffer)
@@ -318,7 +318,7 @@ def _set_rows(item: _Item, rows: Sequence[Tensor]) -> None:
 
 
 def _give_way() -> None:
-    """Let this thread have what time the model's leave, and a tenth of a core at least: it has until the next batch."""
+    """Lower the priority of this thread: its work is needed only for the next batch."""
     if sys.platform == "linux":  # elsewhere a number of this kind is a process's
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

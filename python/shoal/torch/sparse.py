@@ -112,7 +112,7 @@ class PendingLookup:
         if rows.shape != (len(self.batch), table.dim):
             raise ValueError(
                 f"rows {rows.shape} were pulled ahead from table {table.name!r} for {len(self.batch)} keys: the data "
-                "are not those of the fit that is gone on with"
+                "are not those of the resumed fit"
             )
         self._rows = new_buffer(len(self.batch))
         self._rows[:] = rows

@@ -1,4 +1,4 @@
-"""Makers of sparse modules over a store's tables: what `shoal.torch.models` take as ``make``."""
+"""Factories of sparse modules over a store's tables: the argument ``make`` of `shoal.torch.models`."""
 
 from __future__ import annotations
 

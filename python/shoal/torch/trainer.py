@@ -4,18 +4,17 @@
                                        |  backward pushes rows' gradients, the optimizer steps the tower  |
 
 A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, torch's
-random numbers, and where in the data the fit stands (`FitState`). It is replaced as one, at one moment (files.py of
-shoal.models), so a process may be killed at any moment and the fit gone on with: to the same bits.
+random numbers, and where in the data the fit stands (`FitState`). It is replaced atomically (files.py of shoal.models),
+so a process may be killed at any moment and the fit resumed, with bit-identical results.
 
-The loss is the mean over a batch's examples of weight times log-loss, as torch has it. So are the gradients that tables
-get.
+The loss is the mean over a batch's examples of weight times log-loss, as in torch, and so are the gradients of tables.
 
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
     I2  Predicting pushes nothing and creates no rows.
-    I3  What a directory's model.json names belongs together: all of one moment between two batches.
+    I3  The files that a directory's model.json names are of one moment between two batches.
 
-Threads: one thread trains. Batches are arranged ahead in another.
+Threads: one thread trains. Another one prepares batches ahead.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class ClickModel(SavedPredictor):
         self.made_by = dict(made_by or {})
         self._staleness = operator.index(staleness)
         self._pipeline: Pipeline | None = None  # that learning reads from
-        self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is gone on with
+        self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is resumed
         if self._staleness < 0:
             raise ValueError(f"staleness is {staleness}: pass the number of batches, 0 or more")
         if self._staleness and not self._ahead():
@@ -335,7 +334,7 @@ class ClickModel(SavedPredictor):
         ----------
         directory : path or URL
         resume : bool
-            Whether the dense parameters' optimizer and torch's random numbers go on too where they stood.
+            Whether to restore the dense parameters' optimizer and torch's random numbers too.
         storage_options : mapping, optional
             Of the file system that a URL is opened by: see `shoal.Store.save`.
 
@@ -422,8 +421,8 @@ def train(
     checkpoint_every : int, optional
         Write a checkpoint after so many batches too, not only after each pass.
     resume : bool or "appended"
-        Go on with the fit whose checkpoint is in ``directory``; if there is none, begin. "appended" allows that files
-        have become longer and that more files stand behind them.
+        Resume the fit whose checkpoint is in ``directory``; without one a fit begins. "appended" allows that files
+        have grown and that files were added at the end of the list.
     writers : sequence of LogWriter
         Receive settings and metrics; closed by the caller.
     log_every : int

@@ -1,4 +1,4 @@
-"""Reports: what a model learned, from what and how well it predicts, as one HTML file to look at.
+"""Reports: the history, the settings and the metrics of a model, as one HTML file.
 
     model directory --> history, settings, counts, largest weights --+--> page.py --> report.html
     held-out data ----> margins --> metrics, deciles, ROC -----------+      |

@@ -1,6 +1,6 @@
 """A report as one HTML file: no script, no network, no other file.
 
-    title, what it is
+    title, kind of model
     tiles             log-loss, NE, AUC, calibration, examples, rows
     learning curve    progressive log-loss and AUC over examples
     predictions       calibration by decile, ROC curve, the deciles as a table
@@ -8,8 +8,8 @@
     settings, data    what it was trained with and on
     weights           the largest
 
-A section without anything to show is left out, or says why it is empty. Every text is escaped; a policy in the page's
-head forbids it to load anything. The style sheet is ``style.css``, light or dark as the reader's system is.
+An empty section is left out, or says why it is empty. Every text is escaped; the page's content security policy forbids
+it to load anything. The style sheet is ``style.css``, light or dark as the system is set.
 
 Threads: functions are pure.
 """
@@ -38,7 +38,7 @@ _SQUARE = WIDTH - LEFT - RIGHT + TOP + BOTTOM  # a height that makes the area of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Predictions of labelled examples: what they are called, how good they are, and their pictures."""
+    """Predictions of labelled examples: a name for the data, metrics and curves."""
 
     name: str
     metrics: Metrics
@@ -500,7 +500,7 @@ def _percent(x: float) -> str:
 
 
 def _inner(values: Sequence[float]) -> Iterator[float]:
-    """Yield the least and the largest value without the highest and lowest twentieth: first windows are wild."""
+    """Yield the least and the largest value without the highest and lowest twentieth; the first windows vary most."""
     there = sorted(v for v in values if math.isfinite(v))
     if there:
         cut = len(there) // 20
