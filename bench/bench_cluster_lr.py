@@ -22,7 +22,7 @@ import numpy as np
 
 import shoal
 from figures import check, spread
-from shoal.cluster.launch.processes import running
+from shoal.cluster.launch.local_cluster import running
 from shoal.tools import demo
 
 OPTIMIZER = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)

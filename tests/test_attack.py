@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from attack import Attack, attack, endpoints_of
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.address import split
 from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.protocol.messages import TableRecord
@@ -41,7 +41,7 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
     curve = str(folder) if with_keys else None
     keys = Keys.load(folder, "worker") if with_keys else None
     with (
-        processes.running(2, threads=2, curve=curve) as cluster,
+        local_cluster.running(2, threads=2, curve=curve) as cluster,
         ThreadPoolExecutor(2) as pool,
     ):
         joins = [
@@ -90,7 +90,7 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
 def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recover():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     asp = shoal.ASP()
-    with processes.running(1) as cluster, shoal.connect(cluster.address, consistency=asp, timeout=SETTLED) as store:
+    with local_cluster.running(1) as cluster, shoal.connect(cluster.address, consistency=asp, timeout=SETTLED) as store:
         table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
         table.push(KEYS, ONES).wait()  # now it is connected
         roles = [psutil.Process(child.process.pid) for child in (cluster.scheduler, *cluster.servers)]

@@ -54,11 +54,11 @@ def test_the_schedulers_address_is_the_one_that_was_given_or_volcanos_host():
 
 
 def test_a_variable_that_is_no_number_or_out_of_range_is_named():
-    with pytest.raises(ValueError, match="RANK='one', which is no number"):
+    with pytest.raises(ValueError, match="RANK='one' in the environment is not a number"):
         find_worker({"RANK": "one", "WORLD_SIZE": "4"})
-    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK=5 among 5"):
+    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK=5 in the environment is out of range: 5 processes"):
         find_worker({**MPI, "OMPI_COMM_WORLD_RANK": "5"})
-    with pytest.raises(ValueError, match="VC_TASK_INDEX=7 among 3"):
+    with pytest.raises(ValueError, match="VC_TASK_INDEX=7 in the environment is out of range: 3 processes"):
         find_worker({**VOLCANO, "VC_TASK_INDEX": "7"})
 
 
@@ -78,5 +78,5 @@ def test_the_first_host_of_a_list_of_slurm(nodes, host):
 
 
 def test_an_empty_list_of_nodes_is_refused():
-    with pytest.raises(ValueError, match="no list"):
+    with pytest.raises(ValueError, match="not a node list"):
         first_host(",")

@@ -20,7 +20,7 @@ from cluster_fakes import TIMEOUT
 from cluster_standin import Cluster, cluster
 from places import BUCKET, object_store, options
 from shoal import checkpoint
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import load_task
 from shoal.cluster.server import tasks as runner
@@ -435,7 +435,7 @@ def test_a_server_that_is_killed_or_hangs_fails_the_load_in_every_worker(how: si
         alone.table("t", dim=16).assign(keys, np.ones((len(keys), 16), np.float32))
         alone.save(tmp_path)
     with (
-        processes.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
+        local_cluster.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
         joined(made.address, 2, consistency=shoal.ASP()) as stores,
         ThreadPoolExecutor(2) as pool,
     ):

@@ -21,7 +21,7 @@ import pytest
 import shoal
 from cluster_fakes import Wire
 from shoal import _core
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.errors import DeadlineExceededError, FencedError, NotConnectedError, ServerLostError, ShoalError
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def running(servers, **settings):
-    with processes.running(servers, heartbeat=0.3, timeout=LONG, **settings) as cluster:
+    with local_cluster.running(servers, heartbeat=0.3, timeout=LONG, **settings) as cluster:
         pids = [child.process.pid for child in [cluster.scheduler, *cluster.servers]]
         yield cluster
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
@@ -136,19 +136,19 @@ def alive(pid):
 
 
 def test_a_server_that_cannot_start_is_named_with_its_last_words():
-    with pytest.raises(ShoalError, match=r"server 0 ended with status 2; it said last: \n.*needs a thread at least"):
+    with pytest.raises(ShoalError, match=r"server 0 ended with status 2; its last output: \n.*needs a thread at least"):
         shoal.launch(servers=1, server_threads=0, timeout=LONG)
 
 
 def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(monkeypatch):
-    starting = processes.LocalCluster._role
+    starting = local_cluster.LocalCluster._role
 
     def role(running, name, arguments):
         return starting(running, name, [*arguments, *(["--threads", "0"] if name == "server 1" else [])])
 
-    monkeypatch.setattr(processes.LocalCluster, "_role", role)
+    monkeypatch.setattr(local_cluster.LocalCluster, "_role", role)
     before = set(psutil.Process().children())
-    with pytest.raises(ShoalError, match=r"server 1 ended with status 2; it said last: \n.*needs a thread at least"):
+    with pytest.raises(ShoalError, match=r"server 1 ended with status 2; its last output: \n.*needs a thread at least"):
         shoal.launch(servers=3, timeout=10 * LONG)  # server 0 would wait for server 1 as long as that
     assert set(psutil.Process().children()) == before
 
@@ -156,9 +156,9 @@ def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(
 def test_roles_that_are_not_ready_in_time_are_all_named():
     with (
         pytest.raises(
-            DeadlineExceededError, match=r"not there after 0.01 s: scheduler was not ready, and said: nothing"
+            DeadlineExceededError, match=r"not complete after 0.01 s: scheduler was not ready; its output: none"
         ),
-        processes.running(2, timeout=0.01),
+        local_cluster.running(2, timeout=0.01),
     ):
         pass
 
@@ -241,7 +241,7 @@ def test_a_bar_that_draws_over_itself_becomes_lines_and_none_of_them_is_empty(tm
 def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(program):
     done = subprocess.run(shoal_launch("--workers", "2", program, "fail"), capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 3, done
-    assert "worker 1 ended with status 3; it said last:" in done.stderr
+    assert "worker 1 ended with status 3; its last output:" in done.stderr
     assert done.stderr.rstrip().endswith("no luck")
     pids = [int(word) for line in done.stdout.splitlines() if "pid" in line for word in line.split()[2:]]
     assert not any(alive(pid) for pid in pids)
@@ -301,7 +301,7 @@ def test_a_role_that_fails_at_start_up_gives_launch_its_status_and_last_words(pr
         shoal_launch("--servers", "2", "--threads", "0", program, "end"), capture_output=True, text=True, timeout=LONG
     )
     assert done.returncode == 2
-    assert re.search(r"server \d ended with status 2; it said last: \n.*needs a thread at least", done.stderr)
+    assert re.search(r"server \d ended with status 2; its last output: \n.*needs a thread at least", done.stderr)
 
 
 LEARNING = """
@@ -372,7 +372,7 @@ def test_workers_that_do_not_end_are_killed_by_a_second_signal_or_after_the_grac
             launch.send_signal(signal.SIGINT)
         errors = launch.communicate(timeout=LONG)[1]
         assert launch.returncode == 130
-        assert ("worker 0 had not ended after 0.5 s, and is killed" in errors) is not again
+        assert ("worker 0 had not ended after 0.5 s and is killed" in errors) is not again
         until(lambda: not any(alive(one) for one in [pid, *family]))
 
 
@@ -529,7 +529,7 @@ def test_a_clock_whose_tick_reached_one_server_counts_on_both_when_its_worker_di
         dying.channel.fail(ShoalError("it is dead"))
         store.tick()
         np.testing.assert_array_equal(table.pull(KEYS), begin - 1.0)
-        assert len({int(figures[0]) for figures in table.shard.figures()}) == 1  # steps
+        assert len({int(figures[0]) for figures in table.shard.endpoint_stats()}) == 1  # steps
         wire.mend()
     wire.close()
 

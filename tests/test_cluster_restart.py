@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 from shoal.errors import NotConnectedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -26,7 +26,7 @@ def until(what):
 
 def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_started_anew(tmp_path, caplog):
     with (
-        processes.running(2, heartbeat=0.2, storage_roots=[tmp_path]) as cluster,
+        local_cluster.running(2, heartbeat=0.2, storage_roots=[tmp_path]) as cluster,
         shoal.connect(cluster.address, timeout=PATIENCE) as store,
     ):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))

@@ -23,7 +23,7 @@ from cluster_fakes import TIMEOUT, Wire, scheduler
 from cluster_standin import cluster
 from places import BUCKET, object_store, options
 from shoal import checkpoint
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol import tasks
 from shoal.cluster.server import save_task
 from shoal.cluster.server import tasks as runner
@@ -456,7 +456,7 @@ def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
     keys = np.arange(100_000, dtype=np.uint64)
     ones = np.ones((len(keys), 16), np.float32)
     with (
-        processes.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
+        local_cluster.running(2, heartbeat=0.2, timeout=TIMEOUT, storage_roots=[tmp_path]) as made,
         shoal.connect(made.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store,
     ):
         table = store.table("t", dim=16, optimizer=shoal.SGD(lr=1.0))

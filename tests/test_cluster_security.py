@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal import cli
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.address import check_bind, is_loopback
 from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.scheduler.scheduler import Scheduler
@@ -78,7 +78,7 @@ def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, 
     make_keys(tmp_path / "others")
     for role in ("scheduler", "server"):  # strangers who know whom they speak to
         (tmp_path / "others" / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
-    with processes.running(1, threads=2, curve=str(folder)) as cluster:
+    with local_cluster.running(1, threads=2, curve=str(folder)) as cluster:
         with pytest.raises(NotConnectedError, match=r"does it want keys \(curve=\)\?"):
             shoal.connect(cluster.address, timeout=1.0)
         with pytest.raises(NotConnectedError, match=r"is it of the same keys\?"):

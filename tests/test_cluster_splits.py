@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.cluster.launch.processes import running
+from shoal.cluster.launch.local_cluster import running
 
 LONG = 60.0
 EXAMPLES = 600

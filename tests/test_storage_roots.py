@@ -11,7 +11,7 @@ import pytest
 import shoal
 from places import BUCKET, object_store, options
 from shoal.cli import main
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 from shoal.errors import StorageError
 from shoal.storage.local import LocalDir
 from shoal.storage.roots import StorageRoots
@@ -137,7 +137,7 @@ def test_a_peer_makes_an_endpoint_neither_write_nor_read_outside(root: Path) -> 
     examples.write_text("1 3:1\n0 4:1\n")
     before = sorted(beside.rglob("*"))
     with (
-        processes.running(2, timeout=TIMEOUT, storage_roots=[root]) as launched,
+        local_cluster.running(2, timeout=TIMEOUT, storage_roots=[root]) as launched,
         shoal.connect(launched.address, timeout=TIMEOUT) as store,
     ):
         store.load(root / "there")
@@ -179,7 +179,7 @@ def test_a_fit_whose_model_the_servers_may_not_write_ends_before_the_first_batch
     examples = root / "train.libsvm"
     examples.write_text("1 3:1\n0 4:1\n" * 1000)
     train = ["train", "lr", "--train", str(examples), "--format", "libsvm", "--progress", "1"]
-    with processes.running(1, timeout=TIMEOUT, storage_roots=[root]) as launched:
+    with local_cluster.running(1, timeout=TIMEOUT, storage_roots=[root]) as launched:
         for kept in ([], ["--resume"]):
             outside = [*train, "--cluster", launched.address, "--model", str(root.parent / "m"), *kept]
             assert main(outside) == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.cluster.launch import processes
+from shoal.cluster.launch import local_cluster
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -54,7 +54,7 @@ def test_two_workers_at_half_batches_learn_what_one_process_does_at_whole_ones(t
 
 def test_the_example_runs_under_torchrun(tmp_path):
     example = TESTS.parent / "examples" / "torch_ddp.py"
-    with processes.running(1, timeout=LONG) as cluster:
+    with local_cluster.running(1, timeout=LONG) as cluster:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
         out = run(*launcher, example, "--cluster", cluster.address)
     found = re.findall(r"worker (\d) of 2: .*AUC ([\d.]+) .*\(([\d,]+) examples", out)

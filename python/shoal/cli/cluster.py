@@ -226,8 +226,10 @@ def run_server(arguments: argparse.Namespace) -> Answer:
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
     """Run a program on a cluster of its own."""
-    from shoal.cluster.launch import processes
+    from shoal.cluster.launch.child import ProcessFailedError, exit_status
     from shoal.cluster.launch.environment import find_group, find_keys
+    from shoal.cluster.launch.local_cluster import running
+    from shoal.cluster.launch.workers import run_member, run_workers
 
     program = [arguments.program, *arguments.arguments]
     group = find_group(os.environ)
@@ -237,7 +239,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
                 f"{group.launcher} has started {group.size} processes, which leaves "
                 f"{group.size - arguments.servers - 1} for workers: leave --workers out"
             )
-        status, failed = processes.run_part(
+        status, failed = run_member(
             group,
             arguments.servers,
             program,
@@ -251,7 +253,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
             grace=arguments.grace,
-            note=complain,
+            warn=complain,
         )
         if failed:
             complain(failed)
@@ -260,7 +262,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
     if workers < 1 or arguments.servers < 1:
         raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
     try:
-        with processes.running(
+        with running(
             arguments.servers,
             workers=workers,
             threads=arguments.threads,
@@ -270,14 +272,14 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
         ) as cluster:
-            first = processes.run_workers(cluster, program, workers, say, grace=arguments.grace, note=complain)
-    except processes.ProcessFailedError as failed_role:
+            first = run_workers(cluster, program, workers, say, grace=arguments.grace, warn=complain)
+    except ProcessFailedError as failed_role:
         complain(str(failed_role))
         return Answer("", {}, failed_role.status or FAILED)
     if first is None:
         return Answer("", {})
-    complain(f"{first.name} {first.how_it_ended()}")
-    return Answer("", {}, processes.status_of(first) or FAILED)
+    complain(f"{first.name} {first.describe_end()}")
+    return Answer("", {}, exit_status(first) or FAILED)
 
 
 def _keys(directory: str | None, role: str) -> Keys | None:

@@ -171,7 +171,7 @@ def launch(
     ...     table.pull(np.array([7], np.uint64)).tolist()
     [[-1.0, -1.0]]
     """
-    from shoal.cluster.launch.processes import launch as start
+    from shoal.cluster.launch.local_cluster import launch as start
 
     return start(
         servers,

@@ -1,4 +1,4 @@
-"""What the environment says about this process's place: which one it is, of how many, and where the scheduler is.
+"""The identity of this process from environment variables: its rank, the number of processes, the scheduler.
 
     SHOAL_RANK, SHOAL_WORKERS, SHOAL_SCHEDULER     set by ``shoal launch``, or by hand; they come first
     SHOAL_CURVE                                    the directory of the cluster's keys, of every role
@@ -7,7 +7,7 @@
     Slurm         SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST     under srun, not in the batch script itself
     Volcano       VC_TASK_INDEX, VC_WORKER_NUM, VC_SERVER_NUM, VC_SCHEDULER_HOSTS     tasks scheduler, server, worker
 
-Where one launcher runs inside another the inner one counts: torchrun before MPI before Slurm before Volcano.
+If one launcher runs inside another, the inner one counts: torchrun before MPI before Slurm before Volcano.
 ``docs/cluster.md`` has a command for each.
 
 Threads: functions of the mapping that they are given.
@@ -38,16 +38,16 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process among others.
+    """One process of a group.
 
     Parameters
     ----------
     launcher : str
-        Who started them.
+        The program that started the group.
     rank, size : int
-        Which one this is, of how many.
+        Rank of this process, and size of the group.
     host : str, optional
-        The machine of the first process, where that is known.
+        The machine of the first process, if known.
     """
 
     launcher: str
@@ -58,7 +58,7 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Volcano:
-    """What Volcano says of a job with tasks ``scheduler``, ``server`` and ``worker``; None where it says nothing."""
+    """Variables of a Volcano job with tasks ``scheduler``, ``server`` and ``worker``; None if unset."""
 
     index: int | None
     scheduler: str | None
@@ -67,7 +67,7 @@ class Volcano:
 
 
 def find_worker(environment: Environment) -> ProcessIdentity | None:
-    """Find the place of a worker among the workers.
+    """Find the identity of a worker among the workers.
 
     Parameters
     ----------
@@ -80,34 +80,34 @@ def find_worker(environment: Environment) -> ProcessIdentity | None:
     Raises
     ------
     ValueError
-        A variable is no number, or the rank is not among the size.
+        A variable is not a number, or the rank is out of range.
 
     Examples
     --------
     >>> find_worker({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
     ProcessIdentity(launcher='torchrun', rank=1, size=4, host=None)
     """
-    place = _pair(environment, "shoal", "SHOAL_RANK", "SHOAL_WORKERS") or find_group(environment)
-    if place is None:
+    process = _pair(environment, "shoal", "SHOAL_RANK", "SHOAL_WORKERS") or find_group(environment)
+    if process is None:
         job = volcano(environment)
         if job.index is not None and job.workers is not None:
-            place = _checked(ProcessIdentity("Volcano", job.index, job.workers), "VC_TASK_INDEX")
-    return place
+            process = _checked(ProcessIdentity("Volcano", job.index, job.workers), "VC_TASK_INDEX")
+    return process
 
 
 def find_group(environment: Environment) -> ProcessIdentity | None:
-    """Find the place of a process in the group that torchrun, mpirun or srun has started."""
-    place = _pair(environment, "torchrun", "RANK", "WORLD_SIZE")
-    if place is not None:
-        return place
-    place = _pair(environment, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    if place is not None:
-        alone = _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") == place.size
-        return ProcessIdentity(place.launcher, place.rank, place.size, "127.0.0.1" if alone else None)
-    place = _pair(environment, "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    if place is not None:
+    """Find the identity of a process in a group that torchrun, mpirun or srun has started."""
+    process = _pair(environment, "torchrun", "RANK", "WORLD_SIZE")
+    if process is not None:
+        return process
+    process = _pair(environment, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    if process is not None:
+        alone = _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") == process.size
+        return ProcessIdentity(process.launcher, process.rank, process.size, "127.0.0.1" if alone else None)
+    process = _pair(environment, "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    if process is not None:
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-        return ProcessIdentity(place.launcher, place.rank, place.size, first_host(nodes) if nodes else None)
+        return ProcessIdentity(process.launcher, process.rank, process.size, first_host(nodes) if nodes else None)
     return None
 
 
@@ -147,7 +147,7 @@ def first_host(nodes: str) -> str:
     found = re.match(r"([^,\[\]]*)(?:\[([^\],-]+)[^\]]*\]([^,\[\]]*))?", nodes)
     host = "".join(part or "" for part in found.groups()) if found else ""
     if not host:
-        raise ValueError(f"{nodes!r} is no list of Slurm's nodes")
+        raise ValueError(f"{nodes!r} is not a node list of Slurm")
     return host
 
 
@@ -156,10 +156,13 @@ def _pair(environment: Environment, launcher: str, rank: str, size: str) -> Proc
     return None if number is None or of is None else _checked(ProcessIdentity(launcher, number, of), rank)
 
 
-def _checked(place: ProcessIdentity, name: str) -> ProcessIdentity:
-    if not 0 <= place.rank < place.size:
-        raise ValueError(f"the environment says {name}={place.rank} among {place.size}: ranks go from 0 to size - 1")
-    return place
+def _checked(process: ProcessIdentity, name: str) -> ProcessIdentity:
+    if not 0 <= process.rank < process.size:
+        raise ValueError(
+            f"{name}={process.rank} in the environment is out of range: {process.size} processes have ranks from 0 to "
+            f"{process.size - 1}"
+        )
+    return process
 
 
 def _number(environment: Environment, name: str) -> int | None:
@@ -169,4 +172,4 @@ def _number(environment: Environment, name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"the environment says {name}={text!r}, which is no number: unset it") from None
+        raise ValueError(f"{name}={text!r} in the environment is not a number: unset it") from None

@@ -1,13 +1,13 @@
-"""Keeper: a small process around a worker's program, which sees to it that nothing of it outlives who started it.
+"""The supervisor of a worker's program: a small process that ends the program when the launcher has ended.
 
-    python -I -S keeper.py PARENT PROGRAM ...
+    python -I -S supervisor.py PARENT PROGRAM ...
 
-It leads the program's process group and ends as the program does. SIGINT it passes on to the group, as a terminal does,
-SIGTERM to the program alone: a loader process that ends first would keep it from saving. When its parent is gone it
-ends the whole group: all that the program has started, wherever it is in its own work. The program itself is
-killed with the keeper. Both need the kernel's word of a parent's death (Linux).
+It leads the program's process group and ends with the program's status. It forwards SIGINT to the group, as a terminal
+does, and SIGTERM to the program alone: a data loader process that ends first would prevent it from saving. When its
+parent has ended, it ends the whole group, that is, all that the program has started. The program itself is killed
+together with the supervisor. Both use the parent-death signal of Linux (prctl).
 
-Run as a file, with nothing of shoal imported: it starts in a few milliseconds. Threads: one.
+Run as a file that imports nothing of shoal: it starts in a few milliseconds. Threads: one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import signal
 import sys
 from types import FrameType
 
-PATIENCE = 5  # seconds between asking the group to end and killing it
+PATIENCE_SECONDS = 5  # between SIGTERM and SIGKILL
 
 
 def die_with_parent(number: int) -> None:
-    """Let the kernel send this process a signal when its parent is gone."""
+    """Have the kernel send this process a signal when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, number)
 
@@ -34,16 +34,16 @@ def kill_group(number: int, frame: FrameType | None) -> None:
 
 
 def end_group(number: int, frame: FrameType | None) -> None:
-    """Ask the group to end, and kill it if it does not."""
+    """Terminate the group, and kill it if it does not end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, kill_group)
-    signal.alarm(PATIENCE)
+    signal.alarm(PATIENCE_SECONDS)
     os.killpg(0, signal.SIGTERM)
 
 
-def pass_on(program: int, number: int) -> None:
-    """Give the program a signal that this process got."""
+def forward(program: int, number: int) -> None:
+    """Forward a signal to the program."""
     with contextlib.suppress(ProcessLookupError):
         if number == signal.SIGTERM:
             os.kill(program, number)
@@ -60,10 +60,10 @@ def main() -> int:
     die_with_parent(signal.SIGHUP)
     if os.getppid() != parent:
         return 1
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # by who started all of it, in the background
-    passed_on = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until both sides of the fork know what to do with them
-    keeper = os.getpid()
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # the launcher runs in the background
+    forwarded = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until both processes have set their handlers
+    supervisor = os.getpid()
     child = os.fork()
     if child == 0:
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
@@ -71,22 +71,22 @@ def main() -> int:
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != keeper:
+        if os.getppid() != supervisor:
             os._exit(1)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
         try:
             os.execvp(program[0], program)
         except OSError as error:
             sys.stderr.write(f"{program[0]} cannot be run: {error.strerror}\n")
             sys.stderr.flush()
             os._exit(127)
-    for number in passed_on:
-        signal.signal(number, lambda number, frame: pass_on(child, number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+    for number in forwarded:
+        signal.signal(number, lambda number, frame: forward(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if os.getppid() != parent:
         os.killpg(0, signal.SIGKILL)
-    if code < 0:  # die as it did
+    if code < 0:  # end by the same signal
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

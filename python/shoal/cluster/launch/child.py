@@ -1,0 +1,157 @@
+"""A child process of a launcher: started in its own process group, its output read by a thread.
+
+Each child leads a process group, so that all that it starts ends with it, and Ctrl-C in a terminal reaches the launcher
+alone.
+
+Threads: a :class:`ChildProcess` is used by one; it has two of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from shoal.errors import ShoalError
+
+__all__ = ["ChildProcess", "ProcessFailedError", "end_all", "exit_status"]
+
+_LAST_LINES = 40
+
+
+class ChildProcess:
+    """A child process and the last lines of its output.
+
+    Parameters
+    ----------
+    name : str
+    command : sequence of str
+    environment : mapping
+        Variables in addition to this process's.
+    ended : queue
+        Receives this object when the process has ended.
+    emit : callable, optional
+        Called with every line of output, in a thread.
+    changed : Condition, optional
+        Notified of every line and of the end; guards ``last`` and ``ended_at``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        ended: queue.SimpleQueue[ChildProcess],
+        emit: Callable[[str], None] | None = None,
+        changed: threading.Condition | None = None,
+    ) -> None:
+        self.name = name
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.ended_at = math.inf  # by time.monotonic()
+        self._ended = ended
+        self._emit = emit
+        self._changed = threading.Condition() if changed is None else changed
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            process_group=0,
+        )
+        self._thread = threading.Thread(target=self._read_output, name=f"shoal-{name}", daemon=True)
+        self._thread.start()
+        self._waiter = threading.Thread(target=self._wait, name=f"shoal-{name}-end", daemon=True)
+        self._waiter.start()
+
+    def _read_output(self) -> None:
+        assert self.process.stdout is not None
+        # A progress bar redraws itself: each state is a line here, and the return that begins it is not a line.
+        with io.TextIOWrapper(self.process.stdout, errors="replace", newline="") as lines:
+            for line in lines:
+                if line == "\r":
+                    continue
+                with self._changed:
+                    self.last.append(line.rstrip("\r\n"))
+                    self._changed.notify_all()
+                if self._emit is not None:
+                    self._emit(line.rstrip("\r\n"))
+
+    def _wait(self) -> None:
+        self.process.wait()
+        with self._changed:
+            self.ended_at = time.monotonic()
+            self._changed.notify_all()
+        self._ended.put(self)
+
+    def find(self, pattern: str) -> str | None:
+        """Return the first group of the first match in the last lines; the caller holds the condition."""
+        found = next((found for line in self.last if (found := re.search(pattern, line)) is not None), None)
+        return None if found is None else str(found[1])
+
+    def describe_end(self) -> str:
+        """Return the exit status or signal, and the last lines."""
+        # Read the output to its end, unless a process that it has started keeps the pipe open.
+        self._thread.join(1.0)
+        status = self.process.returncode
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"{how}; its last output: {self.last_output()}"
+
+    def last_output(self) -> str:
+        """Return the last lines."""
+        with self._changed:
+            return "\n".join(["", *self.last]) if self.last else "none"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process; SIGKILL also to all processes that it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if number == signal.SIGKILL:
+                os.killpg(self.process.pid, number)
+            else:
+                self.process.send_signal(number)
+
+    def end(self, deadline: float) -> None:
+        """Wait until ``deadline`` for the process to end, then kill it and the processes that it has started."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self._waiter.join()
+        self._thread.join(1.0)
+
+
+def end_all(children: Sequence[ChildProcess], patience: float) -> None:
+    """Terminate processes, and kill them after ``patience`` seconds, or at once after an interrupt."""
+    try:
+        for child in children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + patience
+        for child in children:
+            child.end(deadline)
+    except BaseException:
+        for child in children:
+            child.end(0.0)
+        raise
+
+
+class ProcessFailedError(ShoalError):
+    """A process of a cluster ended before the cluster was complete."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        super().__init__(f"{child.name} {child.describe_end()}")
+        self.status = exit_status(child)
+
+
+def exit_status(child: ChildProcess) -> int:
+    """Return the exit status of a process as a shell does: 128 + the signal for one that was killed."""
+    code = child.process.returncode
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,250 @@
+"""A scheduler and servers on this machine.
+
+    running      for the length of a ``with`` block
+    launch       the same, with a store that ends them when it is closed
+
+The processes check from their start whether the process that started them still exists (``--parent``).
+
+Threads: objects of this module are used by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.base.interrupts import held_back
+from shoal.cluster.launch.child import ChildProcess, ProcessFailedError, end_all
+from shoal.cluster.launch.environment import find_keys
+from shoal.consistency import BSP, Consistency
+from shoal.errors import DeadlineExceededError
+from shoal.storage.roots import CREDENTIALS, StorageRoots
+from shoal.store.description import make_budget
+
+if TYPE_CHECKING:
+    from shoal.cluster.worker.cluster_store import ClusterStore
+    from shoal.cluster.worker.filters import Filters
+
+__all__ = ["LocalCluster", "launch", "running", "slot_memory"]
+
+PATIENCE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_BSP = BSP()
+
+
+class LocalCluster:
+    """The processes of a cluster on this machine."""
+
+    def __init__(self) -> None:
+        self.ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        self.scheduler: ChildProcess | None = None
+        self.servers: list[ChildProcess] = []
+        self.address = ""
+        self.curve: str | None = None
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    @property
+    def roles(self) -> list[ChildProcess]:
+        """The scheduler and the servers that were started."""
+        return [*([self.scheduler] if self.scheduler else []), *self.servers]
+
+    def start(
+        self,
+        servers: int,
+        *,
+        workers: int = 1,
+        threads: int = 1,
+        memory: int | None = None,
+        slots: int = 1024,
+        heartbeat: float = 2.0,
+        timeout: float = 60.0,
+        curve: str | None = None,
+        storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start the scheduler, then the servers, and wait until they have joined.
+
+        Raises
+        ------
+        ProcessFailedError
+            One of them ended; the message has its last output.
+        DeadlineExceededError
+            They did not join in time.
+        """
+        share = slot_memory(memory, slots)
+        bound = [] if share is None else ["--slot-memory", str(share)]
+        bound += _storage_arguments(storage_roots, storage_options)
+        self.curve = curve
+        deadline = time.monotonic() + timeout
+        counts = ["--servers", str(servers), "--workers", str(workers), "--slots", str(slots)]
+        beats = ["--heartbeat", str(heartbeat)]
+        with held_back():
+            self.scheduler = self._role("scheduler", ["scheduler", "--bind", "tcp://127.0.0.1:*", *counts, *beats])
+        (self.address,) = self._wait_for_lines([self.scheduler], r"scheduler at (tcp://[^\s,]+)", deadline, timeout)
+        for rank in range(servers):
+            command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads), *bound]
+            with held_back():
+                self.servers.append(self._role(f"server {rank}", command))
+        self._wait_for_lines(self.servers, r"(server \d+ has slots)", deadline, timeout)
+
+    def _role(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+        keys = [] if self.curve is None else ["--curve", self.curve]
+        command = [sys.executable, "-m", "shoal", *arguments, *keys, "--parent", str(os.getpid())]
+        return ChildProcess(name, command, {}, self.ended, changed=self._changed)
+
+    def _wait_for_lines(
+        self, children: Sequence[ChildProcess], pattern: str, deadline: float, timeout: float
+    ) -> list[str]:
+        """Wait until each child has printed a matching line; raise if any process ends before."""
+        while True:
+            with self._changed:
+                found = {child: child.find(pattern) for child in children}
+                missing = [child for child in children if found[child] is None]
+                first = min(self.roles, key=lambda child: child.ended_at)
+                if first.ended_at == math.inf:
+                    if not missing:
+                        return [text for text in found.values() if text is not None]
+                    if self._changed.wait(max(0.0, deadline - time.monotonic())) or time.monotonic() < deadline:
+                        continue
+            if first.ended_at < math.inf:
+                raise ProcessFailedError(first)
+            late = "; ".join(f"{child.name} was not ready; its output: {child.last_output()}" for child in missing)
+            raise DeadlineExceededError(f"the cluster was not complete after {timeout:g} s: {late}")
+
+    def stop(self) -> None:
+        """End all processes; returns when they have ended."""
+        if self._stopped:
+            return
+        self._stopped = True
+        end_all(self.roles, PATIENCE_SECONDS)
+
+
+@contextlib.contextmanager
+def running(
+    servers: int,
+    *,
+    workers: int = 1,
+    threads: int = 1,
+    memory: int | None = None,
+    slots: int = 1024,
+    heartbeat: float = 2.0,
+    timeout: float = 60.0,
+    curve: str | None = None,
+    storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[LocalCluster]:
+    """Run a scheduler and servers on this machine for the length of a ``with`` block.
+
+    Parameters
+    ----------
+    servers : int
+    workers : int
+        Number of workers of a job, unless they pass it.
+    threads : int
+        Endpoints of each server.
+    memory : int, optional
+        Limit for the rows of all servers, in bytes.
+    slots : int
+    heartbeat : float
+        Seconds.
+    timeout : float
+        Seconds for all to join.
+    curve : str, optional
+        Directory of the keys of the cluster.
+    storage_roots, storage_options
+        As :class:`shoal.cluster.server.server.Server`.
+
+    Yields
+    ------
+    LocalCluster
+        ``address`` is the scheduler's.
+    """
+    cluster = LocalCluster()
+    try:
+        cluster.start(
+            servers,
+            workers=workers,
+            threads=threads,
+            memory=memory,
+            slots=slots,
+            heartbeat=heartbeat,
+            timeout=timeout,
+            curve=curve,
+            storage_roots=storage_roots,
+            storage_options=storage_options,
+        )
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def launch(
+    servers: int = 1,
+    *,
+    consistency: Consistency = _BSP,
+    threads: int | None = None,
+    server_threads: int = 1,
+    memory: int | None = None,
+    slots: int = 1024,
+    timeout: float = 60.0,
+    filters: Filters | Mapping[str, Filters] | None = None,
+    storage_roots: Sequence[str | os.PathLike[str]] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ClusterStore:
+    """Start a cluster of one worker, this process; see :func:`shoal.launch`."""
+    cluster = LocalCluster()
+    curve = find_keys(os.environ)
+    try:
+        cluster.start(
+            servers,
+            threads=server_threads,
+            memory=memory,
+            slots=slots,
+            timeout=timeout,
+            curve=curve,
+            storage_roots=storage_roots,
+            storage_options=storage_options,
+        )
+    except BaseException:
+        cluster.stop()
+        raise
+    from shoal.cluster.worker import cluster_store
+
+    return cluster_store.connect(
+        cluster.address,
+        consistency=consistency,
+        workers=1,
+        rank=0,
+        timeout=timeout,
+        threads=threads,
+        curve=curve,
+        filters=filters,
+        on_close=cluster.stop,
+    )
+
+
+def _storage_arguments(roots: Sequence[str | os.PathLike[str]] | None, options: Mapping[str, Any] | None) -> list[str]:
+    """Return the storage arguments of `shoal server`, without credentials: the worker that saves sends those."""
+    StorageRoots(roots, options)  # raises if they are invalid
+    shown = {name: value for name, value in (options or {}).items() if name not in CREDENTIALS}
+    return [
+        *(f"--storage-root={os.fspath(root)}" for root in roots or ()),
+        *(f"--storage-option={name}={msgspec.json.encode(value).decode()}" for name, value in shown.items()),
+    ]
+
+
+def slot_memory(memory: int | None, slots: int) -> int | None:
+    """Return the share of a slot in a limit for all rows."""
+    if memory is None:
+        return None
+    make_budget(memory, slots)  # raises if it is invalid
+    return memory // slots

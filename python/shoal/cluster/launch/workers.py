@@ -1,0 +1,301 @@
+"""The workers of a launched cluster: a program, run several times, each under a supervisor.
+
+    run_workers  all workers of a cluster on this machine
+    run_member   one process of a group that mpirun or srun has started: the scheduler, a server or a worker
+
+Ctrl-C and SIGTERM are forwarded to the workers; servers run until the workers have saved. A worker's program runs under
+a supervisor (supervisor.py), which ends it when the launcher has ended.
+
+Threads: functions of this module are called by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.base.interrupts import Terminated, at_boundaries, held_back
+from shoal.cluster.launch.child import ChildProcess, end_all, exit_status
+from shoal.cluster.launch.environment import PORT, ProcessIdentity
+from shoal.cluster.launch.local_cluster import PATIENCE_SECONDS, LocalCluster, slot_memory
+from shoal.cluster.protocol.address import is_loopback, join_address, split
+
+if TYPE_CHECKING:
+    from shoal.cluster.protocol.curve import Keys
+
+__all__ = ["GRACE_SECONDS", "run_member", "run_workers"]
+
+GRACE_SECONDS = 60.0  # for workers to save their state after they are asked to end
+
+_POLL_SECONDS = 0.2  # between two checks of the connection to the scheduler
+_SLOTS = 1024  # of a cluster that mpirun or srun has started
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+def no_op(line: str) -> None:
+    """Ignore a message."""
+
+
+def program(command: Sequence[str]) -> list[str]:
+    """Return the command line of a program: a ``.py`` file is run by this Python."""
+    return [sys.executable, *command] if command[0].endswith(".py") else list(command)
+
+
+def _start_worker(
+    command: Sequence[str],
+    address: str,
+    rank: int,
+    workers: int,
+    ended: queue.SimpleQueue[ChildProcess],
+    emit: Callable[[str], None],
+    curve: str | os.PathLike[str] | None,
+) -> ChildProcess:
+    identity = {"SHOAL_SCHEDULER": address, "SHOAL_RANK": str(rank), "SHOAL_WORKERS": str(workers)}
+    if curve is not None:
+        identity["SHOAL_CURVE"] = os.path.abspath(curve)
+    supervised = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid())]
+    prefix = f"[{rank}] " if workers > 1 else ""
+    return ChildProcess(
+        f"worker {rank}", [*supervised, *program(command)], identity, ended, lambda line: emit(prefix + line)
+    )
+
+
+def run_workers(
+    cluster: LocalCluster,
+    command: Sequence[str],
+    workers: int,
+    emit: Callable[[str], None],
+    *,
+    grace: float = GRACE_SECONDS,
+    warn: Callable[[str], None] = no_op,
+) -> ChildProcess | None:
+    """Run a program as all workers of a cluster.
+
+    Parameters
+    ----------
+    cluster : LocalCluster
+    command : sequence of str
+        The program and its arguments.
+    workers : int
+    emit : callable
+        Called with every line of a worker's output, from threads.
+    grace : float
+        Seconds that workers have to end after Ctrl-C or SIGTERM.
+    warn : callable
+        Called with messages about the end of the workers.
+
+    Returns
+    -------
+    ChildProcess or None
+        The first process that failed, also a server or the scheduler; None if all workers ended with status 0.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Ctrl-C or SIGTERM: the workers received it too, and have ended. A second one kills them at once.
+    """
+    children: list[ChildProcess] = []
+    patience = PATIENCE_SECONDS
+    try:
+        while len(children) < workers:
+            rank = len(children)
+            with held_back():
+                children.append(
+                    _start_worker(command, cluster.address, rank, workers, cluster.ended, emit, cluster.curve)
+                )
+        going = set(children)
+        while going:
+            child = cluster.ended.get()
+            if child not in going or child.process.returncode != 0:
+                return child
+            going.remove(child)
+        return None
+    except KeyboardInterrupt as interrupt:
+        patience = 0.0
+        _forward(interrupt, children, grace, warn)
+        raise
+    finally:
+        end_all(children, patience)
+
+
+def _forward(
+    interrupt: KeyboardInterrupt, children: Sequence[ChildProcess], grace: float, warn: Callable[[str], None]
+) -> None:
+    """Forward the received signal to the workers, and wait ``grace`` seconds for them to end."""
+    terminated = isinstance(interrupt, Terminated)
+    for child in children:
+        child.signal(signal.SIGTERM if terminated else signal.SIGINT)
+    warn(
+        f"{'terminated (SIGTERM)' if terminated else 'interrupted'}: the workers have {grace:g} s to save what they "
+        f"have learned (--grace); {'the signal' if terminated else 'Ctrl-C'} again ends them at once"
+    )
+    deadline = time.monotonic() + grace
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            warn(f"{child.name} had not ended after {grace:g} s and is killed: --grace gives it more time")
+
+
+def _within_grace(interrupted: Callable[[], KeyboardInterrupt | None], grace: float) -> Callable[[], bool]:
+    """Return a function that is true until ``grace`` seconds after an interrupt; a second interrupt raises."""
+    deadline = math.inf
+
+    def in_time() -> bool:
+        nonlocal deadline
+        if interrupted() is not None:
+            deadline = min(deadline, time.monotonic() + grace)
+        return time.monotonic() < deadline
+
+    return in_time
+
+
+def run_member(
+    process: ProcessIdentity,
+    servers: int,
+    command: Sequence[str],
+    emit: Callable[[str], None],
+    *,
+    address: str | None = None,
+    threads: int = 1,
+    memory: int | None = None,
+    timeout: float = 60.0,
+    keys: Callable[[str], Keys | None] = lambda role: None,
+    insecure: bool = False,
+    storage_roots: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    grace: float = GRACE_SECONDS,
+    warn: Callable[[str], None] = no_op,
+) -> tuple[int, str]:
+    """Run one process of a cluster that mpirun or srun has started: the same command everywhere.
+
+    Process 0 is the scheduler, the next ones are the servers, all others run the program as workers.
+
+    Parameters
+    ----------
+    process : ProcessIdentity
+        The rank of this process in its group.
+    servers : int
+    command : sequence of str
+        The program and its arguments.
+    emit : callable
+        Called with every line of the program's output.
+    address : str, optional
+        Of the scheduler; default: port 5570 of the machine of process 0, if the launcher provides its name.
+    threads : int
+        Endpoints of each server.
+    memory : int, optional
+        Limit for the rows of all servers, in bytes.
+    timeout : float
+        Seconds for all to join.
+    keys : callable
+        Returns the keys of a role.
+    insecure : bool
+        Allow a cluster without keys that other machines can reach.
+    storage_roots, storage_options
+        As :class:`shoal.cluster.server.server.Server`.
+    grace, warn
+        As `run_workers`. The scheduler and the servers, which receive the signal too, run until the workers have ended.
+
+    Returns
+    -------
+    (status, str)
+        The exit status, and the failure of another process; empty if there was none.
+
+    Raises
+    ------
+    ValueError
+        The group is too small, or the address of the scheduler is unknown.
+    """
+    from shoal.cluster.protocol.scheduler_client import SchedulerClient
+    from shoal.cluster.scheduler.scheduler import Scheduler
+    from shoal.cluster.server.server import Server
+
+    workers = process.size - servers - 1
+    if workers < 1:
+        counted = "a server" if servers == 1 else f"{servers} servers"
+        raise ValueError(
+            f"{process.launcher} has started {process.size} processes: a scheduler, {counted} and a worker are "
+            f"{servers + 2} at least"
+        )
+    if address is None:
+        if process.host is None:
+            raise ValueError(
+                f"{process.launcher} does not provide the machine of process 0: pass --connect tcp://HOST:{PORT}, "
+                "its name or address"
+            )
+        address = join_address(process.host, PORT)
+    share = slot_memory(memory, _SLOTS)
+    if process.rank == 0:
+        host, port = split(address)
+        bind = join_address(host if is_loopback(host) else "*", port)
+        with (
+            Scheduler(
+                bind, servers=servers, workers=workers, slots=_SLOTS, keys=keys("scheduler"), insecure=insecure
+            ) as scheduler,
+            at_boundaries() as interrupted,
+        ):
+            members = scheduler.membership
+            in_time = _within_grace(interrupted, grace)
+            scheduler.run(lambda: members.launchers_done < workers and not members.failed and in_time())
+            if (interrupt := interrupted()) is not None:
+                raise interrupt
+            return members.status, members.failed
+    if process.rank <= servers:
+        with (
+            Server(
+                address,
+                rank=process.rank - 1,
+                threads=threads,
+                slot_memory=share,
+                timeout=timeout,
+                keys=keys("server"),
+                insecure=insecure,
+                storage_roots=storage_roots,
+                storage_options=storage_options,
+            ) as server,
+            at_boundaries() as interrupted,
+        ):
+            server.run(_within_grace(interrupted, grace))
+            if (interrupt := interrupted()) is not None:
+                raise interrupt
+        return 0, ""
+    rank = process.rank - servers - 1
+    about = f"worker {rank} (process {os.getpid()} on {socket.gethostname()})"
+    own = keys("worker")
+    with SchedulerClient(address, "launcher", about=about, keys=own) as client:
+        client.hello(timeout=timeout)
+        ended: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        patience = PATIENCE_SECONDS
+        children: list[ChildProcess] = []
+        try:
+            with held_back():
+                children.append(
+                    _start_worker(command, address, rank, workers, ended, emit, own.directory if own else None)
+                )
+            while client.fault is None:
+                with contextlib.suppress(queue.Empty):
+                    ended.get(timeout=_POLL_SECONDS)
+                    break
+        except KeyboardInterrupt as interrupt:
+            patience = 0.0
+            _forward(interrupt, children, grace, warn)
+            client.leave(timeout=timeout, status=0)  # not a failure: the scheduler waits for the others
+            raise
+        finally:
+            end_all(children, patience)
+        (child,) = children
+        if client.fault is not None:
+            return 1, str(client.fault)
+        client.leave(timeout=timeout, status=exit_status(child))
+    return exit_status(child), ""
