@@ -173,7 +173,7 @@ def test_what_no_delta_can_be_of_is_refused_and_nothing_is_written(chain, tmp_pa
             chain.save(tmp_path / out, **how)
         assert not (tmp_path / "new").exists()
 
-    refused(r"nobody knows what has changed in table 't' since the save in .*/1", since=tmp_path / "1")
+    refused(r"the changes of table 't' since the save in .*/1 are not known", since=tmp_path / "1")
     refused("is part of the chain that ends with", out="2", since=tmp_path / "2")
     refused("is part of the chain that ends with", out="0", since=tmp_path / "2")
     with pytest.raises(FileNotFoundError, match=r"there is no such checkpoint: '.*/no'"):
@@ -183,7 +183,7 @@ def test_what_no_delta_can_be_of_is_refused_and_nothing_is_written(chain, tmp_pa
         with pytest.raises(ValueError, match="has 16 slots and this store 32"):
             store.save(tmp_path / "new", since=tmp_path / "2")
     chain.load(tmp_path / "2")  # untracked: other rows have taken the place of those that were watched
-    refused("nobody knows", since=tmp_path / "2")
+    refused("are not known", since=tmp_path / "2")
     same_as_now(chain, tmp_path / "2")
 
 
@@ -256,7 +256,7 @@ def test_any_chain_comes_to_a_full_save(seed, rules, dim, slots, links, tmp_path
         for name in ("a", "b"):
             store.table(name, dim=dim, optimizer=optimizer, init=shoal.Uniform(0.1, seed=3), **RULES[rules])
         script = Script(store, seed)
-        real = transaction.PieceWriter.append
+        real = transaction.DataFileWriter.append
 
         def append(writer, data):
             if script.rng.integers(8) == 0:
@@ -268,9 +268,9 @@ def test_any_chain_comes_to_a_full_save(seed, rules, dim, slots, links, tmp_path
             for _ in range(int(script.rng.integers(4))):
                 script.step()
             store.save(tmp_path / f"full {link}")
-            patch.setattr(transaction.PieceWriter, "append", append)
+            patch.setattr(transaction.DataFileWriter, "append", append)
             before = {"track": True} if link == 0 else {"since": tmp_path / str(link - 1)}
             store.save(tmp_path / str(link), **before)
-            patch.setattr(transaction.PieceWriter, "append", real)
+            patch.setattr(transaction.DataFileWriter, "append", real)
             shoal.compact(tmp_path / str(link), tmp_path / f"compacted {link}", threads=2)
             assert contents(tmp_path / f"compacted {link}") == contents(tmp_path / f"full {link}")

@@ -33,14 +33,14 @@ class Held:
     def __init__(self, monkeypatch):
         self.came = threading.Event()
         self.go = threading.Event()
-        real = transaction.PieceWriter.append
+        real = transaction.DataFileWriter.append
 
         def append(writer, data):
             self.came.set()
             assert self.go.wait(60)
             return real(writer, data)
 
-        monkeypatch.setattr(transaction.PieceWriter, "append", append)
+        monkeypatch.setattr(transaction.DataFileWriter, "append", append)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim
         for _ in range(5):
             script.step()
         store.save(tmp_path / "still")
-        real = transaction.PieceWriter.append
+        real = transaction.DataFileWriter.append
         changed = []
 
         def append(writer, data):
@@ -245,7 +245,7 @@ def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim
                 script.step()
             return real(writer, data)
 
-        patch.setattr(transaction.PieceWriter, "append", append)
+        patch.setattr(transaction.DataFileWriter, "append", append)
         patch.setattr("shoal.checkpoint.write.TASKS_AHEAD", 0)
         patch.setattr("shoal.checkpoint.write._TASK_BYTES", 1)
         store.save(tmp_path / "moving")

@@ -15,7 +15,7 @@ import pytest
 import shoal
 from shoal import cli
 from shoal.cli.answers import in_options
-from shoal.storage.base import leaving_none_empty
+from shoal.storage.base import remove_if_failed
 from shoal.storage.open import open_dir
 
 CSV = "click,site,price\n" + "1,a,0.5\n0,b,0.2\n" * 20
@@ -248,7 +248,7 @@ def test_a_fit_or_a_save_that_fails_leaves_no_empty_directory(tmp_path):
     (tmp_path / "there").mkdir()
     assert run([*arguments, "--every", 1]) == 2
     assert run(arguments) == 2
-    with contextlib.suppress(KeyError), leaving_none_empty(open_dir(tmp_path / "full" / "m")):
+    with contextlib.suppress(KeyError), remove_if_failed(open_dir(tmp_path / "full" / "m")):
         (tmp_path / "full" / "m").mkdir(parents=True)
         (tmp_path / "full" / "kept").touch()
         raise KeyError

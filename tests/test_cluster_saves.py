@@ -166,7 +166,7 @@ def test_a_chain_of_one_process_goes_on_on_a_cluster_and_back(alone: Path, tmp_p
         store.save(tmp_path / "here", since=tmp_path / "1")
         digest = store.tables["wide"].digest()
         store.load(tmp_path / "1")
-        with pytest.raises(ValueError, match=r"nobody knows what has changed in table 'wide' since .* track=True"):
+        with pytest.raises(ValueError, match=r"the changes of table 'wide' since .* are not known: .* track=True"):
             store.save(tmp_path / "no", since=tmp_path / "1")
     with shoal.local(slots=SLOTS) as store:
         store.load(tmp_path / "here", track=True)

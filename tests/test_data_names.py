@@ -16,7 +16,7 @@ from oracle.text import Malformed, criteo_row, integer_token, libffm_row, libsvm
 from shoal import CorruptionError, FeatureNames
 from shoal.data import names as module
 from shoal.data.readers import READERS
-from shoal.storage.checksummed_json import write_sealed
+from shoal.storage.checksummed_json import write_checksummed
 
 
 def decoded(text):
@@ -353,6 +353,6 @@ def test_damaged_names_are_named(tmp_path):
         b'{"limit":3,"names":{"x":"y"}}',
         b'{"format":"shoal feature names","version":2,"limit":1,"names":{}}',
     ):
-        write_sealed(path, body)
+        write_checksummed(path, body)
         with pytest.raises(CorruptionError, match=r"names\.json"):
             FeatureNames.load(path)

@@ -237,7 +237,7 @@ def test_what_is_pushed_while_an_export_is_written_is_not_in_it(tmp_path, monkey
         if since:
             store.export(tmp_path / "base")
             push(1)
-        real = transaction.PieceWriter.append
+        real = transaction.DataFileWriter.append
 
         def append(writer, data):
             push(1)
@@ -245,7 +245,7 @@ def test_what_is_pushed_while_an_export_is_written_is_not_in_it(tmp_path, monkey
                 table.erase(keys[:100])
             return real(writer, data)
 
-        monkeypatch.setattr(transaction.PieceWriter, "append", append)
+        monkeypatch.setattr(transaction.DataFileWriter, "append", append)
         store.export(tmp_path / "x", since=tmp_path / "base" if since else None)
         assert tables[0].pull(keys[100:101]).item() > 10
         with shoal.open_export(tmp_path / "x") as export:

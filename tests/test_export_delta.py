@@ -315,7 +315,7 @@ def test_an_export_that_fails_is_no_base_and_what_had_changed_before_counts_stil
                 table.assign(KEYS[5:6], np.full(1, 2, np.float32))
                 raise OSError(28, "no space left")
 
-            broken.setattr(write.Replacement, "publish", full)
+            broken.setattr(write.ManifestTransaction, "publish", full)
             for how in ({"since": tmp_path / "0"}, {"track": True}):
                 with pytest.raises(OSError, match="no space"):
                     store.export(tmp_path / "1", **how)

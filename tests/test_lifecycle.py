@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import shoal
 from oracle.hashing import LAST_KEY, neighbours
-from shoal.lifecycle import RuleForm, make_admission, make_expiry
+from shoal.lifecycle import RuleRecord, make_admission, make_expiry
 from shoal.table.spec import TableRecord
 
 ADMISSIONS = (
@@ -50,13 +50,13 @@ def kept(table: shoal.Table, slots: int) -> tuple[bytes, ...]:
 
 @pytest.mark.parametrize("rule", ADMISSIONS, ids=str)
 def test_an_admission_rule_comes_back_from_its_plain_form(rule):
-    form = msgspec.json.decode(msgspec.json.encode(rule.form()), type=RuleForm)
+    form = msgspec.json.decode(msgspec.json.encode(rule.record()), type=RuleRecord)
     assert make_admission(form) == rule
 
 
 @pytest.mark.parametrize("rule", EXPIRIES, ids=str)
 def test_an_expiry_rule_comes_back_from_its_plain_form(rule):
-    form = msgspec.json.decode(msgspec.json.encode(rule.form()), type=RuleForm)
+    form = msgspec.json.decode(msgspec.json.encode(rule.record()), type=RuleRecord)
     assert make_expiry(form) == rule
 
 
@@ -86,9 +86,9 @@ def test_a_description_with_rules_comes_back_and_one_without_reads_as_ever():
         (lambda: shoal.MinNorm(math.nan), "finite"),
         (lambda: shoal.MaxRows(0), "for rows"),
         (lambda: shoal.MaxRows(10, keep="best"), '"recent" or "frequent"'),
-        (lambda: make_admission(RuleForm("TimeToLive", {"clocks": 1})), "no admission rule"),
-        (lambda: make_expiry(RuleForm("AfterCount", {"n": 1})), "no expiry rule"),
-        (lambda: make_admission(RuleForm("AfterCount", {"n": 2, "m": 1})), "m"),
+        (lambda: make_admission(RuleRecord("TimeToLive", {"clocks": 1})), "no admission rule"),
+        (lambda: make_expiry(RuleRecord("AfterCount", {"n": 1})), "no expiry rule"),
+        (lambda: make_admission(RuleRecord("AfterCount", {"n": 2, "m": 1})), "m"),
     ],
 )
 def test_a_bad_rule_is_refused_where_it_is_made(make, says):

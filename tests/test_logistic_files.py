@@ -15,7 +15,7 @@ import pytest
 import shoal
 from shoal import Batch, CorruptionError, FeatureNames, LogisticRegression, checkpoint, models
 from shoal.models import Fit, Plan, files
-from shoal.storage.checksummed_json import read_sealed, write_sealed
+from shoal.storage.checksummed_json import read_checksummed, write_checksummed
 from shoal.storage.local import LocalDir
 
 OPTIMIZERS = [
@@ -107,10 +107,10 @@ def test_the_curves_of_the_validation_are_kept_and_may_be_missing(saved, batch, 
     with LogisticRegression.load(saved) as model:
         (done,) = model.history.passes
         assert done.curves == shoal.metrics.curves(batch.labels, model.decision_function(batch))
-    body = json.loads(read_sealed(saved / "model.json", missing=""))
+    body = json.loads(read_checksummed(saved / "model.json", missing=""))
     for old in body["history"]["passes"]:
         del old["curves"], old["metrics"]["weight"], old["valid"]["weight"]
-    write_sealed(saved / "model.json", json.dumps(body).encode())
+    write_checksummed(saved / "model.json", json.dumps(body).encode())
     with LogisticRegression.load(saved) as model:
         (again,) = model.history.passes
         assert again == dataclasses.replace(done, curves=None)
@@ -132,11 +132,11 @@ def test_the_settings_of_each_fit_are_kept_and_may_be_missing(batch, tmp_path):
     with LogisticRegression.load(tmp_path / "m") as model:
         assert model.history.fits == expected
         assert [done.features for done in model.history.passes] == [batch.nnz, *([2] * (len(model.history.passes) - 1))]
-    body = json.loads(read_sealed(tmp_path / "m" / "model.json", missing=""))
+    body = json.loads(read_checksummed(tmp_path / "m" / "model.json", missing=""))
     del body["history"]["fits"]
     for old in body["history"]["passes"]:
         del old["features"]
-    write_sealed(tmp_path / "m" / "model.json", json.dumps(body).encode())
+    write_checksummed(tmp_path / "m" / "model.json", json.dumps(body).encode())
     with LogisticRegression.load(tmp_path / "m") as model:
         assert model.history.fits == ()
         assert {done.features for done in model.history.passes} == {0}
@@ -349,8 +349,8 @@ def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
     with pytest.raises(CorruptionError, match=f"{path.name} is missing"):
         models.load_names(saved)
     np.testing.assert_array_equal(predictions(saved, batch), expected)
-    body = json.loads(read_sealed(saved / "model.json", missing="")) | {"names": "../elsewhere.json"}
-    write_sealed(saved / "model.json", json.dumps(body).encode())
+    body = json.loads(read_checksummed(saved / "model.json", missing="")) | {"names": "../elsewhere.json"}
+    write_checksummed(saved / "model.json", json.dumps(body).encode())
     with pytest.raises(CorruptionError, match=r"names no names of features but .*elsewhere"):
         models.load_names(saved)
 

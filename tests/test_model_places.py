@@ -66,7 +66,7 @@ def told(place: StorageDir) -> int:
 
 def held(place: StorageDir) -> list[str]:
     """What lies in a directory, without the digits that each save draws."""
-    return sorted(re.sub(r"-[0-9a-f]{8}\b", "", name) for name in [*place.names(), *place.inner()])
+    return sorted(re.sub(r"-[0-9a-f]{8}\b", "", name) for name in [*place.names(), *place.subdirectories()])
 
 
 # ---- there and back --------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: StorageDir) -> 
     assert held(place) == ["checkpoint", "model.json", "names.json"]
     assert shoal.models.load_names(place) == names
     assert told(place) == 1
-    first = set(place.inner())
+    first = set(place.subdirectories())
     with pytest.raises(ValueError, match="holds a model already"):
         save(place, 0, overwrite=False)
     for left in ("checkpoint-0badcafe", "best-000007"):  # of one that was killed
@@ -88,7 +88,7 @@ def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: StorageDir) -> 
             file.write(b"half")
     save(place, 0)
     assert held(place) == ["checkpoint", "model.json"]
-    assert not first & set(place.inner())
+    assert not first & set(place.subdirectories())
     assert shoal.models.load_names(place) is None
     assert told(place) == 0
 
@@ -165,10 +165,10 @@ def test_a_save_that_is_interrupted_leaves_what_was_there(
     place: StorageDir, s3: str, tmp_path: Path, count: int
 ) -> None:
     save(place, 1, names=shoal.FeatureNames())
-    before = sorted([*place.names(), *place.inner()])
+    before = sorted([*place.names(), *place.subdirectories()])
     with after_writes(count, interrupt), pytest.raises(KeyboardInterrupt):
         save(place, 0, names=shoal.FeatureNames())
-    assert sorted([*place.names(), *place.inner()]) == before
+    assert sorted([*place.names(), *place.subdirectories()]) == before
     assert uploads(s3, tmp_path.name) == []
     assert told(place) == 1
     save(place, 0)

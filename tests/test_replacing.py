@@ -37,7 +37,7 @@ def where(place: StorageDir) -> tuple[Any, dict[str, Any]]:
 
 def contents(place: StorageDir) -> dict[str, bytes]:
     here = {name: place.read(name) for name in place.names()}
-    for folder in place.inner():
+    for folder in place.subdirectories():
         here |= {f"{folder}/{name}": data for name, data in contents(place.child(folder)).items()}
     return here
 
@@ -159,7 +159,7 @@ def test_on_the_command_line_replacing_has_to_be_asked_for(tmp_path: Path, capsy
     Path("log").write_text("1 3:1\n0 4:1\n")
     assert cli.main(["train", "lr", "--train", "log", "--format", "libsvm", "--model", "m4", "--quiet"]) == 0
     before = contents(open_dir(tmp_path / "m4"))
-    for target in ("m4", "m4/" + open_dir(tmp_path / "m4").inner()[0]):
+    for target in ("m4", "m4/" + open_dir(tmp_path / "m4").subdirectories()[0]):
         for more in ([], ["--overwrite"]):
             assert cli.main(["export", "m4", target, *more]) == 2
             assert f"{target} " in capsys.readouterr().err

@@ -19,7 +19,7 @@ from cluster_fakes import Wire
 from places import full_disk, options, somebody_else, uploads
 from shoal.errors import CorruptionError, SaveConflictError, StorageError
 from shoal.storage.base import StorageDir
-from shoal.storage.checksummed_json import seal
+from shoal.storage.checksummed_json import encode_checksummed
 from shoal.storage.open import open_dir
 
 pytestmark = pytest.mark.timeout(120)
@@ -75,7 +75,7 @@ def test_what_is_created_is_read_whole_and_in_ranges(place: StorageDir) -> None:
 def test_directories_are_told_from_files_and_cleared_with_all_that_is_in_them(place: StorageDir) -> None:
     above = place.child("..")
     assert place.child("a").kind() is None
-    assert place.inner() == []
+    assert place.subdirectories() == []
     for name in ("a", "b"):
         inner = place.child(name)
         inner.make()
@@ -83,16 +83,16 @@ def test_directories_are_told_from_files_and_cleared_with_all_that_is_in_them(pl
         inner.child("deep").make()
         put(inner.child("deep"), "y", b"2")
     put(place, "aa", b"3")
-    assert (place.inner(), place.names()) == (["a", "b"], ["aa"])
+    assert (place.subdirectories(), place.names()) == (["a", "b"], ["aa"])
     assert (place.child("a").kind(), place.child("aa").kind()) == ("directory", "file")
     place.child("a").clear()
-    assert (place.inner(), place.names()) == (["b"], ["aa"])
+    assert (place.subdirectories(), place.names()) == (["b"], ["aa"])
     assert place.child("a").kind() is None
     assert place.child("b").child("deep").read("y") == b"2"
     place.child("a").clear()  # nothing is no error
     place.clear()
-    assert (place.kind(), place.inner(), place.names()) == (None, [], [])
-    assert place.name not in above.inner()
+    assert (place.kind(), place.subdirectories(), place.names()) == (None, [], [])
+    assert place.name not in above.subdirectories()
 
 
 def test_an_object_that_stands_for_a_directory_is_none_of_its_files(s3: str, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_object_that_stands_for_a_directory_is_none_of_its_files(s3: str, tmp
 
     place = open_dir(f"s3://places/{tmp_path.name}/b", options(s3))
     boto3.client("s3", endpoint_url=s3).put_object(Bucket="places", Key=f"{tmp_path.name}/b/", Body=b"")
-    assert (place.kind(), place.names(), place.inner()) == ("directory", [], [])
+    assert (place.kind(), place.names(), place.subdirectories()) == ("directory", [], [])
 
 
 def test_a_place_within_a_linked_directory_is_where_the_system_has_it(tmp_path: Path) -> None:
@@ -117,15 +117,15 @@ def test_a_place_within_a_linked_directory_is_where_the_system_has_it(tmp_path: 
 
 
 def test_what_a_sealed_file_lacks_is_said(place: StorageDir) -> None:
-    place.publish("m", seal(b'{"a":1}'), before=None)
-    assert place.read_sealed("m", missing="never mind") == b'{"a":1}'
+    place.publish("m", encode_checksummed(b'{"a":1}'), before=None)
+    assert place.read_checksummed("m", missing="never mind") == b'{"a":1}'
     with pytest.raises(CorruptionError, match="b/n is missing: it was never written"):
-        place.read_sealed("n", missing="it was never written")
+        place.read_checksummed("n", missing="it was never written")
     with pytest.raises(CorruptionError, match="b/m is a file where a directory should be"):
-        place.child("m").read_sealed("n", missing="")
+        place.child("m").read_checksummed("n", missing="")
     put(place, "o", b"{")
     with pytest.raises(CorruptionError, match="b/o is damaged"):
-        place.read_sealed("o", missing="")
+        place.read_checksummed("o", missing="")
 
 
 def test_what_is_missing_is_a_file_not_found_error_and_a_directory_that_is_missing_is_empty(place: StorageDir) -> None:
@@ -151,20 +151,20 @@ def test_directories_are_named_by_their_paths_from_each_other(place: StorageDir)
 
 
 def test_directories_that_hold_a_file_are_found_and_show_when_it_changes(place: StorageDir) -> None:
-    assert place.folders("m") == {}
-    assert place.child("nowhere").folders("m") == {}
+    assert place.subdirectories_with("m") == {}
+    assert place.child("nowhere").subdirectories_with("m") == {}
     put(place, "m", b"not in a directory of its own")
     for path in ("one", "two", "three/deeper"):
         place.child(path).make()
         put(place.child(path), "m", b"1")
         put(place.child(path), "other", b"1")
-    first = place.folders("m")
+    first = place.subdirectories_with("m")
     assert list(first) == ["one", "two"]
-    assert place.folders("m") == first
+    assert place.subdirectories_with("m") == first
     place.child("two").remove("m")
     put(place.child("two"), "m", b"2")
     put(place.child("one"), "more", b"1")
-    second = place.folders("m")
+    second = place.subdirectories_with("m")
     assert second["one"] == first["one"]
     assert second["two"] != first["two"]
 

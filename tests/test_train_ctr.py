@@ -717,7 +717,9 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, req
             got.append((rows_of(click), dense_of(click), untimed(click.history)))
     assert got[0] == got[1]
     described = files.read(out)
-    assert sorted([*out.names(), *out.inner()]) == sorted([described.checkpoint, "model.json", described.tower])
+    assert sorted([*out.names(), *out.subdirectories()]) == sorted(
+        [described.checkpoint, "model.json", described.tower]
+    )
     with shoal.torch.load(out) as loaded:
         assert dense_of(loaded) == got[0][1]
 

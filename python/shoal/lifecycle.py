@@ -27,7 +27,7 @@ __all__ = [
     "Expiry",
     "MaxRows",
     "MinNorm",
-    "RuleForm",
+    "RuleRecord",
     "SweepReport",
     "TableSweep",
     "TimeToLive",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class RuleForm(msgspec.Struct, frozen=True, array_like=True):
+class RuleRecord(msgspec.Struct, frozen=True, array_like=True):
     """A rule in plain values."""
 
     rule: str
@@ -71,9 +71,9 @@ class _Rule:
             found[name] = value if isinstance(value, int) and abs(value) > 2**53 else float(value)
         return found
 
-    def form(self) -> RuleForm:
+    def record(self) -> RuleRecord:
         """Put the rule into plain values."""
-        return RuleForm(type(self).__name__, self.params())
+        return RuleRecord(type(self).__name__, self.params())
 
 
 class Admission(_Rule):
@@ -261,14 +261,14 @@ _KINDS: tuple[type[Expiry], ...] = (TimeToLive, DecayedScore, MinNorm, MaxRows) 
 _WHOLE = {"n", "within", "capacity", "seed", "clocks", "rows"}
 
 
-def _made(kind: type[Any], form: RuleForm) -> Any:
+def _made(kind: type[Any], form: RuleRecord) -> Any:
     values: dict[str, Any] = {name: int(value) if name in _WHOLE else value for name, value in form.params.items()}
     if kind is MaxRows:
         values["keep"] = "frequent" if values.pop("frequent", 0.0) else "recent"
     return kind(**values)
 
 
-def make_admission(form: RuleForm) -> Admission:
+def make_admission(form: RuleRecord) -> Admission:
     """Rebuild an admission rule from its :meth:`form`.
 
     Raises
@@ -283,7 +283,7 @@ def make_admission(form: RuleForm) -> Admission:
     return made
 
 
-def make_expiry(form: RuleForm) -> Expiry:
+def make_expiry(form: RuleRecord) -> Expiry:
     """Rebuild an expiry rule from its :meth:`form`.
 
     Raises

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.storage.base import StorageDir
-from shoal.storage.transaction import PieceFile
+from shoal.storage.transaction import DataFile
 from shoal.table.spec import TableRecord, TableSpec
 
 __all__ = [
@@ -102,7 +102,7 @@ class SavedTable(TableRecord, frozen=True, kw_only=True):
 
     step: int
     rows: int
-    files: list[PieceFile]
+    files: list[DataFile]
     sections: list[Section]
     filters: tuple[SavedFilter, ...] = ()
     clock: int = 0
@@ -142,7 +142,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChainEntry(NamedTuple):
     """A checkpoint of a chain."""
 
-    place: StorageDir
+    storage_dir: StorageDir
     manifest: Manifest
     digest: str
 

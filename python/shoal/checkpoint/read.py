@@ -40,7 +40,7 @@ from shoal.checkpoint.format import (
 from shoal.errors import CorruptionError
 from shoal.storage.base import FileReader, StorageDir, StoragePath
 from shoal.storage.open import open_dir
-from shoal.storage.transaction import in_order
+from shoal.storage.transaction import map_in_order
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 
@@ -84,30 +84,30 @@ def read_chain(where: StoragePath, options: Mapping[str, Any] | None = None) -> 
     chain = [_read(open_dir(where, options), "this is no checkpoint, or its save was cut off", "checkpoint")]
     while (base := chain[0].manifest.base) is not None:
         link = chain[0]
-        found = _read(link.place.child(base.path), f"the delta in {link.place} is of this one")
+        found = _read(link.storage_dir.child(base.path), f"the delta in {link.storage_dir} is of this one")
         if found.digest != base.digest:
             raise CorruptionError(
-                f"{found.place} is not the checkpoint that {link.place} is a delta of: its digest is "
+                f"{found.storage_dir} is not the checkpoint that {link.storage_dir} is a delta of: its digest is "
                 f"{found.digest} instead of {base.digest}"
             )
         if found.manifest.slots != link.manifest.slots:
             raise CorruptionError(
-                f"{link.place} has {link.manifest.slots} slots, and {found.place}, which it is a delta of, "
+                f"{link.storage_dir} has {link.manifest.slots} slots, and {found.storage_dir}, which it is a delta of, "
                 f"{found.manifest.slots}"
             )
         for table in link.manifest.tables:
             known = found.table(table.name)
             if table.delta and (known is None or known.spec() != table.spec()):
                 raise CorruptionError(
-                    f"{link.place} has a delta of table {table.name!r}, which {found.place} does not have so"
+                    f"{link.storage_dir} has a delta of table {table.name!r} that does not match {found.storage_dir}"
                 )
         chain.insert(0, found)
     return chain
 
 
-def _read(place: StorageDir, missing: str, what: str | None = None) -> ChainEntry:
-    path = place.address(MANIFEST)
-    body = place.read_sealed(MANIFEST, missing=missing, what=what)
+def _read(storage_dir: StorageDir, missing: str, what: str | None = None) -> ChainEntry:
+    path = storage_dir.address(MANIFEST)
+    body = storage_dir.read_checksummed(MANIFEST, missing=missing, what=what)
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") not in VERSIONS:
@@ -128,15 +128,15 @@ def _read(place: StorageDir, missing: str, what: str | None = None) -> ChainEntr
             check_extents(manifest.slots, table)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from None
-    return ChainEntry(place, manifest, digest_of(body))
+    return ChainEntry(storage_dir, manifest, digest_of(body))
 
 
-def _check_files(place: StorageDir, table: SavedTable, version: int) -> None:
+def _check_files(storage_dir: StorageDir, table: SavedTable, version: int) -> None:
     header = file_header(version)
     for file in table.files:
-        path = place.address(file.name)
+        path = storage_dir.address(file.name)
         try:
-            with place.open(file.name) as opened:
+            with storage_dir.open(file.name) as opened:
                 if opened.size != file.bytes:
                     raise CorruptionError(f"{path} has {opened.size} bytes instead of {file.bytes}")
                 start = bytearray(len(header))
@@ -149,15 +149,15 @@ def _check_files(place: StorageDir, table: SavedTable, version: int) -> None:
 class _Reader:
     """Reads pieces of a table's files, each checked against its checksum. Any number of threads."""
 
-    def __init__(self, place: StorageDir, table: SavedTable) -> None:
+    def __init__(self, storage_dir: StorageDir, table: SavedTable) -> None:
         self.table = table
-        self._place = place
+        self._storage_dir = storage_dir
         self._opened = ExitStack()
         self._files: list[FileReader] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
-            self._files = [opened.enter_context(self._place.open(file.name)) for file in self.table.files]
+            self._files = [opened.enter_context(self._storage_dir.open(file.name)) for file in self.table.files]
             self._opened = opened.pop_all()
         return self
 
@@ -174,7 +174,7 @@ class _Reader:
         return np.frombuffer(data, np.uint8)
 
     def path(self, piece: Section | SavedFilter | SavedRanges) -> str:
-        return self._place.address(self.table.files[piece.file].name)
+        return self._storage_dir.address(self.table.files[piece.file].name)
 
     @contextmanager
     def damage(self, piece: Section | SavedFilter | SavedRanges) -> Iterator[None]:
@@ -197,8 +197,8 @@ class History:
         for link in reversed(chain):
             table = link.table(name)
             assert table is not None, "read_chain has looked"
-            _check_files(link.place, table, link.manifest.version)
-            readers.insert(0, _Reader(link.place, table))
+            _check_files(link.storage_dir, table, link.manifest.version)
+            readers.insert(0, _Reader(link.storage_dir, table))
             if not table.delta:
                 break
         self.last = readers[-1].table
@@ -274,11 +274,11 @@ def verify(where: StoragePath, threads: int = 1, *, progress: bool = False) -> M
     with tqdm(total=total, desc="verify", unit=" rows", unit_scale=True, disable=not progress) as bar:
         for link in chain:
             for table in link.manifest.tables:
-                _check_files(link.place, table, link.manifest.version)
+                _check_files(link.storage_dir, table, link.manifest.version)
                 pieces: list[Section | SavedFilter | SavedRanges] = [*table.sections, *table.filters, *table.ranges]
-                with _Reader(link.place, table) as reader, ThreadPoolExecutor(threads) as pool:
+                with _Reader(link.storage_dir, table) as reader, ThreadPoolExecutor(threads) as pool:
                     for piece, _ in zip(
-                        pieces, in_order(pool, reader.read, pieces, threads * TASKS_AHEAD), strict=True
+                        pieces, map_in_order(pool, reader.read, pieces, threads * TASKS_AHEAD), strict=True
                     ):
                         bar.update(piece.rows if isinstance(piece, Section) else 0)
     return chain[-1].manifest
@@ -353,7 +353,7 @@ def load(
     for table, shard, count in zip(manifest.tables, shards, found, strict=True):
         if count != table.size:
             raise CorruptionError(
-                f"{chain[-1].place}: table {table.name!r} comes to {count} rows instead of {table.size}"
+                f"{chain[-1].storage_dir}: table {table.name!r} comes to {count} rows instead of {table.size}"
             )
         shard.step = table.step
         shard.set_clock(table.clock, clock)
@@ -433,7 +433,7 @@ def restore_tables(
 def _restore(history: History, table: RestoreTarget, threads: int, on_progress: Callable[[int], None]) -> int:
     rows = 0
     with history, ThreadPoolExecutor(threads) as pool:
-        read = in_order(pool, history.section, history.slots, threads * TASKS_AHEAD)
+        read = map_in_order(pool, history.section, history.slots, threads * TASKS_AHEAD)
         for slot, (count, data) in zip(history.slots, read, strict=True):
             restored = 0
             if count:

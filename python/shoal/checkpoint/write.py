@@ -42,7 +42,7 @@ from shoal.checkpoint.format import (
     version_of,
 )
 from shoal.storage.base import StorageDir
-from shoal.storage.transaction import PieceFile, PieceWriter, Replacement, check_replaceable, in_order
+from shoal.storage.transaction import DataFile, DataFileWriter, ManifestTransaction, check_replaceable, map_in_order
 from shoal.table.shard import Snapshot
 from shoal.table.spec import TableRecord, TableSpec
 
@@ -98,7 +98,7 @@ class SlotData(NamedTuple):
 class _Written:
     """What was written of one table: where each slot's pieces are."""
 
-    def __init__(self, writer: PieceWriter) -> None:
+    def __init__(self, writer: DataFileWriter) -> None:
         self.writer = writer
         self.sections: list[Section] = []
         self.filters: list[SavedFilter] = []
@@ -145,10 +145,10 @@ def snapshots(
 
 
 def unknown_base(table: str, base: ChainEntry | None) -> ValueError:
-    """Make the error of a delta of which nobody knows what it has to hold."""
+    """Make the error of a delta whose changes were not tracked."""
     return ValueError(
-        f"nobody knows what has changed in table {table!r} since the save in {base and base.place}: a delta is of this "
-        f"store's last save that tracked changes, or of what it loaded so; save all rows, with track=True"
+        f"the changes of table {table!r} since the save in {base and base.storage_dir} are not known: a delta needs "
+        f"this store's last save or load with track=True as its base; save all rows, with track=True"
     )
 
 
@@ -190,12 +190,12 @@ class SnapshotSet(Protocol):
         """How many will be written, of deltas none: for a progress bar."""
 
     def write(
-        self, place: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
+        self, storage_dir: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
     ) -> list[SavedTable]:
         """Write slot files whose names begin with ``stem``, and tell how many rows, now and then; once."""
 
     def done(self, digest: str) -> None:
-        """Hear that the manifest is in place, and its digest."""
+        """Record that the manifest with this digest was published."""
 
 
 class LocalSnapshotSet(NamedTuple):
@@ -217,12 +217,19 @@ class LocalSnapshotSet(NamedTuple):
         return sum(snapshot.rows for _, snapshot, kind in self.taken if kind != "delta")
 
     def write(
-        self, place: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
+        self, storage_dir: StorageDir, stem: str, version: int, *, durable: bool, on_progress: Callable[[int], None]
     ) -> list[SavedTable]:
         """Write all slots."""
         stems = [f"{stem}-{k}" for k in range(len(self.taken))]
         return write_slots(
-            place, stems, version, self.taken, range(self.slots), self.threads, durable=durable, on_progress=on_progress
+            storage_dir,
+            stems,
+            version,
+            self.taken,
+            range(self.slots),
+            self.threads,
+            durable=durable,
+            on_progress=on_progress,
         )
 
     def done(self, digest: str) -> None:
@@ -232,7 +239,7 @@ class LocalSnapshotSet(NamedTuple):
 
 
 def write_checkpoint(
-    place: StorageDir,
+    storage_dir: StorageDir,
     moment: SnapshotSet,
     slots: int,
     *,
@@ -246,17 +253,17 @@ def write_checkpoint(
     process anyway.
     """
     version = 3 if base is not None else version_of(moment.specs)
-    named = None if base is None else Base(place.path_to(base.place), base.digest)
+    named = None if base is None else Base(storage_dir.path_to(base.storage_dir), base.digest)
 
     def save(stem: str, on_progress: Callable[[int], None]) -> list[SavedTable]:
-        return moment.write(place, stem, version, durable=durable, on_progress=on_progress)
+        return moment.write(storage_dir, stem, version, durable=durable, on_progress=on_progress)
 
     about = Manifest(FORMAT, version, slots, [], named, moment.clock)
-    moment.done(publish(place, about, save, moment.rows, progress=progress, durable=durable))
+    moment.done(publish(storage_dir, about, save, moment.rows, progress=progress, durable=durable))
 
 
 def write_slots(
-    place: StorageDir,
+    storage_dir: StorageDir,
     stems: Sequence[str],
     version: int,
     taken: Sequence[TableSnapshot],
@@ -270,7 +277,7 @@ def write_slots(
 
     Parameters
     ----------
-    place : StorageDir
+    storage_dir : StorageDir
     stems : sequence of str
         What the names of each table's files begin with.
     version : int
@@ -297,12 +304,19 @@ def write_slots(
         The moment could not be kept.
     """
     return write_jobs(
-        place, stems, version, [_job(*one) for one in taken], slots, threads, durable=durable, on_progress=on_progress
+        storage_dir,
+        stems,
+        version,
+        [_job(*one) for one in taken],
+        slots,
+        threads,
+        durable=durable,
+        on_progress=on_progress,
     )
 
 
 def write_jobs(
-    place: StorageDir,
+    storage_dir: StorageDir,
     stems: Sequence[str],
     version: int,
     jobs: Sequence[TableJob],
@@ -316,7 +330,7 @@ def write_jobs(
     header = file_header(version)
     saved = []
     for stem, job in zip(stems, jobs, strict=True):
-        writer = PieceWriter(place, stem, SLOT_FILE, header, durable=durable, cached=False)
+        writer = DataFileWriter(storage_dir, stem, SLOT_FILE, header, durable=durable, cached=False)
         saved.append(_save_table(writer, job, slots, threads, on_progress))
     return saved
 
@@ -331,7 +345,7 @@ def _behind(files: int, piece: AnyExtent) -> AnyExtent:
 
 
 def _join(parts: Sequence[SavedTable]) -> SavedTable:
-    files: list[PieceFile] = []
+    files: list[DataFile] = []
     sections: list[Section] = []
     filters: list[SavedFilter] = []
     ranges: list[SavedRanges] = []
@@ -383,7 +397,7 @@ def _changes(snapshot: Snapshot, slot: int) -> SlotData:
 
 
 def publish(
-    place: StorageDir,
+    storage_dir: StorageDir,
     about: Manifest,
     save: Callable[[str, Callable[[int], None]], list[SavedTable]],
     rows: int,
@@ -392,7 +406,7 @@ def publish(
     durable: bool,
 ) -> str:
     """Write a checkpoint, its tables by ``save(stem, on_progress)``, and return its digest."""
-    with Replacement(place, MANIFEST, is_ours, durable=durable) as new:
+    with ManifestTransaction(storage_dir, MANIFEST, is_ours, durable=durable) as new:
         with tqdm(total=rows or None, desc="save", unit=" rows", unit_scale=True, disable=not progress) as bar:
             saved = save(new.stem, bar.update)
         body = msgspec.json.encode(msgspec.structs.replace(about, tables=saved))
@@ -401,7 +415,7 @@ def publish(
 
 
 def _save_table(
-    writer: PieceWriter, job: TableJob, slots: range, threads: int, on_progress: Callable[[int], None]
+    writer: DataFileWriter, job: TableJob, slots: range, threads: int, on_progress: Callable[[int], None]
 ) -> SavedTable:
     def make(some: range) -> list[SlotData]:
         return [piece for piece in map(job.make, some) if piece is not None]
@@ -411,7 +425,7 @@ def _save_table(
     written = _Written(writer)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            for made in in_order(pool, make, tasks, threads * TASKS_AHEAD):
+            for made in map_in_order(pool, make, tasks, threads * TASKS_AHEAD):
                 for piece in made:
                     written.add(piece)
                 on_progress(sum(piece.rows for piece in made))
@@ -432,9 +446,9 @@ def _save_table(
     )
 
 
-def check_target(place: StorageDir, *, overwrite: bool) -> None:
+def check_target(storage_dir: StorageDir, *, overwrite: bool) -> None:
     """Raise ValueError if a checkpoint may not be written to a directory; nothing is changed."""
-    check_replaceable(place, MANIFEST, "a checkpoint", is_ours, overwrite=overwrite, form=FORMAT)
+    check_replaceable(storage_dir, MANIFEST, "a checkpoint", is_ours, overwrite=overwrite, form=FORMAT)
 
 
 def is_ours(name: str) -> bool:
@@ -443,7 +457,9 @@ def is_ours(name: str) -> bool:
 
 
 def check_apart(out: StorageDir, chain: Chain) -> None:
-    """Raise ValueError if a new checkpoint would take the place of one that it is made of."""
+    """Raise ValueError if a new checkpoint would replace one that it is built from."""
     for link in chain:
-        if out.is_same(link.place):
-            raise ValueError(f"{out} is part of the chain that ends with {chain[-1].place}: choose another directory")
+        if out.is_same(link.storage_dir):
+            raise ValueError(
+                f"{out} is part of the chain that ends with {chain[-1].storage_dir}: choose another directory"
+            )

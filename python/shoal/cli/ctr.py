@@ -101,12 +101,12 @@ def train_ctr(arguments: argparse.Namespace) -> Answer:
             raise ValueError(f"--threads is {arguments.threads}: pass 1 or more")
         torch.set_num_threads(arguments.threads)
     with open_store(arguments) as store:
-        from shoal.storage.base import leaving_none_empty
+        from shoal.storage.base import remove_if_failed
         from shoal.storage.open import open_dir
         from shoal.torch.config import build
 
         model = build(config, store)
-        with leaving_none_empty(open_dir(config.output.dir)):
+        with remove_if_failed(open_dir(config.output.dir)):
             return _trained(arguments, config, model, train, valid)
 
 

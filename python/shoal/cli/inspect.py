@@ -168,7 +168,7 @@ def _export(directory: StorageDir, cache: Cache) -> Answer:
     chain = []
     for one in reversed(layers.mapped):
         what = "whole" if one.manifest.base is None else f"delta upon {one.manifest.base.path}"
-        lines.append(f"    {one.place.name}: version {one.manifest.number}, {what}")
+        lines.append(f"    {one.storage_dir.name}: version {one.manifest.number}, {what}")
         tables = []
         for table in one.manifest.tables:
             size = sum(file.bytes for file in table.files)
@@ -182,7 +182,7 @@ def _export(directory: StorageDir, cache: Cache) -> Answer:
                 f"            {size:,} bytes{per_row}; off by {table.largest_error:.3g} at most, "
                 f"{table.rms_error:.3g} rms"
             )
-        chain.append({"directory": str(one.place), "version": one.manifest.number, "tables": tables})
+        chain.append({"directory": str(one.storage_dir), "version": one.manifest.number, "tables": tables})
     lines.append("every checksum matches")
     facts = {"directory": str(directory), "kind": "export", "version": layers.number, "slots": layers.slots}
     return Answer("\n".join(lines), facts | {"model": of, "layers": chain, "verified": True})

@@ -428,10 +428,10 @@ def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Nam
     """Have a command that fails leave no empty directory where its model would be."""
 
     def tidy(arguments: argparse.Namespace) -> Answer:
-        from shoal.storage.base import leaving_none_empty
+        from shoal.storage.base import remove_if_failed
         from shoal.storage.open import open_dir
 
-        with leaving_none_empty(open_dir(arguments.model)):
+        with remove_if_failed(open_dir(arguments.model)):
             return run(arguments)
 
     return tidy

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from shoal.base.machine import local_path
 from shoal.data.criteo import INTEGER_COLUMNS, buckets
 from shoal.errors import CorruptionError
-from shoal.storage.checksummed_json import read_sealed, write_sealed
+from shoal.storage.checksummed_json import read_checksummed, write_checksummed
 
 FORMAT = "shoal feature names"
 VERSION = 1
@@ -224,7 +224,7 @@ class FeatureNames(Mapping[int, str]):
         Path
             The file.
         """
-        write_sealed(local_path(path), self.to_json())
+        write_checksummed(local_path(path), self.to_json())
         return local_path(path)
 
     @classmethod
@@ -236,7 +236,7 @@ class FeatureNames(Mapping[int, str]):
         CorruptionError
             The file is missing or was changed.
         """
-        return cls.from_json(read_sealed(local_path(path), missing="there are no names"), path)
+        return cls.from_json(read_checksummed(local_path(path), missing="there are no names"), path)
 
     def to_json(self) -> bytes:
         """Tell limit and names as the JSON that `save` seals."""

@@ -36,7 +36,7 @@ from shoal.base.machine import local_path
 from shoal.errors import CorruptionError, StorageError
 from shoal.storage.base import FileReader, StorageDir
 
-__all__ = ["Cache", "Held"]
+__all__ = ["Cache", "CacheLease"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _REQUESTS = 8  # at a time
 _KEPT_SECONDS = 86400.0  # since an export was opened last
 
 
-class Held:
+class CacheLease:
     """An export's directory in the cache, which stays as long as this object does."""
 
     def __init__(self, directory: Path, descriptor: int) -> None:
@@ -68,12 +68,14 @@ class Cache:
     def __str__(self) -> str:
         return str(self._directory)
 
-    def hold(self, place: StorageDir, digest: str, files: Mapping[str, int], check: Callable[[Path], object]) -> Held:
+    def hold(
+        self, storage_dir: StorageDir, digest: str, files: Mapping[str, int], check: Callable[[Path], object]
+    ) -> CacheLease:
         """Find an export's copy, or make one.
 
         Parameters
         ----------
-        place : StorageDir
+        storage_dir : StorageDir
             Where the export is.
         digest : str
             Of its manifest.
@@ -93,7 +95,7 @@ class Cache:
         -----
         Blocks while files are fetched, by this process or another one.
         """
-        group = self._group(place)
+        group = self._group(storage_dir)
         with self._refused():
             group.mkdir(mode=0o700, parents=True, exist_ok=True)
             held = _lock(group / digest)
@@ -101,30 +103,30 @@ class Cache:
                 with _alone(group):
                     held = _lock(group / digest)  # somebody else may have been faster
                     if held is None:
-                        _log.info("fetching %s into %s", place, group / digest)
+                        _log.info("fetching %s into %s", storage_dir, group / digest)
                         _remove_left(group, held=digest)
-                        _fetch(place, group, digest, files, check)
+                        _fetch(storage_dir, group, digest, files, check)
                         held = _lock(group / digest)
             if held is None:
                 raise StorageError(f"{group / digest} was removed as soon as it was made: is somebody clearing {self}?")
             os.utime(group / digest)
             return held
 
-    def drop(self, place: StorageDir, digest: str) -> None:
+    def drop(self, storage_dir: StorageDir, digest: str) -> None:
         """Remove a copy that nobody holds, or that is damaged: who has mapped it goes on with what was mapped."""
-        group = self._group(place)
+        group = self._group(storage_dir)
         with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
             _remove(group / digest)
 
-    def let_go(self, place: StorageDir, digest: str) -> None:
+    def let_go(self, storage_dir: StorageDir, digest: str) -> None:
         """Remove a copy unless somebody holds it."""
-        group = self._group(place)
+        group = self._group(storage_dir)
         with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
             if not _is_held(group / digest):
                 _remove(group / digest)
 
-    def _group(self, place: StorageDir) -> Path:
-        above = place.child("..")
+    def _group(self, storage_dir: StorageDir) -> Path:
+        above = storage_dir.child("..")
         name = "".join(c if c.isalnum() or c in "._-" else "_" for c in above.name)
         return self._directory / f"{name}-{hashlib.sha256(str(above).encode()).hexdigest()[:16]}"
 
@@ -142,7 +144,7 @@ class Cache:
             ) from error
 
 
-def _lock(directory: Path) -> Held | None:
+def _lock(directory: Path) -> CacheLease | None:
     """Hold a directory; None if it is not there."""
     while True:
         try:
@@ -152,7 +154,7 @@ def _lock(directory: Path) -> Held | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who is about to remove it
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
-                return Held(directory, descriptor)
+                return CacheLease(directory, descriptor)
         os.close(descriptor)
 
 
@@ -197,7 +199,7 @@ def _remove_left(group: Path, *, held: str) -> None:
 
 
 def _fetch(
-    place: StorageDir, group: Path, digest: str, files: Mapping[str, int], check: Callable[[Path], object]
+    storage_dir: StorageDir, group: Path, digest: str, files: Mapping[str, int], check: Callable[[Path], object]
 ) -> None:
     """Make a copy: the calling process is alone in the group."""
     made = group / f"{_PARTS}{secrets.token_hex(4)}"
@@ -206,12 +208,14 @@ def _fetch(
         with ThreadPoolExecutor(_REQUESTS) as pool:
             for name, size in files.items():
                 try:
-                    with place.open(name) as source:
+                    with storage_dir.open(name) as source:
                         if source.size != size:
-                            raise CorruptionError(f"{place.address(name)} has {source.size} bytes instead of {size}")
-                        _copy(source, made / name, size, pool, place.address(name))
+                            raise CorruptionError(
+                                f"{storage_dir.address(name)} has {source.size} bytes instead of {size}"
+                            )
+                        _copy(source, made / name, size, pool, storage_dir.address(name))
                 except FileNotFoundError:
-                    raise CorruptionError(f"{place.address(name)} is missing") from None
+                    raise CorruptionError(f"{storage_dir.address(name)} is missing") from None
         check(made)
         made.rename(group / digest)
     except BaseException:

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from shoal.base.machine import cores
-from shoal.export import manifest as form
+from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
 from shoal.export.layers import Layers, read_layers
 from shoal.export.read import newest
@@ -40,14 +40,14 @@ def compact_export(
     target = open_dir(out, storage_options)
     with closing(read_layers(newest(open_dir(directory, storage_options)), cache=copies)) as layers:
         for one in layers.mapped:
-            if target.is_same(one.place):
+            if target.is_same(one.storage_dir):
                 raise ValueError(f"{target} is part of the chain that ends with {directory}: choose another directory")
         tables = [_given(name, layers) for name in layers.tables]
         done = write_export(
             target,
             UnsynchronizedTables(tables, layers.slots),
             dtype={name: table.dtype for name, table in layers.tables.items()},
-            version=form.next_number(target, layers.number),
+            version=manifests.next_number(target, layers.number),
             overwrite=overwrite,
             model=layers.model,
             extras={name: layers.extra(name) for name in layers.extras},

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.errors import CorruptionError
-from shoal.export import manifest as form
-from shoal.export.cache import Cache, Held
-from shoal.export.manifest import Extra, FrozenTable, Manifest
+from shoal.export import manifest as manifests
+from shoal.export.cache import Cache, CacheLease
+from shoal.export.manifest import Extra, Manifest, TableEntry
 from shoal.storage.base import StorageDir
 
 __all__ = ["Layers", "MappedExport", "read_layers"]
@@ -36,14 +36,14 @@ _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 class MappedExport:
     """The files of one export, mapped and checked; one that is elsewhere through a copy in the cache."""
 
-    def __init__(self, place: StorageDir, manifest: Manifest, digest: str, *, verify: bool, cache: Cache) -> None:
-        self.place = place
+    def __init__(self, storage_dir: StorageDir, manifest: Manifest, digest: str, *, verify: bool, cache: Cache) -> None:
+        self.storage_dir = storage_dir
         self.manifest = manifest
         self.digest = digest
-        self._held: Held | None = None
-        if place.local is not None:
-            self.directory = place.local
-            self.files = _map_all(manifest, place.local, place.address, verify=verify)
+        self._held: CacheLease | None = None
+        if storage_dir.local is not None:
+            self.directory = storage_dir.local
+            self.files = _map_all(manifest, storage_dir.local, storage_dir.address, verify=verify)
             return
         held = self._copy(cache)
         try:
@@ -51,20 +51,20 @@ class MappedExport:
         except CorruptionError as error:
             _log.warning("the copy of an export is fetched again: %s", error)
             held.release()
-            cache.drop(place, digest)
+            cache.drop(storage_dir, digest)
             held = self._copy(cache)
             self.files = self._map_copy(held.directory, verify=verify)
         self._held = held
         self.directory = held.directory
 
-    def _copy(self, cache: Cache) -> Held:
+    def _copy(self, cache: Cache) -> CacheLease:
         sizes = {file.name: file.bytes for table in self.manifest.tables for file in table.files}
         sizes |= {extra.name: extra.bytes for extra in self.manifest.extras}
 
         def check(directory: Path) -> None:
-            self._map_in(directory, self.place.address, verify=True)
+            self._map_in(directory, self.storage_dir.address, verify=True)
 
-        return cache.hold(self.place, self.digest, sizes, check)
+        return cache.hold(self.storage_dir, self.digest, sizes, check)
 
     def _map_copy(self, directory: Path, *, verify: bool) -> _Files:
         return self._map_in(directory, lambda name: str(directory / name), verify=verify)
@@ -84,15 +84,15 @@ class MappedExport:
     def let_go(self, cache: Cache) -> None:
         """Remove its copy, unless somebody else maps it too: there is a newer export."""
         self.release()
-        if self.place.local is None:
-            cache.let_go(self.place, self.digest)
+        if self.storage_dir.local is None:
+            cache.let_go(self.storage_dir, self.digest)
 
     def extra(self, name: str) -> bytes:
         """Read and check one of the model's files."""
         for extra in self.manifest.extras:
             if extra.name.partition("-")[2] == name:
                 return _read_extra(self.directory, extra, lambda name: str(self.directory / name))
-        raise CorruptionError(f"{self.place} has no file {name!r} of its model")
+        raise CorruptionError(f"{self.storage_dir} has no file {name!r} of its model")
 
 
 def _map_all(manifest: Manifest, directory: Path, address: Callable[[str], str], *, verify: bool) -> _Files:
@@ -128,7 +128,7 @@ def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
         found = os.fstat(descriptor).st_size
         if found != size:
             raise CorruptionError(f"{address} has {found} bytes instead of {size}")
-        if size < len(form.HEADER):
+        if size < len(manifests.HEADER):
             raise CorruptionError(f"{address} is damaged: {size} bytes are no data file")
         mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
     finally:
@@ -137,7 +137,7 @@ def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
         with suppress(OSError):  # advice: a refusal costs speed, nothing else
             mapped.madvise(_HUGE_PAGES)
     data = np.frombuffer(mapped, np.uint8)
-    if data[: len(form.HEADER)].tobytes() != form.HEADER:
+    if data[: len(manifests.HEADER)].tobytes() != manifests.HEADER:
         raise CorruptionError(f"{address} is damaged: it does not start as a data file does")
     return data
 
@@ -151,16 +151,18 @@ class Layers:
         self.digest = newest.digest
         self.number = newest.manifest.number
         self.slots = newest.manifest.slots
-        self.tables: dict[str, FrozenTable] = {}
+        self.tables: dict[str, TableEntry] = {}
         self.natives: dict[str, _core.ExportReader] = {}
         for one in mapped:
             if one.manifest.slots != self.slots:
-                raise CorruptionError(f"{one.place} has {one.manifest.slots} slots, {newest.place} {self.slots}")
+                raise CorruptionError(
+                    f"{one.storage_dir} has {one.manifest.slots} slots, {newest.storage_dir} {self.slots}"
+                )
             for table, files in zip(one.manifest.tables, one.files, strict=True):
                 known = self.tables.get(table.name)
                 if known is not None and known.description() != table.description():
                     raise CorruptionError(
-                        f"table {table.name!r} of {one.place} has another description than that of its base"
+                        f"table {table.name!r} of {one.storage_dir} has another description than that of its base"
                     )
                 self.tables[table.name] = table
                 native = self.natives.setdefault(table.name, table.native(self.slots))
@@ -169,7 +171,7 @@ class Layers:
                     try:
                         native.add(file, table.sections_of(k))
                     except ValueError as error:
-                        raise CorruptionError(f"{one.place.address(table.files[k].name)}: {error}") from None
+                        raise CorruptionError(f"{one.storage_dir.address(table.files[k].name)}: {error}") from None
 
     def close(self) -> None:
         """Let others remove copies of its files. What is mapped stays mapped."""
@@ -192,7 +194,7 @@ class Layers:
         for one in reversed(self.mapped):
             if one.manifest.extras:
                 return one.extra(name)
-        raise CorruptionError(f"{self.mapped[-1].place} has no file {name!r} of its model")
+        raise CorruptionError(f"{self.mapped[-1].storage_dir} has no file {name!r} of its model")
 
     def digest_of(self, name: str) -> str | None:
         """Return the digest of the newest that has a table, which reads here as it reads there; None: none has it."""
@@ -201,13 +203,13 @@ class Layers:
             None,
         )
 
-    def forms_of(self, name: str) -> list[FrozenTable]:
+    def forms_of(self, name: str) -> list[TableEntry]:
         """Return what each of them tells of a table."""
         return [table for one in self.mapped for table in one.manifest.tables if table.name == name]
 
 
 def read_layers(
-    place: StorageDir, *, verify: bool = True, known: Layers | None = None, cache: Cache | None = None
+    storage_dir: StorageDir, *, verify: bool = True, known: Layers | None = None, cache: Cache | None = None
 ) -> Layers:
     """Map an export and those that it stands upon; files that ``known`` has mapped are not mapped again.
 
@@ -219,18 +221,18 @@ def read_layers(
         A file cannot be read.
     """
     copies = cache or Cache()
-    there = {} if known is None else {(str(one.place), one.digest): one for one in known.mapped}
+    there = {} if known is None else {(str(one.storage_dir), one.digest): one for one in known.mapped}
 
     def mapped(where: StorageDir, manifest: Manifest, digest: str) -> MappedExport:
         return there.get((str(where), digest)) or MappedExport(where, manifest, digest, verify=verify, cache=copies)
 
     for attempt in range(_TRIES):
-        manifest, digest = form.read(place, what="export")
+        manifest, digest = manifests.read(storage_dir, what="export")
         try:
-            return Layers(_chain(place.real(), manifest, digest, mapped))
+            return Layers(_chain(storage_dir.real(), manifest, digest, mapped))
         except CorruptionError:
             # It may have been replaced since its manifest was read.
-            if attempt == _TRIES - 1 or form.read(place)[1] == digest:
+            if attempt == _TRIES - 1 or manifests.read(storage_dir)[1] == digest:
                 raise
     raise AssertionError("the last try returns or raises")
 
@@ -245,9 +247,9 @@ def _chain(
         if manifest.base is None:
             return chain[::-1]
         if len(chain) == _LONGEST_CHAIN:
-            raise CorruptionError(f"{chain[0].place} stands upon more than {_LONGEST_CHAIN} exports")
+            raise CorruptionError(f"{chain[0].storage_dir} stands upon more than {_LONGEST_CHAIN} exports")
         base, wanted = where.child(manifest.base.path).real(), manifest.base.digest
-        manifest, digest = form.read(base)
+        manifest, digest = manifests.read(base)
         if digest != wanted:
             raise CorruptionError(
                 f"{base} is not the export that the delta {where} was made upon: it was replaced; export the whole "

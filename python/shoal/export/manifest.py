@@ -12,9 +12,9 @@ from shoal import _core
 from shoal.errors import CorruptionError, ShoalError, StorageError
 from shoal.optim import make_init
 from shoal.storage.base import StorageDir, StoragePath
-from shoal.storage.checksummed_json import unseal
+from shoal.storage.checksummed_json import decode_checksummed
 from shoal.storage.open import open_dir
-from shoal.storage.transaction import PieceFile
+from shoal.storage.transaction import DataFile
 
 __all__ = [
     "DTYPES",
@@ -22,9 +22,9 @@ __all__ = [
     "MANIFEST",
     "Base",
     "Found",
-    "FrozenTable",
     "Manifest",
     "Section",
+    "TableEntry",
     "digest_of",
     "is_export",
     "next_number",
@@ -65,7 +65,7 @@ class Extra(msgspec.Struct, frozen=True):
     crc32c: int
 
 
-class FrozenTable(msgspec.Struct, frozen=True, kw_only=True):
+class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A table's description and where its rows are."""
 
     name: str
@@ -78,7 +78,7 @@ class FrozenTable(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     largest_error: float
     rms_error: float
-    files: list[PieceFile]
+    files: list[DataFile]
     sections: list[Section]
 
     def native(self, slots: int) -> _core.ExportReader:
@@ -113,7 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int = 0
     number: int = 0
     slots: int = 0
-    tables: list[FrozenTable] = []
+    tables: list[TableEntry] = []
     base: Base | None = None
     model: dict[str, Any] | None = None
     extras: list[Extra] = []
@@ -130,12 +130,12 @@ def is_export(where: StoragePath) -> bool:
 Found = dict[str, tuple[str, int | ShoalError | None]]  # by directory: its mark, and its number or what is wrong
 
 
-def numbers(place: StorageDir, known: Found | None = None) -> Found:
+def numbers(storage_dir: StorageDir, known: Found | None = None) -> Found:
     """Find the exports in a directory.
 
     Parameters
     ----------
-    place : StorageDir
+    storage_dir : StorageDir
     known : dict, optional
         What was found before, which is not read again where it is the same.
 
@@ -151,40 +151,40 @@ def numbers(place: StorageDir, known: Found | None = None) -> Found:
         The directory cannot be read.
     """
     found: Found = {}
-    for name, mark in place.folders(MANIFEST).items():
+    for name, mark in storage_dir.subdirectories_with(MANIFEST).items():
         before, number = ("", None) if known is None else known.get(name, ("", None))
         is_known = before == mark and not isinstance(number, StorageError)
-        found[name] = mark, number if is_known else _number_of(place.child(name))
+        found[name] = mark, number if is_known else _number_of(storage_dir.child(name))
     return found
 
 
-def _number_of(place: StorageDir) -> int | ShoalError | None:
+def _number_of(storage_dir: StorageDir) -> int | ShoalError | None:
     """Return the number of an export; None: this is none; an error: it may be one, and is damaged."""
     try:
-        raw = place.read(MANIFEST)
+        raw = storage_dir.read(MANIFEST)
         if _TAG in raw[:200]:
-            return read(place)[0].number
+            return read(storage_dir)[0].number
         head = msgspec.json.decode(raw)
         if isinstance(head, dict) and "crc32c" in head:
-            unseal(raw, place.address(MANIFEST))  # of a checkpoint
+            decode_checksummed(raw, storage_dir.address(MANIFEST))  # of a checkpoint
     except FileNotFoundError:
         return None
     except (CorruptionError, StorageError) as error:
         return error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return CorruptionError(f"{place.address(MANIFEST)} is damaged: {error}")
+        return CorruptionError(f"{storage_dir.address(MANIFEST)} is damaged: {error}")
     return None
 
 
-def next_number(place: StorageDir, above: int = 0) -> int:
+def next_number(storage_dir: StorageDir, above: int = 0) -> int:
     """Return a number for a new export: above one, that of the export that is replaced, and of those beside it."""
     known = [above]
-    beside = numbers(place.real().child(".."))
+    beside = numbers(storage_dir.real().child(".."))
     known += [number for _, number in beside.values() if isinstance(number, int)]  # a damaged one counts for nothing
     return max(known) + 1
 
 
-def read(place: StorageDir, *, what: str | None = None) -> tuple[Manifest, str]:
+def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest, str]:
     """Read and check the manifest of an export.
 
     Returns
@@ -199,8 +199,10 @@ def read(place: StorageDir, *, what: str | None = None) -> tuple[Manifest, str]:
     StorageError
         It cannot be read.
     """
-    path = place.address(MANIFEST)
-    body = place.read_sealed(MANIFEST, missing="this is no export, or it was cut off while it was written", what=what)
+    path = storage_dir.address(MANIFEST)
+    body = storage_dir.read_checksummed(
+        MANIFEST, missing="this is no export, or it was cut off while it was written", what=what
+    )
     try:
         head = msgspec.json.decode(body)
         if not isinstance(head, dict) or head.get("format") != FORMAT:

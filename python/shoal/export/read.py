@@ -18,10 +18,10 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.base.machine import cores
 from shoal.errors import ClosedError, CorruptionError, ShoalError
-from shoal.export import manifest as form
+from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
 from shoal.export.layers import Layers, read_layers
-from shoal.export.manifest import FrozenTable
+from shoal.export.manifest import TableEntry
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
 from shoal.table.arrays import Keys, Rows, as_keys, as_out
@@ -50,9 +50,7 @@ class ExportTable:
     [[-0.5, -0.5], [0.0, 0.0]]
     """
 
-    def __init__(
-        self, forms: list[FrozenTable], native: _core.ExportReader, slots: int, workers: _core.Workers
-    ) -> None:
+    def __init__(self, forms: list[TableEntry], native: _core.ExportReader, slots: int, workers: _core.Workers) -> None:
         self._forms = forms  # of its layers, the oldest first
         self._form = forms[-1]
         self._native = native
@@ -101,7 +99,7 @@ class ExportTable:
         return sum(form.rows for form in self._forms)
 
     @property
-    def form(self) -> FrozenTable:
+    def form(self) -> TableEntry:
         """What the newest layer tells of it."""
         return self._form
 
@@ -201,9 +199,9 @@ class ExportTable:
 class ExportVersion:
     """The tables of one version of an export: what a reader that looks into several of them holds on to."""
 
-    def __init__(self, place: StorageDir, layers: Layers, workers: _core.Workers) -> None:
+    def __init__(self, storage_dir: StorageDir, layers: Layers, workers: _core.Workers) -> None:
         self._layers = layers
-        self.place = place
+        self.storage_dir = storage_dir
         self.version = layers.number
         self.tables: Mapping[str, ExportTable] = MappingProxyType(
             {
@@ -245,11 +243,11 @@ class ExportVersion:
         """
         table = self.tables.get(name)
         if table is None:
-            raise ValueError(f"{self.place} has no table {name!r}: it has {list(self.tables)}")
+            raise ValueError(f"{self.storage_dir} has no table {name!r}: it has {list(self.tables)}")
         return table
 
 
-def newest(place: StorageDir, known: form.Found | None = None) -> StorageDir:
+def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> StorageDir:
     """Return the export that a directory stands for: itself, or the one with the highest number in it.
 
     What is damaged beside it is passed over. ``known`` is what was found before, and becomes what is found now: see
@@ -264,25 +262,27 @@ def newest(place: StorageDir, known: form.Found | None = None) -> StorageDir:
     ValueError
         It is a model, which has not been exported.
     """
-    names = place.names()
-    if form.MANIFEST in names:
-        return place
-    found = form.numbers(place, known)
+    names = storage_dir.names()
+    if manifests.MANIFEST in names:
+        return storage_dir
+    found = manifests.numbers(storage_dir, known)
     if known is not None:
         known.clear()
         known.update(found)
     best = max(((number, name) for name, (_, number) in found.items() if isinstance(number, int)), default=None)
     if best is None:
-        if place.kind() is None:
-            raise FileNotFoundError(errno.ENOENT, "there is no such export", str(place))
+        if storage_dir.kind() is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such export", str(storage_dir))
         if _MODEL_FILE in names:
-            raise ValueError(f"{place} is a model, not an export: write one with `shoal export {place} DIR`")
+            raise ValueError(
+                f"{storage_dir} is a model, not an export: write one with `shoal export {storage_dir} DIR`"
+            )
         damaged = next((error for _, error in found.values() if isinstance(error, ShoalError)), None)
         raise damaged or CorruptionError(
-            f"{place.address(form.MANIFEST)} is missing: this is no export, it has none, or it was cut off while it "
-            "was written"
+            f"{storage_dir.address(manifests.MANIFEST)} is missing: this is not an export, has "
+            "no exports in it, or was interrupted while it was written"
         )
-    return place.child(best[1])
+    return storage_dir.child(best[1])
 
 
 class Export:
@@ -292,12 +292,12 @@ class Export:
     version, go on with what they hold.
     """
 
-    def __init__(self, place: StorageDir, *, threads: int | None, verify: bool, cache: Cache) -> None:
+    def __init__(self, storage_dir: StorageDir, *, threads: int | None, verify: bool, cache: Cache) -> None:
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads must be at least 1, got {threads!r}")
-        self._place = place
+        self._storage_dir = storage_dir
         self._cache = cache
-        self._found: form.Found = {}
+        self._found: manifests.Found = {}
         self._damaged: dict[str, str] = {}  # which directories were damaged when the version in place was found
         self._verify = verify
         self._workers = _core.Workers(threads or cores())
@@ -307,7 +307,7 @@ class Export:
         self._now: ExportVersion | None = self._read(None)
 
     def _read(self, known: ExportVersion | None) -> ExportVersion:
-        where = newest(self._place, self._found)
+        where = newest(self._storage_dir, self._found)
         layers = read_layers(
             where, verify=self._verify, known=None if known is None else known.layers, cache=self._cache
         )
@@ -326,7 +326,7 @@ class Export:
 
     def __repr__(self) -> str:
         now = self._now
-        return f"Export({str(self._place)!r}, {'closed' if now is None else f'version={now.version}'})"
+        return f"Export({str(self._storage_dir)!r}, {'closed' if now is None else f'version={now.version}'})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an export is not passed to another process: open it there, which is cheap")
@@ -351,7 +351,7 @@ class Export:
         """
         now = self._now
         if now is None:
-            raise ClosedError(f"the export {self._place} was closed: open it again")
+            raise ClosedError(f"the export {self._storage_dir} was closed: open it again")
         return now
 
     @property
@@ -396,14 +396,14 @@ class Export:
         """
         with self._turn:
             now = self.now
-            where = newest(self._place, self._found)
-            if where.is_same(now.place) and form.read(where)[1] == now.layers.digest:
+            where = newest(self._storage_dir, self._found)
+            if where.is_same(now.storage_dir) and manifests.read(where)[1] == now.layers.digest:
                 for error in self._newly_damaged().values():
                     raise error
                 return False
             fresh = self._read(now)
             if self._now is None:
-                raise ClosedError(f"the export {self._place} was closed: open it again")
+                raise ClosedError(f"the export {self._storage_dir} was closed: open it again")
             self._now = fresh
             for one in now.layers.mapped:
                 if one not in fresh.layers.mapped:
@@ -437,7 +437,7 @@ class Export:
         if not seconds > 0:
             raise ValueError(f"watch looks every so many seconds, more than 0, got {seconds!r}")
         if self._watcher is not None:
-            raise ValueError(f"the export {self._place} is watched already")
+            raise ValueError(f"the export {self._storage_dir} is watched already")
         _ = self.now
 
         def look() -> None:
@@ -449,7 +449,7 @@ class Export:
                     return
                 except Exception as error:
                     if on_error is None:
-                        _log.warning("the export %s is not refreshed: %s", self._place, error)
+                        _log.warning("the export %s is not refreshed: %s", self._storage_dir, error)
                     else:
                         on_error(error)
 

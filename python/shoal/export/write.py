@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from shoal import _core
 from shoal.errors import CorruptionError
-from shoal.export import manifest as form
+from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
 from shoal.export.layers import Layers, read_layers
-from shoal.export.manifest import Base, Extra, FrozenTable, Manifest, Section
+from shoal.export.manifest import Base, Extra, Manifest, Section, TableEntry
 from shoal.storage.base import StorageDir
-from shoal.storage.transaction import PieceWriter, Replacement, check_replaceable, in_order
+from shoal.storage.transaction import DataFileWriter, ManifestTransaction, check_replaceable, map_in_order
 from shoal.table.spec import TableSpec
 
 __all__ = [
@@ -134,7 +134,7 @@ class Exported:
 
 
 def write_export(
-    place: StorageDir,
+    storage_dir: StorageDir,
     tables: ExportTables,
     *,
     dtype: str | Mapping[str, str] | None = None,
@@ -151,7 +151,7 @@ def write_export(
 
     Parameters
     ----------
-    place : StorageDir
+    storage_dir : StorageDir
     tables : ExportTables
     model : dict, optional
         What a server must know to predict with these tables.
@@ -162,11 +162,11 @@ def write_export(
     """
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
         raise ValueError(f"version must be a number from 0 on, got {version!r}")
-    check_target(place, overwrite=overwrite)
+    check_target(storage_dir, overwrite=overwrite)
     with ExitStack() as opened:
         base = None if since is None else opened.enter_context(closing(_read_base(since, tables, cache)))
-        _check_request(tables.specs, tables.slots, dtype, place, since, base)
-        new = opened.enter_context(Replacement(place, form.MANIFEST, _is_ours))
+        _check_request(tables.specs, tables.slots, dtype, storage_dir, since, base)
+        new = opened.enter_context(ManifestTransaction(storage_dir, manifests.MANIFEST, _is_ours))
         given = opened.enter_context(tables.take(base))
         with (
             tqdm(
@@ -179,7 +179,7 @@ def write_export(
         ):
             saved = [
                 _write_table(
-                    PieceWriter(place, f"{new.stem}-{k}", form.FILES, form.HEADER),
+                    DataFileWriter(storage_dir, f"{new.stem}-{k}", manifests.FILES, manifests.HEADER),
                     table,
                     tables.slots,
                     _dtype(table.spec, dtype, base),
@@ -189,15 +189,17 @@ def write_export(
                 )
                 for k, table in enumerate(given)
             ]
-        described = [_write_extra(place, f"{new.stem}-{name}", data) for name, data in (extras or {}).items()]
+        described = [_write_extra(storage_dir, f"{new.stem}-{name}", data) for name, data in (extras or {}).items()]
         body = msgspec.json.encode(
             Manifest(
-                format=form.FORMAT,
-                version=form.VERSION,
-                number=form.next_number(place, 0 if base is None else base.number) if version is None else version,
+                format=manifests.FORMAT,
+                version=manifests.VERSION,
+                number=manifests.next_number(storage_dir, 0 if base is None else base.number)
+                if version is None
+                else version,
                 slots=tables.slots,
                 tables=saved,
-                base=None if base is None or since is None else _base_of(place, since, base),
+                base=None if base is None or since is None else _base_of(storage_dir, since, base),
                 model=model,
                 extras=described,
             )
@@ -205,7 +207,7 @@ def write_export(
         new.publish(body)
         for table in given:
             if table.done is not None:
-                table.done(form.digest_of(body))
+                table.done(manifests.digest_of(body))
     manifest = msgspec.json.decode(body, type=Manifest)
     return Exported(version=manifest.number, tables={table.name: _told(table) for table in saved})
 
@@ -220,9 +222,11 @@ def _read_base(since: StorageDir, tables: ExportTables, cache: Cache | None) -> 
     return read_layers(since, cache=cache)
 
 
-def check_target(place: StorageDir, *, overwrite: bool) -> None:
+def check_target(storage_dir: StorageDir, *, overwrite: bool) -> None:
     """Raise ValueError if an export may not be written to a directory; nothing is changed."""
-    check_replaceable(place, form.MANIFEST, "an export", _is_ours, overwrite=overwrite, form=form.FORMAT)
+    check_replaceable(
+        storage_dir, manifests.MANIFEST, "an export", _is_ours, overwrite=overwrite, form=manifests.FORMAT
+    )
 
 
 def _is_ours(name: str) -> bool:
@@ -230,7 +234,7 @@ def _is_ours(name: str) -> bool:
     return len(name) > 9 and name[8] == "-" and not set(name[:8]) - set("0123456789abcdef")
 
 
-def _told(table: FrozenTable) -> ExportedTable:
+def _told(table: TableEntry) -> ExportedTable:
     return ExportedTable(
         rows=table.rows,
         dropped=table.dropped,
@@ -244,7 +248,7 @@ def _check_request(
     specs: Sequence[TableSpec],
     slots: int,
     dtype: str | Mapping[str, str] | None,
-    place: StorageDir,
+    storage_dir: StorageDir,
     since: StorageDir | None,
     base: Layers | None,
 ) -> None:
@@ -254,11 +258,11 @@ def _check_request(
             if name not in names:
                 raise ValueError(f"dtype names a table {name!r}, which is not exported: {names} are")
     for one in dtype.values() if isinstance(dtype, Mapping) else [] if dtype is None else [dtype]:
-        if one not in form.DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(form.DTYPES)}, got {one!r}")
+        if one not in manifests.DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(manifests.DTYPES)}, got {one!r}")
     if base is None or since is None:
         return
-    if place.is_same(since):
+    if storage_dir.is_same(since):
         raise ValueError(f"a delta upon {since} needs a directory of its own, got the same")
     if base.slots != slots:
         raise ValueError(
@@ -275,7 +279,7 @@ def _check_request(
                 f"table {spec.name!r} of {since} is described by {known.description()}, now it is {now}: export it "
                 "whole, without since="
             )
-    place.path_to(since)  # there is one, or this says why there cannot be
+    storage_dir.path_to(since)  # there is one, or this says why there cannot be
 
 
 def _dtype(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers | None) -> str:
@@ -287,12 +291,12 @@ def _dtype(spec: TableSpec, dtype: str | Mapping[str, str] | None, base: Layers 
     return "float32" if known is None else known.dtype
 
 
-def _base_of(place: StorageDir, since: StorageDir, base: Layers) -> Base:
-    return Base(place.real().path_to(since.real()), base.digest)
+def _base_of(storage_dir: StorageDir, since: StorageDir, base: Layers) -> Base:
+    return Base(storage_dir.real().path_to(since.real()), base.digest)
 
 
-def _write_extra(place: StorageDir, name: str, data: bytes) -> Extra:
-    with place.create(name) as file:
+def _write_extra(storage_dir: StorageDir, name: str, data: bytes) -> Extra:
+    with storage_dir.create(name) as file:
         file.write(data)
     return Extra(name, len(data), _core.crc32c(data))
 
@@ -321,14 +325,14 @@ _Packed = tuple[npt.NDArray[np.uint8], tuple[int, int, int, int, int], int, tupl
 
 
 def _write_table(
-    writer: PieceWriter,
+    writer: DataFileWriter,
     table: TableSource,
     slots: int,
     dtype: str,
     base: Layers | None,
     threads: int,
     bar: Any,
-) -> FrozenTable:
+) -> TableEntry:
     spec = table.spec
     init = (type(spec.init).__name__, spec.init.parameter, spec.init.init_seed)
     packer = _core.ExportReader(dtype, spec.dim, *init, slots)
@@ -347,7 +351,7 @@ def _write_table(
     dropped, largest, squares, weights = 0, 0.0, 0.0, 0
     try:
         with ThreadPoolExecutor(threads) as pool:
-            for made in in_order(pool, make, tasks, threads * _AHEAD):
+            for made in map_in_order(pool, make, tasks, threads * _AHEAD):
                 for slot, given, (data, (rows, homes, lines, reach, width), left_out, errors), crc32c in made:
                     bar.update(given)
                     dropped += left_out
@@ -362,7 +366,7 @@ def _write_table(
         writer.finish()
     finally:
         writer.close()
-    return FrozenTable(
+    return TableEntry(
         name=spec.name,
         dim=spec.dim,
         dtype=dtype,

@@ -13,7 +13,7 @@ A directory is a place (storage.py), of this machine or of an object store: noth
 Invariants
     I1  model.json names a complete checkpoint, complete names and a complete tower at every moment. Saving writes the
         new ones next to the old ones, under names of its own (eight random digits), publishes a new model.json, and
-        then removes the old ones (`shoal.storage.transaction.Replacement`).
+        then removes the old ones (`shoal.storage.transaction.ManifestTransaction`).
     I2  A directory that is not empty and has no model.json is never written to.
 
 What a killed save leaves behind (what no model.json names) the next save removes.
@@ -38,9 +38,9 @@ from shoal.errors import CorruptionError
 from shoal.models.history import History
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir, StoragePath
-from shoal.storage.checksummed_json import seal
+from shoal.storage.checksummed_json import encode_checksummed
 from shoal.storage.open import open_dir
-from shoal.storage.transaction import Replacement, check_replaceable
+from shoal.storage.transaction import ManifestTransaction, check_replaceable
 from shoal.store.base import Store
 from shoal.table.table import Table
 
@@ -188,7 +188,9 @@ def save(
     check_target(place, overwrite=overwrite)
     best = described.fit_state.best_pass if described.fit_state is not None else 0
     kept = best_folder(best) if best else None
-    with Replacement(place, MODEL_FILE, lambda name: _is_ours(name) and name != kept, folders=True) as new:
+    with ManifestTransaction(
+        place, MODEL_FILE, lambda name: _is_ours(name) and name != kept, with_subdirectories=True
+    ) as new:
         named = msgspec.structs.replace(
             described,
             checkpoint=f"checkpoint-{new.stem}",
@@ -198,7 +200,7 @@ def save(
         )
         store.save(place.child(named.checkpoint), tables=[table.name for table in tables])
         if names is not None and named.names is not None:
-            _write(place, named.names, seal(names.to_json()))
+            _write(place, named.names, encode_checksummed(names.to_json()))
         if tower is not None and named.tower is not None:
             _write(place, named.tower, tower)
         new.publish(msgspec.json.encode(named))
@@ -224,7 +226,7 @@ def read(where: StoragePath) -> ModelFile:
     missing = "this is no model, or its first save was cut off"
     if place.version(checkpoint.MANIFEST) is not None and place.version(MODEL_FILE) is None:
         missing = "this is a checkpoint or an export, where a model is wanted"
-    body = place.read_sealed(MODEL_FILE, missing=missing, what="model")
+    body = place.read_checksummed(MODEL_FILE, missing=missing, what="model")
     head: Any = msgspec.json.decode(body)
     if (
         not isinstance(head, dict)
@@ -347,7 +349,7 @@ def load_names(directory: StoragePath, *, storage_options: Mapping[str, Any] | N
     if described.names is None:
         return None
     try:
-        body = place.read_sealed(described.names, missing="there are no names")
+        body = place.read_checksummed(described.names, missing="there are no names")
     except CorruptionError:
         if read(place).names == described.names:
             raise

@@ -43,7 +43,7 @@ from shoal.models.plan import Metric, Plan
 from shoal.models.saved_model import SavedModel
 from shoal.models.scales import Sums, make_table
 from shoal.optim import Optimizer
-from shoal.storage.base import StorageDir, StoragePath, leaving_none_empty
+from shoal.storage.base import StorageDir, StoragePath, remove_if_failed
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.store.local import local
@@ -355,7 +355,7 @@ class Model(LinearWeights, SavedModel):
         record = self._record
         before = record.classes, record.columns, record.format, record.schema
         self._record_input(given)
-        made = nullcontext() if checkpointer is None else leaving_none_empty(checkpointer.directory)
+        made = nullcontext() if checkpointer is None else remove_if_failed(checkpointer.directory)
         try:
             with made:
                 self._fit_data(

@@ -210,7 +210,7 @@ class ModelTrainer:
             return
         if self._temporary is None:
             self._temporary = open_dir(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
-        before = self._temporary.inner()
+        before = self._temporary.subdirectories()
         self._folder = self._temporary.child(str(self._best_pass))
         self.model.save_weights(self._folder)
         for old in before:

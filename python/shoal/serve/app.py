@@ -150,7 +150,9 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
 
     async def versions(request: Request) -> Response:
         now = served.now
-        layers = [{"directory": one.place.name, "version": one.manifest.number} for one in now.exported.layers.mapped]
+        layers = [
+            {"directory": one.storage_dir.name, "version": one.manifest.number} for one in now.exported.layers.mapped
+        ]
         tables = {
             name: {"dim": table.dim, "dtype": table.dtype, "bytes": table.nbytes}
             for name, table in now.exported.tables.items()

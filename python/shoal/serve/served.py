@@ -48,7 +48,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
     description = version.model
     if description is None:
         raise ValueError(
-            f"{version.place} is an export of tables, not of a model: export a model's directory "
+            f"{version.storage_dir} is an export of tables, not of a model: export a model's directory "
             "(shoal export MODEL DIR)"
         )
     store = ExportStore(version, threads=threads)

@@ -35,18 +35,18 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from shoal.errors import CorruptionError, SaveConflictError, StorageError
-from shoal.storage.checksummed_json import unseal
+from shoal.storage.checksummed_json import decode_checksummed
 
 __all__ = [
     "FileReader",
     "FileWriter",
     "StorageDir",
     "StoragePath",
-    "absent",
     "check_name",
     "content_digest",
-    "leaving_none_empty",
-    "remove_empty",
+    "missing_directories",
+    "remove_empty_directories",
+    "remove_if_failed",
     "storage_errors",
 ]
 
@@ -214,7 +214,7 @@ class StorageDir(ABC):
         """
 
     @abstractmethod
-    def inner(self) -> list[str]:
+    def subdirectories(self) -> list[str]:
         """Names of the directories that are there; none if this one is not.
 
         Raises
@@ -224,7 +224,7 @@ class StorageDir(ABC):
         """
 
     @abstractmethod
-    def folders(self, name: str) -> dict[str, str]:
+    def subdirectories_with(self, name: str) -> dict[str, str]:
         """Find the directories in this one that hold a file of a name.
 
         Returns
@@ -294,7 +294,7 @@ class StorageDir(ABC):
             Something cannot be removed.
         """
 
-    def read_sealed(self, name: str, *, missing: str, what: str | None = None) -> bytes:
+    def read_checksummed(self, name: str, *, missing: str, what: str | None = None) -> bytes:
         """Read the body of a sealed file.
 
         Parameters
@@ -324,7 +324,7 @@ class StorageDir(ABC):
             if kind == "file":
                 raise CorruptionError(f"{self} is a file where a directory should be") from None
             raise CorruptionError(f"{self.address(name)} is missing: {missing}") from None
-        return unseal(raw, self.address(name))
+        return decode_checksummed(raw, self.address(name))
 
     def version(self, name: str) -> str | None:
         """Tell what `publish` is to replace: None if there is no such file."""
@@ -418,17 +418,17 @@ def _storage_error(text: str, cause: Exception) -> StorageError:
     return error
 
 
-def absent(place: StorageDir) -> list[Path]:
+def missing_directories(storage_dir: StorageDir) -> list[Path]:
     """List the directories that making a place would make, the innermost first; none of one that is elsewhere."""
     found: list[Path] = []
-    path = place.local
+    path = storage_dir.local
     while path is not None and not path.exists():
         found.append(path)
         path = path.parent
     return found
 
 
-def remove_empty(directories: Sequence[Path]) -> None:
+def remove_empty_directories(directories: Sequence[Path]) -> None:
     """Remove directories, the innermost first, up to the first that holds something."""
     with contextlib.suppress(OSError):
         for directory in directories:
@@ -436,11 +436,11 @@ def remove_empty(directories: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def leaving_none_empty(place: StorageDir) -> Iterator[None]:
+def remove_if_failed(storage_dir: StorageDir) -> Iterator[None]:
     """Take a directory away again that the block has made, and those above it, if it fails and they are empty."""
-    before = absent(place)
+    before = missing_directories(storage_dir)
     try:
         yield
     except BaseException:
-        remove_empty(before)
+        remove_empty_directories(before)
         raise

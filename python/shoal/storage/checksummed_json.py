@@ -14,7 +14,15 @@ import msgspec
 from shoal import _core
 from shoal.errors import CorruptionError
 
-__all__ = ["make_directory", "read_sealed", "seal", "sync_directory", "unseal", "write_atomically", "write_sealed"]
+__all__ = [
+    "decode_checksummed",
+    "encode_checksummed",
+    "make_directory",
+    "read_checksummed",
+    "sync_directory",
+    "write_atomically",
+    "write_checksummed",
+]
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -63,12 +71,12 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
-def seal(body: bytes) -> bytes:
+def encode_checksummed(body: bytes) -> bytes:
     """Put ``body``, one JSON value, under its checksum: the bytes of a sealed file."""
     return msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
 
 
-def unseal(raw: bytes, address: object) -> bytes:
+def decode_checksummed(raw: bytes, address: object) -> bytes:
     """Take the body out of the bytes of a sealed file, whose name for people is ``address``.
 
     Raises
@@ -86,12 +94,12 @@ def unseal(raw: bytes, address: object) -> bytes:
     return body
 
 
-def write_sealed(path: Path, body: bytes, *, durable: bool = True) -> None:
+def write_checksummed(path: Path, body: bytes, *, durable: bool = True) -> None:
     """Write ``body``, one JSON value, under its checksum; see `write_atomically`."""
-    write_atomically(path, seal(body), durable=durable)
+    write_atomically(path, encode_checksummed(body), durable=durable)
 
 
-def read_sealed(path: Path, *, missing: str) -> bytes:
+def read_checksummed(path: Path, *, missing: str) -> bytes:
     """Read the body of a sealed file.
 
     Parameters
@@ -111,4 +119,4 @@ def read_sealed(path: Path, *, missing: str) -> bytes:
         raise CorruptionError(f"{path} is missing: {missing}") from None
     except NotADirectoryError:
         raise CorruptionError(f"{path.parent} is a file where a directory should be") from None
-    return unseal(raw, path)
+    return decode_checksummed(raw, path)

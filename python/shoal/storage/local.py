@@ -89,7 +89,7 @@ class LocalDir(StorageDir):
         """Names of the files that are there."""
         return self._entries(directories=False)
 
-    def inner(self) -> list[str]:
+    def subdirectories(self) -> list[str]:
         """Names of the directories that are there."""
         return self._entries(directories=True)
 
@@ -109,7 +109,7 @@ class LocalDir(StorageDir):
         """Name the same directory without links."""
         return LocalDir(self._directory.resolve(), self._confined)
 
-    def folders(self, name: str) -> dict[str, str]:
+    def subdirectories_with(self, name: str) -> dict[str, str]:
         """Find the directories in this one that hold a file of a name."""
         found = {}
         with storage_errors("read", str(self._directory)):

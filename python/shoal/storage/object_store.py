@@ -104,7 +104,7 @@ class RemoteDir(StorageDir):
         """Names of the files that are there."""
         return self._entries("file")
 
-    def inner(self) -> list[str]:
+    def subdirectories(self) -> list[str]:
         """Names of the directories that are there."""
         return self._entries("directory")
 
@@ -124,7 +124,7 @@ class RemoteDir(StorageDir):
             self._system.invalidate_cache(self._root)
             self._system.rm(self._root, recursive=True)
 
-    def folders(self, name: str) -> dict[str, str]:
+    def subdirectories_with(self, name: str) -> dict[str, str]:
         """Find the directories in this one that hold a file of a name: lists all files below it."""
         with storage_errors("read", self._url):
             self._system.invalidate_cache()

@@ -1,7 +1,7 @@
 """Pieces: what checkpoints and exports are made of, written to new files that a manifest then names.
 
-    with Replacement(place, "manifest.json", is_ours) as new:     a directory gets another content
-        writer = PieceWriter(place, f"{new.stem}-0", ".slots", header)
+    with ManifestTransaction(place, "manifest.json", is_ours) as new:     a directory gets another content
+        writer = DataFileWriter(place, f"{new.stem}-0", ".slots", header)
         file, offset = writer.append(piece)                      as many as there are, into files of about 1 GiB
         writer.finish()                                          writer.files tells their names and sizes
         new.publish(body)                                        the manifest, at one moment
@@ -13,7 +13,7 @@ Invariants
         or left to the next one where the place refuses.
     P3  A replacement that ends otherwise removes its own files, and leaves what was there.
 
-Threads: a writer and a replacement belong to one thread; `in_order` works ahead of it in a pool.
+Threads: a writer and a replacement belong to one thread; `map_in_order` works ahead of it in a pool.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ import msgspec
 import numpy as np
 
 from shoal.errors import StorageError
-from shoal.storage.base import FileWriter, StorageDir, absent, remove_empty
-from shoal.storage.checksummed_json import seal
+from shoal.storage.base import FileWriter, StorageDir, missing_directories, remove_empty_directories
+from shoal.storage.checksummed_json import encode_checksummed
 
-__all__ = ["PieceFile", "PieceWriter", "Replacement", "check_replaceable", "in_order"]
+__all__ = ["DataFile", "DataFileWriter", "ManifestTransaction", "check_replaceable", "map_in_order"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,19 +45,19 @@ _FILE_BYTES = 1 << 30  # a file is closed once it is this long
 _log = logging.getLogger(__name__)
 
 
-class PieceFile(msgspec.Struct, frozen=True):
+class DataFile(msgspec.Struct, frozen=True):
     """A file of pieces."""
 
     name: str
     bytes: int
 
 
-class PieceWriter:
+class DataFileWriter:
     """Appends pieces to new files, each of which begins with a header.
 
     Parameters
     ----------
-    place : StorageDir
+    storage_dir : StorageDir
     stem, suffix : str
         The files are STEM-0SUFFIX, STEM-1SUFFIX, ...
     header : bytes
@@ -66,16 +66,23 @@ class PieceWriter:
     """
 
     def __init__(
-        self, place: StorageDir, stem: str, suffix: str, header: bytes, *, durable: bool = True, cached: bool = True
+        self,
+        storage_dir: StorageDir,
+        stem: str,
+        suffix: str,
+        header: bytes,
+        *,
+        durable: bool = True,
+        cached: bool = True,
     ) -> None:
-        self._place = place
+        self._storage_dir = storage_dir
         self._stem = stem
         self._suffix = suffix
         self._header = header
         self._durable = durable
         self._cached = cached
         self._file: FileWriter | None = None
-        self.files: list[PieceFile] = []
+        self.files: list[DataFile] = []
 
     def append(self, data: np.ndarray[Any, Any]) -> tuple[int, int]:
         """Write a piece: the number of its file, and where it stands there.
@@ -87,8 +94,8 @@ class PieceWriter:
         """
         if self._file is None:
             name = f"{self._stem}-{len(self.files)}{self._suffix}"
-            self.files.append(PieceFile(name, 0))
-            self._file = self._place.create(name, durable=self._durable, cached=self._cached)
+            self.files.append(DataFile(name, 0))
+            self._file = self._storage_dir.create(name, durable=self._durable, cached=self._cached)
             self._file.write(self._header)
         file, offset = len(self.files) - 1, self._file.tell()
         self._file.write(data.data)
@@ -101,7 +108,7 @@ class PieceWriter:
         if self._file is not None:
             size = self._file.tell()
             self._file.commit()
-            self.files[-1] = PieceFile(self.files[-1].name, size)
+            self.files[-1] = DataFile(self.files[-1].name, size)
             self._file = None
 
     def close(self) -> None:
@@ -112,7 +119,7 @@ class PieceWriter:
 
 
 def check_replaceable(
-    place: StorageDir,
+    storage_dir: StorageDir,
     manifest: str,
     what: str,
     is_ours: Callable[[str], bool],
@@ -124,13 +131,13 @@ def check_replaceable(
 
     Parameters
     ----------
-    place : StorageDir
+    storage_dir : StorageDir
     manifest : str
         The manifest's name.
     what : str
         What is to be written, for people: "a checkpoint".
     is_ours : callable
-        As `Replacement` takes it: a writer that was killed before its manifest was there leaves such names.
+        As `ManifestTransaction` takes it: a writer that was killed before its manifest was there leaves such names.
     overwrite : bool
         Whether one that is there may be replaced.
     form : str, optional
@@ -143,26 +150,28 @@ def check_replaceable(
     StorageError
         It cannot be looked at.
     """
-    if place.kind() != "directory":  # a file is refused by what makes the directory
+    if storage_dir.kind() != "directory":  # a file is refused by what makes the directory
         return
-    if place.version(manifest) is not None:
-        if form is not None and f'"format":"{form}"'.encode() not in place.read(manifest)[:200]:
-            raise ValueError(f"{place} holds a {manifest} that is not of {what}: choose another name")
+    if storage_dir.version(manifest) is not None:
+        if form is not None and f'"format":"{form}"'.encode() not in storage_dir.read(manifest)[:200]:
+            raise ValueError(f"{storage_dir} holds a {manifest} that is not of {what}: choose another name")
         if not overwrite:
-            raise ValueError(f"{place} holds {what} already: pass overwrite=True (--overwrite), or choose another name")
+            raise ValueError(
+                f"{storage_dir} holds {what} already: pass overwrite=True (--overwrite), or choose another name"
+            )
         return
     left_behind = re.compile(rf"\.{re.escape(manifest)}\.[0-9a-f]{{8}}\.tmp")  # by a writer that was killed
-    for name in (*place.names(), *place.inner()):
+    for name in (*storage_dir.names(), *storage_dir.subdirectories()):
         if not (is_ours(name) or left_behind.fullmatch(name)):
-            raise ValueError(f"{place} is neither empty nor {what}, it holds {name}: choose another name")
+            raise ValueError(f"{storage_dir} is neither empty nor {what}, it holds {name}: choose another name")
 
 
-class Replacement:
+class ManifestTransaction:
     """New files and the manifest that names them, in place of those of a directory. A context manager.
 
     Parameters
     ----------
-    place : StorageDir
+    storage_dir : StorageDir
         Made if it is not there.
     manifest : str
         The manifest's name.
@@ -183,18 +192,18 @@ class Replacement:
 
     def __init__(
         self,
-        place: StorageDir,
+        storage_dir: StorageDir,
         manifest: str,
         is_ours: Callable[[str], bool],
         *,
-        folders: bool = False,
+        with_subdirectories: bool = False,
         durable: bool = True,
     ) -> None:
         self.stem = secrets.token_hex(4)
-        self._place = place
+        self._storage_dir = storage_dir
         self._manifest = manifest
         self._is_ours = is_ours
-        self._folders = folders
+        self._with_subdirectories = with_subdirectories
         self._durable = durable
         self._before: str | None = None
         self._published: bytes | None = None
@@ -202,9 +211,9 @@ class Replacement:
         self._absent: list[Path] = []
 
     def __enter__(self) -> Self:
-        self._absent = absent(self._place)
-        self._place.make(durable=self._durable)
-        self._before = self._place.version(self._manifest)
+        self._absent = missing_directories(self._storage_dir)
+        self._storage_dir.make(durable=self._durable)
+        self._before = self._storage_dir.version(self._manifest)
         return self
 
     def publish(self, body: bytes) -> None:
@@ -212,8 +221,8 @@ class Replacement:
         # What is there now is of what is replaced, of writers that were killed, or of one that will find its manifest
         # replaced. What comes later may be of a writer that begins behind this one: it stays.
         self._old = [one for one in self._listed() if self._is_ours(one.name) and self.stem not in one.name]
-        self._published = seal(body)
-        self._place.publish(self._manifest, self._published, before=self._before, durable=self._durable)
+        self._published = encode_checksummed(body)
+        self._storage_dir.publish(self._manifest, self._published, before=self._before, durable=self._durable)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # Nothing names what cannot be removed, and the next one removes it.
@@ -226,28 +235,28 @@ class Replacement:
         with suppress(StorageError):
             if not self._is_in_place():
                 self._remove([one for one in self._listed() if self.stem in one.name])
-                remove_empty(self._absent)
+                remove_empty_directories(self._absent)
 
     @property
     def _address(self) -> str:
-        return self._place.address(self._manifest)
+        return self._storage_dir.address(self._manifest)
 
     def _is_in_place(self) -> bool:
         """Whether the manifest was put in place behind all: then the new files are what is there."""
         with suppress(FileNotFoundError):
-            return self._place.read(self._manifest) == self._published
+            return self._storage_dir.read(self._manifest) == self._published
         return False
 
     def _listed(self) -> list[_Entry]:
-        inner = self._place.inner() if self._folders else []
-        return [*(_Entry(name, False) for name in self._place.names()), *(_Entry(name, True) for name in inner)]
+        inner = self._storage_dir.subdirectories() if self._with_subdirectories else []
+        return [*(_Entry(name, False) for name in self._storage_dir.names()), *(_Entry(name, True) for name in inner)]
 
     def _remove(self, entries: Iterable[_Entry]) -> None:
         for name, is_folder in entries:
             if is_folder:
-                self._place.child(name).clear()
+                self._storage_dir.child(name).clear()
             else:
-                self._place.remove(name)
+                self._storage_dir.remove(name)
 
 
 class _Entry(NamedTuple):
@@ -257,7 +266,7 @@ class _Entry(NamedTuple):
     is_folder: bool
 
 
-def in_order(
+def map_in_order(
     pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
 ) -> Iterator[Result]:
     """Do ``work`` on the items in the pool, ``ahead`` of them before the consumer; the results in the items' order."""

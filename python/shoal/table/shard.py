@@ -175,8 +175,8 @@ class LocalShard(_core.Shard):
             seed=spec.seed,
             slots=slots,
             workers=workers,
-            admit=None if spec.admit is None else spec.admit.form().native(),
-            expire=[rule.form().native() for rule in spec.expire],
+            admit=None if spec.admit is None else spec.admit.record().native(),
+            expire=[rule.record().native() for rule in spec.expire],
             budget=budget,
         )
 

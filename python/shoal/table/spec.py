@@ -15,7 +15,7 @@ import msgspec
 from shoal.lifecycle import (
     Admission,
     Expiry,
-    RuleForm,
+    RuleRecord,
     make_admission,
     make_expiry,
 )
@@ -112,8 +112,8 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     init: str
     init_parameter: float
     init_seed: int
-    admit: RuleForm | None = None
-    expire: tuple[RuleForm, ...] = ()
+    admit: RuleRecord | None = None
+    expire: tuple[RuleRecord, ...] = ()
 
     @classmethod
     def of(cls, spec: TableSpec) -> "TableRecord":
@@ -128,8 +128,8 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             init=type(spec.init).__name__,
             init_parameter=spec.init.parameter,
             init_seed=spec.init.init_seed,
-            admit=None if spec.admit is None else spec.admit.form(),
-            expire=tuple(rule.form() for rule in spec.expire),
+            admit=None if spec.admit is None else spec.admit.record(),
+            expire=tuple(rule.record() for rule in spec.expire),
         )
 
     def spec(self) -> TableSpec:

@@ -20,11 +20,13 @@ from shoal.table.arrays import Counts, Keys, Rows, as_counts, as_keys, as_out, a
 from shoal.table.future import Future, Waitable, no_op
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
-from shoal.table.shard import Shard
+from shoal.table.shard import Shard, pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.table.stats import TableStats
 
 __all__ = ["Table"]
+
+_ONE_PASS_DIM = 32  # floats in a row from which a pull without duplicates writes rows directly to their positions
 
 
 class Table:
@@ -192,7 +194,14 @@ class Table:
         shard = self.shard
         batch = self._batch(keys)
         rows = as_out(out, (batch.given, self.dim), self.name)
-        return Future(shard.pull_given(batch.native, rows), lambda: rows)
+        return Future(self._pull_into(shard, batch, rows), lambda: rows)
+
+    def _pull_into(self, shard: Shard, batch: KeyBatch, rows: Rows) -> Waitable | None:
+        # One pass needs no buffer of unique rows, but its writes are scattered: it is the faster one for wide rows
+        # with few duplicates.
+        if self.dim >= _ONE_PASS_DIM and 4 * len(batch) >= 3 * batch.given:
+            return shard.pull_given(batch.native, rows)
+        return pull_and_expand(shard.pull, batch.native, rows, self._workers)
 
     def push(self, keys: Keys, grads: Rows) -> Future[None]:
         """Apply one optimizer step to the rows of ``keys``, creating rows that are not there.
@@ -266,8 +275,9 @@ class Table:
         def both() -> Waitable | None:
             shard = self.shard
             pushed = shard.push(batch.native, summed, counts, self._clock())
-            source = shard if isinstance(pushed, int) else pushed
-            return source.pull_given(batch.native, rows)
+            if isinstance(pushed, int):
+                return self._pull_into(shard, batch, rows)
+            return pushed.pull_given(batch.native, rows)
 
         return Future(self._rwlock.shared(both), lambda: rows)
 

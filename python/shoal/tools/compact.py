@@ -14,10 +14,12 @@ __all__ = ["compact", "has_export"]
 
 def has_export(directory: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
     """Tell whether a directory is an export, or one of exports."""
-    place = open_dir(directory, storage_options)
-    if exported.MANIFEST in place.names():
-        return exported.is_export(place)
-    return any(exported.is_export(place.child(name)) for name in place.folders(exported.MANIFEST))
+    storage_dir = open_dir(directory, storage_options)
+    if exported.MANIFEST in storage_dir.names():
+        return exported.is_export(storage_dir)
+    return any(
+        exported.is_export(storage_dir.child(name)) for name in storage_dir.subdirectories_with(exported.MANIFEST)
+    )
 
 
 def compact(

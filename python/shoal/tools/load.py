@@ -52,16 +52,16 @@ def load(
     >>> with shoal.load("model") as model:  # doctest: +SKIP
     ...     model.predict_proba(shoal.read_libsvm("test.libsvm"))
     """
-    place = open_dir(directory, storage_options)
-    if place.kind() != "directory":
-        raise ValueError(f"{place}: there is no such directory")
-    if not files.is_model(place):
-        if is_export(place):
-            raise ValueError(f"{place} is an export, not a model: open it with shoal.open_export(...)")
-        if place.version(checkpoint.MANIFEST) is not None:
-            raise ValueError(f"{place} is a checkpoint of tables, not a model: read it with store.load(...)")
-    if files.read(place).model != files.CLICK:
-        return models.load(place, store=store)
+    storage_dir = open_dir(directory, storage_options)
+    if storage_dir.kind() != "directory":
+        raise ValueError(f"{storage_dir}: there is no such directory")
+    if not files.is_model(storage_dir):
+        if is_export(storage_dir):
+            raise ValueError(f"{storage_dir} is an export, not a model: open it with shoal.open_export(...)")
+        if storage_dir.version(checkpoint.MANIFEST) is not None:
+            raise ValueError(f"{storage_dir} is a checkpoint of tables, not a model: read it with store.load(...)")
+    if files.read(storage_dir).model != files.CLICK:
+        return models.load(storage_dir, store=store)
     from shoal.torch import load as load_click
 
-    return load_click(place, store=store)
+    return load_click(storage_dir, store=store)

@@ -484,8 +484,8 @@ class ClusterStore(Store):
                 shard = self._tables[table.name].shard
                 if (len(shard), shard.step) != (table.size, table.step):
                     raise ShoalError(
-                        f"{chain[-1].place} was not loaded: table {table.name!r} has {len(shard)} rows instead of "
-                        f"{table.size}; the error of worker 0 says why"
+                        f"{chain[-1].storage_dir} was not loaded: table {table.name!r} has {len(shard)} rows instead "
+                        f"of {table.size}; the error of worker 0 says why"
                     )
 
     # ---- the end, and what the scheduler tells -----------------------------------------------------------------------

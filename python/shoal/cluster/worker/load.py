@@ -77,7 +77,7 @@ class ServerLoad(TaskCoordinator):
         ServerLostError, DeadlineExceededError
             A server is lost or makes no progress.
         """
-        where, options = link.place.to_spec()
+        where, options = link.storage_dir.to_spec()
         task = ReadTask(place=where, options=dict(options), patience=self._patience(), digest=link.digest, slots=slots)
         numbers = [*digest_words(link.digest), *(number | _KIND << 32 for number in self._tables)]
         for endpoint, figures in zip(self._endpoints, self._begin(numbers), strict=True):

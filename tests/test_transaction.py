@@ -7,9 +7,9 @@ import pytest
 
 from shoal.errors import SaveConflictError, StorageError
 from shoal.storage import transaction
-from shoal.storage.checksummed_json import unseal
+from shoal.storage.checksummed_json import decode_checksummed
 from shoal.storage.local import LocalDir
-from shoal.storage.transaction import PieceWriter, Replacement, in_order
+from shoal.storage.transaction import DataFileWriter, ManifestTransaction, map_in_order
 
 HEADER = b"H" * 64
 
@@ -23,8 +23,8 @@ def piece(size, fill):
 
 
 def replace(place, sizes, fail=None):
-    with Replacement(place, "manifest.json", is_ours) as new:
-        writer = PieceWriter(place, f"{new.stem}-0", ".part", HEADER)
+    with ManifestTransaction(place, "manifest.json", is_ours) as new:
+        writer = DataFileWriter(place, f"{new.stem}-0", ".part", HEADER)
         at = [writer.append(piece(size, k)) for k, size in enumerate(sizes)]
         writer.finish()
         if fail is not None:
@@ -44,7 +44,7 @@ def test_pieces_stand_where_they_are_said_to_and_a_long_file_is_closed(tmp_path,
         assert data.startswith(HEADER)
         size = [64, 128, 64, 500, 0][k]
         assert data[offset : offset + size] == bytes([k]) * size
-    assert unseal((tmp_path / "manifest.json").read_bytes(), "") == f'"{files[0].name}"'.encode()
+    assert decode_checksummed((tmp_path / "manifest.json").read_bytes(), "") == f'"{files[0].name}"'.encode()
 
 
 def test_what_is_replaced_is_removed_and_what_is_not_ours_stays(tmp_path):
@@ -102,7 +102,7 @@ def test_directories_are_replaced_where_a_manifest_names_them(tmp_path):
     place = LocalDir(tmp_path)
 
     def once():
-        with Replacement(place, "manifest.json", lambda name: name != "other", folders=True) as new:
+        with ManifestTransaction(place, "manifest.json", lambda name: name != "other", with_subdirectories=True) as new:
             inner = place.child(f"folder-{new.stem}")
             inner.make()
             with inner.create("x") as file:
@@ -111,10 +111,10 @@ def test_directories_are_replaced_where_a_manifest_names_them(tmp_path):
 
     place.child("other").make()
     once()
-    first = place.inner()
+    first = place.subdirectories()
     once()
-    assert len(place.inner()) == 2
-    assert set(place.inner()) & set(first) == {"other"}
+    assert len(place.subdirectories()) == 2
+    assert set(place.subdirectories()) & set(first) == {"other"}
 
 
 def test_of_two_that_race_the_second_is_told_and_leaves_the_first(tmp_path):
@@ -136,9 +136,9 @@ def test_work_in_a_pool_comes_in_order_and_stops_with_its_consumer():
         return item * item
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(in_order(pool, work, range(9), 3)) == [k * k for k in range(9)]
+        assert list(map_in_order(pool, work, range(9), 3)) == [k * k for k in range(9)]
         begun.clear()
-        results = in_order(pool, work, iter(range(100)), 2)
+        results = map_in_order(pool, work, iter(range(100)), 2)
         assert next(results) == 0
         results.close()
     assert len(begun) <= 4
