@@ -49,7 +49,7 @@ def test_what_cannot_be_cut_is_refused(files):
     reader = shoal.read_libsvm(files / "a.txt")
     with pytest.raises(ValueError, match="split_bytes is 0"):
         reader.splits(0)
-    with pytest.raises(ValueError, match="cut the whole"):
+    with pytest.raises(ValueError, match="split the whole data"):
         reader.split(0, 2).splits(100)
     with (files / "a.txt").open("rb") as stream, pytest.raises(ValueError, match="is a stream"):
         shoal.read_libsvm(stream).splits(100)

@@ -143,7 +143,7 @@ def test_a_stream_that_comes_slowly_is_read_whole():
 
 def test_a_stream_is_neither_cut_nor_pickled_and_must_be_binary():
     reader = read_libsvm(io.BytesIO(b""))
-    with pytest.raises(ValueError, match="is a stream, which is read once: write the data to a file to cut it"):
+    with pytest.raises(ValueError, match="is a stream, which is read once: write the data to a file to split it"):
         reader.split(0, 2)
     with pytest.raises(TypeError, match="is a stream of this process: pass a file"):
         pickle.dumps(reader)

@@ -181,14 +181,14 @@ def test_an_order_that_is_none_is_refused(tmp_path):
     paths = write(tmp_path, [b"1 3:1\n", b"0 4:1\n"])
     reader = read_libsvm(paths, batch_size=1)
     for order in ([0], [0, 0], [1, 2], [0, 1, 1], []):
-        with pytest.raises(ValueError, match="is no order of 2 files"):
+        with pytest.raises(ValueError, match="is not a permutation of 2 files"):
             reader.in_order(order)
     next(iter(reader))
     position = reader.position()
     assert "order" not in position
-    with pytest.raises(ValueError, match="goes on from a position"):
+    with pytest.raises(ValueError, match="starts from a position"):
         reader.resume(position).in_order([1, 0])
-    with pytest.raises(ValueError, match=r"\[0, 0\] is no order of 2 files"):
+    with pytest.raises(ValueError, match=r"\[0, 0\] is not a permutation of 2 files"):
         reader.resume({**position, "order": [0, 0]})
     with pytest.raises(ValueError, match="is not a position"):
         reader.resume({**position, "order": 7})

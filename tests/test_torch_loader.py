@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused(reader):
         BatchLoader(reader, prefetch=0)
     iterator = iter(reader)
     next(iterator)
-    with pytest.raises(ValueError, match="goes on from a position"):
+    with pytest.raises(ValueError, match="starts from a position"):
         BatchLoader(reader.resume(reader.position()), num_workers=2)
     iterator.close()
 

@@ -41,7 +41,7 @@ _WEIGHT = "\ue000weight"
 
 
 def is_array(data: object) -> bool:
-    """Tell whether this is an array, a sparse matrix, or rows of numbers in a list."""
+    """Return whether this is an array, a sparse matrix, or rows of numbers in a list."""
     if isinstance(data, np.ndarray) or hasattr(data, "tocsr"):
         return True
     rows = isinstance(data, list | tuple) and len(data) > 0
@@ -49,7 +49,7 @@ def is_array(data: object) -> bool:
 
 
 def is_frame(data: object) -> bool:
-    """Tell whether this has named columns: a frame of pandas or polars, a table of pyarrow, an Arrow stream."""
+    """Return whether this has named columns: a frame of pandas or polars, a table of pyarrow, an Arrow stream."""
     return hasattr(data, "__arrow_c_stream__")
 
 

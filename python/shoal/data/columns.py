@@ -114,7 +114,7 @@ class Columns:
         return pairs_of(self.interactions, _number)
 
     def schema(self) -> dict[str, Any]:
-        """Tell what differs from the defaults, as JSON."""
+        """Return the options that differ from the defaults, as JSON."""
         schema: dict[str, Any] = {} if self.label is None else {"label": self.label}
         if self.categorical is not None:
             schema["categorical"] = list(self.categorical)
@@ -179,7 +179,7 @@ class Columns:
 
 
 def schema_items(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Tell what was asked of the function that made a reader, as names and values for people."""
+    """Return the options of the function that made a reader, as names and values to be printed."""
     lines = []
     for name, value in schema.items():
         items = value if isinstance(value, list) else [value]

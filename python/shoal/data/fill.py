@@ -1,6 +1,6 @@
-"""Fill: the lines of some files into batches, with the position behind each of them.
+"""Fill: the lines of files as batches of one size, with the position behind each batch.
 
-    one thread      block -> rows, which are taken when they are as many as a batch has
+    one thread      block -> rows, which become a batch when they are complete
     several         block -> a pool of threads, each block into rows of its own -> put together in the order of the
                     blocks, cut where the batches end
 
@@ -289,7 +289,7 @@ def _too_long(error: LineTooLongError) -> str:
 
 
 def _malformed(text: bytes, at: int, fault: int, offset: int, *, named: bool) -> str:
-    """Say what is wrong with the first line of `text`, at its byte `at`, and show the part around it.
+    """Describe the fault in the first line of `text`, at its byte `at`, with an excerpt around it.
 
     ``named``: the format's columns have names.
     """

@@ -239,12 +239,12 @@ class FeatureNames(Mapping[int, str]):
         return cls.from_json(read_checksummed(local_path(path), missing="there are no names"), path)
 
     def to_json(self) -> bytes:
-        """Tell limit and names as the JSON that `save` seals."""
+        """Return limit and names as the JSON that `save` writes with a checksum."""
         return msgspec.json.encode(_File(limit=self._limit, names=dict(sorted(self._names.items()))))
 
     @classmethod
     def from_json(cls, body: bytes, address: str | os.PathLike[str]) -> FeatureNames:
-        """Take what `to_json` told, out of the file that people know by ``address``.
+        """Read the result of `to_json`; ``address`` names its file in errors.
 
         Raises
         ------
@@ -276,7 +276,7 @@ def _table(bits: int) -> tuple[npt.NDArray[np.uint64], np.uint64]:
 
 
 def _made_of(keys: list[int], fields: list[int], pairs: list[int]) -> list[tuple[int, int]]:
-    """Tell which features of a row are made of which two: pair by pair, as csrc/kernel/interactions.h has it."""
+    """Return the two features of each combined feature of a row, in the order of csrc/kernel/interactions.h."""
     of: dict[int, list[int]] = {}
     for key, field in zip(keys, fields, strict=True):
         of.setdefault(field, []).append(key)

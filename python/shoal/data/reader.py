@@ -139,7 +139,7 @@ class Reader(ABC):
                 )
 
     def split(self, rank: int, n: int) -> Reader:
-        """Take one of ``n`` parts of the files, which together hold each line once.
+        """Return one of ``n`` splits of the files, which together hold each line once.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            The rank is out of range, this is a split already, or a stream is to be cut.
+            The rank is out of range, this is a split already, or the data is a stream.
 
         Notes
         -----
@@ -170,17 +170,17 @@ class Reader(ABC):
         settings = replace(self._settings, rank=rank, num_splits=n)
         for file in self._files:
             if n > 1 and not file.seekable:
-                raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to cut it")
+                raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
         return self._with(settings)
 
     def splits(self, split_bytes: int) -> list[Reader]:
-        """Cut the files into parts that can be read apart, and together hold each example once.
+        """Split the files into ranges that can be read separately and together hold each example once.
 
         Parameters
         ----------
         split_bytes : int
-            About how long a part is. What has to be read from its beginning, a compressed file or Parquet, is one part,
-            however long.
+            Approximate size of a split. A file that has to be read from its beginning, compressed or Parquet, is one
+            split of any size.
 
         Returns
         -------
@@ -190,32 +190,32 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            The size is below 1; this is a split, goes on from a position, or reads a stream.
+            The size is below 1; this is a split, starts from a position, or reads a stream.
 
         Examples
         --------
-        >>> [part.path for part in read_libsvm(["a.txt", "b.txt"]).cut(1 << 26)]  # doctest: +SKIP
+        >>> [split.path for split in read_libsvm(["a.txt", "b.txt"]).cut(1 << 26)]  # doctest: +SKIP
         ['a.txt', 'b.txt']
         """
         if operator.index(split_bytes) < 1:
             raise ValueError(f"split_bytes is {split_bytes}: pass 1 or more")
         if self._settings.num_splits > 1 or self.resumed:
-            raise ValueError(f"{self!r} is a split, or goes on from a position: cut the whole")
-        parts = []
+            raise ValueError(f"{self!r} is a split, or starts from a position: split the whole data")
+        splits = []
         for number in self._settings.order or range(len(self._files)):
             file = self._files[number]
             if not file.seekable:
-                raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to cut it")
+                raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
             size = file.size() if self._can_begin_anywhere(file) else None
             count = max(1, -(-(size or 0) // split_bytes))
             for rank in range(count):
-                part = self._with(replace(self._settings, rank=rank, num_splits=count, order=None))
-                part._files = (file,)
-                parts.append(part)
-        return parts
+                split = self._with(replace(self._settings, rank=rank, num_splits=count, order=None))
+                split._files = (file,)
+                splits.append(split)
+        return splits
 
     def _can_begin_anywhere(self, file: File) -> bool:
-        """Whether a part of a file costs no more than its own bytes."""
+        """Whether reading a range of a file costs no more than its own bytes."""
         return False
 
     def _with(self, settings: Settings) -> Reader:
@@ -226,7 +226,7 @@ class Reader(ABC):
         return reader
 
     def in_order(self, order: Sequence[int]) -> Reader:
-        """Take the files in another order.
+        """Return this reader with the files in another order.
 
         Parameters
         ----------
@@ -241,13 +241,15 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            It is no order of the files, or this reader goes on from a position.
+            It is not a permutation of the files, or this reader starts from a position.
         """
         if self.resumed:
-            raise ValueError(f"{self!r} goes on from a position, which has an order: take the order before resume()")
+            raise ValueError(f"{self!r} starts from a position, which has an order: call in_order before resume()")
         numbers = tuple(operator.index(number) for number in order)
         if sorted(numbers) != list(range(len(self._files))):
-            raise ValueError(f"{list(order)} is no order of {len(self._files)} files: pass each of their numbers once")
+            raise ValueError(
+                f"{list(order)} is not a permutation of {len(self._files)} files: pass each of their numbers once"
+            )
         return self._with(replace(self._settings, order=numbers))
 
     def with_names(self, names: FeatureNames | None) -> Reader:
@@ -271,7 +273,7 @@ class Reader(ABC):
         return self._with(replace(self._settings, fielded=True))
 
     def unlabelled(self) -> Reader:
-        """Return this reader with batches without labels, for predictions: labels and weights are not looked at.
+        """Return this reader with batches without labels, for predictions: labels and weights are ignored.
 
         Returns
         -------
@@ -339,7 +341,7 @@ class Reader(ABC):
         return self._seen.cursor
 
     def position(self, cursor: Cursor | None = None) -> dict[str, Any]:
-        """Tell where the pass that began last stands: behind the batch that it gave last.
+        """Return the position of the pass that began last: behind the last batch it returned.
 
         Parameters
         ----------
@@ -396,7 +398,7 @@ class Reader(ABC):
         return difference(begun, self.fingerprint(), self._files, appended=appended)
 
     def resume(self, position: Mapping[str, Any]) -> Reader:
-        """Go on where another pass stood: with the very next example.
+        """Resume at the position of another pass: with the very next example.
 
         Parameters
         ----------
@@ -411,8 +413,8 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            The position is of other files, of another format or split, or is none. While iterating: a file is longer or
-            shorter than it was.
+            The position is of other files, of another format or split, or is invalid. While iterating: the size of
+            a file has changed.
 
         Notes
         -----
@@ -436,7 +438,7 @@ class Reader(ABC):
         if min(begin) < 0 or begin.file >= len(names):
             raise ValueError(f"the position {list(begin)} is not in {len(names)} files: pass what position() returned")
         if order is not None and sorted(order) != list(range(len(names))):
-            raise ValueError(f"{list(order)} is no order of {len(names)} files: pass what position() returned")
+            raise ValueError(f"{list(order)} is not a permutation of {len(names)} files: pass what position() returned")
         rank, num_splits = split
         return self._with(
             replace(self._settings, rank=rank, num_splits=num_splits, begin=begin, sizes=sizes, order=order)
@@ -508,7 +510,7 @@ class Reader(ABC):
         return self._seen.skipped
 
     def progress(self) -> float:
-        """Tell how much of the files, or of the split, the last or the current pass has consumed.
+        """Return the fraction of the files, or of the split, that the last or the current pass has consumed.
 
         Returns
         -------

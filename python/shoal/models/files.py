@@ -101,7 +101,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_model(where: StoragePath) -> bool:
-    """Tell whether there is a model, whole or damaged."""
+    """Return whether there is a model, intact or damaged."""
     return open_dir(where).version(MODEL_FILE) is not None
 
 
@@ -132,7 +132,7 @@ def checkpoint_in(where: StoragePath) -> tuple[StorageDir, ModelFile | None]:
 
 
 def check_target(where: StoragePath, *, overwrite: bool) -> None:
-    """Say why a model may not be written to a directory; nothing is changed.
+    """Check that a model may be written to a directory; nothing is changed.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def check_target(where: StoragePath, *, overwrite: bool) -> None:
 
 
 def make_target(where: StoragePath) -> None:
-    """Make a directory for a model, and see that files can be written there, before hours of training.
+    """Make a directory for a model and check that files can be written there, before hours of training.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def make_target(where: StoragePath) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Tell whether this is something that model.json may name."""
+    """Return whether this is a name that model.json may contain."""
     return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST))
 
 
@@ -249,7 +249,7 @@ def read(where: StoragePath) -> ModelFile:
 
 
 def for_export(where: StoragePath, described: ModelFile) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Tell what an export must know of a model to predict with its tables: a description, and files by name.
+    """Return what an export needs to predict with a model's tables: a description, and files by name.
 
     Raises
     ------

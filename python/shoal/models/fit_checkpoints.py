@@ -232,7 +232,7 @@ def _check_data(
 
 
 def _has_ended(history: History, plan: Plan) -> bool:
-    """Tell whether the last fit was one by ``plan``, and came to its end."""
+    """Return whether the last fit was by ``plan`` and has finished."""
     if not history.fits or history.fits[-1].plan != plan:
         return False
     passes = [done for done in history.passes if done.number >= history.fits[-1].first_pass]

@@ -173,7 +173,7 @@ class LogisticRegressionGrid(StoreOwner):
         return self
 
     def results(self, metric: Metric = "logloss") -> list[GridResult]:
-        """Tell how the settings did, the best first.
+        """Return the results of the settings, the best first.
 
         Parameters
         ----------

@@ -125,7 +125,7 @@ class Fit:
     valid_source: dict[str, Any] | None = None
 
     def settings(self) -> list[tuple[str, str]]:
-        """Tell the settings as names and values for people; files are not among them."""
+        """Return the settings as names and values to be printed; files are not among them."""
         size = "unknown" if self.batch_size is None else f"{self.batch_size:,} examples"
         return [("batch size", size), *self.plan.settings(), ("threads", f"{self.threads:,}")]
 

@@ -54,7 +54,7 @@ class TrainingData(NamedTuple):
 
 
 def is_table(data: object) -> bool:
-    """Tell whether this is what scikit-learn calls X: an array, a sparse matrix or a frame."""
+    """Return whether this is an ``X`` of scikit-learn: an array, a sparse matrix or a frame."""
     return is_frame(data) or is_array(data)
 
 

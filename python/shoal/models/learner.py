@@ -144,13 +144,13 @@ class FitObserver(Protocol):
     """
 
     def batch_done(self, seen: Sequence[Accumulator], fit_state: Callable[[], FitState]) -> None:
-        """Know that a batch was learned from; ``seen`` has the metrics of the pass so far, of each learner."""
+        """React to a batch that was learned from; ``seen`` has the metrics of the pass so far, of each learner."""
 
     def pass_done(self, fit_state: FitState) -> None:
-        """Know that a pass is over, and measured if there is validation data."""
+        """React to the end of a pass, which was measured if there is validation data."""
 
     def interrupted(self, fit_state: FitState) -> None:
-        """Know of Ctrl-C or SIGTERM: the fit ends behind a batch, or between two passes."""
+        """React to Ctrl-C or SIGTERM: the fit ends behind a batch, or between two passes."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
-        """Tell where the weights of the best pass are to be kept; None: in a temporary folder."""
+        """Return the folder for the weights of the best pass; None: a temporary one."""

@@ -96,7 +96,7 @@ class Plan:
         return -metrics.logloss if self.metric == "logloss" else metrics.auc
 
     def settings(self) -> list[tuple[str, str]]:
-        """Tell the settings as names and values for people."""
+        """Return the settings as names and values to be printed."""
         buffer = preprocessing.shuffle_buffer(self.shuffle)
         passes = f"{self.epochs:,}"
         if self.patience is not None:

@@ -104,7 +104,7 @@ class Predictor(ABC):
         return False
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
-        """Tell nothing: the features of a batch do not say which examples belong together."""
+        """Return None: the features of a batch define no groups."""
         return None
 
     def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:

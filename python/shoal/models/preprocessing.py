@@ -88,7 +88,7 @@ class Sampling:
             raise ValueError(f"negative_rate is {self.rate!r}: pass the share of negatives to keep, above 0 up to 1")
 
     def chosen(self, first: int, count: int) -> npt.NDArray[np.bool_]:
-        """Tell which of the examples from number ``first`` on are kept if they are negative."""
+        """Return which of the examples from number ``first`` on are kept if they are negative."""
         start = (self.seed * _GOLDEN + first) % 2**64
         drawn = mix(mix(np.uint64(start) + np.arange(count, dtype=np.uint64)))
         return drawn * _TO_UNIT < self.rate

@@ -70,7 +70,7 @@ def check_valid(model: Evaluable, valid: Iterable[Batch]) -> None:
 
 
 def check_iterable(data: object, what: str, passes: int) -> None:
-    """Say what to pass instead, where ``data`` cannot be iterated ``passes`` times as batches."""
+    """Raise an error that names the remedy if ``data`` cannot be iterated ``passes`` times as batches."""
     if isinstance(data, str | os.PathLike):
         raise TypeError(f"{what} is a path: pass a reader of it, such as shoal.read_libsvm({os.fspath(data)!r})")
     if isinstance(data, Batch):

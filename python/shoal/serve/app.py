@@ -63,7 +63,7 @@ class _Metrics:
 
 
 def one_line(error: Exception) -> str:
-    """Say in one line what went wrong."""
+    """Describe an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -381,7 +381,7 @@ def _entropy(margins: Floats) -> float:
 
 
 def account(report: DemoReport, history: History, data_format: str) -> Iterator[str]:
-    """Tell what came out, line by line."""
+    """Yield the results as lines."""
     yield ""
     yield "progressive: each batch is predicted before it is learned from"
     yield f"    {'examples':>12}  {'logloss so far':>14}  {'in the window':>13}  {'AUC so far':>10}"

@@ -76,7 +76,7 @@ class EmbeddingBag(SparseModule):
         self.include_last_offset = include_last_offset
 
     def extra_repr(self) -> str:
-        """Say which table, and how it is pooled."""
+        """Return the table and the pooling, for ``repr``."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
     def forward(
@@ -118,7 +118,7 @@ class EmbeddingBag(SparseModule):
     def begin(
         self, keys: Tensor | Batch, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> tuple[PendingLookup, Bags]:
-        """Have the pull under way: the first half of forward."""
+        """Begin the pull: the first half of forward."""
         given, bags = self._bags(keys, offsets, per_sample_weights)
         return self.begin_lookup(given), bags
 

@@ -213,7 +213,7 @@ class Config(Struct, frozen=True, kw_only=True):
         return options
 
     def made_by(self) -> dict[str, Any]:
-        """Tell what `build` needs, as JSON."""
+        """Return the arguments of `build`, as JSON."""
         return {
             "model": self.model,
             "fields": to_json(self.fields),

@@ -74,7 +74,7 @@ class DenseParameters:
     bit, momentum included; one whose gradient is not finite stays whole; ``clip_norm`` acts on each block
     (:meth:`shoal.DenseTable.push`).
 
-    Making one blocks, as `pull` does, for a round trip to each server.
+    The constructor blocks for one round trip to each server, as `pull` does.
 
     Examples
     --------

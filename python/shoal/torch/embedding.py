@@ -72,7 +72,7 @@ class Embedding(SparseModule):
         return self.finish(*self.begin(keys))
 
     def begin(self, keys: Tensor) -> tuple[PendingLookup, Shape]:
-        """Have the pull under way: the first half of forward."""
+        """Begin the pull: the first half of forward."""
         return self.begin_lookup(keys_of(keys)), tuple(keys.shape)
 
     def finish(self, lookup: PendingLookup, shape: Shape) -> Tensor:

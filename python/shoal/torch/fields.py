@@ -173,7 +173,7 @@ class Fields:
                     )
 
     def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
-        """Tell whether any example has the field ``group``; ``groups`` is what `groups` returned."""
+        """Return whether any example has the field ``group``; ``groups`` as from `groups`."""
         return self.group is None or bool(np.any(groups != hash_strings([MISSING], self._numbers.group)[0]))
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64]:

@@ -108,7 +108,7 @@ class PendingLookup:
             self._rows = rows
 
     def set_rows(self, table: Table, rows: Rows, new_buffer: Callable[[int], Rows]) -> None:
-        """Have these rows of the unique keys in place of pulled ones."""
+        """Set the rows of the unique keys, in place of pulling them."""
         if rows.shape != (len(self.batch), table.dim):
             raise ValueError(
                 f"rows {rows.shape} were pulled ahead from table {table.name!r} for {len(self.batch)} keys: the data "
@@ -155,7 +155,7 @@ class SparseModule(nn.Module):
         self._kept: list[tuple[KeyBatch, Rows]] | None = None  # under accumulate()
 
     def extra_repr(self) -> str:
-        """Say which table."""
+        """Return the table, for ``repr``."""
         return f"{self._table.name!r}, dim={self._table.dim}, optimizer={self._table.optimizer}"
 
     @property
@@ -343,7 +343,7 @@ class SparseModule(nn.Module):
     # ---- what it is ----------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Say in ``state_dict()`` whose rows these are: the rows themselves are saved by ``store.save``."""
+        """Return the table and its number of rows for ``state_dict()``; ``store.save`` saves the rows themselves."""
         try:
             rows = len(self._table)
         except ShoalError:  # the store was closed, or is the parent's: what it had cannot be counted any more

@@ -211,7 +211,7 @@ class ClickModel(SavedPredictor):
         return logits
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
-        """Tell which examples belong together, if the fields name a group."""
+        """Return the group of each example, if the fields name one."""
         if isinstance(self.fields, int) or self.fields.group is None:
             return None
         return self.fields.groups(batch)

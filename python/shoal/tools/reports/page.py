@@ -293,7 +293,7 @@ def _learning(history: History, shown: HeldOut | None) -> str:
 
 
 def _calibrated(shown: HeldOut, calibration: str | None) -> str:
-    """Tell whether predictions were measured as a calibrated model makes them."""
+    """Return whether the measured predictions are those of the calibrated model."""
     if calibration is None:
         return ""
     name = html.escape(calibration)

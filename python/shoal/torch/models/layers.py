@@ -43,7 +43,7 @@ class Lookup(nn.Module):
         self.tables = nn.ModuleList([make(one, dim) for one in names])
 
     def asked(self, keys: Tensor) -> list[tuple[nn.Module, Tensor]]:
-        """Tell which keys of which table the rows of ``keys`` int64[n, fields] are."""
+        """Return the tables and their keys for the rows of ``keys`` int64[n, fields]."""
         if len(self.tables) == 1:
             return [(self.tables[0], keys)]
         return [(table, keys[:, i]) for i, table in enumerate(self.tables)]
