@@ -244,7 +244,7 @@ def test_numbers_that_are_not_whole_are_refused(file):
 
 def test_a_split_is_not_cut_again(file):
     with pytest.raises(ValueError, match=r"split 0 of 2, .* is a split already: take split"):
-        read_libsvm(file(b"")).shard(0, 2).split(0, 2)
+        read_libsvm(file(b"")).split(0, 2).split(0, 2)
 
 
 def test_an_error_names_file_line_column_byte_and_text(file):

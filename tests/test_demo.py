@@ -170,7 +170,7 @@ def test_a_held_out_file_may_be_given(tmp_path):
 def test_without_matplotlib_it_says_how_to_get_a_picture(tmp_path):
     code = (
         "import sys, pathlib; sys.modules['matplotlib.figure'] = None\n"
-        "from shoal import demo\n"
+        "from shoal.tools import demo\n"
         f"report = demo.run(pathlib.Path({str(tmp_path / 'out')!r}), examples=2000, progress=False, log_line=print)\n"
         "assert report.picture is None"
     )

@@ -99,7 +99,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(reader, tmp_pa
     before = loader.state_dict()
     with pytest.raises(ValueError, match="state is of 1 processes that read, this loader has 2: pass num_workers=1"):
         loader.load_state_dict(BatchLoader(reader).state_dict())
-    with pytest.raises(ValueError, match=r"state is of shard \[0, 2\], this loader reads \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"state is of split \[0, 2\], this loader reads \[1, 2\]"):
         loader.load_state_dict({"positions": [before["positions"][0]] * 2, "turn": 0})
     with pytest.raises(ValueError, match="this loader reads"):
         loader.load_state_dict(BatchLoader(reader, num_workers=2, rank=1, workers=2).state_dict())

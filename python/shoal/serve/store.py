@@ -37,10 +37,13 @@ class _ExportShard:
     def __len__(self) -> int:
         return self._table.rows_written
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows) -> None:
+    def make_locations(self, batch: _core.KeyBatch) -> None:
+        return None
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, where: None = None) -> None:
         self._table.native.pull(batch.hashes, rows, self._table.workers, hashed=True)
 
-    def pull_given(self, batch: _core.KeyBatch, rows: Rows) -> Waitable:
+    def pull_given(self, batch: _core.KeyBatch, rows: Rows, where: None = None) -> Waitable:
         return pull_and_expand(self.pull, batch, rows, self._table.workers)
 
     def contains(self, batch: _core.KeyBatch) -> npt.NDArray[np.uint8]:
