@@ -1,7 +1,7 @@
 """Kill a training process at random moments, resume from its last checkpoint, and get the same bits.
 
     python examples/killed.py                             # draws a log, kills three times
-    python examples/killed.py --kills 10 --every 50 --seed 1
+    python examples/killed.py --kills 10 --checkpoint-every 50 --seed 1
 
 A process trains by `shoal train lr --checkpoint-every N --resume` and is killed (SIGKILL, without any cleanup) a random
 time after its first checkpoint, several times; the last process runs to its end. Its weights, optimizer state and
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--every", type=int, default=7, metavar="N", help="batches between two checkpoints (%(default)s)"
+        "--checkpoint-every", type=int, default=7, metavar="N", help="batches between two checkpoints (%(default)s)"
     )
     parser.add_argument(
         "--examples", type=int, default=10_000, metavar="N", help="examples of the log (default: %(default)s)"
@@ -46,12 +46,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         log, whole, killed = (Path(scratch, name) for name in ("log.tsv", "whole", "killed"))
         write_log(log, PlantedModel(seed=1), arguments.examples, 0)
-        command = [sys.executable, "-m", "shoal", "train", "lr", "--train", str(log), "--format", "criteo", "--quiet"]
+        command = [sys.executable, "-m", "shoal", "train", "lr", "--data", str(log), "--format", "criteo", "--quiet"]
         command += ["--epochs", str(arguments.epochs), "--batch-size", "100", "--l1", "0.5", "--shuffle", "3"]
-        command += ["--every", str(arguments.every), "--resume"]
-        subprocess.run([*command, "--model", whole], check=True, stdout=subprocess.DEVNULL)
+        command += ["--checkpoint-every", str(arguments.checkpoint_every), "--resume"]
+        subprocess.run([*command, "--output", whole], check=True, stdout=subprocess.DEVNULL)
         for kill in range(arguments.kills):
-            process = subprocess.Popen([*command, "--model", killed], stdout=subprocess.DEVNULL)
+            process = subprocess.Popen([*command, "--output", killed], stdout=subprocess.DEVNULL)
             while process.poll() is None and not (killed / "model.json").exists():
                 time.sleep(0.01)
             time.sleep(moments.random() * (0.5 if kill == 0 else 2.0))  # later processes take a while to start
@@ -61,7 +61,7 @@ def main() -> None:
             if process.returncode == 0:
                 break
         # The fit may have finished already, if the last kill came after the model was saved: this is a success too.
-        subprocess.run([*command, "--model", killed], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, "--output", killed], check=True, stdout=subprocess.DEVNULL)
         same = learned(whole) == learned(killed)
         print("the same bits" if same else "OTHER BITS")
         sys.exit(0 if same else 1)

@@ -76,5 +76,5 @@ def trained(folder, kind=shoal.LogisticRegression, seed=1, **how):
 
 
 def exported(model, folder, *more):
-    assert cli.main(["export", str(model), str(folder), "--quiet", *map(str, more)]) == 0
+    assert cli.main(["export", str(model), "--output", str(folder), "--quiet", *map(str, more)]) == 0
     return folder

@@ -221,7 +221,7 @@ def test_compacting_gives_the_bytes_of_a_full_save(chain, tmp_path, capsys):
     chain.save(tmp_path / "whole")
     shoal.compact(tmp_path / "2", tmp_path / "compacted")
     assert contents(tmp_path / "compacted") == contents(tmp_path / "whole")
-    assert main(["compact", str(tmp_path / "2"), str(tmp_path / "by command"), "--json"]) == 0
+    assert main(["compact", str(tmp_path / "2"), "--output", str(tmp_path / "by command"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["links"], told["rows"]) == (3, 4001)
     assert contents(tmp_path / "by command") == contents(tmp_path / "whole")

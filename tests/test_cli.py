@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def run(*arguments):
 
 
 def train(logs, model, *more):
-    return run("train", "lr", "--train", logs / "train.libsvm", "--format", "libsvm", "--model", model, *more)
+    return run("train", "lr", "--data", logs / "train.libsvm", "--format", "libsvm", "--output", model, *more)
 
 
 @pytest.fixture
@@ -90,10 +91,10 @@ def test_each_example_of_each_help_runs(logs, tmp_path):
         commands = re.findall(r"^  \$ ((?:.+\\\n)*.+)$", shown, re.MULTILINE)
         assert commands, f"the help of {words} has no examples"
         for command in commands:
-            if command.startswith("shoal demo --out demo") and "--examples" not in command:
-                command = command.replace("--out demo", "--out demo --examples 5000")  # three seconds less
+            if command.startswith("shoal demo --output demo") and "--examples" not in command:
+                command = command.replace("--output demo", "--output demo --examples 5000")  # three seconds less
             if words == ["train"] or not words:
-                command = command.replace("--model ctr", "--model ctr --overwrite") if "train" in command else command
+                command = command.replace("--output ctr", "--output ctr --overwrite") if "train" in command else command
             done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             assert "Traceback" not in done.stderr, done.stderr
@@ -107,20 +108,34 @@ def test_help_does_not_wait_for_heavy_imports():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_the_version_is_the_packages():
+def test_the_version_names_the_build_and_the_processor():
     done = subprocess.run([*SHOAL, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"shoal {shoal.__version__}\n"
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"shoal {shoal.__version__}"
+    assert [line.split()[0] for line in lines[1:]] == ["build", "CPU", "runtime"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_knows_all_commands_and_options(shell, capsys):
+    assert run("completion", shell) == 0
+    script = capsys.readouterr().out
+    for word in ("train", "evaluate", "launch", "completion", "checkpoint-every"):
+        assert word in script
+    if shell == "bash" and shutil.which("bash"):
+        asked = f'{script}\nCOMP_WORDS=(shoal train lr --check); COMP_CWORD=3; _shtab_shoal; echo "${{COMPREPLY[@]}}"'
+        found = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60)
+        assert found.stdout.split() == ["--checkpoint-every"], found.stderr
 
 
 # ---- train, predict, evaluate ----------------------------------------------------------------------------------------
 
 
 def test_a_model_is_trained_evaluated_and_predicts(logs, model, capsys):
-    assert run("evaluate", "--model", model, "--data", logs / "test.libsvm", "--json") == 0
+    assert run("evaluate", model, "--data", logs / "test.libsvm", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["examples"] == 500
     assert facts["auc"] > 0.7
-    assert run("predict", "--model", model, "--data", logs / "test.libsvm", "--output", "p.txt") == 0
+    assert run("predict", model, "--data", logs / "test.libsvm", "--output", "p.txt") == 0
     assert "500 probabilities in p.txt" in capsys.readouterr().out
     written = [float(line) for line in Path("p.txt").read_text().splitlines()]
     with LogisticRegression.load(model) as loaded:
@@ -168,7 +183,7 @@ def test_quiet_says_nothing(logs, capsys):
 
 def test_json_of_one_class_has_null_for_what_is_not_a_number(capsys):
     Path("ones.libsvm").write_text("1 1:1\n1 2:1\n")
-    assert run("train", "lr", "--train", "ones.libsvm", "--format", "libsvm", "--model", "m", "--json") == 0
+    assert run("train", "lr", "--data", "ones.libsvm", "--format", "libsvm", "--output", "m", "--json") == 0
     assert json.loads(capsys.readouterr().out)["passes"][0]["metrics"]["auc"] is None
 
 
@@ -184,27 +199,27 @@ def test_threads_and_slots_give_the_same_bytes(logs):
     settings = [(1, 1024), (2, 1024), (2, 16)]
     for i, (threads, slots) in enumerate(settings):
         assert train(logs, f"m{i}", "--quiet", "--threads", threads, "--slots", slots) == 0
-        arguments = ["--model", f"m{i}", "--data", logs / "test.libsvm", "--threads", threads]
+        arguments = [f"m{i}", "--data", logs / "test.libsvm", "--threads", threads]
         assert run("predict", *arguments, "--output", f"p{i}", "--quiet") == 0
     assert len({Path(f"p{i}").read_bytes() for i in range(len(settings))}) == 1
 
 
 def test_skipped_lines_are_counted_and_said(logs, model, capsys):
     Path("torn.libsvm").write_text("1 3:1\n1 3:oops\n0 4:1\n")
-    assert run("evaluate", "--model", model, "--data", "torn.libsvm", "--on-error", "skip") == 0
+    assert run("evaluate", model, "--data", "torn.libsvm", "--on-error", "skip") == 0
     assert "1 malformed line skipped" in capsys.readouterr().out
-    assert run("predict", "--model", model, "--data", "torn.libsvm", "--on-error", "skip", "--output", "-") == 0
+    assert run("predict", model, "--data", "torn.libsvm", "--on-error", "skip", "--output", "-") == 0
     said = capsys.readouterr()
     assert said.out.count("\n") == 2
-    assert "1 malformed line skipped, without a line in the output" in said.err
-    assert run("train", "lr", "--train", "torn.libsvm", "--format", "libsvm", "--model", "m", "--on-error", "skip") == 0
+    assert "1 malformed line skipped, without output" in said.err
+    assert run("train", "lr", "--data", "torn.libsvm", "--format", "libsvm", "--output", "m", "--on-error", "skip") == 0
     assert "1 malformed line" in capsys.readouterr().out
 
 
 def test_predictions_replace_a_file_only_when_they_are_complete(logs, model):
     Path("p.txt").write_text("old")
     Path("torn.libsvm").write_text("1 3:1\n" * 3000 + "1 oops\n")
-    assert run("predict", "--model", model, "--data", "torn.libsvm", "--output", "p.txt") == 2
+    assert run("predict", model, "--data", "torn.libsvm", "--output", "p.txt") == 2
     assert Path("p.txt").read_text() == "old"
     assert {path.name for path in Path().iterdir()} == {"p.txt", "small", "torn.libsvm"}
 
@@ -212,7 +227,7 @@ def test_predictions_replace_a_file_only_when_they_are_complete(logs, model):
 def test_a_reader_that_leaves_early_ends_predict_without_a_word(logs, model):
     long = Path("long.libsvm")
     long.write_text("1 3:1\n" * 200_000)
-    command = f"'{sys.executable}' -m shoal predict --model small --data long.libsvm --output - | head -1"
+    command = f"'{sys.executable}' -m shoal predict small --data long.libsvm --output - | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
@@ -239,62 +254,62 @@ def test_a_directory_that_is_no_model_is_refused_even_with_overwrite(logs, tmp_p
     assert os.listdir("thesis") == ["chapter"]
 
 
-GOOD = ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m"]
+GOOD = ["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["train", "lr", "--train", "no.libsvm", "--format", "libsvm", "--model", "m"], 2, "no.libsvm: No such file"),
-        (["train", "lr", "--train", ".", "--format", "libsvm", "--model", "m"], 2, "Is a directory"),
-        (["train", "lr", "--train", "torn", "--format", "libsvm", "--model", "m"], 2, "torn, line 2"),
-        (["train", "lr", "--train", "empty", "--format", "libsvm", "--model", "m"], 2, "empty has no examples"),
-        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--alpha", "-1"], 2, "alpha > 0"),
-        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--threads", "0"], 2, "threads"),
-        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--slots", "3"], 2, "power of two"),
-        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--epochs", "0"], 2, "epochs is 0"),
+        (["train", "lr", "--data", "no.libsvm", "--format", "libsvm", "--output", "m"], 2, "no.libsvm: No such file"),
+        (["train", "lr", "--data", ".", "--format", "libsvm", "--output", "m"], 2, "Is a directory"),
+        (["train", "lr", "--data", "torn", "--format", "libsvm", "--output", "m"], 2, "torn, line 2"),
+        (["train", "lr", "--data", "empty", "--format", "libsvm", "--output", "m"], 2, "empty has no examples"),
+        (["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m", "--alpha", "-1"], 2, "alpha > 0"),
+        (["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m", "--threads", "0"], 2, "threads"),
+        (["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m", "--slots", "3"], 2, "power of two"),
+        (["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m", "--epochs", "0"], 2, "epochs is 0"),
         (
-            ["train", "lr", "--train", "good", "--format", "libsvm", "--model", "m", "--batch-size", "0"],
+            ["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m", "--batch-size", "0"],
             2,
             "--batch-size is 0",
         ),
-        (["train", "lr", "--train", "good", "--format", "libsvm", "--model", "good/m"], 2, "good"),
+        (["train", "lr", "--data", "good", "--format", "libsvm", "--output", "good/m"], 2, "good"),
         ([*GOOD, "--valid", "empty"], 2, "valid: empty has no examples, so nothing can be measured"),
-        ([*GOOD, "--patience", "2"], 2, "--patience needs --valid"),
+        ([*GOOD, "--patience", "2"], 2, "--patience requires --valid"),
         ([*GOOD, "--negative-rate", "0"], 2, "--negative-rate is 0"),
         ([*GOOD, "--shuffle", "-1"], 2, "shuffle is -1"),
-        ([*GOOD, "--save-all"], 2, "--save-all goes with --grid"),
-        ([*GOOD, "--label", "y"], 2, "--label is for csv, tsv, parquet, not for libsvm"),
+        ([*GOOD, "--save-all"], 2, "--save-all requires --grid"),
+        ([*GOOD, "--label", "y"], 2, "--label applies to csv, tsv, parquet, not to libsvm"),
         ([*GOOD, "--interactions", "a,b"], 2, "libsvm has no fields"),
-        (["train", "lr", "--train", "good", "--format", "csv", "--model", "m"], 2, "csv needs --label"),
-        (["train", "lr", "--train", "good", "--format", "tsv", "--model", "m", "--label", "y"], 2, "'y' is not there"),
-        ([*GOOD, "--parsers", "0"], 2, "--parsers is 0"),
+        (["train", "lr", "--data", "good", "--format", "csv", "--output", "m"], 2, "csv requires --label"),
+        (["train", "lr", "--data", "good", "--format", "tsv", "--output", "m", "--label", "y"], 2, "'y' is not there"),
+        ([*GOOD, "--reader-threads", "0"], 2, "--reader-threads is 0"),
         ([*GOOD, "--grid", "alfa=1"], 2, "no setting 'alfa'"),
         ([*GOOD, "--grid", "alpha=1", "--grid", "alpha=2"], 2, "twice"),
         ([*GOOD, "--grid", "alpha=1,1"], 2, "'alpha' twice"),
-        (["predict", "--model", "no", "--data", "good", "--output", "-"], 2, "no: there is no such model"),
-        (["predict", "--model", "small", "--data", "no", "--output", "-"], 2, "no: No such file"),
-        (["predict", "--model", "small", "--data", "good", "--output", "."], 2, "is a directory"),
-        (["predict", "--model", "small", "--data", "good", "--output", "-", "--json"], 2, "both want standard output"),
-        (["predict", "--model", "small", "--data", "good", "--format", "criteo", "--output", "-"], 2, "from libsvm"),
-        (["evaluate", "--model", "here", "--data", "good"], 1, "model.json is missing"),
-        (["evaluate", "--model", "small", "--data", "empty"], 2, "empty has no examples: nothing was measured"),
+        (["predict", "no", "--data", "good", "--output", "-"], 2, "no: there is no such model"),
+        (["predict", "small", "--data", "no", "--output", "-"], 2, "no: No such file"),
+        (["predict", "small", "--data", "good", "--output", "."], 2, "is a directory"),
+        (["predict", "small", "--data", "good", "--output", "-", "--json"], 2, "both use standard output"),
+        (["predict", "small", "--data", "good", "--format", "criteo", "--output", "-"], 2, "from libsvm"),
+        (["evaluate", "here", "--data", "good"], 1, "model.json is missing"),
+        (["evaluate", "small", "--data", "empty"], 2, "empty has no examples: nothing was measured"),
         (
-            ["evaluate", "--model", "small", "--data", "wrong", "--on-error", "skip"],
+            ["evaluate", "small", "--data", "wrong", "--on-error", "skip"],
             2,
             "wrong has no examples: all of its 2 lines are malformed, and were skipped; the first is wrong, line 1",
         ),
         (
-            ["train", "lr", "--train", "wrong", "--format", "libsvm", "--model", "m", "--on-error", "skip"],
+            ["train", "lr", "--data", "wrong", "--format", "libsvm", "--output", "m", "--on-error", "skip"],
             2,
             "all of its 2 lines are malformed, and were skipped; the first is wrong, line 1, column 1 (the line",
         ),
         (["inspect", "no"], 2, "there is no such directory"),
         (["inspect", "here"], 1, "model.json is missing"),
-        (["demo", "--out", "d", "--data", "good"], 2, "--data needs --format"),
-        (["demo", "--out", "d", "--valid", "good"], 2, "--valid goes with --data"),
-        (["demo", "--out", "d", "--examples", "3"], 2, "draw 1024 or more"),
-        (["demo", "--out", "d", "--data", "good", "--format", "libsvm"], 2, "needs more than 1024"),
+        (["demo", "--output", "d", "--data", "good"], 2, "--data requires --format"),
+        (["demo", "--output", "d", "--valid", "good"], 2, "--valid requires --data"),
+        (["demo", "--output", "d", "--examples", "3"], 2, "draw 1024 or more"),
+        (["demo", "--output", "d", "--data", "good", "--format", "libsvm"], 2, "needs more than 1024"),
     ],
 )
 def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, arguments, status, says):
@@ -317,7 +332,7 @@ def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, argum
 def test_wrong_arguments_end_with_status_2_and_say_where_the_usage_is(arguments, capsys):
     assert run(*arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--help shows how it is called" in line
+    assert "; see shoal" in line
 
 
 # ---- columns and several files ---------------------------------------------------------------------------------------
@@ -326,9 +341,9 @@ def test_wrong_arguments_end_with_status_2_and_say_where_the_usage_is(arguments,
 def test_a_model_remembers_the_columns_and_the_interactions_that_it_was_trained_on(logs, capsys):
     files = [logs / "ads_0.csv", logs / "ads_1.csv"]
     asked = ["--format", "csv", "--label", "click", "--numeric", "price", "--quiet"]
-    pairs = ["--interactions", "site,user", "--epochs", 5, "--alpha", 0.5, "--parsers", 2]
-    assert run("train", "lr", "--train", *files, *asked, "--model", "plain") == 0
-    assert run("train", "lr", "--train", *files, *asked, *pairs, "--model", "pairs") == 0
+    pairs = ["--interactions", "site,user", "--epochs", 5, "--alpha", 0.5, "--reader-threads", 2]
+    assert run("train", "lr", "--data", *files, *asked, "--output", "plain") == 0
+    assert run("train", "lr", "--data", *files, *asked, *pairs, "--output", "pairs") == 0
     plain, crossed = (evaluated(model, files[1], capsys) for model in ("plain", "pairs"))
     assert plain["examples"] == crossed["examples"] == 800
     assert crossed["auc"] > plain["auc"] + 0.1  # the clicks are a matter of site and user together
@@ -348,24 +363,24 @@ def test_a_positive_label_that_the_data_does_not_have_is_said_with_those_that_it
     sorted_table = table.sort_values("y", ascending=True)  # the positives come last
     for name, some in (("log", sorted_table), ("no", table[table.y == "no"]), ("others", table[table.y != "yes"])):
         some.to_csv(name, index=False) if form == "csv" else some.to_parquet(name, index=False)
-    command = ["train", "lr", "--format", form, "--label", "y", "--quiet", "--batch-size", 64, "--model"]
+    command = ["train", "lr", "--format", form, "--label", "y", "--quiet", "--batch-size", 64, "--output"]
     says = "is 'YES', which positive (--positive) names: column 'y' holds 'no' (100), 'maybe,not' (50), 'yes' (50)"
-    assert run(*command, "m", "--train", "log", "--positive", "YES") == 2
+    assert run(*command, "m", "--data", "log", "--positive", "YES") == 2
     assert f"no label of log {says}" in capsys.readouterr().err
     assert not Path("m/model.json").exists()
-    assert run(*command, "m", "--train", "no", "--positive", "yes", "--overwrite") == 2
+    assert run(*command, "m", "--data", "no", "--positive", "yes", "--overwrite") == 2
     assert "column 'y' holds 'no' (100)" in capsys.readouterr().err
-    assert run(*command, "m", "--train", "log", "--valid", "others", "--positive", "yes", "--overwrite") == 2
+    assert run(*command, "m", "--data", "log", "--valid", "others", "--positive", "yes", "--overwrite") == 2
     assert "no label of others is 'yes'" in capsys.readouterr().err
-    assert run(*command, "m", "--train", "log", "--valid", "no", "--positive", "yes", "--overwrite") == 0
+    assert run(*command, "m", "--data", "log", "--valid", "no", "--positive", "yes", "--overwrite") == 0
     with LogisticRegression.load("m") as model:
         assert model.history.passes[0].metrics.base_rate == 0.25
     if form == "csv":
         stream = shoal.read_csv(io.BytesIO(Path("log").read_bytes()), label="y", positive="YES")
         with LogisticRegression() as model, pytest.raises(ValueError, match=r"no label of .* is 'YES'"):
             model.fit(stream, progress=False)
-    assert run("evaluate", "--model", "m", "--data", "no") == 0  # of one class alone
-    assert run("evaluate", "--model", "m", "--data", "others") == 2
+    assert run("evaluate", "m", "--data", "no") == 0  # of one class alone
+    assert run("evaluate", "m", "--data", "others") == 2
     assert "no label of others is 'yes'" in capsys.readouterr().err
 
 
@@ -374,8 +389,8 @@ def test_tab_separated_text_is_the_same_but_for_its_separator(logs, capsys):
         Path(f"{name}.tsv").write_text((logs / f"{name}.csv").read_text().replace(",", "\t"))
     for form, folder in (("csv", logs), ("tsv", Path())):
         files = [folder / f"ads_0.{form}", folder / f"ads_1.{form}"]
-        asked = ["--format", form, "--label", "click", "--quiet", "--model", form]
-        assert run("train", "lr", "--train", *files, *asked) == 0
+        asked = ["--format", form, "--label", "click", "--quiet", "--output", form]
+        assert run("train", "lr", "--data", *files, *asked) == 0
     assert evaluated("csv", logs / "ads_1.csv", capsys)["logloss"] == evaluated("tsv", "ads_1.tsv", capsys)["logloss"]
 
 
@@ -384,17 +399,17 @@ def test_a_model_of_a_table_is_used_on_parquet_too(logs, capsys):
     frame = pandas.read_csv(logs / "ads_1.csv")
     frame.to_parquet("ads_1.parquet")
     asked = ["--label", "click", "--numeric", "price", "--quiet", "--batch-size", "64"]
-    assert run("train", "lr", "--train", logs / "ads_1.csv", "--format", "csv", *asked, "--model", "text") == 0
-    assert run("train", "lr", "--train", "ads_1.parquet", "--format", "parquet", *asked, "--model", "table") == 0
+    assert run("train", "lr", "--data", logs / "ads_1.csv", "--format", "csv", *asked, "--output", "text") == 0
+    assert run("train", "lr", "--data", "ads_1.parquet", "--format", "parquet", *asked, "--output", "table") == 0
     models = [shoal.models.load(name) for name in ("text", "table")]
     assert len({model.weights()[1].tobytes() for model in models}) == 1
     wanted = evaluated("text", logs / "ads_1.csv", capsys)["logloss"]
-    assert run("evaluate", "--model", "text", "--data", "ads_1.parquet", "--format", "parquet", "--json") == 0
+    assert run("evaluate", "text", "--data", "ads_1.parquet", "--format", "parquet", "--json") == 0
     assert json.loads(capsys.readouterr().out)["logloss"] == wanted
     model = shoal.LogisticRegression().fit(shoal.read_arrow(frame, label="click", numeric=["price"]), progress=False)
     assert model.evaluate(shoal.read_csv(logs / "ads_1.csv", label="click", numeric=["price"])).examples == 800
     model.save("frame")
-    assert run("evaluate", "--model", "frame", "--data", "ads_1.parquet") == 2
+    assert run("evaluate", "frame", "--data", "ads_1.parquet") == 2
     assert "pass --format csv, tsv or parquet" in capsys.readouterr().err
 
 
@@ -405,9 +420,9 @@ def test_several_files_patterns_and_standard_input_are_read_as_one(logs):
     Path("part_1").write_text("".join(half[1000:]))
     asked = ["--format", "libsvm", "--quiet", "--batch-size", "64"]
     assert train(logs, "whole", *asked[2:]) == 0
-    assert run("train", "lr", "--train", "part_0", "part_1", *asked, "--model", "list") == 0
-    assert run("train", "lr", "--train", "part_*", *asked, "--model", "pattern") == 0
-    command = [*SHOAL, "train", "lr", "--train", "-", *asked, "--model", "stream"]
+    assert run("train", "lr", "--data", "part_0", "part_1", *asked, "--output", "list") == 0
+    assert run("train", "lr", "--data", "part_*", *asked, "--output", "pattern") == 0
+    command = [*SHOAL, "train", "lr", "--data", "-", *asked, "--output", "stream"]
     subprocess.run(command, input=(logs / "train.libsvm").read_bytes(), check=True)
     models = [shoal.models.load(name) for name in ("whole", "list", "pattern", "stream")]
     assert len({model.weights()[1].tobytes() for model in models}) == 1
@@ -427,8 +442,8 @@ def test_a_damaged_file_is_named_by_every_command(logs, model, capsys, which, ho
         path.write_bytes(whole[:-8] if how == "cut short" else whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
     for command in (
         ["inspect", model],
-        ["evaluate", "--model", model, "--data", logs / "test.libsvm"],
-        ["predict", "--model", model, "--data", logs / "test.libsvm", "--output", "p"],
+        ["evaluate", model, "--data", logs / "test.libsvm"],
+        ["predict", model, "--data", logs / "test.libsvm", "--output", "p"],
     ):
         assert run(*command) == 1
         said = capsys.readouterr()
@@ -459,7 +474,7 @@ def test_inspect_tells_the_latest_fit_and_the_latest_passes(logs, capsys):
     out = capsys.readouterr().out
     assert f"data        {logs / 'train.libsvm'}, held out {logs / 'test.libsvm'}" in out
     assert "epochs 12, shuffle among 3 batches" in out
-    assert "12, of which the latest:" in out
+    assert "12, the latest:" in out
     assert [int(n) for n in re.findall(r"^    pass (\d+) ", out, re.MULTILINE)] == list(range(3, 13))
     assert run("inspect", "m", "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -486,7 +501,7 @@ def test_names_are_kept_with_the_model_and_shown(logs, capsys):
     assert facts["top"] == [{"key": int(keys[0]), "name": str(keys[0]), "weight": pytest.approx(float(weights[0]))}]
     day = logs / "day_1.tsv"
     grid = ["--grid", "l1=0,1", "--save-all", "--names", "--json"]
-    assert run("train", "lr", "--train", day, "--format", "criteo", "--model", "g", *grid) == 0
+    assert run("train", "lr", "--data", day, "--format", "criteo", "--output", "g", *grid) == 0
     assert json.loads(capsys.readouterr().out)["names"] == len(shoal.models.load_names("g/l1=0"))
     assert shoal.models.load_names("g/l1=1") == shoal.models.load_names("g/l1=0")
     assert run("inspect", "g/l1=1", "--top", 3) == 0
@@ -561,7 +576,7 @@ def test_order_and_sample_reach_the_training(logs):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_leave_a_model_that_loads_and_a_status_of_their_own(logs, number, status):
     endless = ["--batch-size", "64", "--epochs", "1000000", "--json"]
-    data = ["--train", str(logs / "train.libsvm"), "--format", "libsvm", "--model", "m"]
+    data = ["--data", str(logs / "train.libsvm"), "--format", "libsvm", "--output", "m"]
     process = subprocess.Popen(
         [*SHOAL, "train", "lr", *data, *endless],
         stdout=subprocess.PIPE,
@@ -585,7 +600,7 @@ def test_ctrl_c_and_sigterm_leave_a_model_that_loads_and_a_status_of_their_own(l
     assert "Traceback" not in err
     facts = json.loads(out)
     assert facts["interrupted"] is True
-    assert re.search(r"interrupted after [\d,]+ examples; the model of that moment is in m; a fit with --resume", err)
+    assert re.search(r"interrupted after [\d,]+ examples; the model as trained so far is in m; with --resume", err)
     with LogisticRegression.load("m") as model:
         assert model.examples == facts["examples"] > 0
         assert not model.history.passes[-1].complete or len(model.history.passes) > 1
@@ -630,14 +645,14 @@ def libsvm(shoal_data):
 
 def evaluated(model, data, capsys):
     capsys.readouterr()
-    assert run("evaluate", "--model", model, "--data", data, "--json") == 0
+    assert run("evaluate", model, "--data", data, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_a9a_reaches_the_reference(libsvm, capsys):
     # The settings were chosen on the training file alone: its last fifth, after learning from the first four.
     settings = ["--alpha", 0.1, "--batch-size", 32, "--epochs", 2]
-    arguments = ["--train", libsvm / "a9a.xz", "--format", "libsvm", "--model", "a9a", "--quiet"]
+    arguments = ["--data", libsvm / "a9a.xz", "--format", "libsvm", "--output", "a9a", "--quiet"]
     assert run("train", "lr", *arguments, *settings) == 0
     facts = evaluated("a9a", libsvm / "a9a.t.xz", capsys)
     assert facts["examples"] == 16_281
@@ -647,7 +662,7 @@ def test_a9a_reaches_the_reference(libsvm, capsys):
 
 
 def test_agaricus_is_learned_in_full(libsvm, capsys):
-    arguments = ["--train", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--model", "mushrooms", "--quiet"]
+    arguments = ["--data", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--output", "mushrooms", "--quiet"]
     assert run("train", "lr", *arguments, "--alpha", 1, "--batch-size", 32, "--epochs", 10) == 0
     assert evaluated("mushrooms", libsvm / "agaricus.txt.test.xz", capsys)["auc"] == 1.0
 
@@ -655,7 +670,7 @@ def test_agaricus_is_learned_in_full(libsvm, capsys):
 def test_a_compressed_file_is_read_as_it_is(libsvm, capsys):
     plain = Path("agaricus.test")
     plain.write_bytes(lzma.decompress((libsvm / "agaricus.txt.test.xz").read_bytes()))
-    arguments = ["--train", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--model", "m", "--quiet"]
+    arguments = ["--data", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--output", "m", "--quiet"]
     assert run("train", "lr", *arguments) == 0
     assert evaluated("m", plain, capsys)["auc"] == evaluated("m", libsvm / "agaricus.txt.test.xz", capsys)["auc"]
 
@@ -663,11 +678,11 @@ def test_a_compressed_file_is_read_as_it_is(libsvm, capsys):
 def test_lines_of_threads_do_not_meet_where_output_is_not_buffered() -> None:
     program = """
 import threading
-from shoal.cli.answers import say
+from shoal.cli.answers import log_line
 
 def work(rank):
     for _ in range(1000):
-        say(f"[{rank}] loss {rank}.5")
+        log_line(f"[{rank}] loss {rank}.5")
 
 threads = [threading.Thread(target=work, args=[rank]) for rank in range(4)]
 for thread in threads:

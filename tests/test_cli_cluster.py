@@ -28,7 +28,7 @@ def catching(monkeypatch, name):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["scheduler", "--bind", "tcp://127.0.0.1:*"], "how many servers there are: pass --servers N"),
+        (["scheduler", "--bind", "tcp://127.0.0.1:*"], "requires the number of servers: pass --servers N"),
         (["scheduler", "--servers", "2"], "pass --bind tcp://HOST:5570"),
         (["scheduler", "--servers", "0", "--bind", "tcp://127.0.0.1:*"], "got 0 and 1"),
         (["scheduler", "--servers", "1", "--bind", "127.0.0.1"], "write tcp://HOST:PORT"),
@@ -40,7 +40,7 @@ def catching(monkeypatch, name):
         (["server"], "pass --connect tcp://HOST:PORT"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "a thread at least"),
         (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),
-        (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "much"], "'much' is no size: write it as 8GiB"),
+        (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "much"], "'much' is not a size: write it as 8GiB"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "-1G"], "--memory"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--storage-root", ""], "a storage root is empty"),
         (["server", "--storage-option", "endpoint_url"], "'endpoint_url' is not NAME=VALUE"),

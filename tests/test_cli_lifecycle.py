@@ -19,7 +19,7 @@ def examples(tmp_path):
 
 def train(examples, target, *more):
     how = ["--format", "libsvm", "--batch-size", "10", "--no-warm-up", "--quiet", *more]
-    return main(["train", "lr", "--train", str(examples), "--model", str(target), *how])
+    return main(["train", "lr", "--data", str(examples), "--output", str(target), *how])
 
 
 def test_a_model_is_trained_by_rules_and_keeps_them(examples, tmp_path, capsys):
@@ -32,7 +32,7 @@ def test_a_model_is_trained_by_rules_and_keeps_them(examples, tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "m"), "--forecast", "norm:1e9", "--forecast", "ttl:1"]) == 0
     told = capsys.readouterr().out
     assert "admits AfterCount(n=2" in told
-    assert "drops TimeToLive(clocks=5), MinNorm(floor=1e-09), at clock 31" in told
+    assert "removes TimeToLive(clocks=5), MinNorm(floor=1e-09), at clock 31" in told
     assert "forecast of table lr: 8 rows" in told
     assert "MinNorm(floor=1000000000.0): 8 rows" in told
     assert main(["inspect", str(tmp_path / "m"), "--forecast", "norm:1e9", "--json"]) == 0
@@ -52,7 +52,7 @@ def test_rows_that_were_not_seen_go_at_the_end_of_a_pass(examples, tmp_path):
     [
         (["--admit", "ttl:3"], "'ttl:3' is not an admission rule: write one of count:N"),
         (["--expire", "ttl"], "'ttl' is not an expiry rule: write one of ttl:CLOCKS"),
-        (["--admit", "count:2", "--grid", "alpha=0.1,0.2"], "--grid has no --admit and --expire"),
+        (["--admit", "count:2", "--grid", "alpha=0.1,0.2"], "--grid does not support --admit and --expire"),
         (["--admit", "count:2", "--solver", "dbpg"], "it has no use for admit and expire"),
     ],
 )

@@ -20,7 +20,7 @@ from shoal.storage.open import open_dir
 
 CSV = "click,site,price\n" + "1,a,0.5\n0,b,0.2\n" * 20
 CONFIG = '[data]\nformat = "csv"\ntrain = ["ads.csv"]\nlabel = "click"\ncategorical = ["site"]\n[model]\nname = "lr"\n'
-LR = ["train", "lr", "--train"]
+LR = ["train", "lr", "--data"]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def made(tmp_path_factory):
     with shoal.LogisticRegression() as model:
         model.fit(shoal.read_libsvm(folder / "good"), progress=False)
         model.save(folder / "m")
-    assert cli.main(["export", str(folder / "m"), str(folder / "e"), "--quiet"]) == 0
+    assert cli.main(["export", str(folder / "m"), "--output", str(folder / "e"), "--quiet"]) == 0
     return folder
 
 
@@ -59,64 +59,68 @@ MISTAKES = [
     (["traim"], "did you mean train?"),
     (["evaluat"], "did you mean evaluate?"),
     (["train", "ctrl"], "did you mean ctr?"),
-    ([*LR, "good", "--format", "libsvn", "--model", "x"], "did you mean libsvm?"),
-    ([*LR, "good", "--format", "libsvm", "--model", "x", "--epoch", "2"], "did you mean --epochs?"),
+    ([*LR, "good", "--format", "libsvn", "--output", "x"], "did you mean libsvm?"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--epoch", "2"], "did you mean --epochs?"),
     (["serve", "e", "--prot", "80"], "did you mean --port?"),
     ([], "COMMAND"),
-    (["train"], "MODEL"),
+    (["train"], "KIND"),
     (["launch"], "PROGRAM"),
     # missing, or of another kind
-    ([*LR, "ads.csv", "--format", "csv", "--model", "x"], "--label"),
-    ([*LR, "yes.csv", "--format", "csv", "--label", "click", "--model", "x"], "--positive names the text that is 1"),
-    ([*LR, "torn.csv", "--format", "csv", "--label", "click", "--model", "x"], "--on-error skip leaves such lines out"),
-    ([*LR, "good", "--format", "libsvm", "--model", "m"], "m holds a model already: pass --overwrite, or"),
-    ([*LR, "good", "--format", "parquet", "--label", "y", "--model", "x"], "good is no Parquet"),
-    ([*LR, "ads.csv", "--format", "csv", "--label", "click", "--interactions", "site", "--model", "x"], "two or more"),
-    ([*LR, "s3://nobody/x", "--format", "libsvm", "--model", "x"], "s3://nobody/x cannot be looked for"),
+    ([*LR, "ads.csv", "--format", "csv", "--output", "x"], "--label"),
+    ([*LR, "yes.csv", "--format", "csv", "--label", "click", "--output", "x"], "--positive names the text that is 1"),
+    (
+        [*LR, "torn.csv", "--format", "csv", "--label", "click", "--output", "x"],
+        "--on-error skip leaves such lines out",
+    ),
+    ([*LR, "good", "--format", "libsvm", "--output", "m"], "m holds a model already: pass --overwrite, or"),
+    ([*LR, "good", "--format", "parquet", "--label", "y", "--output", "x"], "good is no Parquet"),
+    ([*LR, "ads.csv", "--format", "csv", "--label", "click", "--interactions", "site", "--output", "x"], "two or more"),
+    ([*LR, "s3://nobody/x", "--format", "libsvm", "--output", "x"], "s3://nobody/x cannot be looked for"),
     (["train", "ctr", "--config", "no"], "no: No such file"),
     (["train", "ctr", "--config", "torn.toml"], "torn.toml"),
     (["train", "ctr", "--config", "bytes"], "bytes"),
-    (["train", "ctr", "--config", "c.toml"], "--out DIR"),
-    (["train", "ctr", "--config", "c.toml", "--out", "x", "--model", "lrr"], "did you mean 'lr'"),
+    (["train", "ctr", "--config", "c.toml"], "--output DIR"),
+    (["train", "ctr", "--config", "c.toml", "--output", "x", "--architecture", "lrr"], "did you mean 'lr'"),
     (
-        ["evaluate", "--model", "m", "--data", "ads.csv", "--format", "csv"],
-        "csv needs to know which column is the label",
+        ["evaluate", "m", "--data", "ads.csv", "--format", "csv"],
+        "csv requires the column of the label",
     ),
-    (["report", "m", "--data", "ads.csv", "--format", "csv"], "csv needs to know which column is the label"),
-    (["evaluate", "--model", "e", "--data", "good"], "this is a checkpoint or an export, where a model is wanted"),
-    (["predict", "--model", "m", "--data", "good", "--output", "no/such/p"], "there is no directory no/such"),
-    (["predict", "--model", "m", "--data", "good", "--output", ""], "--output is empty"),
+    (["report", "m", "--data", "ads.csv", "--format", "csv"], "csv requires the column of the label"),
+    (["evaluate", "e", "--data", "good"], "this is a checkpoint or an export, where a model is wanted"),
+    (["predict", "m", "--data", "good", "--output", "no/such/p"], "there is no directory no/such"),
+    (["predict", "m", "--data", "good", "--output", ""], "--output is empty"),
     (["report", "no"], "no: there is no such model"),
     (["inspect", "no"], "no: there is no such"),
-    (["compact", "no", "x"], "no: there is no such checkpoint"),
-    (["export", "no", "x"], "no: there is no such"),
-    (["export", "m", "x", "--since", "no"], "no: there is no such export"),
-    (["export", "m", "x", "--table", "user"], "has no table 'user'"),
-    (["convert", "no", "x"], "no: there is no such"),
-    (["convert", "good", "x", "--from", "rows"], "good is not a Parquet file"),
-    (["convert", "good", "x", "--from", "parquet"], "good is not a Parquet file"),
+    (["compact", "no", "--output", "x"], "no: there is no such checkpoint"),
+    (["export", "no", "--output", "x"], "no: there is no such"),
+    (["export", "m", "--output", "x", "--since", "no"], "no: there is no such export"),
+    (["export", "m", "--output", "x", "--table", "user"], "has no table 'user'"),
+    (["convert", "no", "--output", "x"], "no: there is no such"),
+    (["convert", "good", "--output", "x", "--from", "rows"], "good is not a Parquet file"),
+    (["convert", "good", "--output", "x", "--from", "parquet"], "good is not a Parquet file"),
     (["serve", "m", "--port", "0"], "m is a model, not an export: write one with `shoal export m DIR`"),
     (["serve", "no", "--port", "0"], "no: there is no such export"),
     (["estimate", "--keys", "9", "--dir", "no/such"], "no/such: there is no such directory"),
     (["estimate", "--keys", "9", "--rates", "bytes"], "bytes has no rates"),
-    (["keygen", "good"], "good: File exists"),
-    (["demo", "--out", "good", "--examples", "2000"], "good: File exists"),
+    (["keygen", "--output", "good"], "good: File exists"),
+    (["completion", "fish"], "choose from 'bash', 'zsh', 'tcsh'"),
+    (["demo", "--output", "good", "--examples", "2000"], "good: File exists"),
     (["scheduler"], "--servers N"),
     (["server"], "--connect tcp://HOST:PORT"),
     # absurd
-    ([*LR, "good", "--format", "libsvm", "--model", "x", "--every", "-3"], "--every is -3"),
-    ([*LR, "good", "--format", "libsvm", "--model", "x", "--parsers", "0"], "--parsers is 0"),
-    ([*LR, "good", "--format", "libsvm", "--model", "x", "--progress", "x"], "'x' is not a number"),
-    ([*LR, "good", "--format", "libsvm", "--model", "x", "--threads", "99999999999"], "threads"),
-    ([*LR, "good", "--format", "libsvm", "--model", "x", "--seed", "-1"], "seed"),
-    ([*LR, "good", "--format", "libsvm", "--model", "x", "--alpha", "nan"], "alpha"),
-    (["train", "ctr", "--config", "c.toml", "--out", "x", "--threads", "-1"], "--threads is -1"),
-    (["train", "ctr", "--config", "c.toml", "--out", "x", "--seed", str(1 << 70)], "seed"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--checkpoint-every", "-3"], "--checkpoint-every is -3"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--reader-threads", "0"], "--reader-threads is 0"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--progress", "x"], "'x' is not a number"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--threads", "99999999999"], "threads"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--seed", "-1"], "seed"),
+    ([*LR, "good", "--format", "libsvm", "--output", "x", "--alpha", "nan"], "alpha"),
+    (["train", "ctr", "--config", "c.toml", "--output", "x", "--threads", "-1"], "--threads is -1"),
+    (["train", "ctr", "--config", "c.toml", "--output", "x", "--seed", str(1 << 70)], "seed"),
     (["audit", "--data", "good", "--format", "libsvm", "--bits", "x"], "18,22,24"),
     (["audit", "--data", "good", "--format", "libsvm", "--examples", "-1"], "--examples is -1"),
-    (["demo", "--out", "x", "--examples", "2000", "--seed", "-1"], "--seed is -1"),
-    (["estimate", "--keys", "1e30", "--no-measure"], "no whole number from 0 to 1e+15"),
-    (["estimate", "--keys", "inf"], "no whole number from 0 to 1e+15"),
+    (["demo", "--output", "x", "--examples", "2000", "--seed", "-1"], "--seed is -1"),
+    (["estimate", "--keys", "1e30", "--no-measure"], "not a whole number from 0 to 1e+15"),
+    (["estimate", "--keys", "inf"], "not a whole number from 0 to 1e+15"),
     (["serve", "e", "--port", "99999"], "'99999' is not a port"),
     (["serve", "e", "--watch", "nan"], "'nan' is not a number of seconds above 0"),
     (["scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "nan"], "number of seconds above 0"),
@@ -152,14 +156,14 @@ def test_every_command_has_a_mistake_above():
 
 
 EXTRAS = {
-    "torch": ["train", "ctr", "--config", "c.toml", "--out", "x"],
-    "tensorboard": ["train", "ctr", "--config", "c.toml", "--out", "x", "--tensorboard", "runs"],
-    "mlflow": ["train", "ctr", "--config", "c.toml", "--out", "x", "--mlflow", "runs"],
+    "torch": ["train", "ctr", "--config", "c.toml", "--output", "x"],
+    "tensorboard": ["train", "ctr", "--config", "c.toml", "--output", "x", "--tensorboard", "runs"],
+    "mlflow": ["train", "ctr", "--config", "c.toml", "--output", "x", "--mlflow", "runs"],
     "uvicorn": ["serve", "e", "--port", "0"],
     "starlette": ["serve", "e", "--port", "0"],
-    "pyarrow": [*LR, "ads.parquet", "--format", "parquet", "--label", "click", "--model", "x"],
-    "fsspec": [*LR, "s3://nobody/x", "--format", "libsvm", "--model", "x"],
-    "backports.zstd": [*LR, "good.zst", "--format", "libsvm", "--model", "x"],
+    "pyarrow": [*LR, "ads.parquet", "--format", "parquet", "--label", "click", "--output", "x"],
+    "fsspec": [*LR, "s3://nobody/x", "--format", "libsvm", "--output", "x"],
+    "backports.zstd": [*LR, "good.zst", "--format", "libsvm", "--output", "x"],
 }
 
 
@@ -188,7 +192,7 @@ def test_an_extra_that_is_missing_is_named_with_how_to_install_it(missing):
 
 def test_a_full_disk_names_the_file(monkeypatch, capsys):
     if Path("/dev/full").exists():
-        assert run(["predict", "--model", "m", "--data", "good", "--output", "/dev/full"]) == 1
+        assert run(["predict", "m", "--data", "good", "--output", "/dev/full"]) == 1
         assert capsys.readouterr().err == "shoal: /dev/full: No space left on device\n"
 
     def full(descriptor):
@@ -196,12 +200,12 @@ def test_a_full_disk_names_the_file(monkeypatch, capsys):
 
     monkeypatch.setattr(os, "fsync", full)
     for arguments, name in (
-        (["predict", "--model", "m", "--data", "good", "--output", "p"], "p"),
-        ([*LR, "good", "--format", "libsvm", "--model", "full", "--quiet"], "full"),
-        (["report", "m", "--out", "page.html"], "page.html"),
-        (["export", "m", "exported", "--quiet"], "exported"),
-        (["convert", "m", "converted", "--quiet"], "converted"),
-        (["keygen", "secrets"], "secrets"),
+        (["predict", "m", "--data", "good", "--output", "p"], "p"),
+        ([*LR, "good", "--format", "libsvm", "--output", "full", "--quiet"], "full"),
+        (["report", "m", "--output", "page.html"], "page.html"),
+        (["export", "m", "--output", "exported", "--quiet"], "exported"),
+        (["convert", "m", "--output", "converted", "--quiet"], "converted"),
+        (["keygen", "--output", "secrets"], "secrets"),
     ):
         assert run(arguments) in (0, 1), arguments  # 0: nothing of it is forced to the disk
         said = capsys.readouterr()
@@ -226,12 +230,12 @@ def test_a_port_that_is_taken_is_named(capsys):
 
 
 def test_keywords_become_options_and_nothing_else_does():
-    options = {"on_error", "overwrite", "curve", "every", "alpha", "positive"}
+    options = {"on_error", "overwrite", "curve", "checkpoint_every", "alpha", "positive"}
     for text, said in {
         "x; on_error='skip' leaves such lines out": "x; --on-error skip leaves such lines out",
         "pass overwrite=True (--overwrite), or choose": "pass --overwrite, or choose",
         "does it want keys (curve=)?": "does it want keys (--curve)?",
-        "every is 0: pass 1 or more": "--every is 0: pass 1 or more",
+        "checkpoint_every is 0: pass 1 or more": "--checkpoint-every is 0: pass 1 or more",
         "write it as alpha=0.05,0.1": "write it as alpha=0.05,0.1",
         "pass since='x'": "pass since='x'",
         "everyone is here": "everyone is here",
@@ -244,9 +248,9 @@ def test_a_fit_or_a_save_that_fails_leaves_no_empty_directory(tmp_path):
     (tmp_path / "torn").write_text("oops\n")
     with shoal.LogisticRegression() as model, pytest.raises(ValueError, match="not a number"):
         model.fit(shoal.read_libsvm(tmp_path / "torn"), directory=tmp_path / "deep" / "er" / "m", progress=False)
-    arguments = [*LR, tmp_path / "torn", "--format", "libsvm", "--quiet", "--model", tmp_path / "there" / "m"]
+    arguments = [*LR, tmp_path / "torn", "--format", "libsvm", "--quiet", "--output", tmp_path / "there" / "m"]
     (tmp_path / "there").mkdir()
-    assert run([*arguments, "--every", 1]) == 2
+    assert run([*arguments, "--checkpoint-every", 1]) == 2
     assert run(arguments) == 2
     with contextlib.suppress(KeyError), remove_if_failed(open_dir(tmp_path / "full" / "m")):
         (tmp_path / "full" / "m").mkdir(parents=True)

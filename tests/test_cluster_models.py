@@ -373,8 +373,8 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
     planted = demo.PlantedModel(seed=1)
     demo.write_log(tmp_path / "log.tsv", planted, 2000, 0)
     demo.write_log(tmp_path / "test.tsv", planted, 500, 1 << 40)
-    command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--train", "log.tsv", "--format", "criteo"]
-    command += ["--valid", "test.tsv", "--model", "m", "--workers", "2", "--batch-size", "100", "--json", "--quiet"]
+    command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--data", "log.tsv", "--format", "criteo"]
+    command += ["--valid", "test.tsv", "--output", "m", "--workers", "2", "--batch-size", "100", "--json", "--quiet"]
     with cluster(2, 1) as made:
         workers = [
             subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -394,7 +394,7 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
 
 def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
     demo.write_log(tmp_path / "log.tsv", demo.PlantedModel(seed=1), 1000, 0)
-    command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--train", "log.tsv", "--format", "criteo"]
+    command = [sys.executable, "-W", "error", "-m", "shoal", "train", "lr", "--data", "log.tsv", "--format", "criteo"]
     command += [
         "--solver",
         "dbpg",
@@ -410,8 +410,8 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
         "1",
     ]
     command += ["--tolerance", "0.02", "--passes", "500"]
-    alone = json.loads(subprocess.run([*command, "--model", "one"], cwd=tmp_path, capture_output=True).stdout)
-    command += ["--model", "m", "--workers", "2", "--filter", "key-caching", "--filter", "zeros,weights=bfloat16"]
+    alone = json.loads(subprocess.run([*command, "--output", "one"], cwd=tmp_path, capture_output=True).stdout)
+    command += ["--output", "m", "--workers", "2", "--filter", "key-caching", "--filter", "zeros,weights=bfloat16"]
     with cluster(2, 1) as made:
         workers = [
             subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -458,7 +458,7 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
 def test_the_command_says_what_does_not_fit(arguments, told, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("log").write_text("1 1:1\n")
-    command = ["train", "lr", "--train", "log", "--format", "libsvm", "--model", "m", *arguments]
+    command = ["train", "lr", "--data", "log", "--format", "libsvm", "--output", "m", *arguments]
     try:
         status = cli.main(command)
     except SystemExit as end:  # what argparse refuses

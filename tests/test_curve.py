@@ -192,11 +192,11 @@ def test_without_a_guard_nobody_gets_in(folder, context):
 
 def test_keygen_makes_them_and_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["keygen", "keys"]) == 0
+    assert cli.main(["keygen", "--output", "keys"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "keys/scheduler.key_secret  secret"
-    assert cli.main(["keygen", "keys", "--role", "alice", "--json"]) == 0
+    assert cli.main(["keygen", "--output", "keys", "--role", "alice", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == ["keys/alice.key", "keys/alice.key_secret"]
-    assert cli.main(["keygen", "keys"]) == 2
+    assert cli.main(["keygen", "--output", "keys"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert Keys.load("keys", "alice").role == "alice"
 

@@ -106,14 +106,14 @@ def test_the_command_predicts_what_has_no_labels(form: str, tmp_path: Path, monk
             arrow = pytest.importorskip("pyarrow.csv")
             pytest.importorskip("pyarrow.parquet").write_table(arrow.read_csv(name), name)
     more = ["--label", "click", "--numeric", "price"] if form in ("csv", "tsv", "parquet") else []
-    assert cli.main(["train", "lr", "--train", "train", "--format", form, "--model", "m", "--quiet", *more]) == 0
+    assert cli.main(["train", "lr", "--data", "train", "--format", form, "--output", "m", "--quiet", *more]) == 0
     outputs = []
     for name in ("train", "new"):
-        assert cli.main(["predict", "--model", "m", "--data", name, "--output", f"p-{name}"]) == 0
+        assert cli.main(["predict", "m", "--data", name, "--output", f"p-{name}"]) == 0
         outputs.append(Path(f"p-{name}").read_text())
     assert outputs[0] == outputs[1]
     assert outputs[0].count("\n") == ROWS
-    assert cli.main(["evaluate", "--model", "m", "--data", "new"]) == 2
+    assert cli.main(["evaluate", "m", "--data", "new"]) == 2
     assert re.search(r"label|column .click. is not there", capsys.readouterr().err)
 
 

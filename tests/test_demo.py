@@ -121,7 +121,7 @@ def test_the_account_tells_all_that_was_promised(shown):
 def test_there_is_a_picture_and_a_model_that_reproduces_the_numbers(shown, capsys):
     out, report, _ = shown
     assert (out / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    arguments = ["evaluate", "--model", report.model, "--data", str(out / "planted_test.tsv"), "--json"]
+    arguments = ["evaluate", report.model, "--data", str(out / "planted_test.tsv"), "--json"]
     assert cli.main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["logloss"] == report.held_out.logloss
 
@@ -179,12 +179,12 @@ def test_without_matplotlib_it_says_how_to_get_a_picture(tmp_path):
 
 
 def test_the_command_prints_the_account_or_json(tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path / "a"), "--examples", "2000", "--json"]) == 0
+    assert cli.main(["demo", "--output", str(tmp_path / "a"), "--examples", "2000", "--json"]) == 0
     said = capsys.readouterr()
     facts = json.loads(said.out)
     assert facts["train"]["examples"] == 2000
     assert "2.00k examples" in said.err
-    assert cli.main(["demo", "--out", str(tmp_path / "b"), "--examples", "2000"]) == 0
+    assert cli.main(["demo", "--output", str(tmp_path / "b"), "--examples", "2000"]) == 0
     assert "best reachable" in capsys.readouterr().out
 
 

@@ -66,7 +66,7 @@ def data(tmp_path_factory):
         (folder / f"{name}.csv").write_text("\n".join([header, *lines]) + "\n")
     (folder / "ads.tsv").write_text((folder / "ads.csv").read_text().replace(",", "\t"))
     subprocess.run(
-        [sys.executable, "-m", "shoal", "demo", "--out", folder / "build/demo", "--examples", "6000", "--quiet"],
+        [sys.executable, "-m", "shoal", "demo", "--output", folder / "build/demo", "--examples", "6000", "--quiet"],
         check=True,
         timeout=100,
     )

@@ -233,8 +233,8 @@ def test_the_command_makes_the_checkpoint_again(tmp_path, capsys):
         store.save(tmp_path / "c")
         digests = {name: table.digest() for name, table in store.tables.items()}
     rows = str(tmp_path / "rows")
-    assert cli.main(["convert", str(tmp_path / "c"), rows]) == 0
-    assert cli.main(["convert", rows, str(tmp_path / "again"), "--from", "rows"]) == 0
+    assert cli.main(["convert", str(tmp_path / "c"), "--output", rows]) == 0
+    assert cli.main(["convert", rows, "--output", str(tmp_path / "again"), "--from", "rows"]) == 0
     assert "table 'b', 5 rows" in capsys.readouterr().out
     with shoal.local(slots=4) as store:
         store.load(tmp_path / "again")
@@ -242,7 +242,7 @@ def test_the_command_makes_the_checkpoint_again(tmp_path, capsys):
     files = [sorted(path.read_bytes() for path in (tmp_path / name).glob("*.slots")) for name in ("c", "again")]
     assert files[0] == files[1]
     for wrong in (tmp_path / "nowhere", tmp_path / "again"):
-        assert cli.main(["convert", str(wrong), str(tmp_path / "x"), "--from", "rows"]) == 2
+        assert cli.main(["convert", str(wrong), "--output", str(tmp_path / "x"), "--from", "rows"]) == 2
     assert not (tmp_path / "x").exists()
 
 
@@ -288,7 +288,9 @@ HEAD = "Version 9.11.1\nId \nMin label:0\nMax label:1\nbits:18\nlda:0\n0 ngram:\
 def test_a_vw_model_with_names_predicts_from_the_same_files(tmp_path):
     (tmp_path / "m.txt").write_text(HEAD + "Constant:116060:0.25\nuser^u1:5:1.5\nuser^n:2:f:9:-2\nplain:7:0.5\n")
     (tmp_path / "d.vw").write_text("1 |user u1 n:2 | plain\n-1 |user u2\n")
-    assert cli.main(["convert", str(tmp_path / "m.txt"), str(tmp_path / "m"), "--from", "vw", "--quiet"]) == 0
+    assert (
+        cli.main(["convert", str(tmp_path / "m.txt"), "--output", str(tmp_path / "m"), "--from", "vw", "--quiet"]) == 0
+    )
     with models.load(tmp_path / "m") as model:
         margins = model.decision_function(shoal.read_vw(tmp_path / "d.vw"))
     assert margins == pytest.approx([0.25 + 1.5 + 0.5, 0.25], abs=1e-6)
@@ -320,10 +322,10 @@ def test_the_command_writes_every_table_of_a_checkpoint(tmp_path, capsys):
         store.table("a").assign(KEYS, np.ones(5, np.float32))
         store.table("b", dim=2).assign(KEYS[:2], np.ones((2, 2), np.float32))
         store.save(tmp_path / "c")
-    assert cli.main(["convert", str(tmp_path / "c"), str(tmp_path / "rows")]) == 0
+    assert cli.main(["convert", str(tmp_path / "c"), "--output", str(tmp_path / "rows")]) == 0
     assert "a.parquet: 5 rows" in capsys.readouterr().out
     assert len(pa.parquet.read_table(tmp_path / "rows" / "b.parquet")) == 2
-    assert cli.main(["convert", str(tmp_path / "x"), str(tmp_path / "rows")]) == 2
+    assert cli.main(["convert", str(tmp_path / "x"), "--output", str(tmp_path / "rows")]) == 2
     np.savez(tmp_path / "w.npz", keys=KEYS, weights=np.ones((5, 2)))
-    assert cli.main(["convert", str(tmp_path / "w.npz"), str(tmp_path / "m"), "--from", "npz"]) == 2
-    assert "one a key" in capsys.readouterr().err
+    assert cli.main(["convert", str(tmp_path / "w.npz"), "--output", str(tmp_path / "m"), "--from", "npz"]) == 2
+    assert "one per key" in capsys.readouterr().err

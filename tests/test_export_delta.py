@@ -503,8 +503,10 @@ def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_pat
         store.tables["a"].assign(KEYS[:3], np.full(3, 9, np.float32))
         store.save(tmp_path / "c2")
     one, two = str(tmp_path / "1"), str(tmp_path / "2")
-    assert cli.main(["export", str(tmp_path / "c1"), one, "--table", "a=int8", "--table", "b", "--quiet"]) == 0
-    assert cli.main(["export", str(tmp_path / "c2"), two, "--since", one]) == 0
+    assert (
+        cli.main(["export", str(tmp_path / "c1"), "--output", one, "--table", "a=int8", "--table", "b", "--quiet"]) == 0
+    )
+    assert cli.main(["export", str(tmp_path / "c2"), "--output", two, "--since", one]) == 0
     assert "3 rows" in capsys.readouterr().out
     assert cli.main(["inspect", two]) == 0
     told = capsys.readouterr().out
@@ -517,6 +519,6 @@ def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_pat
         assert part in told
     with shoal.open_export(two) as export:
         assert export.table("a").pull(KEYS[:3]).ravel() == pytest.approx([9, 9, 9], abs=0.05)
-    assert cli.main(["export", str(tmp_path / "c1"), one, "--table", "z", "--overwrite"]) == 2
+    assert cli.main(["export", str(tmp_path / "c1"), "--output", one, "--table", "z", "--overwrite"]) == 2
     assert "no table 'z'" in capsys.readouterr().err
-    assert cli.main(["export", str(tmp_path / "nowhere"), one, "--overwrite"]) == 2
+    assert cli.main(["export", str(tmp_path / "nowhere"), "--output", one, "--overwrite"]) == 2

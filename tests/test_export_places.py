@@ -170,9 +170,12 @@ def test_the_commands_take_urls(there: There, tmp_path: Path, monkeypatch: Any, 
         filled(store, 2)
         store.save(f"{there.url}-checkpoint", storage_options=there.how)
     copies = ["--cache", str(there.cache)]
-    assert cli.main(["export", str(tmp_path / "c"), there.at("1"), *copies]) == 0
-    assert cli.main(["export", f"{there.url}-checkpoint", there.at("2"), "--since", there.at("1"), *copies]) == 0
-    assert cli.main(["compact", there.url, there.at("3"), *copies]) == 0
+    assert cli.main(["export", str(tmp_path / "c"), "--output", there.at("1"), *copies]) == 0
+    assert (
+        cli.main(["export", f"{there.url}-checkpoint", "--output", there.at("2"), "--since", there.at("1"), *copies])
+        == 0
+    )
+    assert cli.main(["compact", there.url, "--output", there.at("3"), *copies]) == 0
     assert "500 rows" in capsys.readouterr().out
     assert cli.main(["inspect", there.at("2"), *copies]) == 0
     assert "version 1, whole" in capsys.readouterr().out
@@ -189,11 +192,11 @@ def test_a_model_is_served_from_s3(there: There, tmp_path: Path, monkeypatch: An
         for version in ("1", "2"):
             model.table.assign(KEYS, np.full(500, float(version), np.float32))
             model.save(tmp_path / version)
-    assert cli.main(["export", str(tmp_path / "1"), there.at("1")]) == 0
+    assert cli.main(["export", str(tmp_path / "1"), "--output", there.at("1")]) == 0
     with ServedModel(there.url, cache=there.cache, storage_options=there.how) as served:
         assert served.now.version == 1
         assert served.now.exported.directory.is_relative_to(there.cache)
-        assert cli.main(["export", str(tmp_path / "2"), there.at("2")]) == 0
+        assert cli.main(["export", str(tmp_path / "2"), "--output", there.at("2")]) == 0
         assert served.reload()
         assert served.now.version == 2
 
@@ -394,11 +397,11 @@ def test_a_compacted_model_is_still_one_and_a_chain_does_not_replace_itself(tmp_
             model.table.assign(KEYS, np.full(500, version, np.float32))
             model.save(tmp_path / "m", overwrite=True)
             more = ["--since", str(tmp_path / "s" / "1")] if version == 2 else []
-            assert cli.main(["export", str(tmp_path / "m"), str(tmp_path / "s" / str(version)), *more]) == 0
+            assert cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "s" / str(version)), *more]) == 0
     with pytest.raises(ValueError, match="part of the chain"):
         shoal.compact(tmp_path / "s", tmp_path / "s" / "1")
     capsys.readouterr()
-    assert cli.main(["compact", str(tmp_path / "s" / "2"), str(tmp_path / "s" / "3")]) == 0
+    assert cli.main(["compact", str(tmp_path / "s" / "2"), "--output", str(tmp_path / "s" / "3")]) == 0
     assert "of 2 exports" in capsys.readouterr().out
     with shoal.open_export(tmp_path / "s") as export:
         assert export.version == 3

@@ -262,18 +262,18 @@ def test_the_command_trains_measures_and_inspects_it(rng, tmp_path, capsys):
     lines = [f"{int(y)} " + " ".join(f"{k}:1" for k in sorted(row)) for y, row in
              zip(batch.labels, batch.keys.reshape(-1, 4), strict=True)]  # fmt: skip
     (tmp_path / "train.libsvm").write_text("\n".join(lines) + "\n")
-    where = ["--train", str(tmp_path / "train.libsvm"), "--format", "libsvm"]
+    where = ["--data", str(tmp_path / "train.libsvm"), "--format", "libsvm"]
     common = [*where, "--dim", "3", "--factors-lr", "0.1", "--factors-n0", "0.5", "--factors-l2", "0.001"]
     settings = ["--init-std", "0.05", "--seed", "4", "--alpha", "0.2", "--batch-size", "64", "--quiet"]
     for name in ("a", "b"):
-        assert cli.main(["train", "fm", *common, *settings, "--model", str(tmp_path / name), "--epochs", "3"]) == 0
+        assert cli.main(["train", "fm", *common, *settings, "--output", str(tmp_path / name), "--epochs", "3"]) == 0
     with models.load(tmp_path / "a") as a, models.load(tmp_path / "b") as b:
         assert a.factors.optimizer == Adagrad(lr=0.1, n0=0.5, weight_decay=0.001)
         assert (a.dim, a.factors.init, a.optimizer) == (3, Normal(0.05, seed=4), FTRL(alpha=0.2))
         np.testing.assert_array_equal(a.decision_function(batch), b.decision_function(batch))
         want = a.evaluate(batch)
     capsys.readouterr()
-    data = ["--model", str(tmp_path / "a"), "--data", str(tmp_path / "train.libsvm")]
+    data = [str(tmp_path / "a"), "--data", str(tmp_path / "train.libsvm")]
     assert cli.main(["evaluate", *data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["logloss"] == want.logloss
     assert cli.main(["predict", *data, "--output", str(tmp_path / "p.txt"), "--quiet"]) == 0

@@ -59,20 +59,20 @@ def test_the_command_line_guesses_the_format_and_says_so(tmp_path, capsys, monke
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     (tmp_path / "train.txt").write_text("".join(f"{k % 2} {k % 2}:1 {rng.integers(9) + 2}:1\n" for k in range(99)))
-    assert main(["train", "lr", "--train", "train.txt", "--model", "m"]) == 0
-    assert "shoal: the data looks like libsvm, and is read so: --format says otherwise" in capsys.readouterr().err
-    assert main(["train", "lr", "--train", "train.txt", "--model", "q", "--quiet", "--format", "libsvm"]) == 0
+    assert main(["train", "lr", "--data", "train.txt", "--output", "m"]) == 0
+    assert "shoal: detected format libsvm; pass --format to choose another one" in capsys.readouterr().err
+    assert main(["train", "lr", "--data", "train.txt", "--output", "q", "--quiet", "--format", "libsvm"]) == 0
     assert capsys.readouterr().err == ""
     with shoal.load("m") as model, shoal.load("q") as other:
         assert model.format == "libsvm"
         assert model.table.digest() == other.table.digest()
     (tmp_path / "words").write_text("hello world\n")
-    assert main(["train", "lr", "--train", "words", "--model", "w"]) == 2
+    assert main(["train", "lr", "--data", "words", "--output", "w"]) == 2
     assert "words has no recognizable format, neither by its first line nor by its name: name it, as in --format" in (
         capsys.readouterr().err
     )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1 3:1\n")))
-    assert main(["train", "lr", "--train", "-", "--model", "w"]) == 2
+    assert main(["train", "lr", "--data", "-", "--output", "w"]) == 2
     assert "is a stream" in capsys.readouterr().err
 
 
@@ -81,23 +81,23 @@ def test_a_separator_is_named_remembered_and_checked(tmp_path, capsys, monkeypat
     (tmp_path / "ads.csv").write_text("click;site\n" + "1;a,b\n0;c\n" * 20)
     (tmp_path / "ads.txt").write_text((tmp_path / "ads.csv").read_text().replace(";", "\t"))
     how = ["train", "lr", "--label", "click", "--format", "csv", "--quiet"]
-    assert main([*how, "--train", "ads.csv", "--sep", ";", "--model", "m"]) == 0
-    assert main([*how, "--train", "ads.txt", "--sep", "tab", "--model", "t"]) == 0
+    assert main([*how, "--data", "ads.csv", "--sep", ";", "--output", "m"]) == 0
+    assert main([*how, "--data", "ads.txt", "--sep", "tab", "--output", "t"]) == 0
     with shoal.load("m") as model, shoal.load("t") as other:
         assert (model.schema["sep"], other.schema["sep"]) == (";", "\t")
         assert model.table.digest() == other.table.digest()
         assert len(model.table) == 3
-    assert main(["evaluate", "--model", "m", "--data", "ads.csv", "--quiet"]) == 0
+    assert main(["evaluate", "m", "--data", "ads.csv", "--quiet"]) == 0
     for more, said in [(["--sep", ";;"], "pass one character, or tab"), (["--sep", "a"], "sep is 'a'")]:
         try:
-            status = main([*how, "--train", "ads.csv", "--model", "x", *more])
+            status = main([*how, "--data", "ads.csv", "--output", "x", *more])
         except SystemExit as exit:
             status = exit.code
         assert status == 2
         assert said in capsys.readouterr().err
-    wrong = ["train", "lr", "--train", "ads.csv", "--format", "libsvm", "--sep", ";", "--model", "x"]
+    wrong = ["train", "lr", "--data", "ads.csv", "--format", "libsvm", "--sep", ";", "--output", "x"]
     assert main(wrong) == 2
-    assert "--sep is for csv" in capsys.readouterr().err
+    assert "--sep applies to csv" in capsys.readouterr().err
 
 
 def test_a_tilde_is_the_home_directory_wherever_a_path_is_taken(tmp_path, monkeypatch):
@@ -119,6 +119,6 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_taken(tmp_path, monkey
             store.load("~/ckpt")
             assert len(store.tables["lr"]) == 3
     assert len(shoal.FeatureNames.load("~/names.json")) == 2
-    assert main(["predict", "--model", "~/model", "--data", "~/a.libsvm", "--output", "~/p", "--quiet"]) == 0
+    assert main(["predict", "~/model", "--data", "~/a.libsvm", "--output", "~/p", "--quiet"]) == 0
     made = {"a.libsvm", "model", "ckpt", "export", "names.json", "report.html", "p"}
     assert {path.name for path in tmp_path.iterdir()} == made

@@ -22,6 +22,9 @@ def tree(tmp_path):
         "python/shoal/_reader.pyx": 'cdef extern from "base/mix.h" nogil:\n    pass\n',
         "python/shoal/store/local.py": "from shoal import _core\nfrom .table import Table\nimport numpy\n",
         "python/shoal/models/lr.py": "from ..store import local\nfrom . import plot\nimport shoal.data.batch\n",
+        "python/shoal/data/batch.py": "",
+        "python/shoal/data/rows.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import batch\n",
+        "python/shoal/data/table.py": "# Length: one list.\n" + "x = 1\n" * 700,
         "python/shoal/models/plot.py": "def draw():\n    import matplotlib.pyplot\n",
     }
     for name, text in good.items():
@@ -67,11 +70,18 @@ def plant(root, name, text):
             "def f():\n    import shoal.store.local\n",
             "table.py:2: table may not import store",
         ),
-        ("python/shoal/data/batch.py", "from ..models.lr import fit\n", "data may not import models"),
-        ("python/shoal/data/batch.py", "from shoal.models import lr\n", "data may not import models"),
+        ("python/shoal/data/text.py", "from ..models.lr import fit\n", "data may not import models"),
+        ("python/shoal/data/text.py", "from shoal.models import lr\n", "data may not import models"),
         ("python/shoal/_core.pyi", "from shoal.table.table import Table\n", "_core may not import table"),
         ("python/shoal/extra.py", "", "shoal.extra is not in the table"),
         ("python/shoal/extra/a.py", "", "shoal.extra is not in the table"),
+        (
+            "python/shoal/data/batch.py",
+            "def f():\n    from shoal.data import rows\n",
+            "a circle of imports: data.batch, data.rows",
+        ),
+        ("python/shoal/data/long.py", "x = 1\n" * 601, "601 lines: split it"),
+        ("csrc/table/long.h", "// x\n" * 601, "601 lines: split it"),
         ("python/shoal/optim.py", "import torch\n", "import torch inside the function"),
         (
             "python/shoal/optim.py",

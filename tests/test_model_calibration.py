@@ -116,15 +116,15 @@ def write_libsvm(path, batch):
 def test_the_command_calibrates_on_the_held_out_file_one_model_or_a_grid(tmp_path, capsys):
     write_libsvm(tmp_path / "train", clicks(2))
     write_libsvm(tmp_path / "valid", clicks(3))
-    train = ["train", "lr", "--train", str(tmp_path / "train"), "--format", "libsvm"]
+    train = ["train", "lr", "--data", str(tmp_path / "train"), "--format", "libsvm"]
     held_out = ["--valid", str(tmp_path / "valid"), "--calibrate", "platt"]
-    assert cli.main([*train, *held_out, "--model", str(tmp_path / "one")]) == 0
+    assert cli.main([*train, *held_out, "--output", str(tmp_path / "one")]) == 0
     assert "calibrated   on --valid by Platt scaling" in capsys.readouterr().out
     assert cli.main(["inspect", str(tmp_path / "one")]) == 0
     assert "calibrated  Platt scaling" in capsys.readouterr().out
-    assert cli.main([*train, *held_out, "--grid", "l1=0,1", "--model", str(tmp_path / "best"), "--json"]) == 0
+    assert cli.main([*train, *held_out, "--grid", "l1=0,1", "--output", str(tmp_path / "best"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [one["calibration"] for one in facts["grid"]] == ["platt", None]  # the best one is saved
     assert files.read(tmp_path / "best").calibration["kind"] == "platt"
-    assert cli.main([*train, "--calibrate", "platt", "--model", str(tmp_path / "none")]) == 2
+    assert cli.main([*train, "--calibrate", "platt", "--output", str(tmp_path / "none")]) == 2
     assert "--calibrate needs --valid" in capsys.readouterr().err

@@ -332,8 +332,8 @@ def test_a_process_that_is_killed_over_s3_goes_on_to_the_same_bits(log: Path, s3
     url = f"s3://{BUCKET}/{tmp_path.name}/killed"
     there = open_dir(url, options(s3))
     environment = {**os.environ, "FSSPEC_S3_ENDPOINT_URL": s3}  # fsspec's own configuration
-    command = [sys.executable, "-m", "shoal", "train", "lr", "--train", str(log), "--format", "libsvm", "--quiet"]
-    command += ["--batch-size", "10", "--epochs", "3", "--l1", "0.1", "--every", "2", "--resume", "--model"]
+    command = [sys.executable, "-m", "shoal", "train", "lr", "--data", str(log), "--format", "libsvm", "--quiet"]
+    command += ["--batch-size", "10", "--epochs", "3", "--l1", "0.1", "--checkpoint-every", "2", "--resume", "--output"]
     examples, enough = 0, 300
     for kill in range(2):
         process = subprocess.Popen([*command, url], env=environment)
@@ -377,15 +377,15 @@ def run(capsys: Any, *command: str) -> Any:
 
 def test_every_command_takes_a_model_on_s3(log: Path, bucket: str, capsys: Any) -> None:
     url, data = f"{bucket}/ctr", str(log)
-    train = ["train", "lr", "--train", data, "--format", "libsvm", "--batch-size", "50"]
-    assert run(capsys, *train, "--names", "--model", url)["model"] == url
-    run(capsys, *train, "--names", "--model", "ctr")
-    assert main([*train, "--model", url]) == 2
+    train = ["train", "lr", "--data", data, "--format", "libsvm", "--batch-size", "50"]
+    assert run(capsys, *train, "--names", "--output", url)["model"] == url
+    run(capsys, *train, "--names", "--output", "ctr")
+    assert main([*train, "--output", url]) == 2
     assert f"{url} holds a model already" in capsys.readouterr().err
-    found, here = (run(capsys, "evaluate", "--model", model, "--data", data) for model in (url, "ctr"))
+    found, here = (run(capsys, "evaluate", model, "--data", data) for model in (url, "ctr"))
     assert {**found, "model": "ctr"} == here
     for model, out in ((url, "p.there"), ("ctr", "p.here")):
-        run(capsys, "predict", "--model", model, "--data", data, "--output", out)
+        run(capsys, "predict", model, "--data", data, "--output", out)
     assert Path("p.there").read_bytes() == Path("p.here").read_bytes()
     found, here = (run(capsys, "inspect", model, "--top", "3") for model in (url, "ctr"))
     assert found["top"] == here["top"]
@@ -393,18 +393,18 @@ def test_every_command_takes_a_model_on_s3(log: Path, bucket: str, capsys: Any) 
     assert run(capsys, "inspect", found["checkpoint"])["kind"] == "checkpoint"
     assert run(capsys, "report", url)["report"] == f"{url}/report.html"
     for model, out in ((url, f"{bucket}/served/1"), ("ctr", "served")):
-        assert run(capsys, "export", model, out)["version"] == 1
+        assert run(capsys, "export", model, "--output", out)["version"] == 1
     found, here = (run(capsys, "inspect", export)["model"] for export in (f"{bucket}/served/1", "served"))
     assert found == here
-    run(capsys, "convert", url, "rows")
-    run(capsys, "convert", "rows", f"{bucket}/again", "--from", "rows")
+    run(capsys, "convert", url, "--output", "rows")
+    run(capsys, "convert", "rows", "--output", f"{bucket}/again", "--from", "rows")
     assert run(capsys, "inspect", f"{bucket}/again")["tables"][0]["rows"] == 301  # 300 features and the bias
-    assert main(["convert", url, f"{bucket}/rows"]) == 2
+    assert main(["convert", url, "--output", f"{bucket}/rows"]) == 2
     assert "files of Parquet" in capsys.readouterr().err
-    grid = run(capsys, *train, "--grid", "l1=0,1", "--save-all", "--model", f"{bucket}/grid")
+    grid = run(capsys, *train, "--grid", "l1=0,1", "--save-all", "--output", f"{bucket}/grid")
     assert {one["model"] for one in grid["grid"]} == {f"{bucket}/grid/l1=0", f"{bucket}/grid/l1=1"}
     for one in grid["grid"]:
-        assert run(capsys, "evaluate", "--model", one["model"], "--data", data)["examples"] == 600
-    for command in (["evaluate", "--data", data, "--model"], ["report"], ["inspect"]):
+        assert run(capsys, "evaluate", one["model"], "--data", data)["examples"] == 600
+    for command in (["evaluate", "--data", data], ["report"], ["inspect"]):
         assert main([*command, f"{bucket}/nothing"]) == 2
         assert f"{bucket}/nothing: there is no such" in capsys.readouterr().err

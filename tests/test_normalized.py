@@ -100,10 +100,10 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
     large[TRAINED:].to_csv(test, index=False)
     model_kind = "lr" if kind is LogisticRegression else "fm"
     reading = ["--format", "csv", "--label", "click", "--numeric", "price"]
-    command = ["train", model_kind, "--train", str(train), *reading, "--normalized", "--quiet"]
-    assert cli.main([*command, "--model", str(tmp_path / "m")]) == 0
+    command = ["train", model_kind, "--data", str(train), *reading, "--normalized", "--quiet"]
+    assert cli.main([*command, "--output", str(tmp_path / "m")]) == 0
     output = tmp_path / "probabilities"
-    paths = ["--model", str(tmp_path / "m"), "--data", str(test), "--output", str(output)]
+    paths = [str(tmp_path / "m"), "--data", str(test), "--output", str(output)]
     assert cli.main(["predict", *paths, "--quiet"]) == 0
     told = np.loadtxt(output)
     assert cli.main(["inspect", str(tmp_path / "m")]) == 0
@@ -124,7 +124,7 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
         assert np.abs(model._forward(batch, keys, rows)[0]).max() > 1e4
         for dtype in ("float32", "float16"):
             export = tmp_path / dtype
-            assert cli.main(["export", str(tmp_path / "m"), str(export), "--dtype", dtype, "--quiet"]) == 0
+            assert cli.main(["export", str(tmp_path / "m"), "--output", str(export), "--dtype", dtype, "--quiet"]) == 0
             with served.ServedModel(export) as now:
                 found = now.now.predictor.predict_proba(reader)
                 assert now.now.predictor.scales()[1].tolist() == model.scales()[1].tolist()
@@ -132,8 +132,10 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
                 assert found.tobytes() == expected.tobytes()
             np.testing.assert_allclose(found, expected, atol=2e-3)
     scales = scales_name(model_kind)
-    assert cli.main(["export", str(tmp_path / "m"), str(tmp_path / "x"), "--table", f"{scales}=float16"]) != 0
-    assert "the scales of a model are written as float32" in capsys.readouterr().err
+    assert (
+        cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "x"), "--table", f"{scales}=float16"]) != 0
+    )
+    assert "the scales of a model are stored as float32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,9 +230,9 @@ def test_each_model_of_a_grid_is_the_normalized_one_that_would_be_trained_alone(
 def test_the_solver_that_goes_to_the_optimum_refuses_to_normalize(tmp_path, capsys):
     with pytest.raises(ValueError, match="leave out normalized"):
         LogisticRegression(solver="dbpg", normalized=True)
-    arguments = ["train", "lr", "--train", "x.libsvm", "--model", str(tmp_path / "m"), "--solver", "dbpg"]
+    arguments = ["train", "lr", "--data", "x.libsvm", "--output", str(tmp_path / "m"), "--solver", "dbpg"]
     assert cli.main([*arguments, "--normalized"]) != 0
-    assert "--normalized is for the online solver" in capsys.readouterr().err
+    assert "--normalized does not apply to --solver dbpg" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(120)

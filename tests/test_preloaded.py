@@ -24,7 +24,7 @@ def started():
 
 with preloaded(["shoal.cli"]):
     status, out, err = shell("shoal demo")
-    assert status == 2 and out == "" and "--out" in err, (status, out, err)
+    assert status == 2 and out == "" and "--output" in err, (status, out, err)
     Path("folder").mkdir()
     status, out, err = shell("cd folder && shoal audit --data - --format libsvm > ../out", input="1 7:1\\n")
     assert status == 0 and "1 distinct" in Path("out").read_text(), (status, out, err)

@@ -157,16 +157,18 @@ def test_stores_of_every_kind_refuse_it(kind: str, tmp_path: Path) -> None:
 def test_on_the_command_line_replacing_has_to_be_asked_for(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("log").write_text("1 3:1\n0 4:1\n")
-    assert cli.main(["train", "lr", "--train", "log", "--format", "libsvm", "--model", "m4", "--quiet"]) == 0
+    assert cli.main(["train", "lr", "--data", "log", "--format", "libsvm", "--output", "m4", "--quiet"]) == 0
     before = contents(open_dir(tmp_path / "m4"))
     for target in ("m4", "m4/" + open_dir(tmp_path / "m4").subdirectories()[0]):
         for more in ([], ["--overwrite"]):
-            assert cli.main(["export", "m4", target, *more]) == 2
+            assert cli.main(["export", "m4", "--output", target, *more]) == 2
             assert f"{target} " in capsys.readouterr().err
     assert contents(open_dir(tmp_path / "m4")) == before
-    assert cli.main(["export", "m4", "e"]) == 0
+    assert cli.main(["export", "m4", "--output", "e"]) == 0
     for source, out in ((["export", "m4"], "e"), (["compact", "e"], "f")):
-        assert cli.main([*source, out, "--quiet", *(["--overwrite"] if out == "f" else [])]) == (0 if out == "f" else 2)
-        assert cli.main([*source, out, "--quiet"]) == 2
+        assert cli.main([*source, "--output", out, "--quiet", *(["--overwrite"] if out == "f" else [])]) == (
+            0 if out == "f" else 2
+        )
+        assert cli.main([*source, "--output", out, "--quiet"]) == 2
         assert "holds an export already: pass --overwrite, or choose another name" in capsys.readouterr().err
-        assert cli.main([*source, out, "--quiet", "--overwrite"]) == 0
+        assert cli.main([*source, "--output", out, "--quiet", "--overwrite"]) == 0

@@ -375,12 +375,12 @@ def test_the_command_writes_the_page(tmp_path, capsys, rng):
     lines = [f"{int(rng.random() < 0.4)} {a}:1 {b}:0.5" for a, b in rng.integers(1, 9, (300, 2)) if a < b]
     (tmp_path / "a.libsvm").write_text("\n".join(lines) + "\n")
     data, model = str(tmp_path / "a.libsvm"), str(tmp_path / "m")
-    assert cli.main(["train", "lr", "--train", data, "--format", "libsvm", "--model", model, "--quiet"]) == 0
+    assert cli.main(["train", "lr", "--data", data, "--format", "libsvm", "--output", model, "--quiet"]) == 0
     capsys.readouterr()
     assert cli.main(["report", model]) == 0
     assert capsys.readouterr().out.split() == ["report", str(tmp_path / "m" / "report.html")]
     out = str(tmp_path / "held.html")
-    assert cli.main(["report", model, "--data", data, "--out", out, "--top", "3", "--json"]) == 0
+    assert cli.main(["report", model, "--data", data, "--output", out, "--top", "3", "--json"]) == 0
     assert f'"report":"{out}"' in capsys.readouterr().out
     page = read(tmp_path / "held.html")
     assert any("On a.libsvm" in note for note in page.texts("p", "note"))

@@ -269,7 +269,7 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     command = [
         "train",
         "lr",
-        "--train",
+        "--data",
         str(log),
         "--valid",
         str(log),
@@ -277,9 +277,9 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
         "libsvm",
         "--batch-size",
         "50",
-        "--model",
+        "--output",
     ]
-    kept = [*command, str(tmp_path / "c"), "--every", "9", "--epochs", "2", "--resume", "--json"]
+    kept = [*command, str(tmp_path / "c"), "--checkpoint-every", "9", "--epochs", "2", "--resume", "--json"]
     assert main(kept) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
@@ -329,15 +329,18 @@ def raising_after(count: int, real: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--every", "3", "--names"], "--names are known when a fit has read all"),
+        (["--checkpoint-every", "3", "--names"], "--names are known when a fit has read all"),
         (["--resume", "--grid", "l1=0,1"], "--grid keeps no checkpoints"),
-        (["--every", "0"], "checkpoint_every is 0"),
-        (["--every", "2", "--allow-appended"], "--allow-appended is for a fit that goes on: pass --resume too"),
-        (["--every", "2", "--solver", "dbpg"], "keeps no checkpoints"),
+        (["--checkpoint-every", "0"], "checkpoint_every is 0"),
+        (
+            ["--checkpoint-every", "2", "--allow-appended"],
+            "--allow-appended is for a fit that goes on: pass --resume too",
+        ),
+        (["--checkpoint-every", "2", "--solver", "dbpg"], "keeps no checkpoints"),
     ],
 )
 def test_on_the_command_line_too(log: Path, tmp_path: Path, capsys: Any, arguments: list[str], text: str) -> None:
-    command = ["train", "lr", "--train", str(log), "--format", "libsvm", "--model", str(tmp_path / "m"), "--quiet"]
+    command = ["train", "lr", "--data", str(log), "--format", "libsvm", "--output", str(tmp_path / "m"), "--quiet"]
     assert main([*command, *arguments]) == 2
     assert text in capsys.readouterr().err
 

@@ -281,7 +281,7 @@ dir = "{tmp_path / "m"}"
 """
     )
     assert cli.main(["train", "ctr", "--config", str(tmp_path / "ctr.toml"), "--quiet"]) == 0
-    assert cli.main(["export", str(tmp_path / "m"), str(tmp_path / "e"), "--quiet"]) == 0
+    assert cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e"), "--quiet"]) == 0
     with config.load(tmp_path / "m") as model:
         (batch,) = getattr(shoal, f"read_{form}")(tmp_path / "log").with_fields()
         want = model.predict_proba(batch)

@@ -178,12 +178,12 @@ def test_a_fit_whose_model_the_servers_may_not_write_ends_before_the_first_batch
 ) -> None:
     examples = root / "train.libsvm"
     examples.write_text("1 3:1\n0 4:1\n" * 1000)
-    train = ["train", "lr", "--train", str(examples), "--format", "libsvm", "--progress", "1"]
+    train = ["train", "lr", "--data", str(examples), "--format", "libsvm", "--progress", "1"]
     with local_cluster.running(1, timeout=TIMEOUT, storage_roots=[root]) as launched:
         for kept in ([], ["--resume"]):
-            outside = [*train, "--cluster", launched.address, "--model", str(root.parent / "m"), *kept]
+            outside = [*train, "--cluster", launched.address, "--output", str(root.parent / "m"), *kept]
             assert main(outside) == 1
             errors = capsys.readouterr().err
             assert len(errors.splitlines()) == 1
             assert "--storage-root DIR" in errors
-        assert main([*train, "--cluster", launched.address, "--model", str(root / "m")]) == 0
+        assert main([*train, "--cluster", launched.address, "--output", str(root / "m")]) == 0

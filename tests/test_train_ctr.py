@@ -623,9 +623,9 @@ def written(tmp_path: Path, raw: dict) -> str:
 
 def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_path, capsys):
     config, out = written(tmp_path, configured(clicks)), str(tmp_path / "out")
-    assert main(["train", "ctr", "--config", config, "--out", out, "--epochs", "2", "--quiet"]) == 0
+    assert main(["train", "ctr", "--config", config, "--output", out, "--epochs", "2", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
-    again = ["train", "ctr", "--config", config, "--out", out, "--lr", "0.02", "--dim", "2"]
+    again = ["train", "ctr", "--config", config, "--output", out, "--lr", "0.02", "--dim", "2"]
     assert main([*again, "--quiet"]) == 2
     assert "holds a model already" in capsys.readouterr().err
     assert main([*again, "--overwrite", "--progress", "500"]) == 0
@@ -633,7 +633,7 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
     assert re.search(r"progressive +logloss .*\nvalid +logloss .*\n +GAUC 0\.\d+ +\(12 groups", said.out)
     assert "table        embedding: " in said.out
     valid = str(clicks / "valid.csv")
-    assert main(["evaluate", "--model", out, "--data", valid, "--json"]) == 0
+    assert main(["evaluate", out, "--data", valid, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     with shoal.torch.load(out) as model:
         assert facts["logloss"] == model.history.passes[-1].valid.logloss
@@ -641,9 +641,9 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
         assert model.made_by["model"]["dim"] == 2
         assert model.made_by["optimizer"] == {"name": "Adam", "lr": 0.02}
         expected = model.predict_proba(model.reading(reader(clicks, "valid", lists={})))
-    assert main(["evaluate", "--model", out, "--data", valid]) == 0
+    assert main(["evaluate", out, "--data", valid]) == 0
     assert "GAUC" in capsys.readouterr().out
-    assert main(["predict", "--model", out, "--data", valid, "--output", str(tmp_path / "p")]) == 0
+    assert main(["predict", out, "--data", valid, "--output", str(tmp_path / "p")]) == 0
     assert [float(line) for line in (tmp_path / "p").read_text().split()] == expected.tolist()
     capsys.readouterr()
     assert main(["report", out]) == 0
@@ -655,10 +655,10 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "deepfn"], "did you mean 'deepfm'"),
+        (["--architecture", "deepfn"], "did you mean 'deepfm'"),
         (["--patience", "1", "--valid"], None),
-        ([], "the model needs a directory: pass --out DIR"),
-        (["--out", "x", "--train", "nowhere.csv"], "nowhere.csv"),
+        ([], "the model needs a directory: pass --output DIR"),
+        (["--output", "x", "--data", "nowhere.csv"], "nowhere.csv"),
     ],
 )
 def test_the_command_line_tells_what_is_wrong(clicks, tmp_path, capsys, arguments, says):
@@ -674,7 +674,7 @@ def command(clicks: Path, folder: Path, out: str, *more: str) -> list[str]:
     raw = configured(clicks, "dcnv2", train={"epochs": 200, "batch_size": 50}, output={"checkpoint_every": 3})
     path = folder / "long.toml"
     path.write_text(toml(raw))
-    return [sys.executable, "-m", "shoal", "train", "ctr", "--config", str(path), "--out", out, "--quiet", *more]
+    return [sys.executable, "-m", "shoal", "train", "ctr", "--config", str(path), "--output", out, "--quiet", *more]
 
 
 def until_it_stands(out: Path | StorageDir, process: subprocess.Popen, examples: int) -> None:
@@ -789,7 +789,7 @@ def test_tensorboard_gets_event_files(clicks, tmp_path, capsys):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     raw = configured(clicks, logging={"tensorboard": str(tmp_path / "runs"), "log_every": 5})
-    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--output", str(tmp_path / "out"), "--quiet"]) == 0
     events = EventAccumulator(str(tmp_path / "runs" / "out-1"))
     events.Reload()
     assert [event.step for event in events.Scalars("progressive/logloss")] == [500, 1000]
@@ -818,7 +818,7 @@ def test_mlflow_gets_a_run(clicks, tmp_path, monkeypatch, uri):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     raw = configured(clicks, logging={"mlflow": uri, "log_every": 5, "experiment": "clicks"})
-    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    assert main(["train", "ctr", "--config", written(tmp_path, raw), "--output", str(tmp_path / "out"), "--quiet"]) == 0
     client = mlflow.MlflowClient(tracking_uri="sqlite:///mlruns/mlflow.db" if uri == "mlruns" else uri)
     (run,) = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
     assert run.info.status == "FINISHED"
@@ -837,7 +837,7 @@ def test_what_mlflow_refuses_is_one_line(clicks, tmp_path, monkeypatch, capsys):
     (tmp_path / "old" / "0" / "meta.yaml").write_text("name: Default\n")  # files, as MLflow wrote them before
     for uri in ("old", "nonsense://x"):
         raw = configured(clicks, logging={"mlflow": uri})
-        assert main(["train", "ctr", "--config", written(tmp_path, raw), "--out", "out", "--quiet"]) == 2
+        assert main(["train", "ctr", "--config", written(tmp_path, raw), "--output", "out", "--quiet"]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"shoal: mlflow = '{uri}': ")
         assert said.count("\n") == 1

@@ -1,5 +1,7 @@
 """Check that folders and modules depend downward only, and that dangerous things live in one place.
 
+Also that modules do not import each other in a circle, and that source files are of a readable length.
+
     python tools/check_layers.py [ROOT]
 
 One table for C++ includes (folders of ``csrc``) and Python imports (modules of ``python/shoal``): each name lists what
@@ -64,8 +66,8 @@ PYTHON = {
     "tools.demo": "_core errors optim base store data metrics models",
     "tools.load": "errors storage checkpoint export store models torch",
     "tools.compact": "errors storage checkpoint export",
-    "cli": "errors consistency optim lifecycle base table storage checkpoint export store data metrics models torch "
-    "serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
+    "cli": "_core errors consistency optim lifecycle base table storage checkpoint export store data metrics models "
+    "torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
     "tools.reports tools.sizing tools.convert tools.demo tools.compact",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim lifecycle table export store data metrics models torch serve "
@@ -114,6 +116,9 @@ ONLY_IN = [
     (re.compile(r"\bstd::j?thread\b(?!::)|\bstd::async\b|\bpthread_create\b"), "a thread start", {"base/threads.cc"}),
     (re.compile(r"\bgetenv\b"), "reading the environment", set()),
 ]
+
+# Of a source file, unless its top has a line "Length: " with the reason.
+MOST_LINES = 600
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 CYTHON_EXTERN = re.compile(r'^\s*cdef\s+extern\s+from\s+"([^"]+)"')
@@ -231,9 +236,62 @@ def check_python(root: Path) -> Iterator[str]:
                     yield f"{where}:{node.lineno}: import {name} inside the function that needs it"
 
 
+def module_imports(package: Path) -> dict[str, set[str]]:
+    """Return what each module of shoal imports of the others: anywhere in it, and for type checkers too."""
+    files = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    imports = {}
+    for name, path in files.items():
+        # __init__ of a package is a module within it, as far as relative imports are concerned.
+        here = ["shoal", *path.relative_to(package).with_suffix("").parts]
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.removeprefix("shoal.") for alias in node.names if alias.name.startswith("shoal.")}
+            elif isinstance(node, ast.ImportFrom):
+                base = here[: len(here) - node.level] if node.level else []
+                base += (node.module or "").split(".") if node.module else []
+                if base[:1] == ["shoal"]:
+                    for alias in node.names:
+                        inner = ".".join([*base[1:], alias.name])
+                        found.add(inner if inner in files else ".".join(base[1:]))
+        imports[name] = {other for other in found if other in files and other not in ("", name)}
+    return imports
+
+
+def check_circles(root: Path) -> Iterator[str]:
+    """Yield the modules of shoal that import each other, directly or by way of others."""
+    imports = module_imports(root / "python" / "shoal")
+    reached: dict[str, set[str]] = {name: set() for name in imports}
+    for name in imports:
+        front = [name]
+        while front:
+            for other in imports[front.pop()] - reached[name]:
+                reached[name].add(other)
+                front.append(other)
+    seen: set[str] = set()
+    for name in sorted(imports):
+        circle = {other for other in reached[name] if name in reached[other]}
+        if circle and name not in seen:
+            seen |= circle
+            yield f"python/shoal:1: a circle of imports: {', '.join(sorted(circle))}"
+
+
+def check_lengths(root: Path) -> Iterator[str]:
+    """Yield the source files that are too long and do not say why."""
+    for path in sorted(path for top in ("csrc", "python") for path in (root / top).rglob("*")):
+        if path.suffix in {".h", ".cc", ".py", ".pyx", ".pxi"}:
+            lines = path.read_text().splitlines()
+            if len(lines) > MOST_LINES and not any("Length: " in line for line in lines[:40]):
+                where = path.relative_to(root).as_posix()
+                yield f'{where}:1: {len(lines)} lines: split it, or give the reason at its top, "Length: ..."'
+
+
 def check(root: Path) -> list[str]:
     """Return all violations in the tree at ``root``."""
-    return [*check_csrc(root), *check_python(root)]
+    return [*check_csrc(root), *check_python(root), *check_circles(root)]
 
 
 def main() -> int:

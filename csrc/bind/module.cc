@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() =
       "The engine: arrays in, arrays out. Use the functions and classes of shoal, which say what they take.";
   shoal::bind::add_base(module);
+  shoal::bind::add_build(module);
   shoal::bind::add_batch(module);
   shoal::bind::add_kernel(module);
   shoal::bind::add_shard(module);

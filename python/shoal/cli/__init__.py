@@ -1,27 +1,31 @@
-"""The command ``shoal``: training, looking at what came of it, and the roles of a cluster.
+"""The command ``shoal``: training, evaluation, serving, and the processes of a cluster.
 
-Every command is a function of parsed arguments that returns what it has to say: text for people, one JSON object for
-machines (``--json``). Results go to standard output; bars, notes and errors to standard error.
+Every command is a function of parsed arguments that returns an answer: text for people, one JSON object for programs
+(``--json``). Results go to standard output; progress bars, warnings and errors to standard error.
 
-    exit status   0   done
-                  1   it failed: a damaged model, a full disk
-                  2   the input is wrong: arguments, a missing file, a malformed line
-           130, 143   Ctrl-C, SIGTERM; ``train`` has then saved what it had learned
+    exit status   0   success
+                  1   failure: a damaged model, a full disk
+                  2   bad input: arguments, a missing file, a malformed line
+           130, 143   Ctrl-C, SIGTERM; ``train`` has then saved the model as trained so far
 
-Expected errors are one line, never a traceback. Heavy imports wait for a command that needs them.
+Expected errors are one line, never a traceback. Heavy imports happen in the commands that need them.
 
-    answers.py     what commands say, and the printing
-    arguments.py   what their parsers share
-    train.py, ctr.py, predict.py, report.py, inspect.py, compact.py, export.py, serve.py, convert.py, audit.py, demo.py,
-    cluster.py, keygen.py, estimate.py
-                   the commands: add(commands), and a function for each
+    answers.py     the results of commands, and their output
+    arguments.py   parsers, and options that several commands share
+    version.py     ``shoal --version``
+    train_options.py, train_summary.py
+                   the options of ``train``, and its results
+    one file per command
+                   add(commands), which adds its parser, and the function that runs it
+
+One rule for arguments: what a command reads as a model, checkpoint or export is positional, examples are ``--data``,
+and what it writes is ``--output``.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +35,7 @@ from shoal.cli import (
     audit,
     cluster,
     compact,
+    completion,
     convert,
     ctr,
     demo,
@@ -43,16 +48,17 @@ from shoal.cli import (
     serve,
     train,
 )
-from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, complain, one_line, tell
+from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, one_line, warn
 from shoal.cli.arguments import command
+from shoal.cli.version import Version
 
 __all__ = ["main", "parser"]
 
 EXAMPLES = """\
 examples:
-  $ shoal demo --out demo                   # watch it train on a log whose truth is known
-  $ shoal train lr --train day_0.tsv --format criteo --model ctr
-  $ shoal evaluate --model ctr --data day_1.tsv
+  $ shoal demo --output demo                # train on a synthetic log and draw the learning curve
+  $ shoal train lr --data day_0.tsv --format criteo --output ctr
+  $ shoal evaluate ctr --data day_1.tsv
 """
 
 
@@ -74,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with terminable():
             answer: Answer = arguments.run(arguments)
-            tell(answer, arguments)
+            emit(answer, arguments)
     except KeyboardInterrupt as interrupt:
-        complain("interrupted")
+        warn("interrupted")
         return status_of(interrupt)
     except BrokenPipeError:
-        # Whoever read the output has gone. Python would complain once more when it flushes at exit.
+        # The reader of the output has gone. Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (
@@ -90,28 +96,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         NotADirectoryError,
         PermissionError,
     ) as error:
-        complain(one_line(error, options))  # an ImportError: an extra is not installed, and the message has the remedy
+        warn(one_line(error, options))  # an ImportError: the message names the extra to install
         return WRONG_INPUT
     except Exception as error:
         from shoal.errors import ShoalError
 
         if not isinstance(error, ShoalError | OSError | MemoryError):
             raise
-        complain(one_line(error, options))
+        warn(one_line(error, options))
         return WRONG_INPUT if getattr(error, "errno", None) in _NO_SUCH_PLACE else FAILED
     return answer.status
 
 
-# Of a StorageError: a file or directory that is not there, is not what it should be, or is not for this user.
+# Of a StorageError: a file or directory that does not exist, has another type, or is not accessible.
 _NO_SUCH_PLACE = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands."""
-    whole = command(None, "shoal", "A sparse parameter server: train, use and look at models.", EXAMPLES)
-    whole.add_argument("--version", action="version", version=f"shoal {importlib.metadata.version('shoal')}")
+    """Create the parser of all commands."""
+    whole = command(None, "shoal", "Train, evaluate and serve sparse models; run a parameter server.", EXAMPLES)
+    whole.add_argument("--version", action=Version, help="print version, build and CPU features and exit")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     ctr.add(train.add(commands))
     for module in (predict, report, inspect, compact, export, serve, convert, audit, demo, cluster, keygen, estimate):
         module.add(commands)
+    completion.add(commands, whole)
     return whole

@@ -1,6 +1,6 @@
-"""What commands say, and how: text or JSON on standard output, bars, notes and errors on standard error.
+"""Output of commands: text or JSON on standard output; progress bars, warnings and errors on standard error.
 
-Of the package this module alone prints.
+This is the only module of the package that prints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command has to say: ``text`` for people, or ``facts`` as JSON; and the exit status."""
+    """The result of a command: ``text`` for people, or ``facts`` as JSON; and the exit status."""
 
     text: str
     facts: dict[str, Any]
@@ -26,13 +26,13 @@ class Answer:
 
 
 def _write(text: str, to: TextIO) -> None:
-    """Write a line at once: where output is not buffered, ``print`` writes its end apart, and lines of threads meet."""
+    """Write a line in one call: unbuffered, ``print`` writes the line end apart, and lines of threads would mix."""
     to.write(text + "\n")
     to.flush()
 
 
-def tell(answer: Answer, arguments: argparse.Namespace) -> None:
-    """Print the answer as the arguments want it."""
+def emit(answer: Answer, arguments: argparse.Namespace) -> None:
+    """Print the answer as text or JSON, as the arguments ask for."""
     if arguments.json:
         import msgspec
 
@@ -41,22 +41,22 @@ def tell(answer: Answer, arguments: argparse.Namespace) -> None:
         _write(answer.text, sys.stdout)
 
 
-def say(line: str) -> None:
-    """Print a line for people while the work goes on. Safe from any thread."""
+def log_line(line: str) -> None:
+    """Print a line during the work. Thread-safe."""
     _write(line, sys.stdout)
 
 
-def nothing(line: str) -> None:
-    """Say nothing."""
+def no_op(line: str) -> None:
+    """Ignore a line."""
 
 
-def complain(what: str) -> None:
-    """Print a note or an error. Safe from any thread."""
+def warn(what: str) -> None:
+    """Print a warning or an error. Thread-safe."""
     _write(f"shoal: {what}", sys.stderr)
 
 
 def one_line(error: BaseException, options: Collection[str] = ()) -> str:
-    """Say in one line what went wrong, in the words of a command with these options."""
+    """Describe an error in one line, naming the options of a command instead of keyword arguments."""
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     else:
@@ -65,15 +65,12 @@ def one_line(error: BaseException, options: Collection[str] = ()) -> str:
 
 
 def in_options(text: str, options: Collection[str]) -> str:
-    """Say a message of the package in the words of the shell.
+    """Replace keyword arguments in a message of the package by the options of a command.
 
-    The package names keywords of its functions, as Python's users write them. Where an option has the same name it is
-    the option that a command's user can change.
-
-    >>> in_options("on_error='skip' leaves such lines out", {"on_error", "every"})
-    '--on-error skip leaves such lines out'
-    >>> in_options("every is 0: pass 1 or more", {"on_error", "every"})
-    '--every is 0: pass 1 or more'
+    >>> in_options("on_error='skip' skips such lines", {"on_error", "checkpoint_every"})
+    '--on-error skip skips such lines'
+    >>> in_options("checkpoint_every is 0: pass 1 or more", {"on_error", "checkpoint_every"})
+    '--checkpoint-every is 0: pass 1 or more'
     """
     if not options:
         return text
@@ -83,7 +80,7 @@ def in_options(text: str, options: Collection[str]) -> str:
         value = f" {found['value']}" if found["value"] else ""
         return "--" + found["name"].replace("_", "-") + value
 
-    text = re.sub(r"(?<==True) \(--[\w-]+\)", "", text)  # some messages have said the option themselves
+    text = re.sub(r"(?<==True) \(--[\w-]+\)", "", text)  # some messages name the option too
     keyword = rf"(?<![\w-])(?P<name>{names})=(?:True\b|'(?P<value>[\w-]+)'|(?=[\s),;:?]|$))"
     text = re.sub(keyword, option, text)
     return re.sub(rf"^(?P<name>{names})(?P<value>)(?= (?:is|holds|must) )", option, text)
@@ -91,11 +88,11 @@ def in_options(text: str, options: Collection[str]) -> str:
 
 @contextlib.contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Have an error of the operating system name the file, or the address, that it is about."""
+    """Add the file or the address to errors of the operating system that do not name one."""
     try:
         yield
     except BrokenPipeError:
-        raise  # whoever read has gone, which is no error
+        raise  # the reader has gone, which is not an error
     except OSError as error:
         if error.filename is None and error.strerror:
             error.filename = what

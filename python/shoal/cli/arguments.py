@@ -1,4 +1,4 @@
-"""What commands share: how their parsers are made, and the arguments that several take."""
+"""The parsers of commands, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shoal.cli.answers import Answer, complain
+from shoal.cli.answers import Answer, warn
 from shoal.data.batch import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ FORMATS = (*PLAIN_FORMATS, *COLUMN_FORMATS)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and name what was meant by a word that is nearly right."""
+    """A parser whose errors are one line, with a suggestion for a misspelled word."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown options where they are known best: at the command that they were given to."""
+        """Report unknown options by the command that they were given to."""
         found, more = super().parse_known_args(args, namespace)
         unknown = [word for word in more if word.startswith("-")]
         if more:
@@ -35,11 +35,11 @@ class Parser(argparse.ArgumentParser):
         return found, more
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, with status 2."""
+        """Print the error in one line and exit with status 2."""
         wrong = _CHOICE.search(message)
         if wrong is not None:
             message += _meant(wrong[1], [word.strip("' ") for word in wrong[2].split(",")])
-        self.exit(2, f"{self.prog}: error: {message}; {self.prog} --help shows how it is called\n")
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
@@ -53,7 +53,7 @@ def _meant(word: str, words: Sequence[str]) -> str:
 def command(
     among: Any, name: str, what: str, examples: str, run: Callable[[argparse.Namespace], Answer] | None = None
 ) -> argparse.ArgumentParser:
-    """Make the parser of a command: its help ends with worked examples."""
+    """Create the parser of a command; its help ends with examples that work."""
     described: dict[str, Any] = {
         "description": what,
         "epilog": examples,
@@ -68,50 +68,57 @@ def command(
 
 
 def reading(parser: argparse.ArgumentParser) -> None:
-    """Add how files are read."""
+    """Add the options of reading files."""
     parser.add_argument(
         "--batch-size",
         type=int,
         default=DEFAULT_BATCH_SIZE,
         metavar="N",
-        help="examples of a step (default: %(default)s)",
+        help="examples per batch (default: %(default)s)",
     )
     parser.add_argument(
-        "--on-error", choices=("raise", "skip"), default="raise", help="what a malformed line does (default: raise)"
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="fail on a malformed line, or skip it (default: raise)",
     )
     parser.add_argument(
-        "--parsers", type=int, default=1, metavar="N", help="threads that parse; more where cores idle (default: 1)"
+        "--reader-threads", type=int, default=1, metavar="N", help="threads that parse the files (default: 1)"
     )
 
 
 def columns(parser: argparse.ArgumentParser) -> None:
-    """Add what is what in the data; a model remembers it."""
+    """Add the options that name columns; a model saves them as its schema."""
     named = parser.add_argument_group("columns of csv, tsv and parquet")
-    named.add_argument("--label", metavar="NAME", help="the column of labels")
-    named.add_argument("--categorical", type=_names, metavar="A,B,...", help="texts (default: all other columns)")
-    named.add_argument("--numeric", type=_names, metavar="A,B,...", help="numbers (default: none)")
-    named.add_argument("--weight", metavar="NAME", help="the examples' weights")
-    named.add_argument("--positive", metavar="TEXT", help="the label that is 1 (default: labels are numbers)")
-    named.add_argument("--sep", type=_separator, metavar="C", help=r"between the cells of csv: ';', tab (default: ,)")
-    named.add_argument("--columns", type=_names, metavar="A,B,...", help="the columns of files without a header")
-    named.add_argument("--na-values", type=_names, metavar="A,B,...", help="more texts of cells that hold nothing")
+    named.add_argument("--label", metavar="NAME", help="column of the labels")
+    named.add_argument(
+        "--categorical", type=_names, metavar="A,B,...", help="columns of text (default: all other columns)"
+    )
+    named.add_argument("--numeric", type=_names, metavar="A,B,...", help="columns of numbers (default: none)")
+    named.add_argument("--weight", metavar="NAME", help="column of the example weights")
+    named.add_argument("--positive", metavar="TEXT", help="text of the positive label (default: labels are numbers)")
+    named.add_argument("--sep", type=_separator, metavar="C", help=r"separator of csv: ';', tab (default: ,)")
+    named.add_argument(
+        "--columns", type=_names, metavar="A,B,...", help="names of the columns of files without a header"
+    )
+    named.add_argument("--na-values", type=_names, metavar="A,B,...", help="further texts of missing values")
     parser.add_argument(
         "--interactions",
         action="append",
         type=_names,
         metavar="A,B",
-        help="features of two fields: columns, namespaces of vw, numbers of libffm, I1 to C26 of criteo; of three and "
-        "more all pairs; again for more",
+        help="add the pairs of these fields as features: columns, namespaces of vw, numbers of libffm, I1 to C26 of "
+        "criteo; repeatable",
     )
 
 
 def admission(text: str) -> Any:
-    """Read a rule of admission."""
+    """Parse an admission policy."""
     return _rule("parse_admission", text)
 
 
 def expiry(text: str) -> Any:
-    """Read a rule of expiry."""
+    """Parse an expiry policy."""
     return _rule("parse_expiry", text)
 
 
@@ -125,7 +132,7 @@ def _rule(parser: str, text: str) -> Any:
 
 
 def seconds(text: str) -> float:
-    """Read a number of seconds above 0."""
+    """Parse a number of seconds above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -136,7 +143,7 @@ def seconds(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """Read a port."""
+    """Parse a port."""
     if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: pass 0 to 65535")
     return int(text)
@@ -146,31 +153,31 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 
 
 def size(text: str) -> int:
-    """Read a number of bytes: 8GiB, 8G, 1.5g, 512 MB or 100000; each letter is 1024 times the one before it."""
+    """Parse a number of bytes: 8GiB, 8G, 1.5g, 512 MB or 100000; units are powers of 1024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 8GiB, 512M or 100000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write it as 8GiB, 512M or 100000")
     number, unit = found.groups()
     return int(float(number) * 1024 ** (" kmgt".index((unit or " ").lower())))
 
 
 def cached(parser: argparse.ArgumentParser) -> None:
-    """Add where exports that are elsewhere are copied to."""
+    """Add the option of the cache of remote exports."""
     parser.add_argument(
-        "--cache", metavar="DIR", help="where exports of s3://... are copied to, to be mapped (default: ~/.cache/shoal)"
+        "--cache", metavar="DIR", help="directory for local copies of remote exports (default: ~/.cache/shoal)"
     )
 
 
 def machine(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
-    """Add what every command takes."""
+    """Add the options of every command."""
     if threads:
-        parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else there")
-    parser.add_argument("--quiet", action="store_true", help="neither bar nor text")
+        parser.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: all cores)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output instead of text")
+    parser.add_argument("--quiet", action="store_true", help="print neither progress nor text")
 
 
 def format_of(arguments: argparse.Namespace, path: str | Sequence[str]) -> str:
-    """Return the format that was named, or guess it."""
+    """Return the format that was named, or detect it."""
     if arguments.format is not None:
         return str(arguments.format)
     from shoal.data.guess import guess_format
@@ -180,26 +187,26 @@ def format_of(arguments: argparse.Namespace, path: str | Sequence[str]) -> str:
     except ValueError as error:
         raise ValueError(f"{error}, as in --format libsvm") from None
     if not arguments.quiet:
-        complain(f"the data looks like {form}, and is read so: --format says otherwise")
+        warn(f"detected format {form}; pass --format to choose another one")
     arguments.format = form
     return form
 
 
 def schema_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what `columns` says, as the functions that make readers take it."""
+    """Return the options of `columns` as keyword arguments of the functions that create readers."""
     named = ("label", "categorical", "numeric", "weight", "positive", "sep", "columns", "na_values")
     schema = {name: value for name in named if (value := getattr(arguments, name)) is not None}
     if arguments.format not in COLUMN_FORMATS:
         for name in schema:
             option, formats = f"--{name.replace('_', '-')}", ", ".join(COLUMN_FORMATS)
-            raise ValueError(f"{option} is for {formats}, not for {arguments.format}: leave it out")
+            raise ValueError(f"{option} applies to {formats}, not to {arguments.format}: leave it out")
     elif "sep" in schema and arguments.format != "csv":
-        raise ValueError(f"--sep is for csv, not for {arguments.format}: leave it out")
+        raise ValueError(f"--sep applies to csv, not to {arguments.format}: leave it out")
     elif "label" not in schema:
-        raise ValueError(f"{arguments.format} needs --label, the name of a column")
+        raise ValueError(f"{arguments.format} requires --label, the name of a column")
     if arguments.interactions:
         if arguments.format == "libsvm":
-            raise ValueError("libsvm has no fields: --interactions is for the other formats")
+            raise ValueError("libsvm has no fields: --interactions applies to the other formats")
         for names in arguments.interactions:
             if len(names) < 2:
                 raise ValueError(f"--interactions {','.join(names)}: name two or more, as in site,user")
@@ -214,22 +221,22 @@ def open_reader(
     schema: Mapping[str, Any],
     names: FeatureNames | None = None,
 ) -> Reader:
-    """Make the reader of some files, which fills names of features if they are given."""
+    """Create the reader of files; it collects the names of features into ``names``, if given."""
     from shoal.data.readers import READERS
 
     if form == "tsv":
         form, schema = "csv", {"sep": "\t", **schema}
     if form == "arrow":
-        raise ValueError("the model learned from a table in memory: pass --format csv, tsv or parquet")
+        raise ValueError("the model was trained on a table in memory: pass --format csv, tsv or parquet")
     if form in COLUMN_FORMATS and "label" not in schema:
-        raise ValueError(f"{form} needs to know which column is the label: the model did not learn from {form}")
+        raise ValueError(f"{form} requires the column of the label: the model was not trained on {form}")
     how: dict[str, Any] = {"batch_size": arguments.batch_size, "names": names}
     if form == "parquet":
         schema = {name: value for name, value in schema.items() if name not in _OF_TEXT}
     else:
-        if arguments.parsers < 1:
-            raise ValueError(f"--parsers is {arguments.parsers}: pass 1 or more")
-        how |= {"on_error": arguments.on_error, "reader_threads": arguments.parsers}
+        if arguments.reader_threads < 1:
+            raise ValueError(f"--reader-threads is {arguments.reader_threads}: pass 1 or more")
+        how |= {"on_error": arguments.on_error, "reader_threads": arguments.reader_threads}
     return READERS[form](path, **schema, **how)
 
 
@@ -237,10 +244,10 @@ _OF_TEXT = ("sep", "list_separator", "columns", "na_values", "keep_default_na")
 
 
 def _separator(text: str) -> str:
-    """Read one character; a tab by its name or escape too."""
+    """Parse one character; a tab also by its name or escape."""
     character = {"tab": "\t", r"\t": "\t"}.get(text, text)
     if len(character) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no separator: pass one character, or tab")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a separator: pass one character, or tab")
     return character
 
 

@@ -1,4 +1,4 @@
-"""``shoal audit``: which features of a file share a key, and how many would in a table of 2^b rows."""
+"""``shoal audit``: hash collisions of the features of a file, with 64-bit keys and with tables of 2^b weights."""
 
 from __future__ import annotations
 
@@ -9,35 +9,45 @@ from typing import Any
 from shoal.cli.answers import Answer
 from shoal.cli.arguments import FORMATS, columns, command, format_of, machine, open_reader, reading, schema_of
 
-TOLD = 10  # keys that are shared; --json has all
+_SHOWN = 10  # shared keys in the text; --json has all
 
 EXAMPLES = """\
 examples:
   $ shoal audit --data day_0.tsv --format criteo
   $ shoal audit --data day_0.tsv --format criteo --interactions C1,C2 --bits 18,24 --examples 2000
 
-A key has 64 bits, so that features have weights of their own. The table tells what share of the features would not, if
-there were 2^bits weights, as with other systems: of the distinct ones, and of all of them as often as they occur. Whole
-batches are read until there are so many examples; more data has more features, which share more.
+Keys have 64 bits, so that practically every feature has a weight of its own. For comparison the command counts the
+features that would share one of 2^bits weights, as in systems that hash into a fixed table: of the distinct features,
+and of all occurrences. It reads whole batches until it has the number of examples; more data has more collisions.
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    look = command(commands, "audit", "Tell which features of a file share a key.", EXAMPLES, audit)
-    look.add_argument("--data", required=True, nargs="+", metavar="FILE", help="the examples")
-    look.add_argument("--format", choices=FORMATS, help="of the data (default: guessed from a line and the name)")
-    look.add_argument("--examples", type=int, default=100_000, metavar="N", help="to read (default: %(default)s)")
-    look.add_argument(
-        "--bits", type=_bits, default=(18, 22, 24), metavar="A,B,...", help="sizes of tables (default: 18,22,24)"
+    parser = command(commands, "audit", "Count the hash collisions of the features of a file.", EXAMPLES, audit)
+    parser.add_argument(
+        "--data", required=True, nargs="+", metavar="FILE", help="examples: files, patterns, URLs, or -"
     )
-    columns(look)
-    reading(look)
-    machine(look, threads=False)
+    parser.add_argument(
+        "--format", choices=FORMATS, help="format of the files (default: detected from the first line and the name)"
+    )
+    parser.add_argument(
+        "--examples", type=int, default=100_000, metavar="N", help="number of examples to read (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--bits",
+        type=_bits,
+        default=(18, 22, 24),
+        metavar="A,B,...",
+        help="table sizes to compare with, as powers of two (default: 18,22,24)",
+    )
+    columns(parser)
+    reading(parser)
+    machine(parser, threads=False)
 
 
 def audit(arguments: argparse.Namespace) -> Answer:
-    """Audit a sample."""
+    """Count the collisions in a sample."""
     from shoal import data
 
     form = format_of(arguments, arguments.data)
@@ -46,13 +56,13 @@ def audit(arguments: argparse.Namespace) -> Answer:
     lines = [
         f"{'examples':<12} {found.examples:,}",
         f"{'features':<12} {found.features:,}, {found.texts:,} distinct",
-        f"{'64 bits':<12} {_shared(len(found.shared))}; {found.expected:.2g} pairs are expected to",
+        f"{'64 bits':<12} {_shared(len(found.shared))}; {found.expected:.2g} pairs expected",
     ]
-    for key, texts in list(found.shared.items())[:TOLD]:
+    for key, texts in list(found.shared.items())[:_SHOWN]:
         lines.append(f"{'':<12} {key}: {', '.join(texts)}")
     lines += [
-        f"{f'{cells.bits} bits':<12} {100 * cells.distinct_share:.4g} % of the distinct share a row "
-        f"({100 * cells.expected_share:.4g} % expected), {100 * cells.feature_share:.4g} % of all"
+        f"{f'{cells.bits} bits':<12} {100 * cells.distinct_share:.4g} % of the distinct features share a weight "
+        f"({100 * cells.expected_share:.4g} % expected), {100 * cells.feature_share:.4g} % of all occurrences"
         for cells in found.cells
     ]
     return Answer("\n".join(lines), dataclasses.asdict(found))
@@ -60,7 +70,7 @@ def audit(arguments: argparse.Namespace) -> Answer:
 
 def _shared(keys: int) -> str:
     if keys == 0:
-        return "no two share a key"
+        return "no two features share a key"
     return f"{keys:,} {'key is' if keys == 1 else 'keys are'} shared"
 
 

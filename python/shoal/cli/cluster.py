@@ -1,6 +1,6 @@
-"""``shoal scheduler``, ``shoal server``, ``shoal launch``: the roles of a cluster, and all of them at once.
+"""``shoal scheduler``, ``shoal server``, ``shoal launch``: the processes of a cluster, one by one or all together.
 
-Roles serve until they are told to end (SIGTERM, Ctrl-C) or the cluster ends; they then end with status 0.
+Scheduler and server run until SIGTERM, Ctrl-C or the end of the cluster, and then exit with status 0.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.answers import FAILED, Answer, complain, say
+from shoal.cli.answers import FAILED, Answer, log_line, warn
 from shoal.cli.arguments import command, seconds, size
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
 
-_PAUSE = 0.2  # seconds between two looks at the parent
-_ALONE = 1.0  # seconds to leave in, once it is gone
+_PARENT_CHECK_SECONDS = 0.2
+_ORPHAN_SECONDS = 1.0  # for an orderly end after the parent has gone
 
 SCHEDULER_EXAMPLES = """\
 examples:
   $ shoal scheduler --bind tcp://10.0.0.1:5570 --servers 4 --workers 16 --curve keys
-  $ shoal scheduler --bind tcp://127.0.0.1:* --servers 1        # any port: it says which
+  $ shoal scheduler --bind tcp://127.0.0.1:* --servers 1        # any free port, which is printed
 
-Says where it listens, then what happens in the cluster. The whole cluster ends with it.
+The scheduler prints its address and then the events of the cluster. When it ends, the servers end too.
 """
 
 SERVER_EXAMPLES = """\
@@ -37,7 +37,7 @@ examples:
   $ shoal server --connect tcp://10.0.0.1:5570 --threads 8 --curve keys
   $ shoal server --connect tcp://10.0.0.1:5570 --bind tcp://0.0.0.0:5580 --advertise node7.example --curve keys
 
-Ports: one for each thread. The scheduler connects to each before the server is in.
+A server listens on one port per thread. The scheduler connects to each port before it accepts the server.
 """
 
 LAUNCH_EXAMPLES = """\
@@ -46,76 +46,107 @@ examples:
   $ mpirun -np 7 shoal launch --servers 2 train.py              # scheduler, 2 servers, 4 workers
   $ srun -n 7 shoal launch --servers 2 train.py
 
-The program calls shoal.connect(), which finds its place in the environment. Ends with the status of the first process
-that fails, after its last output; with 0 when all workers have ended well. Ctrl-C and SIGTERM are passed on to the
-workers, which may save what they have learned while the servers go on (--grace); the status is then 130 or 143.
+The program calls shoal.connect(), which reads its rank and the scheduler's address from the environment. The exit
+status is 0 if all workers succeed, otherwise that of the first process that fails. Ctrl-C and SIGTERM are forwarded to
+the workers, which can save their model while the servers keep running (--grace); the exit status is then 130 or 143.
 """
 
 
 def add(commands: Any) -> None:
     """Add the commands."""
     scheduler = command(commands, "scheduler", "Run the scheduler of a cluster.", SCHEDULER_EXAMPLES, run_scheduler)
-    scheduler.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen at; port * is any")
-    scheduler.add_argument("--servers", type=int, metavar="N", help="how many the cluster has")
-    scheduler.add_argument("--workers", type=int, metavar="N", help="how many a job has, where they do not say (1)")
-    scheduler.add_argument("--slots", type=int, default=1024, metavar="N", help="parts of the hash space (%(default)s)")
+    scheduler.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen on; port *: any free port")
+    scheduler.add_argument("--servers", type=int, metavar="N", help="number of servers")
     scheduler.add_argument(
-        "--heartbeat", type=seconds, default=2.0, metavar="S", help="seconds between signs of life (%(default)s)"
+        "--workers", type=int, metavar="N", help="number of workers of a job that does not state it (default: 1)"
+    )
+    scheduler.add_argument(
+        "--slots", type=int, default=1024, metavar="N", help="slots of the hash space (default: %(default)s)"
+    )
+    scheduler.add_argument(
+        "--heartbeat", type=seconds, default=2.0, metavar="S", help="seconds between heartbeats (default: %(default)s)"
     )
     _common(scheduler)
 
     server = command(commands, "server", "Run a server of a cluster.", SERVER_EXAMPLES, run_server)
     server.add_argument("--connect", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
-    server.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen at (any port)")
-    server.add_argument("--advertise", metavar="HOST", help="this machine as the scheduler and the workers reach it")
-    server.add_argument("--threads", type=int, default=1, metavar="N", help="that serve, a port each (%(default)s)")
+    server.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen on (default: any free port)")
+    server.add_argument("--advertise", metavar="HOST", help="name of this machine for the scheduler and the workers")
+    server.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="threads that serve, with one port each (default: %(default)s)",
+    )
     bound = server.add_mutually_exclusive_group()
-    bound.add_argument("--memory", type=size, metavar="SIZE", help="that its rows may take, such as 8GiB (any)")
+    bound.add_argument(
+        "--memory", type=size, metavar="SIZE", help="memory budget of the rows, such as 8GiB (default: unlimited)"
+    )
     bound.add_argument(
         "--slot-memory",
         type=size,
         metavar="SIZE",
-        help="the same for each slot: the same rows stay however many servers share them",
+        help="memory budget of each slot: the rows that stay do not depend on the number of servers",
     )
-    server.add_argument("--rank", type=int, metavar="N", help="its place among the servers (any that is free)")
+    server.add_argument("--rank", type=int, metavar="N", help="rank among the servers (default: any free rank)")
     server.add_argument(
-        "--timeout", type=seconds, default=300.0, metavar="S", help="seconds to wait for the others (%(default)s)"
+        "--timeout",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds to wait for the other processes (default: %(default)s)",
     )
     server.add_argument(
-        "--grace", type=seconds, default=60.0, metavar="S", help="seconds to wait for a silent scheduler (%(default)s)"
+        "--grace",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for a scheduler that does not answer (default: %(default)s)",
     )
     _storage_arguments(server)
     _common(server)
 
-    launch = command(commands, "launch", "Run a program on a cluster of its own.", LAUNCH_EXAMPLES, run_launch)
-    launch.add_argument("--servers", type=int, default=1, metavar="N", help="default: %(default)s")
-    launch.add_argument("--workers", type=int, metavar="N", help="times that the program runs (1)")
-    launch.add_argument("--threads", type=int, default=1, metavar="N", help="of each server (%(default)s)")
+    launch = command(commands, "launch", "Run a program on a new cluster.", LAUNCH_EXAMPLES, run_launch)
+    launch.add_argument("--servers", type=int, default=1, metavar="N", help="number of servers (default: %(default)s)")
     launch.add_argument(
-        "--memory", type=size, metavar="SIZE", help="that the rows of all servers together may take, such as 8GiB (any)"
+        "--workers", type=int, metavar="N", help="number of workers, each of which runs the program (default: 1)"
     )
-    launch.add_argument("--connect", metavar="ADDRESS", help="where the scheduler shall be, under mpirun and srun")
     launch.add_argument(
-        "--timeout", type=seconds, default=60.0, metavar="S", help="seconds for all to be there (%(default)s)"
+        "--threads", type=int, default=1, metavar="N", help="threads of each server (default: %(default)s)"
+    )
+    launch.add_argument(
+        "--memory",
+        type=size,
+        metavar="SIZE",
+        help="memory budget of the rows of all servers together, such as 8GiB (default: unlimited)",
+    )
+    launch.add_argument("--connect", metavar="ADDRESS", help="address for the scheduler under mpirun and srun")
+    launch.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for all processes (default: %(default)s)",
     )
     launch.add_argument(
         "--grace",
         type=float,
         default=60.0,
         metavar="S",
-        help="seconds for workers to save after Ctrl-C or SIGTERM (%(default)s)",
+        help="seconds for the workers to save after Ctrl-C or SIGTERM (default: %(default)s)",
     )
     _storage_arguments(launch)
     _keys_arguments(launch)
-    launch.add_argument("program", metavar="PROGRAM", help="a .py file, or any program")
-    launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    launch.add_argument("program", metavar="PROGRAM", help="Python file or executable")
+    launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program")
     launch.set_defaults(json=False, quiet=False)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     _keys_arguments(parser)
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, its parent, is gone")
-    parser.add_argument("--quiet", action="store_true", help="say nothing of what happens")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when the parent process, PID, has ended")
+    parser.add_argument("--quiet", action="store_true", help="do not log events")
     parser.set_defaults(json=False)
 
 
@@ -124,8 +155,8 @@ def _storage_arguments(parser: argparse.ArgumentParser) -> None:
         "--storage-root",
         action="append",
         metavar="DIR",
-        help="directory, or URL such as s3://bucket/folder, below which workers may have the servers read and write "
-        "(repeatable; default: with keys anywhere, without keys the current directory)",
+        help="directory, or URL such as s3://bucket/folder, in which workers may make the servers read and write "
+        "files; repeatable (default: with keys any, without keys the current directory)",
     )
     parser.add_argument(
         "--storage-option",
@@ -133,12 +164,12 @@ def _storage_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_storage_option,
         metavar="NAME=VALUE",
-        help="of the file system that a URL is opened by, such as endpoint_url=http://minio:9000 (repeatable)",
+        help="option of the file system of a URL, such as endpoint_url=http://minio:9000; repeatable",
     )
 
 
 def _storage_option(text: str) -> tuple[str, Any]:
-    """Read endpoint_url=http://minio:9000 or client_kwargs={"region_name": "eu"}."""
+    """Parse endpoint_url=http://minio:9000 or client_kwargs={"region_name": "eu"}."""
     import msgspec
 
     name, equals, value = text.partition("=")
@@ -147,18 +178,18 @@ def _storage_option(text: str) -> tuple[str, Any]:
     try:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
-        return name, value  # most are text, which need not be written as JSON
+        return name, value  # text need not be quoted as JSON
 
 
 def _keys_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--curve", metavar="DIR", help="keys of the cluster: let in only who has one of them")
     parser.add_argument(
-        "--insecure", action="store_true", help="without keys, let in everybody who comes from other machines"
+        "--curve", metavar="DIR", help="directory of the cluster's keys: accept only processes with one of them"
     )
+    parser.add_argument("--insecure", action="store_true", help="accept connections from other machines without keys")
 
 
 def run_scheduler(arguments: argparse.Namespace) -> Answer:
-    """Be the scheduler."""
+    """Run the scheduler."""
     from shoal.cluster.launch.environment import PORT, volcano
     from shoal.cluster.scheduler.scheduler import Scheduler
 
@@ -166,10 +197,10 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
     servers = arguments.servers if arguments.servers is not None else job.servers
     workers = arguments.workers if arguments.workers is not None else job.workers
     if servers is None:
-        raise ValueError("a scheduler needs to know how many servers there are: pass --servers N")
+        raise ValueError("the scheduler requires the number of servers: pass --servers N")
     bind = arguments.bind or (f"tcp://*:{PORT}" if job.scheduler else None)
     if bind is None:
-        raise ValueError(f"a scheduler needs an address: pass --bind tcp://HOST:{PORT}")
+        raise ValueError(f"the scheduler requires an address: pass --bind tcp://HOST:{PORT}")
     _log_to_stderr(arguments)
     with (
         Scheduler(
@@ -181,22 +212,22 @@ def run_scheduler(arguments: argparse.Namespace) -> Answer:
             keys=_keys(arguments.curve, "scheduler"),
             insecure=arguments.insecure,
         ) as scheduler,
-        _told_to_end(scheduler.stop),
+        _stopped_by_signals(scheduler.stop),
         _ended_with_parent(arguments),
     ):
-        say(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
+        log_line(f"scheduler at {scheduler.address}, for {servers} {'server' if servers == 1 else 'servers'}")
         scheduler.run()
     return Answer("", {})
 
 
 def run_server(arguments: argparse.Namespace) -> Answer:
-    """Be a server."""
+    """Run a server."""
     from shoal.cluster.launch.environment import find_scheduler, volcano
     from shoal.cluster.server.server import Server
 
     address = arguments.connect or find_scheduler(os.environ)
     if address is None:
-        raise ValueError("a server needs to know where the scheduler is: pass --connect tcp://HOST:PORT")
+        raise ValueError("a server requires the address of the scheduler: pass --connect tcp://HOST:PORT")
     _log_to_stderr(arguments)
     with (
         _ended_with_parent(arguments),
@@ -215,17 +246,17 @@ def run_server(arguments: argparse.Namespace) -> Answer:
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
         ) as server,
-        _told_to_end(server.stop),
+        _stopped_by_signals(server.stop),
     ):
         for endpoint in server.endpoints:
             slots = f"{endpoint.first_slot} to {endpoint.end_slot - 1}"
-            say(f"server {server.rank} has slots {slots}, at {endpoint.address}")
+            log_line(f"server {server.rank} serves slots {slots} at {endpoint.address}")
         server.run()
     return Answer("", {})
 
 
 def run_launch(arguments: argparse.Namespace) -> Answer:
-    """Run a program on a cluster of its own."""
+    """Run a program on a new cluster."""
     from shoal.cluster.launch.child import ProcessFailedError, exit_status
     from shoal.cluster.launch.environment import find_group, find_keys
     from shoal.cluster.launch.local_cluster import running
@@ -243,7 +274,7 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             group,
             arguments.servers,
             program,
-            say,
+            log_line,
             address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
             threads=arguments.threads,
             memory=arguments.memory,
@@ -253,10 +284,10 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
             grace=arguments.grace,
-            warn=complain,
+            warn=warn,
         )
         if failed:
-            complain(failed)
+            warn(failed)
         return Answer("", {}, status)
     workers = 1 if arguments.workers is None else arguments.workers
     if workers < 1 or arguments.servers < 1:
@@ -272,13 +303,13 @@ def run_launch(arguments: argparse.Namespace) -> Answer:
             storage_roots=arguments.storage_root,
             storage_options=dict(arguments.storage_option),
         ) as cluster:
-            first = run_workers(cluster, program, workers, say, grace=arguments.grace, warn=complain)
+            first = run_workers(cluster, program, workers, log_line, grace=arguments.grace, warn=warn)
     except ProcessFailedError as failed_role:
-        complain(str(failed_role))
+        warn(str(failed_role))
         return Answer("", {}, failed_role.status or FAILED)
     if first is None:
         return Answer("", {})
-    complain(f"{first.name} {first.describe_end()}")
+    warn(f"{first.name} {first.describe_end()}")
     return Answer("", {}, exit_status(first) or FAILED)
 
 
@@ -297,14 +328,14 @@ def _log_to_stderr(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _ended_with_parent(arguments: argparse.Namespace) -> Iterator[None]:
-    """End this process when its parent is gone, from now on: as by SIGTERM, and soon after that in any case."""
+    """From now on end this process after its parent: as by SIGTERM, and unconditionally soon after."""
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(_PAUSE):
+        while not over.wait(_PARENT_CHECK_SECONDS):
             if os.getppid() != arguments.parent:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-                if not over.wait(_ALONE):
+                if not over.wait(_ORPHAN_SECONDS):
                     os._exit(FAILED)
                 return
 
@@ -317,7 +348,7 @@ def _ended_with_parent(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_to_end(stop: Callable[[], None]) -> Iterator[None]:
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call ``stop`` on SIGTERM and on Ctrl-C."""
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""``shoal convert``: rows of checkpoints as Parquet and back, and weights of other programs as a model."""
+"""``shoal convert``: checkpoints to Parquet and back, and weights of other programs to a model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.cli.arguments import command, machine
 
 EXAMPLES = """\
 examples:
-  $ shoal convert ckpt/step-1000 rows                     # rows/TABLE.parquet: keys, weights, state
-  $ shoal convert rows ckpt/again --from rows             # and back, to the bit
-  $ shoal convert ctr rows --weights-only
+  $ shoal convert ckpt/step-1000 --output rows                  # rows/TABLE.parquet: keys, weights, state
+  $ shoal convert rows --from rows --output ckpt/restored       # and back, bit for bit
+  $ shoal convert ctr --output rows --weights-only
   $ vw -d day_0.vw --invert_hash ctr.txt
-  $ shoal convert ctr.txt ctr --from vw                   # a logistic regression that predicts as vw does
-  $ shoal convert weights.npz ctr --from npz              # arrays keys and weights
+  $ shoal convert ctr.txt --from vw --output ctr                # a logistic regression that predicts as vw does
+  $ shoal convert weights.npz --from npz --output ctr           # arrays keys and weights
 """
 
 
@@ -26,44 +26,45 @@ def add(commands: Any) -> None:
     run = command(
         commands,
         "convert",
-        "Write rows as Parquet, or read them back, or make a model of other programs' weights.",
+        "Convert checkpoints to Parquet and back, or the weights of other programs to a model.",
         EXAMPLES,
         convert,
     )
     run.add_argument(
-        "source", metavar="FROM", help="a checkpoint or a model, or s3://...; with --from, a file or a directory"
+        "path", metavar="PATH", help="checkpoint or model, or s3://...; with --from, a file or a directory"
     )
     run.add_argument(
-        "target",
-        metavar="TO",
-        help="a directory of Parquet files; with --from, of a checkpoint or a model, or s3://...",
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="directory of the Parquet files; with --from, of the checkpoint or the model, or s3://...",
     )
     run.add_argument(
         "--from",
         dest="kind",
         choices=("rows", "vw", "npz", "parquet"),
-        help="rows: Parquet files that this command wrote, with state, for a checkpoint; else what FROM is a file of, "
-        "for a model",
+        help="kind of PATH; rows: Parquet files of this command, which become a checkpoint; otherwise weights, which "
+        "become a model",
     )
-    run.add_argument("--weights-only", action="store_true", help="leave out the optimizer's state")
-    run.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    run.add_argument("--weights-only", action="store_true", help="omit the optimizer state")
+    run.add_argument("--overwrite", action="store_true", help="replace an existing model")
     machine(run)
 
 
 def convert(arguments: argparse.Namespace) -> Answer:
-    """Convert one way or the other."""
+    """Convert in the direction that ``--from`` says."""
     if arguments.kind == "rows":
-        return _checkpoint(_here(arguments.source), arguments.target, arguments)
+        return _checkpoint(_here(arguments.path), arguments.output, arguments)
     if arguments.kind is not None:
-        return _model(_here(arguments.source), arguments.target, arguments)
+        return _model(_here(arguments.path), arguments.output, arguments)
     from shoal.models import files
     from shoal.storage.open import open_dir
     from shoal.store.local import local
     from shoal.tools import convert
 
-    source, target = open_dir(arguments.source), _here(arguments.target)
+    source, target = open_dir(arguments.path), _here(arguments.output)
     if source.kind() != "directory":
-        raise ValueError(f"{source}: there is no such directory; a file takes --from")
+        raise ValueError(f"{source}: there is no such directory; for a file pass --from")
     folder, _ = files.checkpoint_in(source)
     target.mkdir(parents=True, exist_ok=True)
     facts = {}
@@ -71,7 +72,7 @@ def convert(arguments: argparse.Namespace) -> Answer:
         store.load(folder, progress=not (arguments.quiet or arguments.json))
         for name, table in store.tables.items():
             if "/" in name or name.startswith("."):
-                raise ValueError(f"table {name!r} makes no name of a file")
+                raise ValueError(f"table {name!r}: its name cannot be the name of a file")
             path = target / f"{name}.parquet"
             with naming(str(path)):
                 rows = convert.write_parquet(table, path, state=not arguments.weights_only)
@@ -81,14 +82,14 @@ def convert(arguments: argparse.Namespace) -> Answer:
 
 
 def _here(name: str) -> Path:
-    """Name a file or a directory of this machine."""
+    """Return the path of a file or a directory of this machine."""
     if "://" in name:
-        raise ValueError(f"{name}: files of Parquet and of other programs are read and written on this machine")
+        raise ValueError(f"{name}: Parquet files and files of other programs are read and written on this machine only")
     return local_path(name)
 
 
 def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
-    """Make a checkpoint of tables that were written as Parquet."""
+    """Write a checkpoint from tables in Parquet files."""
     from shoal.store.local import local
     from shoal.tools import convert
 
@@ -102,7 +103,7 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
         for file in files:
             table = convert.load_parquet(store, file)
             if table.name in facts:
-                raise ValueError(f"{file} has table {table.name!r} once more: choose one of the files")
+                raise ValueError(f"{file} contains table {table.name!r} again: choose one of the files")
             facts[table.name] = {"rows": len(table), "file": str(file)}
         store.save(target, progress=not (arguments.quiet or arguments.json))
     lines = [f"{target}: table {name!r}, {fact['rows']:,} rows" for name, fact in facts.items()]
@@ -110,7 +111,7 @@ def _checkpoint(source: Path, target: str, arguments: argparse.Namespace) -> Ans
 
 
 def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
-    """Make a logistic regression of weights."""
+    """Write a logistic regression with given weights."""
     from shoal.models import BIAS_KEY, LogisticRegression
     from shoal.tools import convert
 
@@ -120,7 +121,7 @@ def _model(source: Path, target: str, arguments: argparse.Namespace) -> Answer:
         read = convert.read_npz_rows if arguments.kind == "npz" else convert.read_parquet_rows
         keys, rows = read(source)
     if rows.shape[1] != 1:
-        raise ValueError(f"{source} has rows of {rows.shape[1]} weights: a logistic regression has one a key")
+        raise ValueError(f"{source} has rows of {rows.shape[1]} weights: a logistic regression has one per key")
     with LogisticRegression() as model:
         model.table.assign(keys, rows)
         model.save(target, overwrite=arguments.overwrite)

@@ -1,6 +1,7 @@
-"""``shoal train ctr``: train a click model in PyTorch by a configuration.
+"""``shoal train ctr``: train a click-through-rate model in PyTorch from a configuration file.
 
-The file says everything (shoal.torch.config, docs/ctr.md); what a run varies most has an option too, which wins.
+The file has all settings (`shoal.torch.config`, docs/ctr.md). Frequently varied settings have an option, which
+overrides the file.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.interrupts import status_of
-from shoal.cli.answers import DONE, Answer, complain
+from shoal.cli.answers import DONE, Answer, warn
 from shoal.cli.arguments import command, machine, open_reader
-from shoal.cli.train import clustered, is_over, open_store, pass_lines, progressing, resuming, rows_of
+from shoal.cli.train import open_store, resuming
+from shoal.cli.train_options import add_cluster_options, add_progress_option
+from shoal.cli.train_summary import finished_already, pass_lines, rows_of
 
 if TYPE_CHECKING:
     from shoal.data import Reader
@@ -21,33 +24,33 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  $ shoal train ctr --config ctr.toml --out clicks          # docs/ctr.md has a whole configuration
-  $ shoal train ctr --model dcnv2 --config ctr.toml --dim 8 --lr 0.0005 --out other
+  $ shoal train ctr --config ctr.toml --output clicks          # docs/ctr.md has a complete configuration
+  $ shoal train ctr --config ctr.toml --architecture dcnv2 --dim 8 --lr 0.0005 --output other
 
-  after Ctrl-C or a crash, from the last checkpoint:
-  $ shoal train ctr --config ctr.toml --out clicks --resume
+  continue after Ctrl-C or a crash from the last checkpoint:
+  $ shoal train ctr --config ctr.toml --output clicks --resume
 
-  what came of it:
+  use the result:
   $ shoal report clicks
-  $ shoal evaluate --model clicks --data day_2.tsv
+  $ shoal evaluate clicks --data day_2.tsv
 
-models: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The directory holds a checkpoint after every pass (and
-every N batches, with checkpoint_every = N in [output]), which is replaced at one moment. Ctrl-C and SIGTERM write one
-too and end with status 130 and 143.
+architectures: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The command writes a checkpoint to the output
+directory after every pass, and every N batches with checkpoint_every = N in [output]. Ctrl-C and SIGTERM also write
+one; the exit status is then 130 or 143.
 """
 
-# Options that stand for a key of the configuration.
+# Options that override a key of the configuration.
 _KEYS = {
-    "model": ("model", "name"),
+    "architecture": ("model", "name"),
     "dim": ("model", "dim"),
-    "train": ("data", "train"),
+    "data": ("data", "train"),
     "valid": ("data", "valid"),
     "format": ("data", "format"),
     "epochs": ("train", "epochs"),
     "batch_size": ("train", "batch_size"),
     "patience": ("train", "patience"),
     "seed": ("train", "seed"),
-    "out": ("output", "dir"),
+    "output": ("output", "dir"),
     "tensorboard": ("logging", "tensorboard"),
     "mlflow": ("logging", "mlflow"),
 }
@@ -55,45 +58,60 @@ _KEYS = {
 
 def add(kinds: Any) -> None:
     """Add the command below ``shoal train``."""
-    ctr = command(kinds, "train ctr", "Train a click model in PyTorch: DeepFM, DCN-V2, DLRM, ...", EXAMPLES, train_ctr)
-    ctr.add_argument("--config", required=True, metavar="FILE", help="what to learn from, and how: TOML")
-    ctr.add_argument("--model", metavar="NAME", help="deepfm, dcnv2, ...: name in [model]")
-    ctr.add_argument("--out", metavar="DIR", help="where the model goes, a path or s3://...: dir in [output]")
-    ctr.add_argument("--resume", action="store_true", help="go on with the fit whose checkpoint is in DIR, if any")
+    ctr = command(
+        kinds,
+        "train ctr",
+        "Train a click-through-rate model in PyTorch: DeepFM, DCN-V2, DLRM, ...",
+        EXAMPLES,
+        train_ctr,
+    )
+    ctr.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML: data, model, training")
+    ctr.add_argument("--architecture", metavar="NAME", help="deepfm, dcnv2, ...: name in [model]")
+    ctr.add_argument("--output", metavar="DIR", help="directory of the model, a path or s3://...: dir in [output]")
+    ctr.add_argument(
+        "--resume", action="store_true", help="continue the fit whose checkpoint is in DIR, if there is one"
+    )
     ctr.add_argument(
         "--allow-appended",
         action="store_true",
-        help="with --resume: files may be longer now than when the fit was begun, and more may stand behind them",
+        help="with --resume: accept files that have grown, and further files after them, since the fit started",
     )
-    ctr.add_argument("--overwrite", action="store_true", help="replace a model that is there")
-    ctr.add_argument("--train", nargs="+", metavar="FILE", help="train in [data]")
-    ctr.add_argument("--valid", nargs="+", metavar="FILE", help="valid in [data]")
-    ctr.add_argument("--format", help="format in [data]")
-    ctr.add_argument("--dim", type=int, metavar="D", help="floats of a row: dim in [model]")
-    ctr.add_argument("--epochs", type=int, metavar="N", help="passes at most: epochs in [train]")
-    ctr.add_argument("--batch-size", type=int, metavar="N", help="examples: batch_size in [train]")
-    ctr.add_argument("--lr", type=float, help="learning rate of the dense part: lr of optimizer in [train]")
-    ctr.add_argument("--patience", type=int, metavar="N", help="patience in [train]")
-    ctr.add_argument("--seed", type=int, help="seed in [train]")
-    ctr.add_argument("--tensorboard", metavar="DIR", help="tensorboard in [logging]")
-    ctr.add_argument("--mlflow", metavar="URI", help="mlflow in [logging]")
-    ctr.add_argument("--slots", type=int, default=1024, help="parts of the tables: any gives equal bits")
-    progressing(ctr)
+    ctr.add_argument("--overwrite", action="store_true", help="replace an existing model")
+    ctr.add_argument("--data", nargs="+", metavar="FILE", help="training examples: train in [data]")
+    ctr.add_argument("--valid", nargs="+", metavar="FILE", help="validation examples: valid in [data]")
+    ctr.add_argument("--format", help="format of the files: format in [data]")
+    ctr.add_argument("--dim", type=int, metavar="D", help="dimension of the embeddings: dim in [model]")
+    ctr.add_argument("--epochs", type=int, metavar="N", help="maximum number of passes: epochs in [train]")
+    ctr.add_argument("--batch-size", type=int, metavar="N", help="examples per batch: batch_size in [train]")
+    ctr.add_argument("--lr", type=float, help="learning rate of the dense parameters: lr of optimizer in [train]")
+    ctr.add_argument(
+        "--patience", type=int, metavar="N", help="stop after N passes without an improvement: patience in [train]"
+    )
+    ctr.add_argument("--seed", type=int, help="seed of the fit: seed in [train]")
+    ctr.add_argument("--tensorboard", metavar="DIR", help="directory of TensorBoard logs: tensorboard in [logging]")
+    ctr.add_argument("--mlflow", metavar="URI", help="MLflow tracking URI: mlflow in [logging]")
+    ctr.add_argument(
+        "--slots",
+        type=int,
+        default=1024,
+        help="slots of the tables; results do not depend on the number (default: 1024)",
+    )
+    add_progress_option(ctr)
     machine(ctr)
-    clustered(ctr)
+    add_cluster_options(ctr)
 
 
 def train_ctr(arguments: argparse.Namespace) -> Answer:
-    """Train a click model."""
+    """Train a click-through-rate model."""
     try:
         import torch
     except ImportError:
-        raise ValueError("click models take PyTorch: pip install 'shoal[torch]'") from None
+        raise ValueError("click-through-rate models require PyTorch: pip install 'shoal[torch]'") from None
     config = _configured(arguments)
     if config.output.dir is None:
-        raise ValueError("the model needs a directory: pass --out DIR, or dir in [output]")
+        raise ValueError("the model needs a directory: pass --output DIR, or set dir in [output]")
     if config.train.patience is not None and not config.data.valid:
-        raise ValueError("patience needs held-out data: pass --valid, or valid in [data]")
+        raise ValueError("patience requires validation data: pass --valid, or set valid in [data]")
     train = _reader(config, config.data.train)
     valid = _reader(config, config.data.valid) if config.data.valid else None
     if arguments.threads is not None:
@@ -123,7 +141,9 @@ def _configured(arguments: argparse.Namespace) -> Config:
 
 def _reader(config: Config, files: list[str]) -> Reader:
     data = config.data
-    how = argparse.Namespace(batch_size=config.train.batch_size, on_error=data.on_error, parsers=data.reader_threads)
+    how = argparse.Namespace(
+        batch_size=config.train.batch_size, on_error=data.on_error, reader_threads=data.reader_threads
+    )
     return open_reader(files, data.format, how, config.schema())
 
 
@@ -181,14 +201,14 @@ def _trained(
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     except FitFinishedError:
-        return is_over(model, config.output.dir)
+        return finished_already(model, config.output.dir)
     finally:
         for writer in writers:
             writer.close()
     if model.examples == 0:
-        raise interrupted or ValueError(f"{train.why_empty()}: nothing was learned")
+        raise interrupted or ValueError(f"{train.why_empty()}: the model was not trained")
     if interrupted is not None:
-        complain(f"interrupted after {model.examples:,} examples; --resume goes on from the checkpoint")
+        warn(f"interrupted after {model.examples:,} examples; --resume continues from the checkpoint")
     facts = _facts(config, model, interrupted is not None)
     return Answer(_text(config, model), facts, DONE if interrupted is None else status_of(interrupted))
 

@@ -1,4 +1,4 @@
-"""``shoal estimate``: what a planned table will take."""
+"""``shoal estimate``: memory, servers, disk and time of a planned table."""
 
 from __future__ import annotations
 
@@ -20,35 +20,50 @@ examples:
   $ shoal estimate --keys 1e9 --examples 4e9 --features 39 --memory 64GiB
   $ shoal estimate --keys 1e8 --json > rates.json; shoal estimate --keys 1e9 --rates rates.json
 
-Memory and the size of checkpoints are arithmetic. Times come of rates, which are measured on this machine in a few
-seconds, or taken from an earlier estimate.
+Memory and the size of checkpoints are computed. Times follow from rates, which the command measures on this machine in
+a few seconds or takes from an earlier estimate.
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     plan = command(
-        commands, "estimate", "Say what a planned table will take: memory, servers, disk, time.", EXAMPLES, estimate
+        commands,
+        "estimate",
+        "Estimate the memory, servers, disk space and time of a planned table.",
+        EXAMPLES,
+        estimate,
     )
-    plan.add_argument("--keys", type=_count, required=True, metavar="N", help="rows that it will have, such as 2e9")
-    plan.add_argument("--dim", type=int, default=1, metavar="N", help="weights in a row (default: %(default)s)")
-    plan.add_argument("--optimizer", type=_optimizer, default="ftrl", metavar="NAME", help="ftrl (default), adam, ...")
-    plan.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of the weights")
-    plan.add_argument("--slots", type=int, default=1024, metavar="N", help="of the store (default: %(default)s)")
+    plan.add_argument("--keys", type=_count, required=True, metavar="N", help="number of rows, such as 2e9")
+    plan.add_argument("--dim", type=int, default=1, metavar="N", help="weights per row (default: %(default)s)")
+    plan.add_argument(
+        "--optimizer", type=_optimizer, default="ftrl", metavar="NAME", help="optimizer: ftrl (default), adam, ..."
+    )
+    plan.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="type of the weights (default: float32)",
+    )
+    plan.add_argument("--slots", type=int, default=1024, metavar="N", help="slots of the store (default: %(default)s)")
     where = plan.add_mutually_exclusive_group()
-    where.add_argument("--memory", type=size, metavar="SIZE", help="of a server's machine (default: as this one has)")
-    where.add_argument("--servers", type=int, metavar="N", help="how many there are, instead")
-    plan.add_argument("--examples", type=_count, default=0, metavar="N", help="in a pass of training, such as 4e9")
-    plan.add_argument("--features", type=int, default=39, metavar="N", help="of an example (default: %(default)s)")
+    where.add_argument("--memory", type=size, metavar="SIZE", help="memory of a server (default: that of this machine)")
+    where.add_argument("--servers", type=int, metavar="N", help="number of servers")
+    plan.add_argument("--examples", type=_count, default=0, metavar="N", help="examples per pass, such as 4e9")
+    plan.add_argument(
+        "--features", type=int, default=39, metavar="N", help="features per example (default: %(default)s)"
+    )
     rates = plan.add_mutually_exclusive_group()
-    rates.add_argument("--rates", metavar="FILE", help="those of an earlier estimate, as --json wrote it")
-    rates.add_argument("--no-measure", action="store_true", help="tell no times")
-    plan.add_argument("--dir", metavar="DIR", help="on the disk of the checkpoints (default: temporary files')")
+    rates.add_argument("--rates", metavar="FILE", help="take the rates from an earlier estimate (the output of --json)")
+    rates.add_argument("--no-measure", action="store_true", help="do not measure rates, and estimate no times")
+    plan.add_argument(
+        "--dir", metavar="DIR", help="directory on the disk of the checkpoints (default: that of temporary files)"
+    )
     machine(plan)
 
 
 def estimate(arguments: argparse.Namespace) -> Answer:
-    """Say what a planned table will take."""
+    """Estimate the needs of a planned table."""
     from shoal.tools import sizing
 
     table: dict[str, Any] = {"dim": arguments.dim, "optimizer": arguments.optimizer, "dtype": arguments.dtype}
@@ -62,7 +77,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         "examples": arguments.examples,
         "features": arguments.features,
     }
-    plan = sizing.estimate(arguments.keys, **table, **job)  # what is wrong is said before anything is measured
+    plan = sizing.estimate(arguments.keys, **table, **job)  # bad arguments are reported before anything is measured
     rates = None
     if arguments.rates is not None:
         rates = _rates_of(arguments.rates)
@@ -72,7 +87,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         rates = sizing.measure_rates(**table, threads=arguments.threads, directory=arguments.dir)
     if rates is not None:
         plan = sizing.estimate(arguments.keys, **table, **job, rates=rates)
-    return Answer(_told(plan, arguments, memory), _facts(plan, memory))
+    return Answer(_summary(plan, arguments, memory), _facts(plan, memory))
 
 
 def _facts(plan: Estimate, memory: int | None) -> dict[str, Any]:
@@ -81,15 +96,15 @@ def _facts(plan: Estimate, memory: int | None) -> dict[str, Any]:
     return dataclasses.asdict(plan) | {"memory": memory}
 
 
-def _told(plan: Estimate, arguments: argparse.Namespace, memory: int | None) -> str:
+def _summary(plan: Estimate, arguments: argparse.Namespace, memory: int | None) -> str:
     rule = type(arguments.optimizer).__name__
     weights = "one weight" if arguments.dim == 1 else f"{arguments.dim} weights"
     servers = f"{plan.servers:,} server{'s' * (plan.servers > 1)}"
     of = f" of {memory / 2**30:,.1f} GiB" if memory is not None else ""
     lines = [
-        f"{plan.keys:,} keys, {weights} in {arguments.dtype} under {rule}: {plan.row_bytes} bytes a row, "
-        f"{plan.bytes_per_key:.1f} with its hash and room to grow",
-        f"    memory      {_bytes(plan.table_bytes)} in {servers}{of}: {_bytes(plan.server_bytes)} in the fullest",
+        f"{plan.keys:,} keys, {weights} in {arguments.dtype} under {rule}: {plan.row_bytes} bytes per row, "
+        f"{plan.bytes_per_key:.1f} with its hash and spare capacity",
+        f"    memory      {_bytes(plan.table_bytes)} in {servers}{of}: {_bytes(plan.server_bytes)} in the largest",
         f"    checkpoint  {_bytes(plan.checkpoint_bytes)}",
     ]
     if plan.rates is not None:
@@ -98,16 +113,16 @@ def _told(plan: Estimate, arguments: argparse.Namespace, memory: int | None) -> 
         assert plan.save_seconds is not None
         assert plan.load_seconds is not None
         lines.append(
-            f"    time        {_time(plan.fill_seconds)} to see every key once, {_time(plan.save_seconds)} to save, "
+            f"    time        {_time(plan.fill_seconds)} to insert every key, {_time(plan.save_seconds)} to save, "
             f"{_time(plan.load_seconds)} to load"
         )
         if arguments.examples:
             lines.append(
-                f"                {_time(plan.pass_seconds)} a pass of {arguments.examples:,} examples of "
-                f"{arguments.features} features, reading and network not counted"
+                f"                {_time(plan.pass_seconds)} per pass of {arguments.examples:,} examples with "
+                f"{arguments.features} features, without reading and network"
             )
         lines.append(
-            f"    rates       of one server: {plan.rates.inserts_per_second / 1e6:.1f} M new keys/s, "
+            f"    rates       per server: {plan.rates.inserts_per_second / 1e6:.1f} M new keys/s, "
             f"{plan.rates.pulls_per_second / 1e6:.1f} M pulled, {plan.rates.pushes_per_second / 1e6:.1f} M pushed; "
             f"{plan.rates.save_bytes_per_second / 1e9:.2f} GB/s saved, "
             f"{plan.rates.load_bytes_per_second / 1e9:.2f} loaded"
@@ -136,9 +151,9 @@ def _count(text: str) -> int:
     try:
         number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: write it as 2e9 or 2000000000") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write it as 2e9 or 2000000000") from None
     if not (0 <= number <= _MOST and number == int(number)):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 0 to {_MOST:.0e}")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to {_MOST:.0e}")
     return int(text) if text.isdigit() else int(number)
 
 
@@ -152,7 +167,7 @@ def _optimizer(text: str) -> Optimizer:
     }
     rule = rules.get(text.lower().replace("-", "").replace("_", ""))
     if rule is None:
-        raise argparse.ArgumentTypeError(f"there is no optimizer {text!r}: {', '.join(sorted(rules))}")
+        raise argparse.ArgumentTypeError(f"unknown optimizer {text!r}; choose from {', '.join(sorted(rules))}")
     return rule()
 
 
@@ -165,6 +180,4 @@ def _rates_of(file: str) -> Rates:
         facts = msgspec.json.decode(local_path(file).read_bytes())
         return Rates(**facts["rates"])
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{file} has no rates of an estimate ({error}): write it by `shoal estimate --keys N --json`"
-        ) from None
+        raise ValueError(f"{file} has no rates ({error}): write it with `shoal estimate --keys N --json`") from None

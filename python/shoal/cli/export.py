@@ -1,4 +1,4 @@
-"""``shoal export``: the weights of a checkpoint or a model, for processes that only read them."""
+"""``shoal export``: write the weights of a model or a checkpoint for read-only use."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from shoal.cli.arguments import cached, command, machine
 
 EXAMPLES = """\
 examples:
-  $ shoal export ctr serve/ctr/1 --dtype float16
-  $ shoal export ctr serve/ctr/2 --since serve/ctr/1      # only what has changed
-  $ shoal export ckpt/step-1000 serve/user --table user=int8 --table ad
-  $ shoal export ctr s3://models/ctr/7 --since s3://models/ctr/6
+  $ shoal export ctr --output serve/ctr/1 --dtype float16
+  $ shoal export ctr --output serve/ctr/2 --since serve/ctr/1      # only the changes
+  $ shoal export ckpt/step-1000 --output serve/user --table user=int8 --table ad
+  $ shoal export ctr --output s3://models/ctr/7 --since s3://models/ctr/6
 
-`shoal.open_export` reads it, `shoal inspect` tells what is in it. An export that is in DIR is replaced, at the end, if
---overwrite is given; any other directory is never written to.
+`shoal.open_export` and `shoal serve` read an export; `shoal inspect` describes it. An existing export in DIR is
+replaced only with --overwrite, atomically and at the end; a directory that holds anything else is never written to.
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    write = command(commands, "export", "Write weights for processes that only read them.", EXAMPLES, export)
-    write.add_argument("source", metavar="CHECKPOINT", help="a checkpoint or a model; or s3://...")
-    write.add_argument("directory", metavar="DIR", help="where to write, a path or s3://...; made if it is not there")
+    write = command(commands, "export", "Write the weights of a model for serving.", EXAMPLES, export)
+    write.add_argument("path", metavar="MODEL", help="model or checkpoint, or s3://...")
+    write.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="directory of the export, or s3://...; created if it does not exist",
+    )
     write.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16", "int8"),
-        help="how weights are stored (default: float32, or as in --since)",
+        help="type of the stored weights (default: float32, or as in --since)",
     )
-    write.add_argument("--since", metavar="DIR", help="another export of the same: write what has changed since")
+    write.add_argument("--since", metavar="DIR", help="earlier export of the same model: write only the changes since")
     write.add_argument(
         "--table",
         action="append",
         metavar="NAME[=DTYPE]",
-        help="a table to write, with a dtype of its own; again for more (default: all)",
+        help="table to write, optionally with a dtype of its own; repeatable (default: all)",
     )
-    write.add_argument("--version", type=int, metavar="N", help="the export's number (default: the next)")
-    write.add_argument("--overwrite", action="store_true", help="replace an export that is there")
+    write.add_argument("--version", type=int, metavar="N", help="version number of the export (default: the next one)")
+    write.add_argument("--overwrite", action="store_true", help="replace an existing export")
     cached(write)
     machine(write)
 
@@ -55,10 +60,10 @@ def export(arguments: argparse.Namespace) -> Answer:
 
     model: dict[str, Any] | None = None
     extras: dict[str, bytes] = {}
-    folder, described = files.checkpoint_in(arguments.source)
+    folder, described = files.checkpoint_in(arguments.path)
     if described is not None:
-        model, extras = files.for_export(arguments.source, described)
-    target = open_dir(arguments.directory)
+        model, extras = files.for_export(arguments.path, described)
+    target = open_dir(arguments.output)
     check_target(target, overwrite=arguments.overwrite)  # before rows are read
     chosen = dict(name.partition("=")[::2] for name in arguments.table or ())
     dtypes = {name: dtype for name, dtype in chosen.items() if dtype}
@@ -88,16 +93,16 @@ def export(arguments: argparse.Namespace) -> Answer:
             progress=progress,
             cache=Cache(arguments.cache),
         )
-    lines = [f"{arguments.directory}: version {told.version}"]
+    lines = [f"{arguments.output}: version {told.version}"]
     for name, table in told.tables.items():
         per_row = f" ({table.bytes / table.rows:.1f} a row)" if table.rows else ""
         lines.append(
-            f"    table {name!r}: {table.rows:,} rows, {table.dropped:,} left out, {table.bytes:,} bytes{per_row}"
+            f"    table {name!r}: {table.rows:,} rows, {table.dropped:,} omitted, {table.bytes:,} bytes{per_row}"
         )
         if table.largest_error:
-            lines.append(f"        weights are off by {table.largest_error:.3g} at most, {table.rms_error:.3g} rms")
+            lines.append(f"        largest weight error {table.largest_error:.3g}, rms {table.rms_error:.3g}")
     facts = {
-        "directory": arguments.directory,
+        "directory": arguments.output,
         "version": told.version,
         "tables": {name: dataclasses.asdict(table) for name, table in told.tables.items()},
     }
@@ -105,8 +110,8 @@ def export(arguments: argparse.Namespace) -> Answer:
 
 
 def _keep_exact(scales: str, names: list[str], chosen: dict[str, str], dtypes: dict[str, str]) -> None:
-    """Have the scales of a normalized model written as they are: they count, beyond what 16 bits hold."""
+    """Store the scales of a normalized model as float32: they are not representable in 16 bits."""
     if chosen.get(scales) not in (None, "", "float32"):
-        raise ValueError(f"--table {scales}={chosen[scales]}: the scales of a model are written as float32")
+        raise ValueError(f"--table {scales}={chosen[scales]}: the scales of a model are stored as float32")
     if scales in names:
         dtypes[scales] = "float32"

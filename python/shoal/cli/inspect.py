@@ -1,4 +1,4 @@
-"""``shoal inspect``: what is in a model, a checkpoint or an export, every byte of it checked."""
+"""``shoal inspect``: describe and verify a model, a checkpoint or an export."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   $ shoal inspect ctr
-  $ shoal inspect ctr --top 20              # the largest weights, under their names if trained with --names
+  $ shoal inspect ctr --top 20              # the largest weights, with names if trained with --names
   $ shoal inspect ctr/checkpoint-* --json
-  $ shoal inspect ctr --forecast ttl:1000 --forecast norm:0.001     # which rows a rule would drop
+  $ shoal inspect ctr --forecast ttl:1000 --forecast norm:0.001     # which rows a policy would remove
 
-Reads every byte. What is damaged is named, and the status is 1.
+The command verifies the checksum of every file. Damage is reported by file name, with exit status 1.
 """
 
 PASSES = 10  # to show; --json has all
@@ -30,25 +30,25 @@ PASSES = 10  # to show; --json has all
 
 def add(commands: Any) -> None:
     """Add the command."""
-    look = command(
-        commands, "inspect", "Tell what is in a model, a checkpoint or an export, and verify it.", EXAMPLES, inspect
-    )
-    look.add_argument("directory", metavar="DIR", help="a model, a checkpoint or an export; or s3://...")
-    look.add_argument(
+    parser = command(commands, "inspect", "Describe and verify a model, a checkpoint or an export.", EXAMPLES, inspect)
+    parser.add_argument("path", metavar="PATH", help="model, checkpoint or export, or s3://...")
+    parser.add_argument(
         "--forecast",
         action="append",
         default=[],
         type=expiry,
         metavar="RULE",
-        help="what a rule would drop: ttl:CLOCKS, norm:FLOOR, ...; again for more",
+        help="count the rows that an expiry policy would remove: ttl:CLOCKS, norm:FLOOR, ...; repeatable",
     )
-    look.add_argument("--top", type=int, default=0, metavar="N", help="weights to list (default: %(default)s)")
-    cached(look)
-    machine(look, threads=False)
+    parser.add_argument(
+        "--top", type=int, default=0, metavar="N", help="number of weights to list (default: %(default)s)"
+    )
+    cached(parser)
+    machine(parser, threads=False)
 
 
 def inspect(arguments: argparse.Namespace) -> Answer:
-    """Tell what is in a model or a checkpoint, and check every byte of it."""
+    """Describe a model or a checkpoint, and verify every byte of it."""
     from shoal import checkpoint
     from shoal.data import columns
     from shoal.export import manifest as exported
@@ -58,7 +58,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
 
     if arguments.top < 0:
         raise ValueError(f"--top is {arguments.top}: pass 0 or more")
-    directory = open_dir(arguments.directory)
+    directory = open_dir(arguments.path)
     if exported.is_export(directory):
         return _export(directory, Cache(arguments.cache))
     folder, described = files.checkpoint_in(directory)
@@ -82,7 +82,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         lines += [f"    {name:<11} {value}" for name, value in columns.schema_items(described.schema)]
         lines.append(f"    bias        {'yes' if described.bias else 'no'}")
         if described.normalized:
-            lines.append("    normalized  yes: values are divided by their scales")
+            lines.append("    normalized  yes: values are divided by learned scales")
         if described.calibration is not None:
             lines.append(f"    calibrated  {calibration.from_dict(described.calibration)}")
         for fit in described.history.fits[-1:]:
@@ -92,7 +92,7 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             lines.append(f"    fit         {', '.join(f'{name} {value}' for name, value in fit.settings())}")
         passes = described.history.passes
         if len(passes) > PASSES:
-            lines.append(f"    passes      {len(passes):,}, of which the latest:")
+            lines.append(f"    passes      {len(passes):,}, the latest:")
         for done in passes[-PASSES:]:
             cut = "" if done.complete else " (interrupted)"
             lines.append(f"    pass {done.number:<6} {done.metrics}{cut}")
@@ -103,15 +103,15 @@ def inspect(arguments: argparse.Namespace) -> Answer:
             facts["names"] = len(named)
             lines.append(f"    names       {len(named):,} features")
         if arguments.top:
-            facts["top"], told = _top(directory, arguments.top, named or {})
-            lines += told
+            facts["top"], more = _top(directory, arguments.top, named or {})
+            lines += more
     else:
         facts["kind"] = "checkpoint"
     manifest = checkpoint.verify(folder)
     tables = []
     if manifest.base is not None:
         facts["base"] = {"path": manifest.base.path, "digest": manifest.base.digest}
-        lines.append(f"{folder}: what has changed since {manifest.base.path}")
+        lines.append(f"{folder}: the changes since {manifest.base.path}")
     lines.append(f"{folder}: checkpoint of {counted(len(manifest.tables), 'table')} in {manifest.slots:,} slots")
     for table in manifest.tables:
         size = sum(file.bytes for file in table.files)
@@ -137,27 +137,27 @@ def inspect(arguments: argparse.Namespace) -> Answer:
         spec = table.spec()
         params = ", ".join(f"{name}={value:g}" for name, value in table.params.items())
         whole = f" of {table.size:,}" if table.delta else ""
-        per_row = f" ({size / table.rows:.1f} a row)" if table.rows else ""
+        per_row = f" ({size / table.rows:.1f} per row)" if table.rows else ""
         lines.append(
             f"    table {table.name!r}: {table.rows:,} rows{whole}, dim {table.dim}, {table.dtype}, seed {table.seed}"
         )
         lines.append(f"        {table.optimizer}({params}), initial rows {table.init}, {table.step:,} pushes")
         if spec.has_rules:
             admits = f"admits {spec.admit}, " if spec.admit is not None else ""
-            expires = f"drops {', '.join(map(str, spec.expire))}, " if spec.expire else ""
+            expires = f"removes {', '.join(map(str, spec.expire))}, " if spec.expire else ""
             lines.append(f"        {admits}{expires}at clock {table.clock:,}")
         lines.append(f"        {size:,} bytes{per_row} in {counted(len(table.files), 'file')}")
         lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
     if arguments.forecast:
-        facts["forecast"], told = _forecast(folder, arguments.forecast)
-        lines += told
+        facts["forecast"], more = _forecast(folder, arguments.forecast)
+        lines += more
     facts |= {"checkpoint": str(folder), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
     return Answer("\n".join(lines), facts)
 
 
 def _export(directory: StorageDir, cache: Cache) -> Answer:
-    """Tell what is in an export and those that it stands upon, and check every byte of them."""
+    """Describe an export and the exports that it is a delta of, and verify every byte of them."""
     from shoal.export.layers import read_layers
 
     layers = read_layers(directory, cache=cache)
@@ -167,20 +167,20 @@ def _export(directory: StorageDir, cache: Cache) -> Answer:
         lines.append(f"    model       {of['kind']}")
     chain = []
     for one in reversed(layers.mapped):
-        what = "whole" if one.manifest.base is None else f"delta upon {one.manifest.base.path}"
+        what = "full" if one.manifest.base is None else f"delta of {one.manifest.base.path}"
         lines.append(f"    {one.storage_dir.name}: version {one.manifest.number}, {what}")
         tables = []
         for table in one.manifest.tables:
             size = sum(file.bytes for file in table.files)
-            per_row = f" ({size / table.rows:.1f} a row)" if table.rows else ""
+            per_row = f" ({size / table.rows:.1f} per row)" if table.rows else ""
             tables.append(
                 {"name": table.name, "dim": table.dim, "dtype": table.dtype, "rows": table.rows, "bytes": size}
                 | {"largest_error": table.largest_error, "rms_error": table.rms_error, "dropped": table.dropped}
             )
             lines.append(f"        table {table.name!r}: {table.rows:,} rows, dim {table.dim}, {table.dtype}")
             lines.append(
-                f"            {size:,} bytes{per_row}; off by {table.largest_error:.3g} at most, "
-                f"{table.rms_error:.3g} rms"
+                f"            {size:,} bytes{per_row}; largest weight error {table.largest_error:.3g}, "
+                f"rms {table.rms_error:.3g}"
             )
         chain.append({"directory": str(one.storage_dir), "version": one.manifest.number, "tables": tables})
     lines.append("every checksum matches")
@@ -189,7 +189,7 @@ def _export(directory: StorageDir, cache: Cache) -> Answer:
 
 
 def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str, Any], list[str]]:
-    """Say what rules would drop of each table whose rows can answer: as facts, and as lines."""
+    """Count the rows that policies would remove from each table, as facts and as lines."""
     from shoal.store.local import local
 
     facts: dict[str, Any] = {}
@@ -213,7 +213,7 @@ def _forecast(directory: StorageDir, rules: Sequence[Expiry]) -> tuple[dict[str,
 
 
 def _top(directory: StorageDir, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read the largest linear weights of a model: as facts, and as lines."""
+    """Read the largest linear weights of a model, as facts and as lines."""
     from shoal import models
     from shoal.store.local import local
 

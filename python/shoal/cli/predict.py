@@ -1,4 +1,4 @@
-"""``shoal predict`` and ``shoal evaluate``: use a model, and measure it."""
+"""``shoal predict`` and ``shoal evaluate``: write predictions of a model, and measure them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from shoal.base.machine import local_path
 from shoal.base.plural import counted
-from shoal.cli.answers import Answer, complain, naming
+from shoal.cli.answers import Answer, naming, warn
 from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 
 if TYPE_CHECKING:
@@ -21,43 +21,45 @@ if TYPE_CHECKING:
 
 PREDICT_EXAMPLES = """\
 examples:
-  $ shoal predict --model ctr --data day_1.tsv --output day_1.probabilities
-  $ shoal predict --model ctr --data day_1.tsv --output - | head -3
+  $ shoal predict ctr --data day_1.tsv --output day_1.probabilities
+  $ shoal predict ctr --data day_1.tsv --output - | head -3
 
-One probability of label 1 for each line of the data, in its order, with all digits of a float64. The file appears when
-it is complete. The data has the model's format. Labels are not looked at, and may be missing: a column of csv and
-parquet, the first column of criteo, the first word of libsvm and libffm, what stands before the bar of vw.
+The output has one probability of label 1 per example, in the order of the data, with all digits of a float64. The file
+appears when it is complete. The data has the model's format. Labels are ignored and may be missing: the label column of
+csv and parquet, the first column of criteo, the first word of libsvm and libffm, the text before the bar of vw.
 """
 
 EVALUATE_EXAMPLES = """\
 examples:
-  $ shoal evaluate --model ctr --data day_1.tsv
-  $ shoal evaluate --model small --data test.libsvm --json
+  $ shoal evaluate ctr --data day_1.tsv
+  $ shoal evaluate small --data test.libsvm --json
 
   logloss      mean negative log-likelihood, in nats per example
-  AUC          share of (positive, negative) pairs that are in the right order, ties half
-  calibration  positives over predicted positives: 1 is right
-  NE           logloss over that of always predicting the share of positives
+  AUC          share of (positive, negative) pairs in the right order; ties count half
+  calibration  positives divided by predicted positives: 1 is perfect
+  NE           normalized entropy: logloss divided by that of always predicting the share of positives
 """
 
 
 def add(commands: Any) -> None:
     """Add the commands."""
-    one = command(commands, "predict", "Write the probabilities of a file's examples.", PREDICT_EXAMPLES, predict)
-    one.add_argument("--output", required=True, metavar="FILE", help="where the probabilities go; - is standard output")
-    two = command(commands, "evaluate", "Measure a model on a file of labelled examples.", EVALUATE_EXAMPLES, evaluate)
+    one = command(commands, "predict", "Write the predicted probabilities of examples.", PREDICT_EXAMPLES, predict)
+    one.add_argument("--output", required=True, metavar="FILE", help="file of the probabilities; - is standard output")
+    two = command(commands, "evaluate", "Measure a model on labelled examples.", EVALUATE_EXAMPLES, evaluate)
     for parser in (one, two):
-        parser.add_argument("--model", required=True, metavar="DIR", help="the model; or s3://...")
-        parser.add_argument("--data", required=True, nargs="+", metavar="FILE", help="the examples")
-        parser.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
+        parser.add_argument("model", metavar="MODEL", help="directory of the model, or s3://...")
+        parser.add_argument(
+            "--data", required=True, nargs="+", metavar="FILE", help="examples: files, patterns, URLs, or -"
+        )
+        parser.add_argument("--format", choices=FORMATS, help="format of the data (default: that of the training data)")
         reading(parser)
         machine(parser)
 
 
 def predict(arguments: argparse.Namespace) -> Answer:
-    """Write one probability a line."""
+    """Write one probability per line."""
     if arguments.output == "-" and arguments.json:
-        raise ValueError("--output - and --json both want standard output: name a file")
+        raise ValueError("--output - and --json both use standard output: name a file")
     with _loaded(arguments) as (model, reader):
         examples = 0
         called = "standard output" if arguments.output == "-" else arguments.output
@@ -66,11 +68,11 @@ def predict(arguments: argparse.Namespace) -> Answer:
                 p = model.predict_proba(batch).tolist()
                 file.write("".join([f"{x!r}\n" for x in p]))
                 examples += len(p)
-        skipped = f"{counted(reader.skipped, 'malformed line')} skipped, without a line in the output"
+        skipped = f"{counted(reader.skipped, 'malformed line')} skipped, without output"
         note = f", {skipped}" if reader.skipped else ""
         text = "" if arguments.output == "-" else f"{examples:,} probabilities in {arguments.output}{note}"
         if note and arguments.output == "-":
-            complain(skipped)
+            warn(skipped)
         return Answer(text, {"examples": examples, "skipped": reader.skipped, "output": arguments.output})
 
 
@@ -82,7 +84,9 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
     with _loaded(arguments) as (model, reader):
         metrics, _, grouped = measure([model], reader)[0]
         if grouped is not None:
-            note = f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} of one class left out)"
+            note = (
+                f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} with one class skipped)"
+            )
         note += f"\n{counted(reader.skipped, 'malformed line')} skipped" if reader.skipped else ""
         facts = {
             "model": arguments.model,
@@ -102,7 +106,7 @@ def evaluate(arguments: argparse.Namespace) -> Answer:
 
 @contextmanager
 def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]:
-    """Load the model, and the data in the model's format."""
+    """Load the model, and open the data in the model's format."""
     from shoal import models
     from shoal.models import files
     from shoal.storage.open import open_dir
@@ -121,7 +125,7 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
             model = models.load(where, store=store)
         form = arguments.format or model.format
         if form is None:
-            raise ValueError(f"{arguments.model} does not tell the format that it was trained on: pass --format")
+            raise ValueError(f"{arguments.model} does not record the format of its training data: pass --format")
         reader = open_reader(arguments.data, form, arguments, model.schema)
         model.check_format(reader)
         yield model, model.reading(reader)
@@ -129,7 +133,7 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[Predictor, Reader]]
 
 @contextmanager
 def _output(path: str) -> Iterator[IO[str]]:
-    """Open standard output for ``-``, else a file that takes the place of ``path`` when it is complete."""
+    """Open standard output for ``-``, otherwise a file that replaces ``path`` when it is complete."""
     if path == "-":
         yield sys.stdout
         sys.stdout.flush()

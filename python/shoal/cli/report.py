@@ -1,4 +1,4 @@
-"""``shoal report``: one HTML file with all there is to see of a model."""
+"""``shoal report``: describe a model in one HTML file."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from shoal.cli.arguments import FORMATS, command, machine, open_reader, reading
 
 EXAMPLES = """\
 examples:
-  $ shoal report ctr                        # ctr/report.html, with what training recorded
-  $ shoal report ctr --data day_1.tsv --out ctr.html
+  $ shoal report ctr                        # ctr/report.html, from what training recorded
+  $ shoal report ctr --data day_1.tsv --output ctr.html
 
-One HTML file with the learning curve, calibration and ROC on the held-out data (without --data, as recorded of the
-training's --valid), settings, counts and the largest weights. It loads nothing from anywhere.
+The HTML file has the learning curve, the calibration and ROC curves on --data (by default as recorded on the --valid of
+the training), settings, counts and the largest weights. It is self-contained.
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    seen = command(commands, "report", "Write an HTML page with all there is to see of a model.", EXAMPLES, report)
-    seen.add_argument("directory", metavar="DIR", help="the model; or s3://...")
-    seen.add_argument(
-        "--out", metavar="FILE", help="where the page goes, a path or s3://... (default: DIR/report.html)"
+    parser = command(commands, "report", "Write an HTML report of a model.", EXAMPLES, report)
+    parser.add_argument("model", metavar="MODEL", help="directory of the model, or s3://...")
+    parser.add_argument("--output", metavar="FILE", help="HTML file, a path or s3://... (default: MODEL/report.html)")
+    parser.add_argument("--data", nargs="+", metavar="FILE", help="validation examples to measure the model on")
+    parser.add_argument("--format", choices=FORMATS, help="format of the data (default: that of the training data)")
+    parser.add_argument(
+        "--top", type=int, default=30, metavar="N", help="number of weights to list (default: %(default)s)"
     )
-    seen.add_argument("--data", nargs="+", metavar="FILE", help="held-out examples to measure")
-    seen.add_argument("--format", choices=FORMATS, help="of the data (default: what the model was trained on)")
-    seen.add_argument("--top", type=int, default=30, metavar="N", help="weights to list (default: %(default)s)")
-    reading(seen)
-    machine(seen)
+    reading(parser)
+    machine(parser)
 
 
 def report(arguments: argparse.Namespace) -> Answer:
-    """Write what there is to see of a model as one HTML file."""
+    """Write the HTML report of a model."""
     from shoal.models import files
     from shoal.storage.open import open_dir
     from shoal.tools import reports
 
-    directory = open_dir(arguments.directory)
+    directory = open_dir(arguments.model)
     if directory.kind() is None:
         raise ValueError(f"{directory}: there is no such model")
     described = files.read(directory)
@@ -46,7 +46,7 @@ def report(arguments: argparse.Namespace) -> Answer:
     data = None
     if arguments.data is not None:
         if form is None:
-            raise ValueError(f"{directory} does not tell the format that it was trained on: pass --format")
+            raise ValueError(f"{directory} does not record the format of its training data: pass --format")
         data = open_reader(arguments.data, form, arguments, described.schema)
-    out = reports.report(directory, arguments.out, data, top=arguments.top, threads=arguments.threads)
+    out = reports.report(directory, arguments.output, data, top=arguments.top, threads=arguments.threads)
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})

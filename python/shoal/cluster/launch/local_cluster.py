@@ -94,7 +94,7 @@ class LocalCluster:
             command = ["server", "--connect", self.address, "--rank", str(rank), "--threads", str(threads), *bound]
             with held_back():
                 self.servers.append(self._role(f"server {rank}", command))
-        self._wait_for_lines(self.servers, r"(server \d+ has slots)", deadline, timeout)
+        self._wait_for_lines(self.servers, r"(server \d+ serves slots)", deadline, timeout)
 
     def _role(self, name: str, arguments: Sequence[str]) -> ChildProcess:
         keys = [] if self.curve is None else ["--curve", self.curve]

@@ -1,0 +1,58 @@
+// How the engine was compiled, and for which processors it can choose its code here: for bug reports.
+
+#include <string>
+
+#include "base/avx2.h"
+#include "bind/array.h"
+#include "bind/bind.h"
+
+namespace shoal::bind {
+
+namespace {
+
+std::string compiler() {
+#if defined(__clang__)
+  return "Clang " + std::string(__clang_version__);
+#elif defined(__GNUC__)
+  return "GCC " + std::string(__VERSION__);
+#else
+  return "another compiler";
+#endif
+}
+
+// Of the instruction sets that some code is compiled for; base/simd.h and base/avx2.h choose among them.
+py::list cpu_features() {
+  py::list found;
+#if defined(__x86_64__)
+  const auto add = [&found](const char* name, bool supported) {
+    if (supported) {
+      found.append(name);
+    }
+  };
+  add("sse4.2", __builtin_cpu_supports("sse4.2") != 0);
+  add("avx2", has_avx2());
+  add("avx512f", __builtin_cpu_supports("avx512f") != 0);
+  add("avx512bw", __builtin_cpu_supports("avx512bw") != 0);
+  add("avx512vl", __builtin_cpu_supports("avx512vl") != 0);
+#endif
+  return found;
+}
+
+}  // namespace
+
+void add_build(py::module_& module) {
+  module.def("build_info", [] {
+    py::dict info;
+    info["compiler"] = compiler();
+    info["build_type"] = SHOAL_BUILD_TYPE;
+#if defined(SHOAL_CHECKED)
+    info["checked"] = true;
+#else
+    info["checked"] = false;
+#endif
+    info["cpu_features"] = cpu_features();
+    return info;
+  });
+}
+
+}  // namespace shoal::bind

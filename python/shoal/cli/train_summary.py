@@ -1,0 +1,158 @@
+"""What ``shoal train`` reports of a fit: lines for people, and facts for ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.base.plural import counted
+from shoal.cli.answers import Answer
+
+if TYPE_CHECKING:
+    from shoal.data import Reader
+    from shoal.models import GridResult, Model
+    from shoal.models.predictor import Predictor
+    from shoal.store.base import Store
+    from shoal.table.stats import TableStats
+
+
+def finished_already(model: Predictor, directory: str) -> Answer:
+    """Return the answer of a command that resumes a fit that has finished."""
+    return Answer(
+        f"the fit in {directory} has finished already, after {counted(model.examples, 'example')}: nothing was trained",
+        {"model": directory, "interrupted": False, "over": True, "examples": model.examples},
+    )
+
+
+def pass_lines(model: Predictor) -> list[str]:
+    """Return a line for each pass of a model, and which pass was kept."""
+    lines = []
+    history = model.history
+    # A batch solver makes hundreds of passes over the same examples: only the last one matters.
+    for done in history.passes if getattr(model, "solved", None) is None else history.passes[-1:]:
+        rate = done.metrics.examples / max(done.seconds, 1e-9)
+        kind = "progressive" if done.number == 1 else f"pass {done.number}"
+        lines.append(f"{kind:<12} {done.metrics}, {rate:,.0f} examples/s")
+        if done.skipped:
+            lines.append(f"{'skipped':<12} {counted(done.skipped, 'malformed line')}")
+        if done.valid is not None:
+            lines.append(f"{'valid':<12} {done.valid}")
+        if done.grouped is not None:
+            of = f"{done.grouped.groups:,} groups, {done.grouped.left_out:,} with one class skipped"
+            lines.append(f"{'':<12} GAUC {done.grouped.gauc:.6f}  ({of})")
+    if history.best_pass is not None:
+        lines.append(
+            f"{'kept':<12} the weights of pass {history.best_pass} of {len(history.passes)}, the best on --valid"
+        )
+    if model.calibration is not None:
+        lines.append(f"{'calibrated':<12} on --valid by {model.calibration}; the figures above are uncalibrated")
+    return lines
+
+
+def solver_summary(model: Model) -> tuple[list[str], dict[str, Any]]:
+    """Return how the batch solver ended, as lines and as facts."""
+    solved = getattr(model, "solved", None)
+    if solved is None:
+        return [], {}
+    how = "converged" if solved.converged else "stopped before convergence"
+    return [
+        f"{'solver':<12} {how}, after {counted(solved.passes, 'pass')}, "
+        f"KKT violation {solved.violation:.3g} of the first; {solved.sent:,} keys sent, "
+        f"{solved.passed_over:,} skipped by the filter"
+    ], {"solved": solved._asdict()}
+
+
+def filter_summary(store: Store) -> tuple[list[str], dict[str, Any]]:
+    """Return how many bytes the filters of this worker saved, as lines and as facts."""
+    metrics: dict[str, dict[str, float]] = getattr(store, "filter_metrics", dict)()
+    if not metrics:
+        return [], {}
+    kinds = ("key", "gradient", "weight")
+    saved = {kind: sum(table.get(f"{kind}_bytes_saved", 0) for table in metrics.values()) for kind in kinds}
+    total = ", ".join(f"{saved[kind] / 1e6:.1f} MB of {kind}s" for kind in kinds)
+    return [f"{'filters':<12} saved {total} for this worker"], {"filters": metrics}
+
+
+def rows_of(stats: TableStats, dim: int) -> str:
+    """Describe the rows of a table; of few rows the bytes of the whole table, most of which is its index."""
+    size = f"{stats.bytes_per_row:.1f} bytes each" if stats.rows >= _MANY_ROWS else f"{stats.bytes:,} bytes in all"
+    return f"{counted(stats.rows, 'row')} of {dim}, {size}"
+
+
+_MANY_ROWS = 10_000
+
+
+def table_lines(model: Model) -> list[str]:
+    """Describe the tables of a model and its weights."""
+    lines = []
+    for table in model.tables:
+        stats = table.stats()
+        lines.append(f"{'table':<12} {rows_of(stats, table.dim)}")
+    nonzero = len(model.weights()[0])
+    lines.append(f"{'weights':<12} {nonzero:,} are not zero, bias {model.bias:.4f}")
+    return lines
+
+
+def count_names(train: Reader) -> int | None:
+    """Return how many feature names were collected; ``None``: they were not asked for."""
+    return None if train.names is None else len(train.names)
+
+
+def name_lines(train: Reader) -> list[str]:
+    """Describe the collected feature names."""
+    if train.names is None:
+        return []
+    full = ", the maximum" if train.names.full else ""
+    return [f"{'names':<12} {len(train.names):,} features{full}"]
+
+
+def fit_facts(model: Model) -> dict[str, Any]:
+    """Return what every worker knows of a fit."""
+    return {
+        "examples": model.examples,
+        "fits": model.history.fits,
+        "passes": model.history.passes,
+        "best_pass": model.history.best_pass,
+    }
+
+
+def model_facts(model: Model) -> dict[str, Any]:
+    """Return what the worker that saves knows of its model."""
+    stats = [table.stats() for table in model.tables]
+    return fit_facts(model) | {
+        "rows": stats[0].rows,
+        "bytes": sum(one.bytes for one in stats),
+        "nonzero_weights": len(model.weights()[0]),
+        "bias": model.bias,
+        "calibration": None if model.calibration is None else model.calibration.to_dict()["kind"],
+    }
+
+
+def grid_lines(results: Sequence[GridResult]) -> list[str]:
+    """Return the results as a table, the best first."""
+    names = list(results[0].settings)
+    rows = [[*names, "logloss", "AUC", "valid logloss", "valid AUC", "weights"]]
+    for result in results:
+        valid = ["", ""] if result.valid is None else [f"{result.valid.logloss:.6f}", f"{result.valid.auc:.6f}"]
+        rows.append(
+            [
+                *(short_number(value) for value in result.settings.values()),
+                f"{result.progressive.logloss:.6f}",
+                f"{result.progressive.auc:.6f}",
+                *valid,
+                f"{len(result.model.weights()[0]):,}",
+            ]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def settings_name(settings: dict[str, float]) -> str:
+    """Name settings as one word: alpha=0.05,l1=1."""
+    return ",".join(f"{name}={short_number(value)}" for name, value in settings.items())
+
+
+def short_number(value: float) -> str:
+    """Write a number as short as it stays exact."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
