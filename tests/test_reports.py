@@ -232,7 +232,7 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
     told = dict(itertools.pairwise(cells))
     expected = {
         "file": str(tmp_path / "hour-1"),
-        "held out while training": str(tmp_path / "held"),
+        "validation data": str(tmp_path / "held"),
         "batch size": "50 examples",
         "epochs": "4 at most, stopping after 4 without progress in held-out log-loss",
         "shuffle": "among 3 batches",
@@ -241,7 +241,7 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
         "threads": f"{threads}",
         "calibration": calibration,
         "fits before this one": "1, 1 with other settings",
-        "features an example": "2.0",
+        "features per example": "2.0",
     }
     assert {name: told.get(name) for name in expected} == expected
     assert {("1", "hour-0"), ("2", "hour-1")} <= set(itertools.pairwise(cells))

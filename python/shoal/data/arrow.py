@@ -53,7 +53,7 @@ def pyarrow() -> Any:
 
 
 class ArrowSource:
-    """An object in memory that hands out an Arrow stream of itself: a `File` of rows.
+    """An object in memory with an Arrow stream: a `File` of rows.
 
     What has a length can be read again; a stream has one pass.
     """
@@ -82,7 +82,7 @@ class ArrowSource:
 
 
 def table_of(frame: Any) -> Any:
-    """Turn a frame, or whatever hands out an Arrow stream, into a table of pyarrow."""
+    """Convert a frame, or any object with an Arrow stream, to a table of pyarrow."""
     arrow = pyarrow()
     if not _is_pandas(frame):
         try:
@@ -365,7 +365,7 @@ def _spell(name: str, text: memoryview | bytes, begin: int, end: int, field: int
 
 def _labels(table: Any, columns: Columns) -> NDArray[np.float32]:
     name = columns.label
-    assert name is not None, "who reads labels has a column of them"
+    assert name is not None, "a reader with labels has a column of them"
     column = table.column(name)
     _complete(column, name)
     if columns.positive is not None:

@@ -101,7 +101,7 @@ def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int
     reader : Reader
         Read from its beginning. Its own names are left alone.
     examples : int, optional
-        Whole batches are read until there are so many; None: all.
+        Examples to read, rounded up to whole batches; None: all.
     bits : sequence of int
         1 to 63: for each, how many features would share a row in a table of 2^bits rows.
 
@@ -143,7 +143,7 @@ def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int
         if examples is not None and read >= examples:
             break
     keys, counts = np.unique(np.concatenate(parts), return_counts=True)
-    # The pass may have been ahead: what was not handed out does not count.
+    # The pass may have read ahead: only batches that were returned count.
     seen = set(keys.tolist())
     shared = {key: tuple(sorted({witness[key], *texts})) for key, texts in witness.others.items() if key in seen}
     texts = len(keys) + sum(len(several) - 1 for several in shared.values())

@@ -72,7 +72,7 @@ class Columns:
     Raises
     ------
     TypeError, ValueError
-        A column has two roles, a name is none, an interaction is between columns that are no features.
+        A column has two roles, a name is not a str, or an interaction names columns that are not features.
     """
 
     label: str | None

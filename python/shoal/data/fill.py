@@ -207,7 +207,7 @@ class _ParallelParser:
         self._line += block.passed + parsed.lines
         done = []
         if parsed.batch is not None:
-            # Skipped lines of this block are behind its beginning, whatever the row.
+            # Skipped lines of this block count from its beginning, for any row.
             first = min(self._drop, len(parsed.batch))
             self._drop -= first
             self._queue.add(rows_of(parsed.batch, first, len(parsed.batch)))

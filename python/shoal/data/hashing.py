@@ -34,7 +34,7 @@ def hash_strings(tokens: Sequence[str] | Sequence[bytes] | NDArray[Any], field: 
 
     Notes
     -----
-    The function is fixed for ever (``docs/readers.md`` has its definition): keys may be stored. Two tokens of one field
+    The function never changes (``docs/readers.md`` has its definition): keys may be stored. Two tokens of one field
     and of the same length of up to eight bytes never share a key; others do with the odds of 64 random bits.
     Safe from any thread.
 

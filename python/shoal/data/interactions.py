@@ -38,7 +38,7 @@ def named_pairs(interactions: Interactions) -> list[tuple[Field, Field]]:
     TypeError
         It is neither.
     ValueError
-        A pair occurs twice, in whatever order: its features would count twice.
+        A pair occurs twice, in either order: its features would count twice.
     """
     if isinstance(interactions, str):
         raise TypeError(f"interactions is {interactions!r}: pass a list of pairs of fields, or of fields")

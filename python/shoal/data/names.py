@@ -52,7 +52,7 @@ class FeatureNames(Mapping[int, str]):
     Parameters
     ----------
     limit : int
-        Names to keep at most. What comes later has none, and costs nothing any more.
+        Names to keep at most. Later features get none, at no cost.
 
     Raises
     ------
@@ -290,7 +290,7 @@ def _made_of(keys: list[int], fields: list[int], pairs: list[int]) -> list[tuple
 
 
 def decoded(text: bytes | memoryview) -> str:
-    """Turn bytes of a file into text, whatever they are."""
+    """Decode bytes of a file as text, valid UTF-8 or not."""
     return bytes(text).decode("utf-8", "backslashreplace")
 
 

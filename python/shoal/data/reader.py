@@ -1,4 +1,4 @@
-"""Reader: examples to be iterated in batches, whatever they are read from; `shoal.data.readers` makes one.
+"""Reader: the base of all readers, which are iterated in batches; `shoal.data.readers` makes them.
 
 TextReader    files of lines           text.py
 TableReader   Parquet, Arrow streams   arrow.py
@@ -70,7 +70,7 @@ class Reader(ABC):
     -----
     A pass reads, decompresses and parses in a background thread, some batches ahead. The thread ends with the pass: at
     the end of the data, on an error, and when the iterator is closed or dropped, as ``break`` does. Memory is bounded
-    by a few batches and a line, whatever the size of the files; a line has at most 16 MiB.
+    by a few batches and a line, for files of any size; a line has at most 16 MiB.
 
     Any number of passes may run at a time; `skipped`, `progress` and `position` are of the one that began last. One
     iterator belongs to one thread at a time. After a fork the child has to begin a new pass.
@@ -310,7 +310,7 @@ class Reader(ABC):
 
         Notes
         -----
-        Reads all files up to the first positive, whatever split this is, and nothing of a stream.
+        Reads all files up to the first positive, also those of other splits, and nothing of a stream.
         """
         positive, column = self._schema.get("positive"), self._schema.get("label")
         labels = self._of_labels()

@@ -22,7 +22,7 @@ class Cursor(NamedTuple):
     offset : int
         Of a line's first byte in its text.
     rows : int
-        Examples from there on that were handed out already.
+        Examples from there on that were returned already.
     skipped : int
         Malformed lines that were left out before the offset.
     """
@@ -119,7 +119,7 @@ def _joined_fields(arrays: Sequence[NDArray[np.uint64] | None]) -> NDArray[np.ui
 
 
 def joined_or_none(arrays: Sequence[NDArray[np.float32] | None], lengths: Sequence[int]) -> NDArray[np.float32] | None:
-    """Join arrays, of which None stands for so many ones; None if all do."""
+    """Join arrays, where None stands for ones of the given length; None if all are None."""
     if all(array is None for array in arrays):
         return None
     given = [np.ones(n, np.float32) if array is None else array for array, n in zip(arrays, lengths, strict=True)]

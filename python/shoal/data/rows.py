@@ -121,7 +121,7 @@ class RowBuffer:
         return Batch(labels, indptr, *self._given_away(int(nnz)), weights)
 
     def _given_away(self, nnz: int) -> tuple[NDArray[np.uint64], NDArray[np.float32] | None]:
-        """Hand out keys and values themselves where at most a fifth of them is not used, and go on with fresh ones.
+        """Return keys and values without a copy if at most a fifth of the arrays is unused, and continue with new ones.
 
         Batches of one file are about as long: the next ones fit with a little room. The others are copied out.
         """

@@ -12,7 +12,7 @@ Splits. Each line is in exactly one of the n splits.
     compressed  Offsets in the text are not known beforehand, so every split reads the whole file, and split r keeps
                 the lines that end in the blocks r, r + n, r + 2n, ... of the text, 256 KiB each; an unended last line
                 ends where the text does.
-    stream      Cannot be cut, as it is read once.
+    stream      Cannot be split, as it is read once.
 
 Starts. Lines before an offset of the text can be skipped: a plain file is read from there on, any other from its
 beginning. A header, the first line, is skipped likewise, and kept.
@@ -270,7 +270,7 @@ class _Stream(_Readable, Protocol):
 class _Window:
     """The buffer: what was carried over, then what was read last.
 
-    buffer[:carried] is the beginning of one line, buffer[carried:filled] is new, buffer[:taken] has been handed out.
+    buffer[:carried] is the beginning of one line, buffer[carried:filled] is new, buffer[:taken] has been returned.
     """
 
     def __init__(self, offset: int, limit: int) -> None:
@@ -283,7 +283,7 @@ class _Window:
 
     @property
     def carried(self) -> int:
-        """Bytes read and not handed out."""
+        """Bytes read and not returned."""
         return self._filled - self._taken
 
     def fill(self, stream: _Readable, want: int) -> int:

@@ -246,7 +246,7 @@ def gauc(
     scores : float[n]
         As for `auc`.
     groups : any[n]
-        Whatever can be sorted: numbers of users, names.
+        Values that can be sorted: user ids, names.
     weights : float[n], optional
         Importance of each example, 0 or more; all 1 if not given. Examples of weight 0 are left out.
 

@@ -42,7 +42,7 @@ class Decile:
     low, high : float
         The least and the largest probability predicted in it.
     weight : float
-        Sum of the examples' weights: how many there are, where nothing is weighted.
+        Sum of the examples' weights: their number without weights.
     mean_probability : float
         What the model said.
     mean_label : float

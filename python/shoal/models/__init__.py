@@ -91,7 +91,7 @@ def exported(description: Mapping[str, Any], store: Store) -> Model:
 def load(
     directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> Model:
-    """Read a model of whatever kind it is; see `Model.load`."""
+    """Read a model of any kind; see `Model.load`."""
     where = open_dir(directory, storage_options)
     kind = files.read(where).model
     if kind == files.CLICK:

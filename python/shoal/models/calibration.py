@@ -247,7 +247,7 @@ def isotonic(margins: Floats, labels: npt.ArrayLike, weights: npt.ArrayLike | No
     Notes
     -----
     Pool adjacent violators: Ayer et al., Annals of Mathematical Statistics 26, 1955; for calibration Zadrozny & Elkan,
-    KDD 2002. Linear after the sort, whatever the data.
+    KDD 2002. Linear after the sort.
     """
     a, positive, v = _checked(margins, labels, weights)
     order = np.argsort(a, kind="stable")

@@ -15,7 +15,7 @@ The bound u. With c = 1/4, the greatest slope of the logistic function, and weig
 
 The Hessian's element (k, l) is at most sum_i c v_i |x_ik| |x_il| in size, so u bounds a block's curvature (a matrix is
 below the diagonal of its absolute row sums), and the coupling to updates that are not seen yet: then every step with
-lr <= 1 is safe, whatever the delay. The diagonal alone, sum_i c v_i x_ik^2, would need an lr that depends on the data.
+lr <= 1 is safe, for any delay. The diagonal alone, sum_i c v_i x_ik^2, would need an lr that depends on the data.
 
 The KKT filter. Where w_k = 0 and the last gradient has |g_k| <= (1 - slack) l1, the step would leave w_k at 0 unless
 the gradient moves a good deal: k is skipped, neither pushed nor pulled. All workers see the same (w_k, g_k), so
@@ -279,7 +279,7 @@ class _Solver:
         return float(self._coordinator.gather(self._violation).sum())
 
     def _receive(self, left: int) -> None:
-        """Take in the oldest updates, until no more than `left` are under way."""
+        """Receive the oldest updates, until at most `left` are under way."""
         while len(self._waiting) > left:
             block, chosen, handle = self._waiting.popleft()
             if handle is None:

@@ -8,7 +8,7 @@
         best-000003/            weights of the best pass of a fit that is not over; `standing` of model.json names the
                                 pass
 
-A directory is a place (storage.py), of this machine or of an object store: nothing here opens a file by itself.
+A directory is a `StorageDir`, of this machine or of an object store.
 
 Invariants
     I1  model.json names a complete checkpoint, complete names and a complete tower at every moment. Saving writes the

@@ -5,7 +5,7 @@
     length
 
 A window starts out as one batch. When there are more than ``MOST_POINTS`` points, neighbours are merged and windows
-are twice as long from then on: a curve has between half as many and as many points, whatever the length of the data.
+are twice as long from then on: a curve has between half as many and as many points, for data of any length.
 
 Threads: a ``Curve`` belongs to the thread that fits.
 """
@@ -283,7 +283,7 @@ class Record:
 
     @property
     def history(self) -> History:
-        """All of it, as it is now."""
+        """The current history."""
         return History(
             points=self.curve.points, passes=tuple(self.passes), best_pass=self.best_pass, fits=tuple(self.fits)
         )

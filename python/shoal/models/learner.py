@@ -1,4 +1,4 @@
-"""Learner: what the training loop asks of whatever learns. FitState: where a fit stands between two batches.
+"""Learner: the interface of the training loop to models. FitState: the state of a fit between two batches.
 
 `Model` is one kind of learner, over tables alone; a click model in PyTorch is another (shoal.torch.trainer). What a
 learner makes of a batch ahead of time, a `KeyBatch` say, the loop hands back to it and does not look into.

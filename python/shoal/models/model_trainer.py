@@ -173,7 +173,7 @@ class ModelTrainer:
             log.warning("%d gradients were not finite and changed nothing: look for huge values in the data", dropped)
 
     def record_validation(self, found: Evaluation, *, last: bool) -> None:
-        """Record how good the model is now; stop it if it has not become better for long enough."""
+        """Record the metrics of validation; stop the model if it has not improved for ``patience`` passes."""
         passes = self.model.record.passes
         passes[-1] = replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
         if self._plan.patience is None:

@@ -74,9 +74,9 @@ class Plan:
         return not self.warm_up and not preprocessing.shuffle_buffer(self.shuffle)
 
     def batches(self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0) -> Iterable[Batch]:
-        """Return the batches of one pass, counted from 0, for models that have learned from so many examples.
+        """Return the batches of one pass, counted from 0, for models that have learned from ``learned`` examples.
 
-        ``read`` is how many examples of the pass come before those of ``reader``.
+        ``read`` is the number of examples of the pass before those of ``reader``.
         """
         batches: Iterable[Batch] = preprocessing.examples_of(reader)
         if self.negative_rate < 1.0:

@@ -1,4 +1,4 @@
-"""Predictor: what predicts from batches, whatever it is made of: margins, probabilities, metrics, calibration.
+"""Predictor: the base of all models, which predict from batches: margins, probabilities, metrics, calibration.
 
 A kind of predictor says how a batch becomes margins (`_margins`), and what it wants to have done with a batch ahead of
 time (`prepare`); the rest is here.

@@ -7,8 +7,8 @@ Each step is a generator over the one before it, and the reader is iterated by t
 belongs to a thread is used by that thread alone.
 
 Invariants
-    I1  What comes out is a function of the data, of the seed, of the number of the pass and of how many examples were
-        learned from before: not of time or threads.
+    I1  The batches are a function of the data, the seed, the number of the pass and the number of examples learned from
+        before: not of time or threads.
     I2  A batch is handed on before the error that the reader raised after it.
 
 Threads: `sorted_ahead` sorts the next batch in a helper thread while the consumer works on this one. The helper ends
@@ -34,7 +34,7 @@ from shoal.table.arrays import mix
 # Batches in the buffer of a shuffle that was asked for by True.
 SHUFFLE_BATCHES = 16
 
-# A batch of a warm-up has at most this share of the examples that were learned from before, but may have so many.
+# A batch of a warm-up has at most this share of the examples that were learned from before, but may have this many.
 WARM_UP_SHARE = 0.1
 WARM_UP_LEAST = 32
 
@@ -112,7 +112,7 @@ def sampled(batches: Iterable[Batch], sampling: Sampling, first: int) -> Iterato
 
 
 def class_weighted(batches: Iterable[Batch], weights: tuple[float, float]) -> Iterator[Batch]:
-    """Let examples of the labels 0 and 1 weigh so many times as much."""
+    """Multiply the weights of examples of the labels 0 and 1 by ``weights``."""
     pair = np.array(weights, np.float32)
     for batch in batches:
         scale = pair[(batch.labels == 1).astype(np.intp)]
@@ -182,7 +182,7 @@ def shuffle_buffer(shuffle: bool | int) -> int:
 
 
 def examples_of(reader: Iterable[Batch]) -> Iterator[Batch]:
-    """Iterate, and close the iterator at the end whatever happens: a reader's thread then ends with the pass.
+    """Iterate, and close the iterator in any case at the end: a reader's thread then ends with the pass.
 
     Raises
     ------

@@ -99,7 +99,7 @@ class SavedModel(SavedPredictor):
         Parameters
         ----------
         directory : path or URL
-            Made if it is not there. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
+            Made if it does not exist. A URL such as ``"s3://bucket/model"`` needs fsspec (extra: fsspec).
         overwrite : bool
             Whether to replace a model that is there.
         names : FeatureNames, optional

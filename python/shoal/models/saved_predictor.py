@@ -87,7 +87,7 @@ class SavedPredictor(StoreOwner, Predictor):
         )
 
     def _remember(self, described: files.ModelFile, where: object) -> None:
-        """Take the record and the calibration that a directory, or whatever it is, has.
+        """Set the record and the calibration from a description; ``where`` names its source in errors.
 
         Raises
         ------

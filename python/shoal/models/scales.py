@@ -1,6 +1,6 @@
 """Scales of features: the numbers by which a normalized model divides values.
 
-A step of FTRL or Adagrad is about as long whatever the size of x, so a column in cents needs other settings than one in
+A step of FTRL or Adagrad is about as long for any size of x, so a column in cents needs other settings than one in
 dollars. A normalized model learns from x_k / s_k, where s_k is the root mean square of the key's own values:
 
     s_k = sqrt(sum of v x_k^2 / sum of v)      v the example's weight; over the occurrences of key k so far
@@ -10,14 +10,14 @@ dollars. A normalized model learns from x_k / s_k, where s_k is the root mean sq
 When s_k grows, the weight of one unit of x_k shrinks by as much, which is the correction of the normalized updates of
 Ross, Mineiro, Langford (UAI 2013, Algorithm 2, lines 4 to 6); their s_k is the greatest |x_k|. A mean square is a sum,
 so it is pushed like a gradient: the workers of a cluster add up one and the same table, and checkpoints, exports and
-whatever else keeps the tables of a model keeps its scales. A rare outlier moves it less.
+all else that has the tables of a model has its scales. A rare outlier moves it less.
 
 Invariants
     I1  A batch is part of the scales that it is learned by: |x_k / s_k| <= sqrt(n) at the n-th occurrence, at first 1.
     I2  A key's scale is fixed once it has been seen OCCURRENCES times: later steps all mean the same, and sums stay
         where float32 adds up well.
-    I3  A key gets its row in the first batch in which its squares are not 1 on average; until then, and so for ever if
-        all its values are 1, they stay as they are, to the bit.
+    I3  A key gets its row in the first batch in which its squares are not 1 on average; until then, and always if
+        all its values are 1, they stay unchanged, to the bit.
     I4  Values that are all 2^k times as large give the same bits, where no batch has ones alone: sums scale exactly.
 
 Threads: immutable; those of the table.

@@ -141,7 +141,7 @@ def make_app(served: ServedModel, *, limits: Limits | None = None) -> Starlette:
     async def reload(request: Request) -> Response:
         try:
             fresh = await run_in_threadpool(served.reload)
-        except Exception as error:  # whatever is wrong with a version, the one in place stays; `reload` has logged it
+        except Exception as error:  # the current version stays; `reload` has logged the error
             return _json({"version": served.now.version, "error": one_line(error)}, 500)
         return _json({"version": served.now.version, "reloaded": fresh})
 

@@ -92,7 +92,7 @@ class Budget:
         Raises
         ------
         BusyError
-            There are not so many left.
+            Fewer are left.
         """
         with self._lock:
             if self._held + size > self.limits.in_flight_bytes:

@@ -65,7 +65,7 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
 
 
 class ServedModel:
-    """A model in place, and how it is replaced. A context manager that closes itself.
+    """The current model of an export, replaced by `reload`. A context manager that closes itself.
 
     Parameters
     ----------
@@ -156,9 +156,9 @@ class ServedModel:
             _log.warning("version %d stays in place: %s", self._now.version, failure)
 
     def watch(self, seconds: float) -> None:
-        """Reload every so many seconds, in a thread that ends with `close`."""
+        """Reload every ``seconds``, in a thread that ends with `close`."""
         if not seconds > 0:
-            raise ValueError(f"watch looks every so many seconds, more than 0, got {seconds!r}")
+            raise ValueError(f"the period of watch is {seconds!r} seconds: pass a number above 0")
 
         def look() -> None:
             while not self._stopped.wait(seconds):

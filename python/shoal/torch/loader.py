@@ -44,7 +44,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         Makes of a `shoal.Batch` what is given, in the worker; tensors come back through shared memory, arrays through a
         pipe. With the start methods "spawn" and "forkserver" it must be picklable: a function of a module.
     rank, workers : int
-        Which of the job's workers this process is, of how many: each reads its own share of the data.
+        Which of the job's workers this process is, of how many: each reads its own split of the data.
 
     Notes
     -----
@@ -138,7 +138,8 @@ class BatchLoader:
     start_method : {"fork", "spawn", "forkserver"}, optional
         How the processes are started; default: Python's.
     timeout : float
-        Seconds to wait for a batch of a process; 0: as long as the data take. One that dies is noticed all the same.
+        Seconds to wait for a batch of a process; 0: as long as the data take. A process that dies is detected in any
+        case.
 
     Notes
     -----

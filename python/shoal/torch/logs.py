@@ -35,7 +35,7 @@ class LogWriter(Protocol):
         """Note what a fit is made by: names and plain values."""
 
     def numbers(self, examples: int, numbers: Mapping[str, float]) -> None:
-        """Note numbers, all finite, after so many examples."""
+        """Write metrics, all finite, after ``examples`` examples."""
 
     def close(self) -> None:
         """Write all that is left."""

@@ -1,4 +1,4 @@
-"""The same modules for ``torch.compile``: custom ops, which the compiler sees as opaque and calls as they are.
+"""The modules for ``torch.compile``: custom ops, which are opaque to the compiler.
 
     shoal::embed       keys, anchor, module        --> rows, lookup
     shoal::embed_push  gradient, lookup            --> gradient of the anchor

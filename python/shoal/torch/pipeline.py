@@ -7,7 +7,7 @@
     s = 2    begin 0 1 2 | body 0 | begin 3 | body 1 | begin 4 | body 2 | begin 5 | ...
              batch 3 is pulled between the pushes of batch 0 and those of batch 1
 
-All that reads or changes rows happens in the training thread, in the order above, whatever the speed of the others: so
+All that reads or changes rows happens in the training thread, in the order above, for any speed of the others: so
 with one worker or under BSP a run has the same bits every time.
 
 Invariants

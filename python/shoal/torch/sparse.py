@@ -295,7 +295,7 @@ class SparseModule(nn.Module):
         self.push(lookup, sums)
 
     def take_buffer(self, rows: int) -> Rows:
-        """Find room for so many rows, not set: megabytes in every step, which the system would map and clear anew."""
+        """Return a buffer of ``rows`` rows, not initialized; reuse saves page faults in every step."""
         size = rows * self.dim
         try:
             buffer = self._free_rows.pop()
@@ -346,7 +346,7 @@ class SparseModule(nn.Module):
         """Return the table and its number of rows for ``state_dict()``; ``store.save`` saves the rows themselves."""
         try:
             rows = len(self._table)
-        except ShoalError:  # the store was closed, or is the parent's: what it had cannot be counted any more
+        except ShoalError:  # the store was closed, or is the parent's: its rows cannot be counted
             rows = 0
         return {"version": _VERSION, "table": self._table.name, "rows": rows}
 

@@ -295,7 +295,7 @@ class ClickModel(SavedPredictor):
         Parameters
         ----------
         directory : path or URL
-            Made if it is not there. ``"s3://bucket/model"``, and whatever else fsspec opens (extra: fsspec).
+            Made if it does not exist. A URL such as ``"s3://bucket/model"`` needs fsspec (extra: fsspec).
         overwrite : bool
             Whether to replace a model that is there.
         fit_state : FitState, optional
@@ -419,7 +419,7 @@ def train(
     directory : path or URL, optional
         Where checkpoints go, and the model in the end.
     checkpoint_every : int, optional
-        Write a checkpoint after so many batches too, not only after each pass.
+        Batches between two checkpoints, besides one after each pass.
     resume : bool or "appended"
         Resume the fit whose checkpoint is in ``directory``; without one a fit begins. "appended" allows that files
         have grown and that files were added at the end of the list.

@@ -153,7 +153,7 @@ def _of_click(model: ClickModel) -> _KindSections:
         settings=[
             *((name.replace("_", " "), str(value)) for name, value in network.items()),
             ("dense parameters", f"{model.dense_parameters:,}"),
-            ("their optimizer", ", ".join(f"{name} {value}" for name, value in made_by["optimizer"].items())),
+            ("dense optimizer", ", ".join(f"{name} {value}" for name, value in made_by["optimizer"].items())),
             *((name, _named(value)) for name, value in made_by["fields"].items() if value and name != "form"),
         ],
     )
@@ -192,19 +192,19 @@ def _facts(
     features = sum(done.features for done in passes)
     data = [
         *([("file", fits[-1].data)] if fits and fits[-1].data is not None else []),
-        *([("held out while training", fits[-1].valid)] if fits and fits[-1].valid is not None else []),
+        *([("validation data", fits[-1].valid)] if fits and fits[-1].valid is not None else []),
         *([] if held_out is None else [("held out", f"{held_out.name}, {held_out.metrics.examples:,} examples")]),
         ("format", model.format or "unknown"),
         *columns.schema_items(model.schema),
         ("passes", f"{len(passes):,}"),
         ("examples learned from", f"{model.examples:,}"),
         *([("positives", f"{100 * positives / weight:.2f} %")] if weight > 0 else []),
-        *([("features an example", f"{features / examples:.1f}")] if features and examples else []),
+        *([("features per example", f"{features / examples:.1f}")] if features and examples else []),
         ("malformed lines skipped", f"{sum(done.skipped for done in passes):,}"),
         ("time of the passes", f"{sum(done.seconds for done in passes):,.1f} s"),
         ("rows", f"{rows:,}"),
-        ("in memory", f"{in_memory:,} bytes" + (f", {in_memory / rows:.1f} a row" if rows else "")),
-        ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} a row" if rows else "")),
+        ("in memory", f"{in_memory:,} bytes" + (f", {in_memory / rows:.1f} per row" if rows else "")),
+        ("on disk", f"{on_disk:,} bytes" + (f", {on_disk / rows:.1f} per row" if rows else "")),
     ]
     return Facts(
         title=directory.real().name or str(directory),
