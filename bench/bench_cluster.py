@@ -188,7 +188,7 @@ class Local:
     """The store in this process."""
 
     def __init__(self) -> None:
-        self.workers = _core.Workers(1)
+        self.workers = _core.ThreadPool(1)
         self.shards = {dim: LocalShard.of(spec, SLOTS, self.workers) for dim, spec in TABLES.items()}
 
     def pull(self, batch: _core.KeyBatch, rows: np.ndarray) -> Callable[[], None]:

@@ -29,7 +29,7 @@ from shoal.cluster.worker.requests import Requests
 SLOTS = 16
 SPEC = shoal.TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
 ME = WorkerIdentity(0, 1, 77)
-WORKERS = _core.Workers(1)
+WORKERS = _core.ThreadPool(1)
 TIMEOUT = 60.0
 
 pytestmark = pytest.mark.timeout(120)
@@ -121,14 +121,14 @@ def batch_of(keys):
 def push(channel, keys):
     batch = batch_of(keys)
     return channel.begin(
-        Op.PUSH, 0, hashes=batch.hashes, begins=batch.begins, values=np.ones((len(batch), 2), np.float32), dim=2
+        Op.PUSH, 0, hashes=batch.hashes, begins=batch.offsets, values=np.ones((len(batch), 2), np.float32), dim=2
     )
 
 
 def pull(channel, keys):
     batch = batch_of(keys)
     rows = np.empty((len(batch), 2), np.float32)
-    call = channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.begins, out=rows, dim=2)
+    call = channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=2)
     call.wait()
     return rows
 
@@ -439,7 +439,7 @@ def test_a_pull_behind_a_push_sees_it_whatever_is_lost(lost):
         for times in range(1, 4):
             batch = batch_of(range(10))
             rows = np.empty((10, 2), np.float32)
-            behind = shard.push(batch, np.ones((10, 2), np.float32)).pull_given(batch, rows)
+            behind = shard.push(batch, np.ones((10, 2), np.float32)).pull_per_key(batch, rows)
             behind.wait()
             assert behind.done
             assert np.all(rows == -times)

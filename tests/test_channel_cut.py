@@ -26,7 +26,7 @@ SLOTS = 16
 ME = WorkerIdentity(0, 1, 77)
 SPEC = shoal.TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
 TIMEOUT = 60.0
-WORKERS = _core.Workers(1)
+WORKERS = _core.ThreadPool(1)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -78,13 +78,13 @@ def through_wires(make_change, mode="asp", folder=None):
 def push(channel, keys, grads):
     batch = _core.KeyBatch(np.asarray(keys, np.uint64), SLOTS, WORKERS)
     values = np.ascontiguousarray(grads[_core.unmix(batch.hashes).astype(np.int64)])
-    return channel.begin(Op.PUSH, 0, hashes=batch.hashes, begins=batch.begins, values=values, dim=1)
+    return channel.begin(Op.PUSH, 0, hashes=batch.hashes, begins=batch.offsets, values=values, dim=1)
 
 
 def pull(channel, count):
     batch = _core.KeyBatch(np.arange(count, dtype=np.uint64), SLOTS, WORKERS)
     rows = np.empty((count, 1), np.float32)
-    channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.begins, out=rows, dim=1).wait()
+    channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=1).wait()
     return rows[batch.inverse, 0]
 
 

@@ -159,9 +159,9 @@ def test_rows_that_change_faster_than_they_are_written_end_the_save_and_not_the_
             shard.snapshot(0, 1000)
         with pytest.raises(ValueError, match="no snapshot whole"):
             shard.snapshot(0, "whole")
-        shard.freeze()
+        shard.pause_writers()
         snapshot = shard.snapshot(0, "plain", 1000)
-        shard.thaw()
+        shard.resume_writers()
         for _ in range(3):
             table.push(KEYS, ONES).wait()
         with pytest.raises(shoal.SnapshotLostError, match="faster than they were written"):

@@ -115,7 +115,7 @@ def test_a_push_under_way_is_done_before_the_load_and_one_that_comes_later_is_ma
         table.assign(key, np.full(1, 100, np.float32))
         store.save(tmp_path / "c")
         old = table.shard
-        old.freeze()
+        old.pause_writers()
         try:
             first = pool.submit(table.push, key, np.ones(1, np.float32))
             loading = pool.submit(store.load, tmp_path / "c")
@@ -127,7 +127,7 @@ def test_a_push_under_way_is_done_before_the_load_and_one_that_comes_later_is_ma
             assert table.shard is old
             assert table.pull(key)[0, 0] == 100  # reading waits for nobody
         finally:
-            old.thaw()
+            old.resume_writers()
         for future in (first, loading, second):
             future.result(30)
         assert table.pull(key)[0, 0] == 93

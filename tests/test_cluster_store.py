@@ -146,7 +146,7 @@ def batch_of(rank, clock):
 
 def by_one_process(workers, clocks, spec):
     """Do the workers' parts one after the other, merge in their order, make one step."""
-    pool = _core.Workers(1)
+    pool = _core.ThreadPool(1)
     with shoal.local(threads=1, slots=16) as store:
         table = store.table("t", **spec)
         for clock in range(clocks):

@@ -344,4 +344,4 @@ def test_the_engine_refuses_shapes_that_do_not_fit():
         reader.pack(0, np.array([5], np.uint64), np.ones((2, 1), np.float32))
     for keys, rows in [(np.zeros(2, np.int32), np.zeros((2, 1), np.float32)), (EDGES, np.zeros((4, 1)))]:
         with pytest.raises(TypeError):
-            reader.pull(keys, rows, _core.Workers(1))
+            reader.pull(keys, rows, _core.ThreadPool(1))

@@ -23,7 +23,7 @@ from shoal.cluster.worker.requests import Requests
 
 SLOTS = 64
 JOB = 7
-THREAD = _core.Workers(1)
+THREAD = _core.ThreadPool(1)
 EXACT = Filters(key_caching=True, zeros=True)
 
 
@@ -75,7 +75,7 @@ class Cluster:
         if op == Op.PULL:
             what["out"] = np.full((len(batch), self.dim), np.nan, np.float32)
         call = self.requests.submit(
-            op, 0, self.clock, self.now, self.now + 1000, hashes=batch.hashes, begins=batch.begins, dim=self.dim,
+            op, 0, self.clock, self.now, self.now + 1000, hashes=batch.hashes, begins=batch.offsets, dim=self.dim,
             filter=filter, **what,
         )  # fmt: skip
         got = self.run(call)

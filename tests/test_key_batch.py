@@ -17,7 +17,7 @@ few_keys = hnp.arrays(np.uint64, st.integers(0, 60), elements=st.integers(0, 5))
 
 
 def assert_is_the_batch_of(batch, keys, slots):
-    hashes, inverse, begins = batch.hashes, batch.inverse, batch.begins
+    hashes, inverse, begins = batch.hashes, batch.inverse, batch.offsets
     assert (hashes.dtype, inverse.dtype, begins.dtype) == (np.uint64, np.uint32, np.uint64)
     expected = sorted({mix(int(k)) for k in keys})
     assert hashes.tolist() == expected
@@ -48,7 +48,7 @@ def test_one_key_more_is_the_batch_of_them_all_for_blocks_and_threads_of_any_siz
     keys = rng.integers(0, n, n).astype(np.uint64)
     with shoal.local(threads=threads) as store:
         one, all_of_them = store.key_batch(keys, last=7), store.key_batch(np.append(keys, np.uint64(7)))
-        for name in ("hashes", "inverse", "begins"):
+        for name in ("hashes", "inverse", "offsets"):
             assert np.array_equal(getattr(one, name), getattr(all_of_them, name))
         with pytest.raises(TypeError):
             store.key_batch(keys, last=-1)
@@ -65,8 +65,8 @@ def test_batches_of_every_size_are_what_numpy_makes_of_them(n, distinct, rng):
             np.testing.assert_array_equal(batch.hashes, hashes)
             np.testing.assert_array_equal(batch.inverse, inverse)
             firsts = np.arange(slots, dtype=np.uint64) * np.uint64(2**64 // slots)
-            np.testing.assert_array_equal(batch.begins[:-1], np.searchsorted(hashes, firsts))
-            assert batch.begins[-1] == len(hashes)
+            np.testing.assert_array_equal(batch.offsets[:-1], np.searchsorted(hashes, firsts))
+            assert batch.offsets[-1] == len(hashes)
 
 
 @pytest.mark.parametrize(

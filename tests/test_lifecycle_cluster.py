@@ -81,7 +81,7 @@ def learn(store: shoal.Store, first: int, end: int) -> None:
 
 def learn_merged(store: shoal.Store, workers: int) -> None:
     """The same in one process, by hand."""
-    pool = _core.Workers(1)
+    pool = _core.ThreadPool(1)
     for clock in range(CLOCKS):
         if clock in SWEEPS:
             sweep(store)

@@ -18,7 +18,7 @@ from shoal.errors import (
 )
 
 Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
-THREAD = _core.Workers(1)
+THREAD = _core.ThreadPool(1)
 SLOTS = 16
 A, B = "tcp://a:1", "tcp://b:1"
 MAP = cut_evenly(1, SLOTS, [(A, 0), (B, 1)])
@@ -65,14 +65,14 @@ def taken(r):
 def pull(r, n=40, clock=0, now=0.0, deadline=60.0, **fields):
     b = batch(n)
     out = np.full((len(b), 2), np.nan, np.float32)
-    return r.submit(Op.PULL, 1, clock, now, deadline, hashes=b.hashes, begins=b.begins, out=out, dim=2, **fields)
+    return r.submit(Op.PULL, 1, clock, now, deadline, hashes=b.hashes, begins=b.offsets, out=out, dim=2, **fields)
 
 
 def push(r, n=40, clock=0, now=0.0, deadline=60.0, dim=2, **fields):
     b = batch(n)
     values = np.arange(len(b) * dim, dtype=np.float32).reshape(len(b), dim)
     return r.submit(
-        Op.PUSH, 1, clock, now, deadline, hashes=b.hashes, begins=b.begins, values=values, dim=dim, **fields
+        Op.PUSH, 1, clock, now, deadline, hashes=b.hashes, begins=b.offsets, values=values, dim=dim, **fields
     )
 
 
@@ -98,7 +98,7 @@ def test_each_endpoint_is_asked_for_its_slots_and_the_rows_come_together():
 def test_counts_go_with_their_rows_and_only_where_some_are_more_than_one(filters):
     r = requests()
     b = batch(90)
-    half = int(b.begins[SLOTS // 2])
+    half = int(b.offsets[SLOTS // 2])
     counts = np.ones(90, np.uint32)
     counts[[0, half - 1]] = 7, 700  # all of the rows at B occurred once
     filter = filters and Filter(filters, 3, 2, 77)
@@ -125,7 +125,7 @@ def test_counts_go_with_their_rows_and_only_where_some_are_more_than_one(filters
 def test_an_endpoint_without_keys_is_not_asked():
     r = requests()
     b = batch(1)
-    call = r.submit(Op.ERASE, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins)
+    call = r.submit(Op.ERASE, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.offsets)
     (asked,) = taken(r)
     r.receive(asked.address, asked.answer(aux=1), 0.1)
     assert call.get() == 1
@@ -135,7 +135,7 @@ def test_nothing_to_ask_is_settled_at_once():
     r = requests()
     assert pull(r, 0).get().shape == (0, 2)
     b = batch(0)
-    assert r.submit(Op.ERASE, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins).get() == 0
+    assert r.submit(Op.ERASE, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.offsets).get() == 0
     assert push(r, 0).done
     assert not r.outgoing
 
@@ -206,7 +206,7 @@ def test_rows_come_into_whatever_array_was_given(layout):
         "columns": np.full((40, 2), np.nan, np.float32, order="F"),
         "every other": np.full((40, 4), np.nan, np.float32)[:, ::2],
     }[layout]
-    call = r.submit(Op.PULL, 1, 0, 0.0, 60.0, hashes=b.hashes, begins=b.begins, out=out, dim=2)
+    call = r.submit(Op.PULL, 1, 0, 0.0, 60.0, hashes=b.hashes, begins=b.offsets, out=out, dim=2)
     for number, asked in enumerate(taken(r)):
         r.receive(asked.address, asked.rows(number), 0.1)
     assert call.get() is out
@@ -356,7 +356,7 @@ def test_a_call_has_at_most_128_parts_at_an_endpoint():
     r = Requests(WorkerIdentity(0, 1, 77), where, Policy(message_bytes=100))
     b = _core.KeyBatch(np.arange(20_000, dtype=np.uint64), 1024, THREAD)
     values = np.zeros((len(b), 1), np.float32)
-    r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins, values=values, dim=1)
+    r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.offsets, values=values, dim=1)
     numbers = [_core.decode(frames, replies=False).part for _, frames in r.outgoing]
     assert 100 < len(numbers) == len(set(numbers)) <= 160
 
@@ -545,7 +545,7 @@ def test_what_is_refused_as_a_whole_stays_one_part_and_a_tick_names_what_is_miss
     r = requests(atomic_clocks=False, pause=0.1)
     b = _core.KeyBatch(np.arange(5, dtype=np.uint64), SLOTS, THREAD)  # slots without rows lie between
     values = np.ones((5, 2), np.float32)
-    r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.begins, values=values, dim=2)
+    r.submit(Op.PUSH, 1, 0, 0.0, 9.0, hashes=b.hashes, begins=b.offsets, values=values, dim=2)
     r.tick(0, [1], 0.0, 9.0)
     push_a = taken(r)[0]
     slots = push_a.slots()
@@ -621,7 +621,7 @@ def test_a_lost_server_fails_its_calls_and_no_others():
     with pytest.raises(ServerLostError, match=r"server 1 at tcp://b:1 is lost \(silent for 10.2 s; no answer in"):
         both.get()
     survivors = [call for call in (one, push(r, 1, now=20.0)) if not call.done]
-    owner = batch(1).begins[8]  # 1 where the one key is with server 0
+    owner = batch(1).offsets[8]  # 1 where the one key is with server 0
     assert len(survivors) == (2 if owner else 0)
     with pytest.raises(ServerLostError):
         pull(r, now=21.0).get()
@@ -702,7 +702,7 @@ def test_timers_do_not_pile_up():
     [
         ({"op": Op.PULL}, "needs hashes, and begins of 16 slots"),
         ({"op": Op.SLOT}, "needs a slot"),
-        ({"op": Op.PULL, "hashes": batch(3).hashes, "begins": batch(3).begins}, "a pull needs out"),
+        ({"op": Op.PULL, "hashes": batch(3).hashes, "begins": batch(3).offsets}, "a pull needs out"),
     ],
 )
 def test_bad_calls_are_refused(arguments, match):

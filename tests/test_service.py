@@ -722,8 +722,8 @@ def test_bsp_on_two_endpoints_has_the_bits_of_one_shard(
         "init_seed": 3,
         "seed": 4,
     }
-    crew = _core.Workers(1)
-    local = _core.Shard(slots=SLOTS, workers=crew, **spec)
+    crew = _core.ThreadPool(1)
+    local = _core.Shard(slots=SLOTS, pool=crew, **spec)
     halves = [_core.Service(SLOTS, 0, 5), _core.Service(SLOTS, 5, SLOTS)]
     for service in halves:
         service.add_table(0, **spec)
@@ -754,8 +754,8 @@ def test_bsp_on_two_endpoints_has_the_bits_of_one_shard(
 
 def test_bsp_with_one_worker_and_one_push_a_clock_is_the_local_store(rng: np.random.Generator) -> None:
     spec = SGD | {"optimizer": "Adam", "params": shoal.Adam(lr=0.1).params(), "dtype": "float16", "seed": 9}
-    crew = _core.Workers(1)
-    local = _core.Shard(dim=2, slots=SLOTS, workers=crew, **spec)
+    crew = _core.ThreadPool(1)
+    local = _core.Shard(dim=2, slots=SLOTS, pool=crew, **spec)
     service = _core.Service(SLOTS, 0, SLOTS)
     service.add_table(0, dim=2, **spec)
     service.start_job(1, "bsp", mean=True)

@@ -90,7 +90,7 @@ def test_a_push_with_counts_to_a_table_that_has_no_use_for_them_is_refused() -> 
     service = served(expire=[TTL3])
     reply = one(deliver(service, Worker().push([5], [1], sequence=1, counts=[2])))
     assert reply.status == Status.BAD_REQUEST
-    assert "table 0 has no rule that counts sightings" in reply.text
+    assert "table 0 has no rule that counts occurrences" in reply.text
     done(deliver(service, Worker().push([5], [1], sequence=1)))
 
 

@@ -370,8 +370,8 @@ def test_of_what_is_restored_an_endpoint_keeps_its_own_slots() -> None:
     load = service.next_session()
     assert (load.first_slot, load.end_slot) == (8, 16)
     rule = {"admit": shoal.AfterCount(3), "optimizer": shoal.SGD(lr=1.0), "init": shoal.Zeros()}
-    whole = LocalShard.of(TableSpec(name="t", dim=1, dtype="float32", seed=0, **rule), 2, _core.Workers(1))
-    whole.push(_core.KeyBatch(np.arange(500, dtype=np.uint64), 2, _core.Workers(1)), np.ones((500, 1), np.float32))
+    whole = LocalShard.of(TableSpec(name="t", dim=1, dtype="float32", seed=0, **rule), 2, _core.ThreadPool(1))
+    whole.push(_core.KeyBatch(np.arange(500, dtype=np.uint64), 2, _core.ThreadPool(1)), np.ones((500, 1), np.float32))
     filters = [whole.section(slot)[2] for slot in range(2)]
     assert min(filter.nbytes for filter in filters) > 0
     for slot, filter in enumerate(filters):

@@ -232,7 +232,7 @@ def pushes_of(rank, clock):
 
 def one_process(spec, mean):
     """The same steps, one after the other, in the order of the ranks."""
-    shard = _core.Shard(slots=16, workers=THREAD, **spec)
+    shard = _core.Shard(slots=16, pool=THREAD, **spec)
     for clock in range(BIT_CLOCKS):
         sums = {}
         pushed = [(keys, grads) for rank in range(BIT_WORKERS) for keys, grads in pushes_of(rank, clock)]

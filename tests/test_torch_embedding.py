@@ -492,7 +492,7 @@ def test_a_failed_push_is_raised_by_the_next_forward_that_finds_it_done(local, n
     keys = torch.tensor([1])
     failing = Failing(shoal.ServerLostError("the server is gone"))
     with monkeypatch.context() as patch:
-        patch.setattr(table, "push_given", lambda batch, grads, where: shoal.Future(failing, lambda: None))
+        patch.setattr(table, "push_per_key", lambda batch, grads, locations: shoal.Future(failing, lambda: None))
         embedding(keys).sum().backward()
     embedding(keys)  # it is under way
     failing.done = True

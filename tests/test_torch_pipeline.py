@@ -322,7 +322,7 @@ class Broken:
     def make_locations(self, batch):
         return None
 
-    def pull(self, batch, rows, where=None):
+    def pull(self, batch, rows, locations=None):
         if self._hash in batch.hashes:
             raise shoal.ServerLostError("server 1 is lost")
         return self._shard.pull(batch, rows)

@@ -127,18 +127,18 @@ int run(std::span<char* const> paths, std::size_t threads, std::size_t reads, bo
   for (std::size_t at = 0; at < lines.count * kCacheLine; at += 4096) {
     touched += std::to_integer<std::uint64_t>(lines.base[at]);
   }
-  Pool pool(threads);
+  ThreadPool pool(threads);
   Random random;
   std::vector<std::uint32_t> numbers(reads);
   std::atomic<std::uint64_t> sink{touched};
   const auto rate = [&](const auto& read) {
     const auto start = Clock::now();
     const double computed = cpu_seconds();
-    const Pieces pieces{numbers.size(), pool.threads()};
-    pool.run(pieces.parts, [&](std::size_t part) {
-      const std::size_t begin = pieces.begin(part);
+    const Partition partition{numbers.size(), pool.threads()};
+    pool.run(partition.parts, [&](std::size_t part) {
+      const std::size_t begin = partition.begin(part);
       sink.fetch_add(read(
-          lines, std::span<const std::uint32_t>(numbers).subspan(begin, pieces.begin(part + 1) - begin)));
+          lines, std::span<const std::uint32_t>(numbers).subspan(begin, partition.begin(part + 1) - begin)));
     });
     const double seconds =
         by_cpu ? (cpu_seconds() - computed) / static_cast<double>(threads) : seconds_since(start);

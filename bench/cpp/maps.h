@@ -158,16 +158,16 @@ struct Work {
 // side by side.
 template <class Map>
 void step_rows(Map& map, const Work& work, bool unique) {
-  constexpr std::size_t kMost = kBlock<Map>;
+  constexpr std::size_t kMax = kBlock<Map>;
   const std::size_t n = work.keys.size();
-  std::array<Row*, kMost> rows;
-  std::array<float, kMost> z;
-  std::array<float, kMost> squares;
+  std::array<Row*, kMax> rows;
+  std::array<float, kMax> z;
+  std::array<float, kMax> squares;
   for (std::size_t i = 0; i < std::min(kAhead, n); ++i) {
     prefetch(map, work.keys[i]);
   }
-  for (std::size_t begin = 0; begin < n; begin += kMost) {
-    const std::size_t count = std::min(kMost, n - begin);
+  for (std::size_t begin = 0; begin < n; begin += kMax) {
+    const std::size_t count = std::min(kMax, n - begin);
     bool all = true;
     for (std::size_t i = 0; i < count; ++i) {
       prefetch(map, work.keys[std::min(begin + i + kAhead, n - 1)]);
@@ -202,15 +202,15 @@ void step_rows(Map& map, const Work& work, bool unique) {
 // Reads the weights of keys, of rows that are not there as 0.
 template <class Map>
 void read_rows(const Map& map, std::span<const std::uint64_t> keys, float* out) {
-  constexpr std::size_t kMost = kBlock<Map>;
+  constexpr std::size_t kMax = kBlock<Map>;
   const std::size_t n = keys.size();
-  std::array<float, kMost> z;
-  std::array<float, kMost> squares;
+  std::array<float, kMax> z;
+  std::array<float, kMax> squares;
   for (std::size_t i = 0; i < std::min(kAhead, n); ++i) {
     prefetch(map, keys[i]);
   }
-  for (std::size_t begin = 0; begin < n; begin += kMost) {
-    const std::size_t count = std::min(kMost, n - begin);
+  for (std::size_t begin = 0; begin < n; begin += kMax) {
+    const std::size_t count = std::min(kMax, n - begin);
     for (std::size_t i = 0; i < count; ++i) {
       prefetch(map, keys[std::min(begin + i + kAhead, n - 1)]);
       const auto found = map.find(keys[begin + i]);
@@ -226,11 +226,12 @@ void read_rows(const Map& map, std::span<const std::uint64_t> keys, float* out) 
 template <class Map>
 class Maps {
  public:
-  explicit Maps(Pool& pool) : pool_(pool), maps_(pool.threads()), divided_(pool.threads() * pool.threads()) {}
+  explicit Maps(ThreadPool& pool)
+      : pool_(pool), maps_(pool.threads()), divided_(pool.threads() * pool.threads()) {}
 
   std::size_t owner(std::uint64_t key) const { return scale(mix(key), maps_.size()); }
 
-  void push_given(const Work& work) {
+  void push_per_key(const Work& work) {
     if (maps_.size() == 1) {
       step_rows(maps_[0], work, false);
     } else {
@@ -239,7 +240,7 @@ class Maps {
     }
   }
 
-  // The weight of work.keys[i] to out[i], and then push_given.
+  // The weight of work.keys[i] to out[i], and then push_per_key.
   void step_given(const Work& work, std::span<float> out) {
     if (maps_.size() == 1) {
       read_rows(maps_[0], work.keys, out.data());
@@ -316,13 +317,13 @@ class Maps {
   template <bool kPlaces>
   void divide(const Work& work) {
     const std::size_t threads = maps_.size();
-    const Pieces pieces{work.keys.size(), threads};
+    const Partition partition{work.keys.size(), threads};
     pool_.run(threads, [&](std::size_t part) {
       Divided* const mine = divided_.data() + part * threads;
       for (std::size_t t = 0; t < threads; ++t) {
-        mine[t].clear(pieces.begin(part + 1) - pieces.begin(part));
+        mine[t].clear(partition.begin(part + 1) - partition.begin(part));
       }
-      for (std::size_t i = pieces.begin(part); i < pieces.begin(part + 1); ++i) {
+      for (std::size_t i = partition.begin(part); i < partition.begin(part + 1); ++i) {
         Divided& to = mine[owner(work.keys[i])];
         to.keys[to.count] = work.keys[i];
         to.grads[to.count] = work.grads[i];
@@ -342,7 +343,7 @@ class Maps {
     });
   }
 
-  Pool& pool_;
+  ThreadPool& pool_;
   std::vector<Map> maps_;
   std::vector<Divided> divided_;  // part x owner
 };

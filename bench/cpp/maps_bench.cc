@@ -45,7 +45,7 @@ namespace {
 
 class Store {
  public:
-  explicit Store(Pool& pool)
+  explicit Store(ThreadPool& pool)
       : pool_(pool),
         slots_(1024),
         shard_({.dim = 1,
@@ -56,23 +56,23 @@ class Store {
                 .seed = 1},
                slots_, pool) {}
 
-  void push_given(const Work& work) {
+  void push_per_key(const Work& work) {
     const SummedBatch batch(work.keys, work.grads, 1, slots_, pool_, scratch_);
-    shard_.push({batch.hashes(), batch.begins()}, batch.sums());
+    shard_.push({batch.hashes(), batch.offsets()}, batch.sums());
   }
 
   void step_given(const Work& work, std::span<float> out) {
     const KeyBatch batch(work.keys, slots_, pool_, scratch_);
     sums_.resize(std::max(sums_.size(), batch.size()));
     const auto unique = std::span(sums_).first(batch.size());
-    shard_.pull({batch.hashes(), batch.begins()}, unique);
+    shard_.pull({batch.hashes(), batch.offsets()}, unique);
     batch.expand(unique, 1, out, pool_);
     batch.sum(work.grads, 1, unique, pool_);
-    shard_.push({batch.hashes(), batch.begins()}, unique);
+    shard_.push({batch.hashes(), batch.offsets()}, unique);
   }
 
   void push_unique(const UniqueBatch& batch) {
-    shard_.push({batch.keys.hashes(), batch.keys.begins()}, batch.grads);
+    shard_.push({batch.keys.hashes(), batch.keys.offsets()}, batch.grads);
   }
 
   UniqueBatch unique(const Work& work) {
@@ -88,8 +88,8 @@ class Store {
   Row row(std::uint64_t key) {
     const KeyBatch batch({&key, 1}, slots_, pool_, scratch_);
     Row row;
-    shard_.state({batch.hashes(), batch.begins()}, 0, {&row.z, 1});
-    shard_.state({batch.hashes(), batch.begins()}, 1, {&row.n, 1});
+    shard_.state({batch.hashes(), batch.offsets()}, 0, {&row.z, 1});
+    shard_.state({batch.hashes(), batch.offsets()}, 1, {&row.n, 1});
     return row;
   }
 
@@ -98,7 +98,7 @@ class Store {
   std::string verify() const { return shard_.verify(); }
 
  private:
-  Pool& pool_;
+  ThreadPool& pool_;
   Slots slots_;
   KeyBatchScratch scratch_;
   std::vector<float> sums_;
@@ -291,18 +291,18 @@ Filling fill_maps(std::size_t keys, Maps<Map>& maps) {
   Account::peak = Account::now.load();
   const std::size_t before = Account::now;
   return fill(
-      keys, [&](const Work& work) { maps.push_given(work); }, [&] { return Account::now - before; },
+      keys, [&](const Work& work) { maps.push_per_key(work); }, [&] { return Account::now - before; },
       [&] { return Account::peak - before; }, nullptr);
 }
 
 int run(std::size_t keys, std::size_t threads, std::size_t rounds) {
-  Pool pool(threads);
+  ThreadPool pool(threads);
   Twin twin(keys);
   Store store(pool);
   Maps<AbslMap> absl_maps(pool);
   Maps<BoostMap> boost_maps(pool);
   const Filling store_filling = fill(
-      keys, [&](const Work& work) { store.push_given(work); }, [&] { return store.bytes(); },
+      keys, [&](const Work& work) { store.push_per_key(work); }, [&] { return store.bytes(); },
       [&] { return store.bytes(); }, &twin);
   const Filling absl_filling = fill_maps(keys, absl_maps);
   const Filling boost_filling = fill_maps(keys, boost_maps);
@@ -348,7 +348,7 @@ int run(std::size_t keys, std::size_t threads, std::size_t rounds) {
               }
               const auto start = Clock::now();
               if (kind == kGiven) {
-                table.push_given(work);
+                table.push_per_key(work);
               } else if (kind == kStep) {
                 table.step_given(work, out);
               } else {

@@ -25,17 +25,18 @@ inline void draw_lines(const Region& region, Random& random, std::vector<std::ui
 }
 
 // Millions of lines a second.
-inline double raw_rate(Region& region, const std::vector<std::uint32_t>& lines, bool update, Pool& pool) {
+inline double raw_rate(Region& region, const std::vector<std::uint32_t>& lines, bool update,
+                       ThreadPool& pool) {
   constexpr std::size_t kAhead = 64;
   std::atomic<std::uint64_t> sink{0};
   std::byte* const base = region.data();
   const auto start = Clock::now();
-  const Pieces pieces{lines.size(), pool.threads()};
-  pool.run(pieces.parts, [&](std::size_t part) {
+  const Partition partition{lines.size(), pool.threads()};
+  pool.run(partition.parts, [&](std::size_t part) {
     std::uint64_t sum = 0;
-    const std::size_t end = pieces.begin(part + 1);
-    for (std::size_t i = pieces.begin(part); i < end; ++i) {
-      fetch(base + std::size_t{lines[std::min(i + kAhead, end - 1)]} * kCacheLine);
+    const std::size_t end = partition.begin(part + 1);
+    for (std::size_t i = partition.begin(part); i < end; ++i) {
+      prefetch(base + std::size_t{lines[std::min(i + kAhead, end - 1)]} * kCacheLine);
       std::byte* const line = base + std::size_t{lines[i]} * kCacheLine;
       std::uint64_t words[2];
       std::memcpy(&words[0], line, 8);

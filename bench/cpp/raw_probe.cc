@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kLines = 4'000'000;
 
 int run(std::size_t threads, const std::vector<std::size_t>& sizes) {
-  Pool pool(threads);
+  ThreadPool pool(threads);
   std::vector<Region> regions;
   std::size_t total = 0;
   const auto start = Clock::now();
@@ -30,9 +30,10 @@ int run(std::size_t threads, const std::vector<std::size_t>& sizes) {
     }
     regions.emplace_back(bytes);
     total += bytes;
-    const Pieces pieces{bytes, threads};
-    pool.run(pieces.parts, [&](std::size_t part) {
-      std::memset(regions.back().data() + pieces.begin(part), 1, pieces.begin(part + 1) - pieces.begin(part));
+    const Partition partition{bytes, threads};
+    pool.run(partition.parts, [&](std::size_t part) {
+      std::memset(regions.back().data() + partition.begin(part), 1,
+                  partition.begin(part + 1) - partition.begin(part));
     });
   }
   std::printf("%.4g\n", static_cast<double>(total) / seconds_since(start) / 1e9);

@@ -39,7 +39,7 @@ std::map<std::string, double> params_of(const std::string& optimizer) {
 
 int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size_t dim,
         const std::string& optimizer, std::size_t rounds) {
-  Pool pool(threads);
+  ThreadPool pool(threads);
   const Slots slots(1024);
   const TableSpec spec{.dim = dim,
                        .dtype = Dtype::kFloat32,
@@ -73,7 +73,7 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
     }
     const KeyBatch sorted(batch, slots, pool, scratch);
     const auto start = Clock::now();
-    shard.push({sorted.hashes(), sorted.begins()}, std::span(grads).first(sorted.size() * dim));
+    shard.push({sorted.hashes(), sorted.offsets()}, std::span(grads).first(sorted.size() * dim));
     const double seconds = seconds_since(start);
     slowest = std::max(slowest, seconds);
     inserting += seconds;
@@ -128,7 +128,7 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
       const KeyBatch sorted(batch, slots, pool, scratch);
       sorting += seconds_since(start);
       start = Clock::now();
-      shard.pull({sorted.hashes(), sorted.begins()}, std::span(weights).first(sorted.size() * dim));
+      shard.pull({sorted.hashes(), sorted.offsets()}, std::span(weights).first(sorted.size() * dim));
       pulling += seconds_since(start);
       pulled += static_cast<double>(sorted.size());
     }
@@ -136,7 +136,7 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
       draw_batch();
       const KeyBatch sorted(batch, slots, pool, scratch);
       const auto start = Clock::now();
-      shard.push({sorted.hashes(), sorted.begins()}, std::span(grads).first(sorted.size() * dim));
+      shard.push({sorted.hashes(), sorted.offsets()}, std::span(grads).first(sorted.size() * dim));
       pushing += seconds_since(start);
       pushed += static_cast<double>(sorted.size());
     }
@@ -162,12 +162,12 @@ int run(std::size_t keys, std::size_t threads, std::size_t batch_size, std::size
   draw_batch();
   const KeyBatch sorted(batch, slots, pool, scratch);
   const std::span<float> all = std::span(weights).first(sorted.size() * dim);
-  shard.pull({sorted.hashes(), sorted.begins()}, all);
+  shard.pull({sorted.hashes(), sorted.offsets()}, all);
   for (std::size_t i = 0; i < sorted.size(); i += std::max<std::size_t>(1, sorted.size() / 100)) {
     const std::uint64_t key = unmix(sorted.hashes()[i]);
     const KeyBatch one({&key, 1}, slots, pool, scratch);
     std::vector<float> row(dim);
-    shard.pull({one.hashes(), one.begins()}, row);
+    shard.pull({one.hashes(), one.offsets()}, row);
     if (std::memcmp(row.data(), all.data() + i * dim, dim * sizeof(float)) != 0) {
       fail("a row pulled alone differs from the row pulled in a batch");
     }

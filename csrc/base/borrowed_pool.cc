@@ -9,7 +9,7 @@ namespace shoal {
 namespace {
 
 struct Loan {
-  TeamRun team = nullptr;
+  ParallelRun team = nullptr;
   std::size_t threads = 0;
   std::size_t stamp = 0;  // of the process that made it
 };
@@ -18,9 +18,9 @@ thread_local Loan loan;
 
 }  // namespace
 
-void borrow(TeamRun team, std::size_t threads) noexcept { loan = {team, threads, process_stamp()}; }
+void borrow(ParallelRun team, std::size_t threads) noexcept { loan = {team, threads, process_stamp()}; }
 
-bool run_in_team(std::size_t pool, void (*member)(void* data), void* data) {
+bool run_on_borrowed_threads(std::size_t pool, void (*member)(void* data), void* data) {
   if (loan.team == nullptr || loan.threads < 2 || 2 * loan.threads < pool || loan.stamp != process_stamp()) {
     return false;
   }

@@ -8,10 +8,10 @@ namespace shoal {
 
 void keep_freed_memory() noexcept {
 #ifdef __GLIBC__
-  constexpr int kMost =
+  constexpr int kMax =
       32 << 20;  // the greatest that glibc takes: from here on blocks stay mappings of their own
-  mallopt(M_MMAP_THRESHOLD, kMost);
-  mallopt(M_TRIM_THRESHOLD, 4 * kMost);
+  mallopt(M_MMAP_THRESHOLD, kMax);
+  mallopt(M_TRIM_THRESHOLD, 4 * kMax);
 #endif
 }
 

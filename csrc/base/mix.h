@@ -46,13 +46,13 @@ constexpr std::uint64_t unmix(std::uint64_t hash) noexcept {
 // How the hash space is cut: a power of two of slots, fixed for the life of a store.
 class Slots {
  public:
-  static constexpr std::size_t kFewest =
+  static constexpr std::size_t kMin =
       2;  // a table marks empty cells with the hash's slot bits, so one is needed
-  static constexpr std::size_t kMost =
+  static constexpr std::size_t kMax =
       16384;  // a slot takes up to two mappings, and Linux gives a process 65530
 
   explicit Slots(std::size_t count) : bits_(static_cast<unsigned>(std::bit_width(count)) - 1U) {
-    SHOAL_CHECK(count >= kFewest && count <= kMost && std::has_single_bit(count),
+    SHOAL_CHECK(count >= kMin && count <= kMax && std::has_single_bit(count),
                 "slots must be a power of two from 2 to 16384, got " + std::to_string(count));
   }
 

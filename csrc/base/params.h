@@ -46,7 +46,7 @@ class Params {
     return value;
   }
   // A whole number; at most 2^53, up to which each has a double of its own.
-  std::uint64_t whole(const std::string& name, std::uint64_t least, std::uint64_t most = kMostWhole) {
+  std::uint64_t whole(const std::string& name, std::uint64_t least, std::uint64_t most = kMaxWhole) {
     const double value = take(name);
     SHOAL_CHECK(value == std::floor(value) && value >= static_cast<double>(least) &&
                     value <= static_cast<double>(most),
@@ -57,7 +57,7 @@ class Params {
   // For parameters that may be left out.
   bool has(const std::string& name) const { return values_.contains(name); }
 
-  static constexpr std::uint64_t kMostWhole = std::uint64_t{1} << 53U;
+  static constexpr std::uint64_t kMaxWhole = std::uint64_t{1} << 53U;
 
   void done() const { SHOAL_CHECK(values_.empty(), rule_ + " has no parameter " + values_.begin()->first); }
 

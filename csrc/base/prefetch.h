@@ -1,4 +1,4 @@
-// Fetches: lines that will be read soon, to be asked for one by one while something else is done.
+// PrefetchCursor: lines that will be read soon, to be asked for one by one while something else is done.
 //
 // Why not all at once: a core keeps some dozens of lines under way and drops a request beyond them, and whoever reads
 // that line then waits for it whole. Reading 64 lines of 200 MB with 6 ns of work on each ran at 43 M lines/s when all
@@ -24,25 +24,25 @@
 
 namespace shoal {
 
-SHOAL_INLINE void fetch(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
+SHOAL_INLINE void prefetch(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
 
-class Fetches {
+class PrefetchCursor {
  public:
-  Fetches() = default;
-  Fetches(std::byte* const* lines, std::size_t count) noexcept : next_(lines), end_(lines + count) {}
+  PrefetchCursor() = default;
+  PrefetchCursor(std::byte* const* lines, std::size_t count) noexcept : next_(lines), end_(lines + count) {}
 
-  SHOAL_INLINE void one() noexcept {
+  SHOAL_INLINE void next() noexcept {
     if (next_ != end_) {
-      fetch(*next_++);
+      prefetch(*next_++);
     }
   }
   // Behind the lines; the first `bytes` of each row.
-  void follow(std::span<std::byte* const> rows, std::size_t bytes) noexcept {
+  void append_rows(std::span<std::byte* const> rows, std::size_t bytes) noexcept {
     row_ = rows.data();
     rows_end_ = rows.data() + rows.size();
-    row_bytes_ = std::min(bytes, kMostBytes);
+    row_bytes_ = std::min(bytes, kMaxBytes);
   }
-  SHOAL_INLINE void row() noexcept {
+  SHOAL_INLINE void next_row() noexcept {
     if (row_ == rows_end_) {
       return;
     }
@@ -52,21 +52,21 @@ class Fetches {
     }
     const std::byte* line = begin - reinterpret_cast<std::uintptr_t>(begin) % kCacheLine;
     for (; line < begin + row_bytes_; line += kCacheLine) {
-      fetch(line);
+      prefetch(line);
     }
   }
-  void rest() noexcept {
+  void drain() noexcept {
     while (next_ != end_) {
-      fetch(*next_++);
+      prefetch(*next_++);
     }
     while (row_ != rows_end_) {
-      row();
+      next_row();
     }
   }
 
  private:
   // Beyond it the machine's own prefetcher has seen the pattern.
-  static constexpr std::size_t kMostBytes = 8 * kCacheLine;
+  static constexpr std::size_t kMaxBytes = 8 * kCacheLine;
 
   std::byte* const* next_ = nullptr;
   std::byte* const* end_ = nullptr;

@@ -75,16 +75,16 @@ class Job {
 std::size_t process_stamp() noexcept { return stamp.load(std::memory_order_relaxed); }
 
 // The workers, and the one job they share. They belong to the process that started them: `stamp_` tells.
-class Pool::Crew {
+class ThreadPool::Workers {
  public:
-  explicit Crew(std::size_t helpers) : stamp_(process_stamp()) {
+  explicit Workers(std::size_t helpers) : stamp_(process_stamp()) {
     threads_.reserve(helpers);
     for (std::size_t i = 0; i < helpers; ++i) {
       threads_.emplace_back([this] { serve(); });
     }
   }
 
-  ~Crew() {
+  ~Workers() {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -95,8 +95,8 @@ class Pool::Crew {
     }
   }
 
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
 
   bool alive() const noexcept { return stamp_ == process_stamp(); }
 
@@ -181,22 +181,23 @@ class Pool::Crew {
   std::vector<std::thread> threads_;
 };
 
-Pool::Pool(std::size_t threads)
+ThreadPool::ThreadPool(std::size_t threads)
     : threads_(threads < 1 ? 1 : threads),
-      crew_(threads_ > 1 ? std::make_unique<Crew>(threads_ - 1) : nullptr) {}
+      crew_(threads_ > 1 ? std::make_unique<Workers>(threads_ - 1) : nullptr) {}
 
-Pool::~Pool() {
+ThreadPool::~ThreadPool() {
   if (crew_ != nullptr && !crew_->alive()) {
     // The workers did not survive the fork: joining them would wait for ever. Their records are left behind.
     static_cast<void>(crew_.release());
   }
 }
 
-void Pool::run(std::size_t parts, const std::function<void(std::size_t)>& work) {
+void ThreadPool::run(std::size_t parts, const std::function<void(std::size_t)>& work) {
   Job job(parts, work);
   const auto member = [](void* data) { static_cast<Job*>(data)->drain(); };
-  const bool shared = parts > 1 && crew_ != nullptr &&
-                      (run_in_team(threads_, member, &job) || (crew_->alive() && crew_->run(job)));
+  const bool shared =
+      parts > 1 && crew_ != nullptr &&
+      (run_on_borrowed_threads(threads_, member, &job) || (crew_->alive() && crew_->run(job)));
   if (!shared) {
     job.drain();
   }

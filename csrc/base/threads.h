@@ -1,6 +1,6 @@
-// The only place where threads start: Pool for parts of one piece of work, Thread for one that serves.
+// The only place where threads start: ThreadPool for parts of one piece of work, Thread for one that serves.
 //
-// Pool. Idea. Work is cut into numbered parts whose results do not depend on who runs them; `run` hands the
+// ThreadPool. Idea. Work is cut into numbered parts whose results do not depend on who runs them; `run` hands the
 // numbers out and returns when all are done. The caller works too, so a pool of one starts no thread.
 //
 // Invariants
@@ -24,13 +24,13 @@
 
 namespace shoal {
 
-class Pool {
+class ThreadPool {
  public:
   // `threads` counts the caller; at least 1.
-  explicit Pool(std::size_t threads);
-  ~Pool();
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
+  explicit ThreadPool(std::size_t threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
 
   std::size_t threads() const noexcept { return threads_; }
 
@@ -38,9 +38,9 @@ class Pool {
   void run(std::size_t parts, const std::function<void(std::size_t)>& work);
 
  private:
-  class Crew;
+  class Workers;
   std::size_t threads_;
-  std::unique_ptr<Crew> crew_;  // null where threads_ == 1
+  std::unique_ptr<Workers> crew_;  // null where threads_ == 1
 };
 
 class Thread {
@@ -61,7 +61,7 @@ class Thread {
 };
 
 // Cuts [0, n) into `parts` neighbouring pieces of nearly equal length; piece i is [begin(i), begin(i + 1)).
-struct Pieces {
+struct Partition {
   std::size_t n;
   std::size_t parts;
   std::size_t begin(std::size_t i) const noexcept { return n / parts * i + (n % parts) * i / parts; }

@@ -2,13 +2,13 @@
 // its users' business: KeyBatch, SummedBatch.
 //
 //   1 count    the hashes of each group; a group is a value of the top bits, about 3000 hashes
-//   2 scatter  hashes and their places into the groups
+//   2 scatter  hashes and their positions into the groups
 //   3 sort     each group, in cache: radix sort by the next 16 bits, then an insertion sort of what remains, which is
 //              little, as hashes are uniform. Where it is not (keys chosen by an enemy), radix sort by all bits
 //   4 emit     a hash that differs from the one before is new
 //
-// Tried and slower: words of (32 bits of the hash, 32 bits of the position) sorted in place of the pairs, 0.9 of the
-// speed, for gathering hashes and places afterwards; separate arrays for the results, whose pages came back fresh every
+// Tried and slower: words of (32 bits of the hash, 32 bits of the position) sorted in position of the pairs, 0.9 of the
+// speed, for gathering hashes and positions afterwards; separate arrays for the results, whose pages came back fresh every
 // time, 0.6 for a batch of different keys.
 //
 // Threads share the batch in 1 and 2 and the groups in 3 and 4. Every pass is stable: equal hashes stay in order of
@@ -34,20 +34,20 @@ namespace shoal {
 // Working memory for building batches, worth keeping: fresh pages would cost as much as a third of the sort. One build
 // at a time.
 struct KeyBatchScratch {
-  Buffer<std::uint64_t> hashes;        // n, where threads share the batch
-  Buffer<std::uint32_t> places;        // n, where they are no part of the result
-  Buffer<std::uint32_t> firsts;        // n + 1, the same
-  Buffer<std::uint64_t> spare_hashes;  // n, of which the largest group of each part that sorts is used
-  Buffer<std::uint32_t> spare_places;
+  Buffer<std::uint64_t> hashes;         // n, where threads share the batch
+  Buffer<std::uint32_t> positions;      // n, where they are no part of the result
+  Buffer<std::uint32_t> group_offsets;  // n + 1, the same
+  Buffer<std::uint64_t> spare_hashes;   // n, of which the largest group of each part that sorts is used
+  Buffer<std::uint32_t> spare_positions;
   Buffer<std::size_t> cuts;  // counts and offsets of the groups
 };
 
 namespace hash_order {
 
-using Place = std::uint32_t;
+using Position = std::uint32_t;
 
-inline constexpr std::size_t kBlock = 512;    // hashes mixed at a time: 4 KiB
-inline constexpr std::size_t kLeast = 16384;  // keys worth a thread
+inline constexpr std::size_t kBlock = 512;  // hashes mixed at a time: 4 KiB
+inline constexpr std::size_t kMin = 16384;  // keys worth a thread
 
 // Where hashes come from: keys to be mixed, or hashes as they are.
 class Source {
@@ -57,7 +57,7 @@ class Source {
 
   std::size_t size() const noexcept { return given_.size() + (last_ ? 1 : 0); }
 
-  // Calls use(hash, place) for the places from `begin` to `end`.
+  // Calls use(hash, position) for the positions from `begin` to `end`.
   template <class Use>
   void each(std::size_t begin, std::size_t end, const Use& use) const noexcept {
     std::uint64_t block[kBlock];
@@ -73,7 +73,7 @@ class Source {
         hashes = block;
       }
       for (std::size_t i = 0; i < n; ++i) {
-        use(hashes[i], static_cast<Place>(at + i));
+        use(hashes[i], static_cast<Position>(at + i));
       }
     }
   }
@@ -94,13 +94,13 @@ inline unsigned group_bits(std::size_t n) noexcept {
 // Hashes and where they stood, side by side.
 struct Pairs {
   std::uint64_t* hashes;
-  Place* places;
+  Position* positions;
 
   void move(std::size_t from, const Pairs& to, std::size_t at) const noexcept {
     to.hashes[at] = hashes[from];
-    to.places[at] = places[from];
+    to.positions[at] = positions[from];
   }
-  Pairs operator+(std::size_t n) const noexcept { return {hashes + n, places + n}; }
+  Pairs operator+(std::size_t n) const noexcept { return {hashes + n, positions + n}; }
 };
 
 // A stable radix sort by `digits` bytes from bit `shift` up, lowest first. An even number of digits and of passes: the
@@ -109,7 +109,7 @@ template <unsigned digits>
 void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned shift) noexcept {
   static_assert(digits % 2 == 0);
   constexpr std::size_t kValues = 256;
-  Place ends[digits][kValues] = {};
+  Position ends[digits][kValues] = {};
   for (std::size_t i = 0; i < n; ++i) {
     for (unsigned d = 0; d < digits; ++d) {
       ++ends[d][(pairs.hashes[i] >> (shift + 8 * d)) % kValues];
@@ -118,8 +118,8 @@ void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned 
   for (unsigned d = 0; d < digits; ++d) {
     const Pairs& from = d % 2 == 0 ? pairs : spare;
     const Pairs& to = d % 2 == 0 ? spare : pairs;
-    Place* const next = ends[d];
-    Place sum = 0;
+    Position* const next = ends[d];
+    Position sum = 0;
     for (std::size_t v = 0; v < kValues; ++v) {
       sum += std::exchange(next[v], sum);
     }
@@ -136,13 +136,13 @@ inline bool insertion_sort(const Pairs& pairs, std::size_t n, std::size_t moves)
     if (hash >= pairs.hashes[i - 1]) {
       continue;
     }
-    const Place place = pairs.places[i];
+    const Position position = pairs.positions[i];
     std::size_t j = i;
     for (; j > 0 && pairs.hashes[j - 1] > hash; --j) {
       pairs.move(j - 1, pairs, j);
     }
     pairs.hashes[j] = hash;
-    pairs.places[j] = place;
+    pairs.positions[j] = position;
     if (i - j > moves) {
       return false;
     }
@@ -167,13 +167,13 @@ inline std::size_t sort_group(const Pairs& pairs, const Pairs& spare, std::size_
   return differing;
 }
 
-// Sorts a batch. `hashes`, with room for n, gets the unique hashes; `slot_begins`, slots + 1 numbers, where each slot's
-// begin; `places`, n numbers, the places in hash order. For every group make_emit() makes an `emit`, and emit(j, u, fresh)
-// is called for its places in order: the hash of the j-th one is number u, and fresh where it is the first of that hash.
+// Sorts a batch. `hashes`, with room for n, gets the unique hashes; `slot_offsets`, slots + 1 numbers, where each slot's
+// begin; `positions`, n numbers, the positions in hash order. For every group make_emit() makes an `emit`, and emit(j, u, fresh)
+// is called for its positions in order: the hash of the j-th one is number u, and fresh where it is the first of that hash.
 // Returns how many hashes there are.
 template <class MakeEmit>
-std::size_t sort(const Source& source, Slots slots, Pool& pool, KeyBatchScratch& scratch,
-                 std::uint64_t* hashes, std::uint64_t* slot_begins, Place* places,
+std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchScratch& scratch,
+                 std::uint64_t* hashes, std::uint64_t* slot_offsets, Position* positions,
                  const MakeEmit& make_emit) {
   const std::size_t n = source.size();
   const unsigned bits = group_bits(n);
@@ -182,33 +182,33 @@ std::size_t sort(const Source& source, Slots slots, Pool& pool, KeyBatchScratch&
   const auto first_slot = [&](std::size_t group) { return ((group << slots.bits()) + groups - 1) >> bits; };
 
   // 1 and 2. A piece's offset into a group follows the pieces before it: order of occurrence is kept.
-  const Pieces pieces{n, parts_for(n, kLeast, pool.threads())};
-  const std::span<std::size_t> cuts = scratch.cuts.claim(groups * (pieces.parts + 2) + 1);
+  const Partition partition{n, parts_for(n, kMin, pool.threads())};
+  const std::span<std::size_t> cuts = scratch.cuts.claim(groups * (partition.parts + 2) + 1);
   std::size_t* const begins = cuts.data();           // groups + 1: where a group begins
   std::size_t* const uniques = begins + groups + 1;  // groups: its differing hashes, later those before it
   std::size_t* const offsets = uniques + groups;     // groups for each piece
-  pool.run(pieces.parts, [&](std::size_t p) {
+  pool.run(partition.parts, [&](std::size_t p) {
     std::size_t* const counts = offsets + p * groups;
     std::fill_n(counts, groups, 0);
-    source.each(pieces.begin(p), pieces.begin(p + 1),
-                [&](std::uint64_t hash, Place) { ++counts[group_of(hash)]; });
+    source.each(partition.begin(p), partition.begin(p + 1),
+                [&](std::uint64_t hash, Position) { ++counts[group_of(hash)]; });
   });
   std::size_t total = 0;
   for (std::size_t g = 0; g < groups; ++g) {
     begins[g] = total;
-    for (std::size_t p = 0; p < pieces.parts; ++p) {
+    for (std::size_t p = 0; p < partition.parts; ++p) {
       total += std::exchange(offsets[p * groups + g], total);
     }
   }
   begins[groups] = total;
   // Alone, the uniques may be written over the hashes they come from; threads would meet.
-  const Pairs pairs{pieces.parts == 1 ? hashes : scratch.hashes.claim(n).data(), places};
-  pool.run(pieces.parts, [&](std::size_t p) {
+  const Pairs pairs{partition.parts == 1 ? hashes : scratch.hashes.claim(n).data(), positions};
+  pool.run(partition.parts, [&](std::size_t p) {
     std::size_t* const next = offsets + p * groups;
-    source.each(pieces.begin(p), pieces.begin(p + 1), [&](std::uint64_t hash, Place place) {
+    source.each(partition.begin(p), partition.begin(p + 1), [&](std::uint64_t hash, Position position) {
       const std::size_t to = next[group_of(hash)]++;
       pairs.hashes[to] = hash;
-      pairs.places[to] = place;
+      pairs.positions[to] = position;
     });
   });
 
@@ -227,16 +227,16 @@ std::size_t sort(const Source& source, Slots slots, Pool& pool, KeyBatchScratch&
     std::size_t slot = first_slot(g);
     for (; unique != u + 1; ++unique) {
       for (const std::size_t to = index_of(slots.of(hashes[unique])); slot <= to; ++slot) {
-        slot_begins[slot] = unique;
+        slot_offsets[slot] = unique;
       }
     }
-    std::fill(slot_begins + slot, slot_begins + std::max(slot, first_slot(g + 1)), unique);
+    std::fill(slot_offsets + slot, slot_offsets + std::max(slot, first_slot(g + 1)), unique);
   };
 
   // 3 and 4. More parts than threads: hot keys make some groups large.
-  const Pieces shares{groups, pieces.parts == 1 ? 1 : std::min(groups, 8 * pieces.parts)};
+  const Partition shares{groups, partition.parts == 1 ? 1 : std::min(groups, 8 * partition.parts)};
   // A part's groups take turns in the room of the first: together no more than the batch, and always the same lines.
-  const Pairs spares{scratch.spare_hashes.claim(n).data(), scratch.spare_places.claim(n).data()};
+  const Pairs spares{scratch.spare_hashes.claim(n).data(), scratch.spare_positions.claim(n).data()};
   const auto sort = [&](std::size_t g, std::size_t p) {
     return sort_group(pairs + begins[g], spares + begins[shares.begin(p)], begins[g + 1] - begins[g], bits);
   };
@@ -262,7 +262,7 @@ std::size_t sort(const Source& source, Slots slots, Pool& pool, KeyBatchScratch&
       }
     });
   }
-  slot_begins[slots.count()] = size;
+  slot_offsets[slots.count()] = size;
   return size;
 }
 

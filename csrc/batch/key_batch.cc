@@ -13,59 +13,63 @@
 
 namespace shoal {
 
-using hash_order::Place;
+using hash_order::Position;
 
-KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch,
-                   std::optional<std::uint64_t> last)
+KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, ThreadPool& pool,
+                   KeyBatchScratch& scratch, std::optional<std::uint64_t> last)
     : KeyBatch(keys, last, false, slots, pool, scratch) {}
 
-KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch&& scratch)
+KeyBatch::KeyBatch(std::span<const std::uint64_t> keys, Slots slots, ThreadPool& pool,
+                   KeyBatchScratch&& scratch)
     : KeyBatch(keys, std::nullopt, false, slots, pool, scratch) {}
 
-KeyBatch KeyBatch::of_hashes(std::span<const std::uint64_t> hashes, Slots slots, Pool& pool,
+KeyBatch KeyBatch::of_hashes(std::span<const std::uint64_t> hashes, Slots slots, ThreadPool& pool,
                              KeyBatchScratch& scratch) {
   return {hashes, std::nullopt, true, slots, pool, scratch};
 }
 
 KeyBatch::KeyBatch(std::span<const std::uint64_t> given, std::optional<std::uint64_t> last, bool mixed,
-                   Slots slots, Pool& pool, KeyBatchScratch& scratch)
+                   Slots slots, ThreadPool& pool, KeyBatchScratch& scratch)
     : slots_(slots) {
   const hash_order::Source source(given, last, mixed);
   const std::size_t n = source.size();
-  SHOAL_CHECK(n <= kMostKeys, "a batch holds at most 2^32 - 1 keys, got " + std::to_string(n) + ": split it");
+  SHOAL_CHECK(n <= kMaxKeys, "a batch holds at most 2^32 - 1 keys, got " + std::to_string(n) + ": split it");
 
   // One piece of memory for all results: given back and taken again, it is the same memory, and no page is fresh.
-  given_ = n;
+  input_size_ = n;
   memory_ = Buffer<std::uint64_t>(n + slots.count() + 1 + (3 * n + 2) / 2);
   hashes_ = memory_.data();
-  begins_ = hashes_ + n;
-  order_ = reinterpret_cast<Place*>(begins_ + slots.count() + 1);
+  offsets_ = hashes_ + n;
+  order_ = reinterpret_cast<Position*>(offsets_ + slots.count() + 1);
   inverse_ = order_ + n;
-  firsts_ = inverse_ + n;
+  group_offsets_ = inverse_ + n;
 
-  firsts_[0] = 0;
-  size_ = hash_order::sort(source, slots, pool, scratch, hashes_, begins_, order_, [this] {
+  group_offsets_[0] = 0;
+  size_ = hash_order::sort(source, slots, pool, scratch, hashes_, offsets_, order_, [this] {
     return [this](std::size_t j, std::size_t u, bool /*fresh*/) {
-      firsts_[u + 1] = static_cast<Place>(j + 1);
-      inverse_[order_[j]] = static_cast<Place>(u);
+      group_offsets_[u + 1] = static_cast<Position>(j + 1);
+      inverse_[order_[j]] = static_cast<Position>(u);
     };
   });
   SHOAL_DCHECK(verify());
 }
 
-void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<float> out, Pool& pool) const {
-  SHOAL_CHECK(dim > 0 && grads.size() == given() * dim,
-              "grads must be keys x dim: " + std::to_string(given()) + " x " + std::to_string(dim) +
+void KeyBatch::sum(std::span<const float> grads, std::size_t dim, std::span<float> out,
+                   ThreadPool& pool) const {
+  SHOAL_CHECK(dim > 0 && grads.size() == input_size() * dim,
+              "grads must be keys x dim: " + std::to_string(input_size()) + " x " + std::to_string(dim) +
                   ", got " + std::to_string(grads.size()) + " numbers");
   SHOAL_CHECK(out.size() == size() * dim, "the sums need unique keys x dim: " + std::to_string(size()) +
                                               " x " + std::to_string(dim) + ", got room for " +
                                               std::to_string(out.size()));
-  sum_rows(order(), firsts(), dim, [&](Place place) { return grads.data() + place * dim; }, out, pool);
+  sum_rows(
+      order(), group_offsets(), dim, [&](Position position) { return grads.data() + position * dim; }, out,
+      pool);
 }
 
 namespace {
 
-// The rows of the places from `begin` to `end`.
+// The rows of the positions from `begin` to `end`.
 void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std::size_t begin,
                  std::size_t end, std::size_t dim, float* out) noexcept {
   with_dim<1, 8, 16, 32, 64>(dim, [&](auto known) SHOAL_ALWAYS {
@@ -82,20 +86,22 @@ void expand_rows(const float* rows, std::span<const std::uint32_t> inverse, std:
 
 }  // namespace
 
-void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<float> out, Pool& pool) const {
+void KeyBatch::expand(std::span<const float> rows, std::size_t dim, std::span<float> out,
+                      ThreadPool& pool) const {
   SHOAL_CHECK(rows.size() == size() * dim, "rows must be len(unique keys) x dim");
-  SHOAL_CHECK(out.size() == given() * dim, "out must be len(keys) x dim");
-  const Pieces pieces{given(), parts_for(given() * dim, std::size_t{1} << 16U, pool.threads())};
-  pool.run(pieces.parts, [&](std::size_t part) {
-    expand_rows(rows.data(), inverse(), pieces.begin(part), pieces.begin(part + 1), dim, out.data());
+  SHOAL_CHECK(out.size() == input_size() * dim, "out must be len(keys) x dim");
+  const Partition partition{input_size(),
+                            parts_for(input_size() * dim, std::size_t{1} << 16U, pool.threads())};
+  pool.run(partition.parts, [&](std::size_t part) {
+    expand_rows(rows.data(), inverse(), partition.begin(part), partition.begin(part + 1), dim, out.data());
   });
 }
 
 void KeyBatch::sum_some(std::size_t first, const float* grads, std::size_t dim,
                         std::span<float> sums) const noexcept {
   sum_range(
-      order(), firsts(), first, first + sums.size() / dim, dim,
-      [&](Place place) { return grads + place * dim; }, AsIs(), sums.data());
+      order(), group_offsets(), first, first + sums.size() / dim, dim,
+      [&](Position position) { return grads + position * dim; }, Unscaled(), sums.data());
 }
 
 void KeyBatch::expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,
@@ -105,10 +111,10 @@ void KeyBatch::expand_some(std::size_t first, std::span<const float> rows, std::
     constexpr std::size_t kLineFloats = 16;
     const std::size_t width = known == 0 ? dim : known;
     const float* row = rows.data();
-    std::size_t j = firsts_[first];
+    std::size_t j = group_offsets_[first];
     for (std::size_t u = first; u < first + rows.size() / width; ++u, row += width) {
-      for (; j < firsts_[u + 1]; ++j) {
-        if (j + kAhead < given_) {
+      for (; j < group_offsets_[u + 1]; ++j) {
+        if (j + kAhead < input_size_) {
           const float* const ahead = out + order_[j + kAhead] * width;
           for (std::size_t e = 0; e < std::min(width, 4 * kLineFloats); e += kLineFloats) {
             __builtin_prefetch(ahead + e, 1);
@@ -124,13 +130,13 @@ void KeyBatch::counts(std::span<std::uint32_t> out) const {
   SHOAL_CHECK(out.size() == size(), "the counts need room for " + std::to_string(size()) +
                                         " unique keys, got " + std::to_string(out.size()));
   for (std::size_t u = 0; u < size(); ++u) {
-    out[u] = firsts_[u + 1] - firsts_[u];
+    out[u] = group_offsets_[u + 1] - group_offsets_[u];
   }
 }
 
-bool KeyBatch::is_of(std::span<const std::uint64_t> keys, Pool& pool) const {
+bool KeyBatch::is_of(std::span<const std::uint64_t> keys, ThreadPool& pool) const {
   constexpr std::size_t kLook = 1024;  // other keys differ at once, as a rule
-  if (keys.size() != given()) {
+  if (keys.size() != input_size()) {
     return false;
   }
   const auto agree = [&](std::size_t begin, std::size_t end) {
@@ -140,13 +146,13 @@ bool KeyBatch::is_of(std::span<const std::uint64_t> keys, Pool& pool) const {
     }
     return same;
   };
-  if (!agree(0, std::min(given(), kLook))) {
+  if (!agree(0, std::min(input_size(), kLook))) {
     return false;
   }
-  const Pieces pieces{given(), parts_for(given(), std::size_t{1} << 15U, pool.threads())};
+  const Partition partition{input_size(), parts_for(input_size(), std::size_t{1} << 15U, pool.threads())};
   std::atomic<bool> same{true};
-  pool.run(pieces.parts, [&](std::size_t part) {
-    if (!agree(pieces.begin(part), pieces.begin(part + 1))) {
+  pool.run(partition.parts, [&](std::size_t part) {
+    if (!agree(partition.begin(part), partition.begin(part + 1))) {
       same.store(false, std::memory_order_relaxed);
     }
   });
@@ -154,37 +160,38 @@ bool KeyBatch::is_of(std::span<const std::uint64_t> keys, Pool& pool) const {
 }
 
 bool KeyBatch::verify() const {
-  const std::size_t n = given();
+  const std::size_t n = input_size();
   const std::size_t m = size();
   for (std::size_t u = 1; u < m; ++u) {  // I1
     if (hashes_[u - 1] >= hashes_[u]) {
       return false;
     }
   }
-  if (begins_[0] != 0 || begins_[slots_.count()] != m) {  // I3
+  if (offsets_[0] != 0 || offsets_[slots_.count()] != m) {  // I3
     return false;
   }
   for (std::size_t s = 0; s < slots_.count(); ++s) {
-    if (begins_[s] > begins_[s + 1]) {
+    if (offsets_[s] > offsets_[s + 1]) {
       return false;
     }
-    for (std::size_t u = begins_[s]; u < begins_[s + 1]; ++u) {
+    for (std::size_t u = offsets_[s]; u < offsets_[s + 1]; ++u) {
       if (index_of(slots_.of(hashes_[u])) != s) {
         return false;
       }
     }
   }
-  if (firsts_[0] != 0 || firsts_[m] != n) {  // I2, I4
+  if (group_offsets_[0] != 0 || group_offsets_[m] != n) {  // I2, I4
     return false;
   }
-  // n places, each named by the hash that order puts it under: since inverse holds one number for each place, no place
+  // n positions, each named by the hash that order puts it under: since inverse holds one number for each position, no position
   // is under two hashes, and as they rise within a hash none is there twice.
   for (std::size_t u = 0; u < m; ++u) {
-    if (firsts_[u] >= firsts_[u + 1] || firsts_[u + 1] > n) {
+    if (group_offsets_[u] >= group_offsets_[u + 1] || group_offsets_[u + 1] > n) {
       return false;
     }
-    for (std::size_t j = firsts_[u]; j < firsts_[u + 1]; ++j) {
-      if (order_[j] >= n || inverse_[order_[j]] != u || (j > firsts_[u] && order_[j - 1] >= order_[j])) {
+    for (std::size_t j = group_offsets_[u]; j < group_offsets_[u + 1]; ++j) {
+      if (order_[j] >= n || inverse_[order_[j]] != u ||
+          (j > group_offsets_[u] && order_[j - 1] >= order_[j])) {
         return false;
       }
     }

@@ -5,17 +5,17 @@
 //
 //   hashes()   h0 < h1 < ... < h[m-1], m <= n keys as given
 //   inverse()  n numbers: hashes()[inverse()[i]] == mix(keys[i])
-//   begins()   slots + 1 numbers: slot s is [begins()[s], begins()[s + 1])
-//   order()    n numbers: the places 0..n-1 of the keys as given, sorted by hash, then by place
-//   firsts()   m + 1 numbers: hash u occurs at order()[firsts()[u]], ..., order()[firsts()[u + 1] - 1]
+//   offsets()   slots + 1 numbers: slot s is [offsets()[s], offsets()[s + 1])
+//   order()    n numbers: the positions 0..n-1 of the keys as given, sorted by hash, then by position
+//   group_offsets()   m + 1 numbers: hash u occurs at order()[group_offsets()[u]], ..., order()[group_offsets()[u + 1] - 1]
 //
-//   keys 7 3 7 with mix(3) < mix(7): hashes {mix(3), mix(7)}, inverse {1, 0, 1}, order {1, 0, 2}, firsts {0, 1, 3}
+//   keys 7 3 7 with mix(3) < mix(7): hashes {mix(3), mix(7)}, inverse {1, 0, 1}, order {1, 0, 2}, group_offsets {0, 1, 3}
 //
 // Invariants (verify() checks them):
 //   I1  hashes ascend strictly.
 //   I2  inverse has n entries below m, and names every hash at least once.
 //   I3  begins runs from 0 to m, never falls; every hash lies in its own slot's slice.
-//   I4  order names every place once, firsts runs from 0 to n and rises strictly, and the places of one hash rise:
+//   I4  order names every position once, group_offsets runs from 0 to n and rises strictly, and the positions of one hash rise:
 //       so whatever is added up along order() is added in order of occurrence.
 //
 // Threads: immutable once built; any number of readers. Building uses the pool; the result is a function of the keys
@@ -42,32 +42,33 @@ namespace shoal {
 
 class KeyBatch {
  public:
-  static constexpr std::size_t kMostKeys = 0xffffffffU;
+  static constexpr std::size_t kMaxKeys = 0xffffffffU;
 
   // `last` is one key more, behind the others: that of a bias, say.
-  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch& scratch,
+  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, ThreadPool& pool, KeyBatchScratch& scratch,
            std::optional<std::uint64_t> last = {});
-  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, Pool& pool, KeyBatchScratch&& scratch = {});
+  KeyBatch(std::span<const std::uint64_t> keys, Slots slots, ThreadPool& pool,
+           KeyBatchScratch&& scratch = {});
 
   // Of hashes as given instead of mix(keys): what a server has.
-  static KeyBatch of_hashes(std::span<const std::uint64_t> hashes, Slots slots, Pool& pool,
+  static KeyBatch of_hashes(std::span<const std::uint64_t> hashes, Slots slots, ThreadPool& pool,
                             KeyBatchScratch& scratch);
 
-  std::size_t size() const noexcept { return size_; }    // m
-  std::size_t given() const noexcept { return given_; }  // n
+  std::size_t size() const noexcept { return size_; }              // m
+  std::size_t input_size() const noexcept { return input_size_; }  // n
   Slots slots() const noexcept { return slots_; }
 
   std::span<const std::uint64_t> hashes() const noexcept { return {hashes_, size_}; }
-  std::span<const std::uint32_t> inverse() const noexcept { return {inverse_, given_}; }
-  std::span<const std::uint64_t> begins() const noexcept { return {begins_, slots_.count() + 1}; }
-  std::span<const std::uint32_t> order() const noexcept { return {order_, given_}; }
-  std::span<const std::uint32_t> firsts() const noexcept { return {firsts_, size_ + 1}; }
+  std::span<const std::uint32_t> inverse() const noexcept { return {inverse_, input_size_}; }
+  std::span<const std::uint64_t> offsets() const noexcept { return {offsets_, slots_.count() + 1}; }
+  std::span<const std::uint32_t> order() const noexcept { return {order_, input_size_}; }
+  std::span<const std::uint32_t> group_offsets() const noexcept { return {group_offsets_, size_ + 1}; }
 
   // Adds up the rows of each hash: grads is n x dim, out m x dim. In order of occurrence, in float64, rounded once.
-  void sum(std::span<const float> grads, std::size_t dim, std::span<float> out, Pool& pool) const;
+  void sum(std::span<const float> grads, std::size_t dim, std::span<float> out, ThreadPool& pool) const;
 
   // The other way: the row of each unique hash to every key as given. rows is m x dim, out n x dim.
-  void expand(std::span<const float> rows, std::size_t dim, std::span<float> out, Pool& pool) const;
+  void expand(std::span<const float> rows, std::size_t dim, std::span<float> out, ThreadPool& pool) const;
 
   // Both for the hashes from `first` on, as many as there is room for `sums` or as there are `rows`, in this thread: for
   // those who use what is still in the cache.
@@ -79,23 +80,23 @@ class KeyBatch {
   void counts(std::span<std::uint32_t> out) const;
 
   // Whether it was made of exactly these keys: a fifth of the work of making it again.
-  bool is_of(std::span<const std::uint64_t> keys, Pool& pool) const;
+  bool is_of(std::span<const std::uint64_t> keys, ThreadPool& pool) const;
 
   bool verify() const;
 
  private:
   KeyBatch(std::span<const std::uint64_t> words, std::optional<std::uint64_t> last, bool mixed, Slots slots,
-           Pool& pool, KeyBatchScratch& scratch);
+           ThreadPool& pool, KeyBatchScratch& scratch);
 
   Slots slots_;
-  std::size_t given_ = 0;
+  std::size_t input_size_ = 0;
   std::size_t size_ = 0;
   Buffer<std::uint64_t> memory_;  // of the five arrays
   std::uint64_t* hashes_ = nullptr;
-  std::uint64_t* begins_ = nullptr;
+  std::uint64_t* offsets_ = nullptr;
   std::uint32_t* order_ = nullptr;
   std::uint32_t* inverse_ = nullptr;
-  std::uint32_t* firsts_ = nullptr;
+  std::uint32_t* group_offsets_ = nullptr;
 };
 
 }  // namespace shoal

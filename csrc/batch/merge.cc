@@ -33,14 +33,14 @@ void check(std::span<const SortedList> lists, std::size_t dim, bool counted) {
                                               std::to_string(*(bad + 1)) + " follows " +
                                               std::to_string(*bad));
   }
-  SHOAL_CHECK(total <= KeyBatch::kMostKeys, "a merge takes at most 2^32 - 1 hashes, got " +
-                                                std::to_string(total) + ": merge fewer slots at a time");
+  SHOAL_CHECK(total <= KeyBatch::kMaxKeys, "a merge takes at most 2^32 - 1 hashes, got " +
+                                               std::to_string(total) + ": merge fewer slots at a time");
 }
 
 }  // namespace
 
-std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, MergeScratch& scratch,
-                  const MergeRoom& out, std::size_t divisor) {
+std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool, MergeScratch& scratch,
+                  const MergeOutput& out, std::size_t divisor) {
   constexpr std::size_t kPiece = 8192;  // rows
   SHOAL_CHECK(divisor > 0, "a mean of nobody: the divisor must be at least 1");
   // The first list that has hashes decides.
@@ -63,7 +63,7 @@ std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool
   std::size_t done = 0;
   for (std::size_t piece = 0; piece < pieces && total != 0; ++piece) {
     // The piece ends before the hash that stands there in the longest list.
-    const Pieces cut{longest.size(), pieces};
+    const Partition cut{longest.size(), pieces};
     const bool last = piece + 1 == pieces;
     const auto end_in = [&](std::span<const std::uint64_t> hashes, std::size_t from) {
       return last ? hashes.size()
@@ -81,29 +81,30 @@ std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool
     const std::span<std::uint64_t> all = scratch.hashes.claim(size).first(size);
     const std::span<const float*> rows = scratch.rows.claim(size).first(size);
     const std::span<std::uint32_t> counts = scratch.counts.claim(counted ? size : 0);
-    std::size_t place = 0;
+    std::size_t position = 0;
     for (std::size_t k = 0; k < lists.size(); ++k) {
-      for (std::size_t i = at[k]; i < ends[k]; ++i, ++place) {
-        all[place] = lists[k].hashes[i];
-        rows[place] = lists[k].grads.data() + i * dim;
+      for (std::size_t i = at[k]; i < ends[k]; ++i, ++position) {
+        all[position] = lists[k].hashes[i];
+        rows[position] = lists[k].grads.data() + i * dim;
         if (counted) {
-          counts[place] = lists[k].counts[i];
+          counts[position] = lists[k].counts[i];
         }
       }
       at[k] = ends[k];
     }
-    const KeyBatch batch = KeyBatch::of_hashes(all, Slots(Slots::kFewest), pool, scratch.keys);
+    const KeyBatch batch = KeyBatch::of_hashes(all, Slots(Slots::kMin), pool, scratch.keys);
     std::ranges::copy(batch.hashes(), out.hashes.begin() + static_cast<std::ptrdiff_t>(done));
     const auto row_of = [&](std::uint32_t p) { return rows[p]; };
     const std::span<float> sums = out.grads.subspan(done * dim, batch.size() * dim);
     if (divisor == 1) {
-      sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool);
+      sum_rows(batch.order(), batch.group_offsets(), dim, row_of, sums, pool);
     } else {
-      sum_rows(batch.order(), batch.firsts(), dim, row_of, sums, pool, Divided{static_cast<double>(divisor)});
+      sum_rows(batch.order(), batch.group_offsets(), dim, row_of, sums, pool,
+               Divided{static_cast<double>(divisor)});
     }
     for (std::size_t u = 0; counted && u < batch.size(); ++u) {
       std::uint64_t sum = 0;
-      for (std::size_t j = batch.firsts()[u]; j < batch.firsts()[u + 1]; ++j) {
+      for (std::size_t j = batch.group_offsets()[u]; j < batch.group_offsets()[u + 1]; ++j) {
         sum += counts[batch.order()[j]];
       }
       out.counts[done + u] = static_cast<std::uint32_t>(std::min<std::uint64_t>(sum, 0xffffffffU));

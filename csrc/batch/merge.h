@@ -1,6 +1,6 @@
 // merge: several sorted lists of (hash, gradient) become one; equal hashes are added up.
 //
-// Idea. Workers send what a KeyBatch made: hashes ascending, each once. A server that waits for all of them adds the
+// Idea. PoolWithScratch send what a KeyBatch made: hashes ascending, each once. A server that waits for all of them adds the
 // rows of one hash in list order (the workers' ranks), in float64 rounded once, so the sum does not depend on who was
 // first. Lists laid end to end and sorted by (hash, place) are exactly that: a KeyBatch of hashes is the merge.
 //
@@ -36,7 +36,7 @@ struct SortedList {
 };
 
 // Where a merge goes: with room for all rows of all lists.
-struct MergeRoom {
+struct MergeOutput {
   std::span<std::uint64_t> hashes;
   std::span<float> grads;  // len(hashes) x dim
   std::span<std::uint32_t>
@@ -46,8 +46,8 @@ struct MergeRoom {
 // Working memory, worth keeping. One merge at a time.
 class MergeScratch {
  private:
-  friend std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool,
-                           MergeScratch& scratch, const MergeRoom& out, std::size_t divisor);
+  friend std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool,
+                           MergeScratch& scratch, const MergeOutput& out, std::size_t divisor);
   KeyBatchScratch keys;
   Buffer<std::uint64_t> hashes;
   Buffer<const float*> rows;
@@ -56,7 +56,7 @@ class MergeScratch {
 
 // How many hashes there are. The divisor of a mean is how many senders there were, lists or not; 1 leaves the sums as they
 // are.
-std::size_t merge(std::span<const SortedList> lists, std::size_t dim, Pool& pool, MergeScratch& scratch,
-                  const MergeRoom& out, std::size_t divisor = 1);
+std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool, MergeScratch& scratch,
+                  const MergeOutput& out, std::size_t divisor = 1);
 
 }  // namespace shoal

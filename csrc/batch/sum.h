@@ -1,7 +1,7 @@
 // sum_rows: the rows of each unique hash, added up in order of occurrence, in float64, rounded once.
 //
-//   row_of(place)  where the dim floats of the key at that place lie
-//   round(sum)     the float of a float64 sum: AsIs, or Divided for a mean
+//   row_of(position)  where the dim floats of the key at that position lie
+//   round(sum)     the float of a float64 sum: Unscaled, or Divided for a mean
 //   sum_range      the hashes from `begin` to `end`, to `out`, for callers that use them while they are in the cache
 //
 // A hash that occurs once gets its row bit for bit where nothing divides: a sum starts with its first row, not with zero.
@@ -20,7 +20,7 @@
 
 namespace shoal {
 
-struct AsIs {
+struct Unscaled {
   static constexpr bool kKeepsBits = true;  // of a sum of one
   float operator()(double sum) const noexcept { return static_cast<float>(sum); }
 };
@@ -33,13 +33,13 @@ struct Divided {
 
 // The hashes from `begin` to `end`, dim 1.
 template <class RowOf, class Round>
-void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts,
+void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
                  std::size_t begin, std::size_t end, const RowOf& row_of, const Round& round,
                  float* out) noexcept {
   for (std::size_t u = begin; u < end; ++u) {
-    std::size_t j = firsts[u];
+    std::size_t j = group_offsets[u];
     auto sum = static_cast<double>(*row_of(order[j]));
-    for (++j; j < firsts[u + 1]; ++j) {
+    for (++j; j < group_offsets[u + 1]; ++j) {
       sum += static_cast<double>(*row_of(order[j]));
     }
     out[u - begin] = round(sum);
@@ -48,14 +48,15 @@ void sum_numbers(std::span<const std::uint32_t> order, std::span<const std::uint
 
 // The same for a dim that the compiler knows: a row's sums stay in registers.
 template <std::size_t kDim, class RowOf, class Round>
-void sum_fixed(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t begin,
-               std::size_t end, const RowOf& row_of, const Round& round, float* out) noexcept {
+void sum_fixed(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
+               std::size_t begin, std::size_t end, const RowOf& row_of, const Round& round,
+               float* out) noexcept {
   constexpr std::size_t kAhead = 16;  // rows come from anywhere: ask for them early
   constexpr std::size_t kLineFloats = 16;
   for (std::size_t u = begin; u < end; ++u) {
     float* const to = out + (u - begin) * kDim;
-    const std::size_t last = firsts[u + 1];
-    std::size_t j = firsts[u];
+    const std::size_t last = group_offsets[u + 1];
+    std::size_t j = group_offsets[u];
     const auto next_row = [&] {
       if (j + kAhead < order.size()) {
         const float* const ahead = row_of(order[j + kAhead]);
@@ -88,7 +89,7 @@ void sum_fixed(std::span<const std::uint32_t> order, std::span<const std::uint32
 
 // The same for any dim, in strips of columns whose sums stay in the first-level cache.
 template <class RowOf, class Round>
-void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts,
+void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
                 std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
                 float* out) noexcept {
   constexpr std::size_t kStrip = 256;
@@ -101,8 +102,8 @@ void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint3
     for (std::size_t left = 0; left < dim; left += kStrip) {
       const std::size_t width = std::min(kStrip, dim - left);
       float* const to = out + (u - begin) * dim + left;
-      const std::size_t last = firsts[u + 1];
-      std::size_t j = firsts[u];
+      const std::size_t last = group_offsets[u + 1];
+      std::size_t j = group_offsets[u];
       const auto next_row = [&] {
         if (j + kAhead < order.size()) {
           const float* const ahead = row_of(order[j + kAhead]) + left;
@@ -134,38 +135,39 @@ void sum_strips(std::span<const std::uint32_t> order, std::span<const std::uint3
 }
 
 template <class RowOf, class Round>
-void sum_range(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t begin,
-               std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
+void sum_range(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
+               std::size_t begin, std::size_t end, std::size_t dim, const RowOf& row_of, const Round& round,
                float* out) noexcept {
   with_dim<1, 8, 16, 32>(dim, [&](auto known) {
     if constexpr (known == 0) {
-      sum_strips(order, firsts, begin, end, dim, row_of, round, out);
+      sum_strips(order, group_offsets, begin, end, dim, row_of, round, out);
     } else if constexpr (known == 1) {
-      sum_numbers(order, firsts, begin, end, row_of, round, out);
+      sum_numbers(order, group_offsets, begin, end, row_of, round, out);
     } else {
-      sum_fixed<known>(order, firsts, begin, end, row_of, round, out);
+      sum_fixed<known>(order, group_offsets, begin, end, row_of, round, out);
     }
   });
 }
 
-template <class RowOf, class Round = AsIs>
-void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_t> firsts, std::size_t dim,
-              const RowOf& row_of, std::span<float> out, Pool& pool, const Round& round = {}) {
-  constexpr std::size_t kLeast = 16384;  // numbers a part adds up at least
+template <class RowOf, class Round = Unscaled>
+void sum_rows(std::span<const std::uint32_t> order, std::span<const std::uint32_t> group_offsets,
+              std::size_t dim, const RowOf& row_of, std::span<float> out, ThreadPool& pool,
+              const Round& round = {}) {
+  constexpr std::size_t kMin = 16384;  // numbers a part adds up at least
   const std::size_t n = order.size();
-  const std::size_t unique = firsts.size() - 1;
+  const std::size_t unique = group_offsets.size() - 1;
   const std::size_t threads = pool.threads();
-  const Pieces pieces{n, parts_for(n * dim, kLeast, threads == 1 ? 1 : 4 * threads)};
-  // A piece of the places ends at the end of a hash: hashes whose first place is in the piece.
-  const auto hash_at = [&](std::size_t place) {
-    return static_cast<std::size_t>(
-        std::lower_bound(firsts.begin(), firsts.end() - 1, static_cast<std::uint32_t>(place)) -
-        firsts.begin());
+  const Partition partition{n, parts_for(n * dim, kMin, threads == 1 ? 1 : 4 * threads)};
+  // A piece of the positions ends at the end of a hash: hashes whose first position is in the piece.
+  const auto hash_at = [&](std::size_t position) {
+    return static_cast<std::size_t>(std::lower_bound(group_offsets.begin(), group_offsets.end() - 1,
+                                                     static_cast<std::uint32_t>(position)) -
+                                    group_offsets.begin());
   };
-  pool.run(pieces.parts, [&](std::size_t part) {
-    const std::size_t begin = part == 0 ? 0 : hash_at(pieces.begin(part));
-    const std::size_t end = part + 1 == pieces.parts ? unique : hash_at(pieces.begin(part + 1));
-    sum_range(order, firsts, begin, end, dim, row_of, round, out.data() + begin * dim);
+  pool.run(partition.parts, [&](std::size_t part) {
+    const std::size_t begin = part == 0 ? 0 : hash_at(partition.begin(part));
+    const std::size_t end = part + 1 == partition.parts ? unique : hash_at(partition.begin(part + 1));
+    sum_range(order, group_offsets, begin, end, dim, row_of, round, out.data() + begin * dim);
   });
 }
 

@@ -7,7 +7,7 @@
 //   keys 7 3 7, rows 1 5 2, with mix(3) < mix(7): hashes {mix(3), mix(7)}, sums {5, 3}
 //
 // Invariants
-//   I1  hashes(), begins() are those of a KeyBatch of the same keys.
+//   I1  hashes(), offsets() are those of a KeyBatch of the same keys.
 //   I2  counts() are those of its counts(), where they were asked for; else there are none.
 //   I3  sums() are, bit for bit, those of its sum(): in order of occurrence, in float64, rounded once.
 //
@@ -30,14 +30,14 @@ class SummedBatch {
  public:
   // `rows` is keys x dim. `counting`: with counts().
   SummedBatch(std::span<const std::uint64_t> keys, std::span<const float> rows, std::size_t dim, Slots slots,
-              Pool& pool, KeyBatchScratch& scratch, bool counting = false);
+              ThreadPool& pool, KeyBatchScratch& scratch, bool counting = false);
 
   std::size_t size() const noexcept { return size_; }  // unique keys
   std::size_t dim() const noexcept { return dim_; }
   Slots slots() const noexcept { return slots_; }
 
   std::span<const std::uint64_t> hashes() const noexcept { return {hashes_, size_}; }
-  std::span<const std::uint64_t> begins() const noexcept { return {begins_, slots_.count() + 1}; }
+  std::span<const std::uint64_t> offsets() const noexcept { return {offsets_, slots_.count() + 1}; }
   std::span<const float> sums() const noexcept { return {sums_.data(), size_ * dim_}; }
   // How often each hash occurs.
   std::span<const std::uint32_t> counts() const noexcept {
@@ -50,7 +50,7 @@ class SummedBatch {
   std::size_t size_ = 0;
   Buffer<std::uint64_t> memory_;  // of hashes and begins
   std::uint64_t* hashes_ = nullptr;
-  std::uint64_t* begins_ = nullptr;
+  std::uint64_t* offsets_ = nullptr;
   Buffer<float> sums_;
   Buffer<std::uint32_t> counts_;
 };

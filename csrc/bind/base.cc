@@ -38,13 +38,13 @@ std::uint32_t checksum(const py::buffer& buffer, std::uint32_t before) {
 }  // namespace
 
 void add_base(py::module_& module) {
-  py::class_<Workers>(module, "Workers")
+  py::class_<PoolWithScratch>(module, "ThreadPool")
       .def(py::init<std::size_t>(), py::arg("threads"))
-      .def_property_readonly("threads", [](const Workers& workers) { return workers.pool.threads(); });
-  // `team`: the address of a TeamRun.
+      .def_property_readonly("threads", [](const PoolWithScratch& pool) { return pool.threads.threads(); });
+  // `team`: the address of a ParallelRun.
   module.def(
       "borrow",
-      [](std::uintptr_t team, std::size_t threads) { borrow(reinterpret_cast<TeamRun>(team), threads); },
+      [](std::uintptr_t team, std::size_t threads) { borrow(reinterpret_cast<ParallelRun>(team), threads); },
       py::arg("team"), py::arg("threads"));
   module.def(
       "mix", [](const Array<Word>& keys) { return mapped(keys, [](Word key) { return mix(key); }); },

@@ -17,49 +17,49 @@ namespace shoal::bind {
 
 namespace {
 
-std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots, Workers& workers,
-                                     std::optional<std::uint64_t> last) {
+std::unique_ptr<KeyBatch> make_batch(const Array<std::uint64_t>& keys, std::size_t slots,
+                                     PoolWithScratch& pool, std::optional<std::uint64_t> last) {
   const auto given = in(keys);
   const py::gil_scoped_release nogil;
-  return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-    return std::make_unique<KeyBatch>(given, Slots(slots), workers.pool, scratch, last);
+  return pool.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+    return std::make_unique<KeyBatch>(given, Slots(slots), pool.threads, scratch, last);
   });
 }
 
 std::unique_ptr<SummedBatch> make_summed(const Array<std::uint64_t>& keys, const Array<float>& rows,
-                                         std::size_t dim, std::size_t slots, Workers& workers,
+                                         std::size_t dim, std::size_t slots, PoolWithScratch& pool,
                                          bool counting) {
   const auto given = in(keys);
   const auto from = in(rows);
   const py::gil_scoped_release nogil;
-  return workers.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
-    return std::make_unique<SummedBatch>(given, from, dim, Slots(slots), workers.pool, scratch, counting);
+  return pool.with_scratch([&](KeyBatchScratch& scratch, GradientScratch& /*unused*/) {
+    return std::make_unique<SummedBatch>(given, from, dim, Slots(slots), pool.threads, scratch, counting);
   });
 }
 
 void sum(const KeyBatch& batch, const Array<float>& grads, std::size_t dim, Array<float>& sums,
-         Workers& workers) {
+         PoolWithScratch& pool) {
   const auto from = in(grads);
   const auto to = out(sums);
   const py::gil_scoped_release nogil;
-  batch.sum(from, dim, to, workers.pool);
+  batch.sum(from, dim, to, pool.threads);
 }
 
 // The rows of unique keys, given to every key of the batch as it came.
 void expand(const KeyBatch& batch, const Array<float>& rows, std::size_t dim, Array<float>& given,
-            Workers& workers) {
+            PoolWithScratch& pool) {
   const auto from = in(rows);
   const auto to = out(given);
-  SHOAL_CHECK(from.size() == batch.size() * dim && to.size() == batch.given() * dim,
+  SHOAL_CHECK(from.size() == batch.size() * dim && to.size() == batch.input_size() * dim,
               "expand takes one row a unique key and gives one row a key");
   const py::gil_scoped_release nogil;
-  batch.expand(from, dim, to, workers.pool);
+  batch.expand(from, dim, to, pool.threads);
 }
 
-bool is_of(const KeyBatch& batch, const Array<std::uint64_t>& keys, Workers& workers) {
+bool is_of(const KeyBatch& batch, const Array<std::uint64_t>& keys, PoolWithScratch& pool) {
   const auto given = in(keys);
   const py::gil_scoped_release nogil;
-  return batch.is_of(given, workers.pool);
+  return batch.is_of(given, pool.threads);
 }
 
 Array<std::uint32_t> counts(const KeyBatch& batch) {
@@ -69,7 +69,7 @@ Array<std::uint32_t> counts(const KeyBatch& batch) {
 }
 
 py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<float>>>& lists,
-                      std::size_t dim, Workers& workers) {
+                      std::size_t dim, PoolWithScratch& pool) {
   std::vector<SortedList> sorted;
   for (const auto& [hashes, grads] : lists) {
     sorted.push_back({in(hashes), in(grads), {}});
@@ -84,7 +84,7 @@ py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<fl
   {
     const py::gil_scoped_release nogil;
     MergeScratch scratch;
-    size = merge(sorted, dim, workers.pool, scratch, {all_hashes, all_grads, {}});
+    size = merge(sorted, dim, pool.threads, scratch, {all_hashes, all_grads, {}});
   }
   Array<std::uint64_t> hashes = fresh<std::uint64_t>(size);
   Array<float> grads = fresh<float>(size, dim);
@@ -97,10 +97,10 @@ py::tuple merge_lists(const std::vector<std::pair<Array<std::uint64_t>, Array<fl
 
 void add_batch(py::module_& module) {
   py::class_<KeyBatch>(module, "KeyBatch")
-      .def(py::init(&make_batch), py::arg("keys").noconvert(), py::arg("slots"), py::arg("workers"),
+      .def(py::init(&make_batch), py::arg("keys").noconvert(), py::arg("slots"), py::arg("pool"),
            py::arg("last") = py::none())
       .def("__len__", &KeyBatch::size)
-      .def_property_readonly("given", &KeyBatch::given)
+      .def_property_readonly("input_size", &KeyBatch::input_size)
       .def_property_readonly("slots", [](const KeyBatch& batch) { return batch.slots().count(); })
       .def_property_readonly(
           "hashes", [](const py::object& self) { return view(self.cast<const KeyBatch&>().hashes(), self); })
@@ -108,17 +108,18 @@ void add_batch(py::module_& module) {
           "inverse",
           [](const py::object& self) { return view(self.cast<const KeyBatch&>().inverse(), self); })
       .def_property_readonly(
-          "begins", [](const py::object& self) { return view(self.cast<const KeyBatch&>().begins(), self); })
+          "offsets",
+          [](const py::object& self) { return view(self.cast<const KeyBatch&>().offsets(), self); })
       .def("counts", &counts)
       .def("sum", &sum, py::arg("grads").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
-           py::arg("workers"))
+           py::arg("pool"))
       .def("expand", &expand, py::arg("rows").noconvert(), py::arg("dim"), py::arg("out").noconvert(),
-           py::arg("workers"))
-      .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("workers"))
+           py::arg("pool"))
+      .def("is_of", &is_of, py::arg("keys").noconvert(), py::arg("pool"))
       .def("verify", &KeyBatch::verify);
   py::class_<SummedBatch>(module, "SummedBatch")
       .def(py::init(&make_summed), py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("dim"),
-           py::arg("slots"), py::arg("workers"), py::arg("counting") = false)
+           py::arg("slots"), py::arg("pool"), py::arg("counting") = false)
       .def("__len__", &SummedBatch::size)
       .def("counts",
            [](const py::object& self) {
@@ -130,13 +131,13 @@ void add_batch(py::module_& module) {
           "hashes",
           [](const py::object& self) { return view(self.cast<const SummedBatch&>().hashes(), self); })
       .def_property_readonly(
-          "begins",
-          [](const py::object& self) { return view(self.cast<const SummedBatch&>().begins(), self); })
+          "offsets",
+          [](const py::object& self) { return view(self.cast<const SummedBatch&>().offsets(), self); })
       .def_property_readonly("sums", [](const py::object& self) {
         const auto& batch = self.cast<const SummedBatch&>();
         return view(batch.sums(), self).reshape({batch.size(), batch.dim()});
       });
-  module.def("merge", &merge_lists, py::arg("lists"), py::arg("dim"), py::arg("workers"));
+  module.def("merge", &merge_lists, py::arg("lists"), py::arg("dim"), py::arg("pool"));
 }
 
 }  // namespace shoal::bind

@@ -22,9 +22,9 @@
 namespace shoal::bind {
 
 // A pool with the working memory that its callers share. A caller that finds it taken works with memory of its own.
-class Workers {
+class PoolWithScratch {
  public:
-  explicit Workers(std::size_t threads) : pool(threads) {}
+  explicit PoolWithScratch(std::size_t count) : threads(count) {}
 
   template <class Work>
   auto with_scratch(const Work& work) {
@@ -37,7 +37,7 @@ class Workers {
     return work(keys, gradients);
   }
 
-  Pool pool;
+  ThreadPool threads;
 
  private:
   std::mutex busy_;

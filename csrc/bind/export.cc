@@ -43,20 +43,21 @@ void add(ExportReader& reader, const Array<std::uint8_t>& file, const Array<std:
   }
 }
 
-void pull(const ExportReader& reader, const Array<std::uint64_t>& keys, Array<float>& rows, Workers& workers,
-          bool hashed) {
+void pull(const ExportReader& reader, const Array<std::uint64_t>& keys, Array<float>& rows,
+          PoolWithScratch& pool, bool hashed) {
   const auto from = in(keys);
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
-  reader.pull(from, hashed ? ExportReader::KeyKind::kHash : ExportReader::KeyKind::kKey, to, workers.pool);
+  reader.pull(from, hashed ? ExportReader::KeyKind::kHash : ExportReader::KeyKind::kKey, to, pool.threads);
 }
 
-Array<std::uint8_t> contains(const ExportReader& reader, const Array<std::uint64_t>& keys, Workers& workers) {
+Array<std::uint8_t> contains(const ExportReader& reader, const Array<std::uint64_t>& keys,
+                             PoolWithScratch& pool) {
   Array<std::uint8_t> there = fresh<std::uint8_t>(static_cast<std::size_t>(keys.size()));
   const auto from = in(keys);
   const auto to = out(there);
   const py::gil_scoped_release nogil;
-  reader.contains(from, ExportReader::KeyKind::kKey, to, workers.pool);
+  reader.contains(from, ExportReader::KeyKind::kKey, to, pool.threads);
   return there;
 }
 
@@ -86,7 +87,7 @@ py::tuple difference(const ExportReader& reader, std::size_t slot, const Array<s
   return rows_of(changed, now, reader.form().dim());
 }
 
-// The same within the ranges that a Changed has saved.
+// The same within the ranges that a DirtyRanges has saved.
 py::tuple difference_in(const ExportReader& reader, std::size_t slot, const Array<std::uint64_t>& hashes,
                         const Array<float>& weights, unsigned bits, std::size_t count,
                         const Array<std::uint8_t>& ranges) {
@@ -99,7 +100,7 @@ py::tuple difference_in(const ExportReader& reader, std::size_t slot, const Arra
   {
     const py::gil_scoped_release nogil;
     std::vector<ExportReader::HashRange> within;
-    Changed(reader.slots(), bits, count, saved).each_run([&](std::uint64_t first, std::uint64_t last) {
+    DirtyRanges(reader.slots(), bits, count, saved).each_run([&](std::uint64_t first, std::uint64_t last) {
       within.push_back({first, last});
     });
     reader.difference(which, from, rows, changed, now, within);
@@ -136,9 +137,9 @@ void add_export(py::module_& module) {
            py::arg("init_parameter"), py::arg("init_seed"), py::arg("slots"))
       .def("add_layer", &ExportReader::add_layer)
       .def("add", &add, py::arg("file").noconvert(), py::arg("sections").noconvert(), py::keep_alive<1, 2>())
-      .def("pull", &pull, py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("workers"),
+      .def("pull", &pull, py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("pool"),
            py::arg("hashed") = false)
-      .def("contains", &contains, py::arg("keys").noconvert(), py::arg("workers"))
+      .def("contains", &contains, py::arg("keys").noconvert(), py::arg("pool"))
       .def("read_slot", &read_slot, py::arg("slot"))
       .def("difference", &difference, py::arg("slot"), py::arg("hashes").noconvert(),
            py::arg("weights").noconvert())

@@ -34,18 +34,18 @@ Examples examples_of(const Array<std::int64_t>& indptr, const Floats& values, co
 }
 
 Array<double> logistic_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
-                               bool bias, const Array<float>& weights, Workers& workers) {
+                               bool bias, const Array<float>& weights, PoolWithScratch& pool) {
   const Examples examples = examples_of(indptr, values, batch, bias);
   Array<double> result = fresh<double>(examples.size());
   const auto to = out(result);
   const auto given = in(weights);
   const py::gil_scoped_release nogil;
-  margins(examples, given, to, workers.pool);
+  margins(examples, given, to, pool.threads);
   return result;
 }
 
 py::tuple logistic_losses(const Array<double>& margins, const Array<float>& labels, const Floats& weights,
-                          Workers& workers) {
+                          PoolWithScratch& pool) {
   Array<double> slopes = fresh<double>(static_cast<std::size_t>(margins.size()));
   const auto to = out(slopes);
   const auto from = in(margins);
@@ -54,31 +54,31 @@ py::tuple logistic_losses(const Array<double>& margins, const Array<float>& labe
   double sum = 0;
   {
     const py::gil_scoped_release nogil;
-    sum = losses(from, truth, scale, to, workers.pool);
+    sum = losses(from, truth, scale, to, pool.threads);
   }
   return py::make_tuple(sum, slopes);
 }
 
 Array<float> logistic_gradient(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
-                               bool bias, const Array<double>& slopes, Workers& workers) {
+                               bool bias, const Array<double>& slopes, PoolWithScratch& pool) {
   const Examples examples = examples_of(indptr, values, batch, bias);
   Array<float> result = fresh<float>(batch.size());
   const auto to = out(result);
   const auto from = in(slopes);
   const py::gil_scoped_release nogil;
-  workers.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
-    gradient(examples, from, {batch.order(), batch.firsts()}, to, workers.pool, scratch);
+  pool.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
+    gradient(examples, from, {batch.order(), batch.group_offsets()}, to, pool.threads, scratch);
     return 0;
   });
   return result;
 }
 
-Array<double> logistic_probabilities(const Array<double>& margins, Workers& workers) {
+Array<double> logistic_probabilities(const Array<double>& margins, PoolWithScratch& pool) {
   Array<double> result = fresh<double>(static_cast<std::size_t>(margins.size()));
   const auto to = out(result);
   const auto from = in(margins);
   const py::gil_scoped_release nogil;
-  probabilities(from, to, workers.pool);
+  probabilities(from, to, pool.threads);
   return result;
 }
 
@@ -112,7 +112,8 @@ std::size_t dim_of(const Array<float>& rows, const char* name) {
 }
 
 py::tuple fm_margins(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
-                     bool bias, const Array<float>& weights, const Array<float>& factors, Workers& workers) {
+                     bool bias, const Array<float>& weights, const Array<float>& factors,
+                     PoolWithScratch& pool) {
   const Examples examples = examples_of(indptr, values, batch, bias);
   const std::size_t dim = dim_of(factors, "factors");
   Array<double> margins = fresh<double>(examples.size());
@@ -123,14 +124,14 @@ py::tuple fm_margins(const Array<std::int64_t>& indptr, const Floats& values, co
   const auto rows = in(factors);
   {
     const py::gil_scoped_release nogil;
-    shoal::fm_margins(examples, linear, rows, dim, to, to_sums, workers.pool);
+    shoal::fm_margins(examples, linear, rows, dim, to, to_sums, pool.threads);
   }
   return py::make_tuple(margins, sums);
 }
 
 Array<float> fm_gradient(const Array<std::int64_t>& indptr, const Floats& values, const KeyBatch& batch,
                          bool bias, const Array<float>& factors, const Array<double>& sums,
-                         const Array<double>& slopes, Workers& workers) {
+                         const Array<double>& slopes, PoolWithScratch& pool) {
   const Examples examples = examples_of(indptr, values, batch, bias);
   const std::size_t dim = dim_of(factors, "factors");
   Array<float> result = fresh<float>(batch.size(), dim);
@@ -139,9 +140,9 @@ Array<float> fm_gradient(const Array<std::int64_t>& indptr, const Floats& values
   const auto from_sums = in(sums);
   const auto from = in(slopes);
   const py::gil_scoped_release nogil;
-  workers.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
-    shoal::fm_gradient(examples, rows, dim, from_sums, from, {batch.order(), batch.firsts()}, to,
-                       workers.pool, scratch);
+  pool.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
+    shoal::fm_gradient(examples, rows, dim, from_sums, from, {batch.order(), batch.group_offsets()}, to,
+                       pool.threads, scratch);
     return 0;
   });
   return result;
@@ -156,7 +157,8 @@ Pooling pooling_of(const std::string& name) {
 
 // The winners of a max, else none.
 Winners pool_rows(const std::string& pooling, const Array<std::int64_t>& indptr, const Floats& values,
-                  const KeyBatch& batch, const Array<float>& rows, Array<float>& pooled, Workers& workers) {
+                  const KeyBatch& batch, const Array<float>& rows, Array<float>& pooled,
+                  PoolWithScratch& pool) {
   const Pooling how = pooling_of(pooling);
   const Examples bags = examples_of(indptr, values, batch, false);
   const std::size_t dim = dim_of(rows, "rows");
@@ -166,14 +168,14 @@ Winners pool_rows(const std::string& pooling, const Array<std::int64_t>& indptr,
   const auto to = out(pooled);
   {
     const py::gil_scoped_release nogil;
-    shoal::pool_rows(how, bags, from, dim, to, to_winners, workers.pool);
+    shoal::pool_rows(how, bags, from, dim, to, to_winners, pool.threads);
   }
   return winners;
 }
 
 void pool_gradient(const std::string& pooling, const Array<std::int64_t>& indptr, const Floats& values,
                    const KeyBatch& batch, const Array<float>& grads, const Winners& winners,
-                   Array<float>& sums, Workers& workers) {
+                   Array<float>& sums, PoolWithScratch& pool) {
   const Pooling how = pooling_of(pooling);
   const Examples bags = examples_of(indptr, values, batch, false);
   const std::size_t dim = dim_of(grads, "grads");
@@ -181,23 +183,24 @@ void pool_gradient(const std::string& pooling, const Array<std::int64_t>& indptr
   const auto from = in(grads);
   const auto won = winners ? in(*winners) : std::span<const std::uint32_t>{};
   const py::gil_scoped_release nogil;
-  workers.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
-    shoal::pool_gradient(how, bags, from, won, dim, {batch.order(), batch.firsts()}, to, workers.pool,
+  pool.with_scratch([&](KeyBatchScratch& /*unused*/, GradientScratch& scratch) {
+    shoal::pool_gradient(how, bags, from, won, dim, {batch.order(), batch.group_offsets()}, to, pool.threads,
                          scratch);
     return 0;
   });
 }
 
 Array<float> pool_values_gradient(const Array<std::int64_t>& indptr, const KeyBatch& batch,
-                                  const Array<float>& rows, const Array<float>& grads, Workers& workers) {
+                                  const Array<float>& rows, const Array<float>& grads,
+                                  PoolWithScratch& pool) {
   const Examples bags = examples_of(indptr, std::nullopt, batch, false);
   const std::size_t dim = dim_of(rows, "rows");
-  Array<float> result = fresh<float>(batch.given());
+  Array<float> result = fresh<float>(batch.input_size());
   const auto to = out(result);
   const auto from = in(rows);
   const auto slopes = in(grads);
   const py::gil_scoped_release nogil;
-  shoal::pool_values_gradient(bags, from, slopes, dim, to, workers.pool);
+  shoal::pool_values_gradient(bags, from, slopes, dim, to, pool.threads);
   return result;
 }
 
@@ -206,30 +209,30 @@ Array<float> pool_values_gradient(const Array<std::int64_t>& indptr, const KeyBa
 void add_kernel(py::module_& module) {
   module.def("logistic_margins", &logistic_margins, py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("weights").noconvert(),
-             py::arg("workers"));
+             py::arg("pool"));
   module.def("logistic_losses", &logistic_losses, py::arg("margins").noconvert(),
-             py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("workers"));
+             py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("pool"));
   module.def("logistic_gradient", &logistic_gradient, py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("bias"), py::arg("slopes").noconvert(),
-             py::arg("workers"));
+             py::arg("pool"));
   module.def("fm_margins", &fm_margins, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
              py::arg("batch"), py::arg("bias"), py::arg("weights").noconvert(),
-             py::arg("factors").noconvert(), py::arg("workers"));
+             py::arg("factors").noconvert(), py::arg("pool"));
   module.def("fm_gradient", &fm_gradient, py::arg("indptr").noconvert(), py::arg("values").noconvert(),
              py::arg("batch"), py::arg("bias"), py::arg("factors").noconvert(), py::arg("sums").noconvert(),
-             py::arg("slopes").noconvert(), py::arg("workers"));
+             py::arg("slopes").noconvert(), py::arg("pool"));
   module.def("interact", &interact, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
              py::arg("values").noconvert(), py::arg("fields").noconvert(), py::arg("pairs").noconvert());
   module.def("pool_rows", &pool_rows, py::arg("pooling"), py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("rows").noconvert(),
-             py::arg("out").noconvert(), py::arg("workers"));
+             py::arg("out").noconvert(), py::arg("pool"));
   module.def("pool_gradient", &pool_gradient, py::arg("pooling"), py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("grads").noconvert(),
-             py::arg("winners").noconvert(), py::arg("out").noconvert(), py::arg("workers"));
+             py::arg("winners").noconvert(), py::arg("out").noconvert(), py::arg("pool"));
   module.def("pool_values_gradient", &pool_values_gradient, py::arg("indptr").noconvert(), py::arg("batch"),
-             py::arg("rows").noconvert(), py::arg("grads").noconvert(), py::arg("workers"));
+             py::arg("rows").noconvert(), py::arg("grads").noconvert(), py::arg("pool"));
   module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),
-             py::arg("workers"));
+             py::arg("pool"));
 }
 
 }  // namespace shoal::bind

@@ -21,7 +21,7 @@ namespace {
 
 template <class Batch>
 SlotSlices slices(const Batch& batch) {
-  return {batch.hashes(), batch.begins()};
+  return {batch.hashes(), batch.offsets()};
 }
 
 Dtype dtype_of(const std::string& name) {
@@ -33,50 +33,51 @@ Dtype dtype_of(const std::string& name) {
 std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, const std::string& optimizer,
                                   std::map<std::string, double> params, const std::string& init,
                                   double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
-                                  std::size_t slots, Workers& workers, const std::optional<NamedForm>& admit,
-                                  const std::vector<NamedForm>& expire, Budget* budget) {
+                                  std::size_t slots, PoolWithScratch& pool,
+                                  const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire,
+                                  Budget* budget) {
   return std::make_unique<Shard>(make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter,
                                            init_seed, seed, admit, expire),
-                                 Slots(slots), workers.pool, Locks::kBySlot, budget);
+                                 Slots(slots), pool.threads, Locks::kBySlot, budget);
 }
 
-void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows, Whereabouts* where) {
+void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows, RowLocations* locations) {
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
-  shard.pull(slices(batch), to, where);
+  shard.pull(slices(batch), to, locations);
 }
 
-void pull_given(const Shard& shard, const KeyBatch& batch, Array<float>& rows, Whereabouts* where) {
+void pull_per_key(const Shard& shard, const KeyBatch& batch, Array<float>& rows, RowLocations* locations) {
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
-  shard.pull_given(batch, to, where);
+  shard.pull_per_key(batch, to, locations);
 }
 
-void locate(const Shard& shard, const KeyBatch& batch, Whereabouts& where) {
+void locate(const Shard& shard, const KeyBatch& batch, RowLocations& locations) {
   const py::gil_scoped_release nogil;
-  shard.locate(slices(batch), where);
+  shard.locate(slices(batch), locations);
 }
 
-std::uint64_t push_given(Shard& shard, const KeyBatch& batch, const Array<float>& grads,
-                         const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
-                         const Whereabouts* where) {
+std::uint64_t push_per_key(Shard& shard, const KeyBatch& batch, const Array<float>& grads,
+                           const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
+                           const RowLocations* locations) {
   const auto from = in(grads);
-  const Sightings sightings{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
-                            .clock = clock};
+  const OccurrenceCounts occurrences{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
+                                     .clock = clock};
   const py::gil_scoped_release nogil;
-  return shard.push_given(batch, from, sightings, where);
+  return shard.push_per_key(batch, from, occurrences, locations);
 }
 
 template <class Batch>
 std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads,
                    const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
-                   const Whereabouts* where) {
+                   const RowLocations* locations) {
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
-  const Sightings sightings{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
-                            .clock = clock};
+  const OccurrenceCounts occurrences{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
+                                     .clock = clock};
   const py::gil_scoped_release nogil;
-  return shard.push(slices(batch), from, sightings, nullptr, where);
+  return shard.push(slices(batch), from, occurrences, nullptr, locations);
 }
 
 void assign(Shard& shard, const KeyBatch& batch, const Array<float>& rows, std::uint32_t clock) {
@@ -115,11 +116,11 @@ std::vector<std::string> columns(const Shard& shard) {
   return all;
 }
 
-Array<std::uint32_t> marks(const Shard& shard, const KeyBatch& batch, std::size_t k) {
+Array<std::uint32_t> metadata(const Shard& shard, const KeyBatch& batch, std::size_t k) {
   Array<std::uint32_t> values = fresh<std::uint32_t>(batch.size());
   const auto to = out(values);
   const py::gil_scoped_release nogil;
-  shard.marks(slices(batch), k, to);
+  shard.metadata(slices(batch), k, to);
   return values;
 }
 
@@ -189,7 +190,8 @@ py::tuple merge(const Shard& shard, std::size_t cut, std::size_t base_rows, cons
   std::size_t rows = 0;
   {
     const py::gil_scoped_release nogil;
-    rows = shard.merge(base_rows, from, delta_rows, over, Changed(Slots(cut), bits, count, saved), merged);
+    rows =
+        shard.merge(base_rows, from, delta_rows, over, DirtyRanges(Slots(cut), bits, count, saved), merged);
   }
   return py::make_tuple(rows, owned(std::move(merged)));
 }
@@ -372,32 +374,34 @@ void add_shard(py::module_& module) {
         Lifecycle::expiry({name, std::move(params)});
       },
       py::arg("name"), py::arg("params"));
-  py::class_<Whereabouts>(module, "Whereabouts")
-      .def(py::init([](const KeyBatch& batch) { return std::make_unique<Whereabouts>(batch.hashes()); }),
+  py::class_<RowLocations>(module, "RowLocations")
+      .def(py::init([](const KeyBatch& batch) { return std::make_unique<RowLocations>(batch.hashes()); }),
            py::arg("batch"), py::keep_alive<1, 2>());
   py::class_<Shard>(module, "Shard")
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
-           py::arg("slots"), py::arg("workers"), py::arg("admit") = py::none(),
-           py::arg("expire") = py::list(), py::arg("budget") = py::none(), py::keep_alive<1, 11>(),
-           py::keep_alive<1, 14>())
-      .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert(), py::arg("where") = py::none())
-      .def("pull_given", &pull_given, py::arg("batch"), py::arg("rows").noconvert(),
-           py::arg("where") = py::none())
-      .def("locate", &locate, py::arg("batch"), py::arg("where"))
+           py::arg("slots"), py::arg("pool"), py::arg("admit") = py::none(), py::arg("expire") = py::list(),
+           py::arg("budget") = py::none(), py::keep_alive<1, 11>(), py::keep_alive<1, 14>())
+      .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert(), py::arg("locations") = py::none())
+      .def("pull_per_key", &pull_per_key, py::arg("batch"), py::arg("rows").noconvert(),
+           py::arg("locations") = py::none())
+      .def("locate", &locate, py::arg("batch"), py::arg("locations"))
       .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
-           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0, py::arg("where") = py::none())
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
+           py::arg("locations") = py::none())
       .def("push", &push<SummedBatch>, py::arg("batch"), py::arg("grads").noconvert(),
-           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0, py::arg("where") = py::none())
-      .def("push_given", &push_given, py::arg("batch"), py::arg("grads").noconvert(),
-           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0, py::arg("where") = py::none())
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
+           py::arg("locations") = py::none())
+      .def("push_per_key", &push_per_key, py::arg("batch"), py::arg("grads").noconvert(),
+           py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
+           py::arg("locations") = py::none())
       .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert(), py::arg("clock") = 0)
       .def("erase", &erase, py::arg("batch"))
       .def("contains", &contains, py::arg("batch"))
       .def("columns", &columns)
       .def("state", &state, py::arg("batch"), py::arg("column"))
-      .def("mark_names", [](const Shard& shard) { return shard.rows().marks().names(); })
-      .def("marks", &marks, py::arg("batch"), py::arg("k"))
+      .def("metadata_names", [](const Shard& shard) { return shard.rows().metadata().names(); })
+      .def("metadata", &metadata, py::arg("batch"), py::arg("k"))
       .def("section", &section, py::arg("slot"))
       .def("restore", &restore, py::arg("rows"), py::arg("section").noconvert())
       .def("reserve", &reserve, py::arg("rows"))
@@ -417,8 +421,8 @@ void add_shard(py::module_& module) {
       .def("merge", &merge, py::arg("cut"), py::arg("base_rows"), py::arg("base").noconvert(),
            py::arg("delta_rows"), py::arg("delta").noconvert(), py::arg("bits"), py::arg("count"),
            py::arg("ranges").noconvert())
-      .def("freeze", &Shard::freeze, py::call_guard<py::gil_scoped_release>())
-      .def("thaw", &Shard::thaw)
+      .def("pause_writers", &Shard::pause_writers, py::call_guard<py::gil_scoped_release>())
+      .def("resume_writers", &Shard::resume_writers)
       .def("table_clock", &Shard::table_clock, py::arg("store_clock"))
       .def("set_clock", &Shard::set_clock, py::arg("table_clock"), py::arg("store_clock"))
       .def_property("step", &Shard::step, &Shard::set_step)

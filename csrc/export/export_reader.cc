@@ -35,12 +35,12 @@ Section ExportReader::empty_section() noexcept {
           .count = 1,
           .rows_count = 0,
           .reach = 0,
-          .width = LineFormat::kWidest};
+          .width = LineFormat::kMaxDim};
 }
 
 void ExportReader::add_layer() {
   layers_.push_back(
-      {.indexes = std::vector<SlotIndexView>(slots_.count(), {kEmptyLine.data(), 1, LineFormat::kWidest}),
+      {.indexes = std::vector<SlotIndexView>(slots_.count(), {kEmptyLine.data(), 1, LineFormat::kMaxDim}),
        .row_arrays = std::vector<RowArrayView>(slots_.count(), {kEmptyLine.data(), 0}),
        .sections = std::vector<Section>(slots_.count(), empty_section())});
 }
@@ -48,7 +48,7 @@ void ExportReader::add_layer() {
 void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes) {
   const std::string where = "slot " + std::to_string(index_of(slot)) + ": ";
   SHOAL_CHECK(!layers_.empty() && index_of(slot) < slots_.count(), where + "there is no such slot");
-  SHOAL_CHECK(shape.width >= LineFormat::kNarrowest && shape.width <= LineFormat::kWidest,
+  SHOAL_CHECK(shape.width >= LineFormat::kMinRowBytes && shape.width <= LineFormat::kMaxDim,
               where + "hashes of " + std::to_string(shape.width) + " bytes instead of 5 to 8");
   SHOAL_CHECK(shape.homes >= 1 && shape.homes <= shape.lines && shape.lines <= bytes.size() / kCacheLine &&
                   shape.rows <= bytes.size() && shape.reach < shape.lines &&
@@ -105,13 +105,13 @@ void ExportReader::probe_older_layers(Run& run, std::span<const std::uint16_t> o
 // keys, whose first key has the index `first`. Each stage is one run behind the stage before it, so that what it reads has
 // been prefetched.
 template <class Visitor>
-void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
+void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
                                 const Visitor& visitor) const {
-  const Pieces pieces{keys.size(), parts_for(keys.size(), kMinKeysPerPart, pool.threads())};
+  const Partition partition{keys.size(), parts_for(keys.size(), kMinKeysPerPart, pool.threads())};
   const Layer* const newest = layers_.empty() ? nullptr : &layers_.back();
   const auto part = [&](std::size_t p) {
-    const std::size_t begin = pieces.begin(p);
-    const std::size_t end = pieces.begin(p + 1);
+    const std::size_t begin = partition.begin(p);
+    const std::size_t end = partition.begin(p + 1);
     const std::size_t runs = (end - begin + Run::kMaxSize - 1) / Run::kMaxSize;
     std::array<Run, 4> ring;
     const auto run_of = [&](std::size_t r) -> Run& { return ring[r % ring.size()]; };
@@ -150,16 +150,16 @@ void ExportReader::for_each_run(std::span<const std::uint64_t> keys, KeyKind by,
       }
     }
   };
-  if (pieces.parts == 1) {
+  if (partition.parts == 1) {
     part(0);
   } else {
-    pool.run(pieces.parts, part);
+    pool.run(partition.parts, part);
   }
 }
 
 // Calls use(run, first) once run.rows are known.
 template <class Use>
-void ExportReader::for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
+void ExportReader::for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
                                         const Use& use) const {
   struct Visitor {
     const ExportReader& of;
@@ -196,7 +196,7 @@ void ExportReader::for_each_run_of_rows(std::span<const std::uint64_t> keys, Key
 
 // Rows of one weight: most are read from the line that holds their hash.
 void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
-                                Pool& pool) const {
+                                ThreadPool& pool) const {
   struct Visitor {
     const ExportReader& of;
     float* weights;
@@ -269,7 +269,7 @@ float ExportReader::scale_of(const std::byte* row) const noexcept {
 }
 
 void ExportReader::pull(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
-                        Pool& pool) const {
+                        ThreadPool& pool) const {
   const std::size_t dim = form_.dim();
   SHOAL_CHECK(weights.size() == keys.size() * dim, "weights must be len(keys) x dim");
   if (dim == 1) {
@@ -286,7 +286,7 @@ void ExportReader::pull(std::span<const std::uint64_t> keys, KeyKind by, std::sp
 }
 
 void ExportReader::contains(std::span<const std::uint64_t> keys, KeyKind by, std::span<std::uint8_t> there,
-                            Pool& pool) const {
+                            ThreadPool& pool) const {
   SHOAL_CHECK(there.size() == keys.size(), "there must be one answer for each key");
   for_each_run_of_rows(keys, by, pool, [&](const Run& run, std::size_t first) {
     for (std::size_t i = 0; i < run.size; ++i) {

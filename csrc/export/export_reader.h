@@ -47,10 +47,11 @@ class ExportReader {
   enum class KeyKind : std::uint8_t { kKey, kHash };
 
   // Writes dim weights for each key. Keys may come in any order, with duplicates.
-  void pull(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights, Pool& pool) const;
+  void pull(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
+            ThreadPool& pool) const;
   // Writes 1 for each key that has a row, else 0.
   void contains(std::span<const std::uint64_t> keys, KeyKind by, std::span<std::uint8_t> there,
-                Pool& pool) const;
+                ThreadPool& pool) const;
 
   // The rows of a slot, merged over all layers, in ascending order of hash. std::invalid_argument if a section's hashes do
   // not ascend: it is damaged.
@@ -92,13 +93,13 @@ class ExportReader {
   float scale_of(const std::byte* row) const noexcept;
   bool is_missing(const std::byte* row) const noexcept { return row == nullptr || form_.is_removed(row); }
   template <class Visitor>
-  void for_each_run(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
+  void for_each_run(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
                     const Visitor& visitor) const;
   template <class Use>
-  void for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, Pool& pool,
+  void for_each_run_of_rows(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
                             const Use& use) const;
   void pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
-                    Pool& pool) const;
+                    ThreadPool& pool) const;
 
   // A row of a slot while its layers are merged.
   struct Entry {

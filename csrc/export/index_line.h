@@ -39,8 +39,8 @@
 namespace shoal {
 
 struct LineFormat {
-  static constexpr std::size_t kNarrowest = 5;  // bytes of a hash
-  static constexpr std::size_t kWidest = 8;
+  static constexpr std::size_t kMinRowBytes = 5;  // bytes of a hash
+  static constexpr std::size_t kMaxDim = 8;
   static constexpr std::size_t kFirstRow = 59;
   static constexpr std::size_t kScale = 61;
   static constexpr std::size_t kReach = 63;
@@ -61,7 +61,7 @@ struct LineFormat {
   LineFormat(const RowFormat& form, std::size_t bytes_of_hash) noexcept
       : LineFormat(bytes_of_hash, form.is_inline() ? form.bytes() : 0) {}
 
-  std::size_t width = kWidest;
+  std::size_t width = kMaxDim;
   std::size_t row_bytes = 0;  // of a row within the line
   std::size_t lanes = 0;
   std::uint32_t high_mask = 0;
@@ -135,7 +135,7 @@ struct Homes {
 
   // Whether `width` bytes distinguish all hashes that one line may hold, if none is farther than `reach` from its home.
   bool are_distinct(std::size_t width, std::uint64_t reach) const noexcept {
-    if (width >= LineFormat::kWidest) {
+    if (width >= LineFormat::kMaxDim) {
       return true;
     }
     __extension__ using Wide = unsigned __int128;
@@ -152,7 +152,7 @@ struct Homes {
   }
   // The hash whose low `width` bytes are `stored`, in a line in which no hash is less than `least`.
   static std::uint64_t hash(std::uint64_t least, std::size_t width, std::uint64_t stored) noexcept {
-    if (width >= LineFormat::kWidest) {
+    if (width >= LineFormat::kMaxDim) {
       return stored;
     }
     const std::uint64_t mask = (std::uint64_t{1} << (8 * width)) - 1;

@@ -112,7 +112,7 @@ struct AnyWidth {
 struct ProbeKernels {
   static SHOAL_INLINE const LineFormat& form_of(const IndexProbe& by, const Run& run,
                                                 std::uint64_t hash) noexcept {
-    return by.forms_[run.layer.indexes[index_of(by.slots_.of(hash))].width - LineFormat::kNarrowest];
+    return by.forms_[run.layer.indexes[index_of(by.slots_.of(hash))].width - LineFormat::kMinRowBytes];
   }
 
   // Looks up one hash in one line by exact comparison. Returns 1 if it is absent here and the lines after this one, if there
@@ -395,7 +395,7 @@ IndexProbe::Kernels choose([[maybe_unused]] bool by_avx2) noexcept {
           ScalarKernels<Form, ScalarRow>::resolve};
 }
 
-// By width, from LineFormat::kNarrowest on; the last element is for mixed widths.
+// By width, from LineFormat::kMinRowBytes on; the last element is for mixed widths.
 template <std::size_t kRow, class ScalarRow = void>
 IndexProbe::KernelTable choose_each(bool by_avx2) noexcept {
   return {choose<FixedWidth<5, kRow>, ScalarRow>(by_avx2), choose<FixedWidth<6, kRow>, ScalarRow>(by_avx2),
@@ -438,7 +438,7 @@ void Run::set_next_lines(std::span<const std::byte* const> next) noexcept {
 IndexProbe::IndexProbe(const RowFormat& form, Slots slots) noexcept
     : form_(form), slots_(slots), lines_of_row_(lines_of(form.bytes())), kernels_(choose_kernels(form)) {
   for (std::size_t k = 0; k < forms_.size(); ++k) {
-    forms_[k] = LineFormat(form, LineFormat::kNarrowest + k);
+    forms_[k] = LineFormat(form, LineFormat::kMinRowBytes + k);
   }
 }
 

@@ -97,7 +97,7 @@ struct Run {
 
 class IndexProbe {
  public:
-  static constexpr std::size_t kWidths = LineFormat::kWidest - LineFormat::kNarrowest + 1;
+  static constexpr std::size_t kWidths = LineFormat::kMaxDim - LineFormat::kMinRowBytes + 1;
   struct Kernels {
     void (*probe)(const IndexProbe&, Run&) noexcept;
     void (*resolve)(const IndexProbe&, Run&) noexcept;
@@ -111,7 +111,7 @@ class IndexProbe {
   IndexProbe(const RowFormat& form, Slots slots) noexcept;
 
   const LineFormat& form_of(const Section& section) const noexcept {
-    return forms_[section.width - LineFormat::kNarrowest];
+    return forms_[section.width - LineFormat::kMinRowBytes];
   }
   // The row in a lane; null if a damaged line names a row beyond the last.
   const std::byte* row_of(const Section& section, const std::byte* line, unsigned lane) const noexcept;
@@ -138,7 +138,7 @@ class IndexProbe {
   static constexpr std::uint32_t kAbsent = 0xffffffffU;
 
   static std::size_t kernel_index(std::size_t width) noexcept {
-    return width == 0 ? kWidths : width - LineFormat::kNarrowest;
+    return width == 0 ? kWidths : width - LineFormat::kMinRowBytes;
   }
 
   const Section& section_of(const Run& run, std::uint64_t hash) const noexcept {

@@ -29,7 +29,7 @@ struct SectionShape {
   std::uint64_t homes = 0;
   std::uint64_t lines = 0;  // the homes, and the overflow lines after the last home
   std::uint64_t reach = 0;  // the distance of the hash that is farthest from its home
-  std::size_t width = LineFormat::kNarrowest;
+  std::size_t width = LineFormat::kMinRowBytes;
 
   std::size_t bytes(const RowFormat& form) const noexcept {
     const std::size_t behind = form.is_inline() ? 0 : rows * form.bytes();

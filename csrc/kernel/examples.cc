@@ -48,7 +48,7 @@ void check_sizes(std::size_t got, std::size_t examples, const char* name) {
 }
 
 std::span<const std::uint32_t> owners_of(const Examples& examples, Buffer<std::uint32_t>& buffer,
-                                         Pool& pool) {
+                                         ThreadPool& pool) {
   SHOAL_CHECK(examples.size() <= std::numeric_limits<std::uint32_t>::max(),
               "a batch has fewer than 2^32 examples, got " + std::to_string(examples.size()));
   const auto owners = buffer.claim(examples.columns.size());

@@ -36,7 +36,7 @@ struct Examples {
 // appended to the batch's keys, are passed over.
 struct Occurrences {
   std::span<const std::uint32_t> order;
-  std::span<const std::uint32_t> firsts;
+  std::span<const std::uint32_t> group_offsets;
 };
 
 // Throws unless the arrays fit together and each entry is one of so many unique keys.
@@ -49,37 +49,40 @@ inline std::size_t begin_of(const Examples& examples, std::size_t i) noexcept {
   return static_cast<std::size_t>(examples.indptr[i]);
 }
 
-inline constexpr std::size_t kLeastEntries = 16384;  // entries of one number each that are worth a thread
+inline constexpr std::size_t kMinEntries = 16384;  // entries of one number each that are worth a thread
 
 // Calls work(begin, end) for neighbouring examples, in as many parts as the entries are worth, at `numbers` numbers
 // each.
 template <class Work>
-void each_piece(const Examples& examples, Pool& pool, const Work& work, std::size_t numbers = 1) {
-  const Pieces pieces{examples.size(), std::min(examples.size(), parts_for(examples.columns.size() * numbers,
-                                                                           kLeastEntries, pool.threads()))};
-  pool.run(pieces.parts, [&](std::size_t p) { work(pieces.begin(p), pieces.begin(p + 1)); });
+void each_piece(const Examples& examples, ThreadPool& pool, const Work& work, std::size_t numbers = 1) {
+  const Partition partition{
+      examples.size(),
+      std::min(examples.size(), parts_for(examples.columns.size() * numbers, kMinEntries, pool.threads()))};
+  pool.run(partition.parts, [&](std::size_t p) { work(partition.begin(p), partition.begin(p + 1)); });
 }
 
 // Calls work(begin, end) for neighbouring keys, in pieces of as many places, cut where a key begins: keys differ, places
 // cost the same. A key is never divided.
 template <class Work>
-void each_run_of_keys(Occurrences occurrences, std::size_t numbers, Pool& pool, const Work& work) {
+void each_run_of_keys(Occurrences occurrences, std::size_t numbers, ThreadPool& pool, const Work& work) {
   const std::span<const std::uint32_t> order = occurrences.order;
-  const std::span<const std::uint32_t> firsts = occurrences.firsts;
-  const std::size_t keys = firsts.size() - 1;
+  const std::span<const std::uint32_t> group_offsets = occurrences.group_offsets;
+  const std::size_t keys = group_offsets.size() - 1;
   const std::size_t parts =
-      parts_for(order.size() * numbers, kLeastEntries, pool.threads() == 1 ? 1 : 4 * pool.threads());
-  const Pieces pieces{order.size(), parts};
+      parts_for(order.size() * numbers, kMinEntries, pool.threads() == 1 ? 1 : 4 * pool.threads());
+  const Partition partition{order.size(), parts};
   const auto key_at = [&](std::size_t p) {
-    const auto place = static_cast<std::uint32_t>(pieces.begin(p));
+    const auto place = static_cast<std::uint32_t>(partition.begin(p));
     return p == parts ? keys
-                      : static_cast<std::size_t>(std::lower_bound(firsts.begin(), firsts.end() - 1, place) -
-                                                 firsts.begin());
+                      : static_cast<std::size_t>(
+                            std::lower_bound(group_offsets.begin(), group_offsets.end() - 1, place) -
+                            group_offsets.begin());
   };
   pool.run(parts, [&](std::size_t p) { work(key_at(p), key_at(p + 1)); });
 }
 
 // The example of each entry, in memory of `buffer`. Fewer than 2^32 examples.
-std::span<const std::uint32_t> owners_of(const Examples& examples, Buffer<std::uint32_t>& buffer, Pool& pool);
+std::span<const std::uint32_t> owners_of(const Examples& examples, Buffer<std::uint32_t>& buffer,
+                                         ThreadPool& pool);
 
 }  // namespace shoal

@@ -18,7 +18,7 @@ void check_rows(std::size_t got, std::size_t rows, std::size_t dim, const char* 
 }
 
 // Columns are taken in strips of a width that the compiler knows: their sums stay in registers.
-constexpr std::size_t kWidest = 16;
+constexpr std::size_t kMaxDim = 16;
 
 struct Walk {
   const std::uint32_t* columns;
@@ -59,8 +59,8 @@ SHOAL_CLONES void add_interactions(const Walk& walk, const std::int64_t* indptr,
     double* const to = sums + i * walk.dim;
     double total = 0.0;
     std::size_t left = 0;
-    for (; left + kWidest <= walk.dim; left += kWidest) {
-      total += interactions<kWidest>(walk, begin, end, left, to);
+    for (; left + kMaxDim <= walk.dim; left += kMaxDim) {
+      total += interactions<kMaxDim>(walk, begin, end, left, to);
     }
     for (; left + 4 <= walk.dim; left += 4) {
       total += interactions<4>(walk, begin, end, left, to);
@@ -105,20 +105,20 @@ SHOAL_INLINE void add_up(const Way& way, std::size_t begin, std::size_t end, std
   }
 }
 
-SHOAL_CLONES void gradients_of(const Way& way, const std::uint32_t* firsts, const float* factors,
+SHOAL_CLONES void gradients_of(const Way& way, const std::uint32_t* group_offsets, const float* factors,
                                std::size_t first, std::size_t last, float* out) noexcept {
   for (std::size_t u = first; u < last; ++u) {
     const float* const v = factors + u * way.dim;
     float* const to = out + u * way.dim;
     std::size_t left = 0;
-    for (; left + kWidest <= way.dim; left += kWidest) {
-      add_up<kWidest>(way, firsts[u], firsts[u + 1], left, v, to);
+    for (; left + kMaxDim <= way.dim; left += kMaxDim) {
+      add_up<kMaxDim>(way, group_offsets[u], group_offsets[u + 1], left, v, to);
     }
     for (; left + 4 <= way.dim; left += 4) {
-      add_up<4>(way, firsts[u], firsts[u + 1], left, v, to);
+      add_up<4>(way, group_offsets[u], group_offsets[u + 1], left, v, to);
     }
     for (; left < way.dim; ++left) {
-      add_up<1>(way, firsts[u], firsts[u + 1], left, v, to);
+      add_up<1>(way, group_offsets[u], group_offsets[u + 1], left, v, to);
     }
   }
 }
@@ -130,7 +130,7 @@ const float* values_of(const Examples& examples) noexcept {
 }  // namespace
 
 void fm_margins(const Examples& examples, std::span<const float> weights, std::span<const float> factors,
-                std::size_t dim, std::span<double> out, std::span<double> sums, Pool& pool) {
+                std::size_t dim, std::span<double> out, std::span<double> sums, ThreadPool& pool) {
   SHOAL_CHECK(dim > 0, "dim must be 1 or more");
   check_rows(factors.size(), weights.size(), dim, "factors", "unique keys");
   check_rows(sums.size(), examples.size(), dim, "sums", "examples");
@@ -146,13 +146,14 @@ void fm_margins(const Examples& examples, std::span<const float> weights, std::s
 
 void fm_gradient(const Examples& examples, std::span<const float> factors, std::size_t dim,
                  std::span<const double> sums, std::span<const double> slopes, Occurrences occurrences,
-                 std::span<float> out, Pool& pool, GradientScratch& scratch) {
+                 std::span<float> out, ThreadPool& pool, GradientScratch& scratch) {
   SHOAL_CHECK(dim > 0, "dim must be 1 or more");
   const std::span<const std::uint32_t> order = occurrences.order;
-  const std::span<const std::uint32_t> firsts = occurrences.firsts;
-  SHOAL_CHECK(!firsts.empty() && order.size() == firsts.back() && order.size() >= examples.columns.size(),
+  const std::span<const std::uint32_t> group_offsets = occurrences.group_offsets;
+  SHOAL_CHECK(!group_offsets.empty() && order.size() == group_offsets.back() &&
+                  order.size() >= examples.columns.size(),
               "occurrences of another batch");
-  const std::size_t keys = firsts.size() - 1;
+  const std::size_t keys = group_offsets.size() - 1;
   const std::size_t entries = examples.columns.size();
   check_examples(examples, keys);
   check_rows(factors.size(), keys, dim, "factors", "unique keys");
@@ -162,7 +163,7 @@ void fm_gradient(const Examples& examples, std::span<const float> factors, std::
   const auto owners = owners_of(examples, scratch.owners, pool);
   const Way way{order.data(), owners.data(), values_of(examples), slopes.data(), sums.data(), entries, dim};
   each_run_of_keys(occurrences, dim, pool, [&](std::size_t begin, std::size_t end) {
-    gradients_of(way, firsts.data(), factors.data(), begin, end, out.data());
+    gradients_of(way, group_offsets.data(), factors.data(), begin, end, out.data());
   });
 }
 

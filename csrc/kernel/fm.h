@@ -34,12 +34,12 @@ namespace shoal {
 
 // Margins a: one for each example. `weights` has one number for each unique key, `factors` dim.
 void fm_margins(const Examples& examples, std::span<const float> weights, std::span<const float> factors,
-                std::size_t dim, std::span<double> out, std::span<double> sums, Pool& pool);
+                std::size_t dim, std::span<double> out, std::span<double> sums, ThreadPool& pool);
 
 // The gradient of each unique key's factors: `out` has dim numbers for each. `factors` and `sums` are those of
 // fm_margins.
 void fm_gradient(const Examples& examples, std::span<const float> factors, std::size_t dim,
                  std::span<const double> sums, std::span<const double> slopes, Occurrences occurrences,
-                 std::span<float> out, Pool& pool, GradientScratch& scratch);
+                 std::span<float> out, ThreadPool& pool, GradientScratch& scratch);
 
 }  // namespace shoal

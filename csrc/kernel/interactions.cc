@@ -68,9 +68,9 @@ void Interactions::count(const FieldedRows& rows, std::span<std::int64_t> indptr
     // Held to the limit step by step, so that no product of two counts wraps around.
     const auto add = [&](std::uint64_t more) {
       total += more;
-      SHOAL_CHECK(total <= kMost, "the interactions of row " + std::to_string(row) + " make more than " +
-                                      std::to_string(kMost) +
-                                      " features of a batch: pass smaller batches or fewer pairs");
+      SHOAL_CHECK(total <= kMax, "the interactions of row " + std::to_string(row) + " make more than " +
+                                     std::to_string(kMax) +
+                                     " features of a batch: pass smaller batches or fewer pairs");
     };
     add(end - begin);
     for (const auto& [first, second] : pairs_) {
@@ -94,8 +94,8 @@ void Interactions::write(const FieldedRows& rows, std::span<std::uint64_t> keys,
   };
   const auto value_of = [&](std::size_t i) { return rows.values.empty() ? 1.0F : rows.values[i]; };
   for (std::size_t row = 0; row + 1 < ends.size(); ++row) {
-    for (auto& places : places_) {
-      places.clear();
+    for (auto& positions : places_) {
+      positions.clear();
     }
     for (auto i = static_cast<std::size_t>(ends[row]); i < static_cast<std::size_t>(ends[row + 1]); ++i) {
       put(rows.keys[i], value_of(i));

@@ -37,13 +37,13 @@ constexpr std::uint64_t interaction_key(std::uint64_t first, std::uint64_t secon
 
 class Interactions {
  public:
-  static constexpr std::uint64_t kMost = std::uint64_t{1} << 32U;  // features of one batch
+  static constexpr std::uint64_t kMax = std::uint64_t{1} << 32U;  // features of one batch
 
   // Fields by twos. Throws if their number is odd.
   explicit Interactions(std::span<const std::uint64_t> pairs);
 
   // Writes where each row ends, its own features and the new ones. Throws unless the arrays fit together, or if there
-  // would be more than kMost features.
+  // would be more than kMax features.
   void count(const FieldedRows& rows, std::span<std::int64_t> indptr);
 
   // Writes the features of the rows that were counted last; no `values`: they are not asked for.

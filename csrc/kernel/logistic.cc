@@ -75,8 +75,8 @@ void shares_of(const Examples& examples, const double* slopes, std::size_t begin
 double bias_sum(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
                 const double* shares) noexcept {
   const std::size_t bias = *examples.bias;
-  std::size_t j = occurrences.firsts[bias];
-  const std::size_t last = occurrences.firsts[bias + 1];
+  std::size_t j = occurrences.group_offsets[bias];
+  const std::size_t last = occurrences.group_offsets[bias + 1];
   double sum = 0.0;
   for (std::size_t i = 0; i < examples.size(); ++i) {
     for (; j < last && occurrences.order[j] < begin_of(examples, i + 1); ++j) {
@@ -89,7 +89,8 @@ double bias_sum(const Examples& examples, std::span<const double> slopes, Occurr
 
 }  // namespace
 
-void margins(const Examples& examples, std::span<const float> weights, std::span<double> out, Pool& pool) {
+void margins(const Examples& examples, std::span<const float> weights, std::span<double> out,
+             ThreadPool& pool) {
   check_examples(examples, weights.size());
   check_sizes(out.size(), examples.size(), "margins");
   each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
@@ -116,7 +117,7 @@ Point point(double a) noexcept {
 
 template <bool sloped>
 double losses_of(std::span<const double> margins, std::span<const float> labels,
-                 std::span<const float> weights, std::span<double> slopes, Pool& pool) {
+                 std::span<const float> weights, std::span<double> slopes, ThreadPool& pool) {
   const std::size_t n = margins.size();
   check_sizes(labels.size(), n, "labels");
   SHOAL_CHECK(weights.empty() || weights.size() == n, "example weights must be one for each of the " +
@@ -165,20 +166,20 @@ double losses_of(std::span<const double> margins, std::span<const float> labels,
 }  // namespace
 
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
-              std::span<double> slopes, Pool& pool) {
+              std::span<double> slopes, ThreadPool& pool) {
   return losses_of<true>(margins, labels, weights, slopes, pool);
 }
 
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
-              Pool& pool) {
+              ThreadPool& pool) {
   return losses_of<false>(margins, labels, weights, {}, pool);
 }
 
-void probabilities(std::span<const double> margins, std::span<double> out, Pool& pool) {
+void probabilities(std::span<const double> margins, std::span<double> out, ThreadPool& pool) {
   check_sizes(out.size(), margins.size(), "probabilities");
-  const Pieces pieces{margins.size(), parts_for(margins.size(), kLossBlock, pool.threads())};
-  pool.run(pieces.parts, [&](std::size_t p) {
-    for (std::size_t i = pieces.begin(p); i < pieces.begin(p + 1); ++i) {
+  const Partition partition{margins.size(), parts_for(margins.size(), kLossBlock, pool.threads())};
+  pool.run(partition.parts, [&](std::size_t p) {
+    for (std::size_t i = partition.begin(p); i < partition.begin(p + 1); ++i) {
       const double e = std::exp(-std::abs(margins[i]));
       out[i] = (margins[i] >= 0.0 ? 1.0 : e) / (1.0 + e);
     }
@@ -186,13 +187,13 @@ void probabilities(std::span<const double> margins, std::span<double> out, Pool&
 }
 
 void gradient(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
-              std::span<float> out, Pool& pool, GradientScratch& scratch) {
+              std::span<float> out, ThreadPool& pool, GradientScratch& scratch) {
   check_examples(examples, out.size());
   check_sizes(slopes.size(), examples.size(), "slopes");
   const std::size_t entries = examples.columns.size();
   const bool ones = examples.values.empty();
   const std::size_t keys = out.size();
-  if (parts_for(entries, kLeastEntries, pool.threads()) <= 2) {
+  if (parts_for(entries, kMinEntries, pool.threads()) <= 2) {
     const auto sums = scratch.numbers.claim(keys);
     std::fill(sums.begin(), sums.end(), 0.0);
     (ones ? scatter<true> : scatter<false>)(examples, slopes.data(), sums.data());
@@ -200,17 +201,17 @@ void gradient(const Examples& examples, std::span<const double> slopes, Occurren
     return;
   }
   const std::span<const std::uint32_t> order = occurrences.order;
-  const std::span<const std::uint32_t> firsts = occurrences.firsts;
-  SHOAL_CHECK(firsts.size() == keys + 1 && order.size() >= entries, "occurrences of another batch");
+  const std::span<const std::uint32_t> group_offsets = occurrences.group_offsets;
+  SHOAL_CHECK(group_offsets.size() == keys + 1 && order.size() >= entries, "occurrences of another batch");
   const auto shares = scratch.numbers.claim(entries);
   each_piece(examples, pool, [&](std::size_t begin, std::size_t end) {
     (ones ? shares_of<true> : shares_of<false>)(examples, slopes.data(), begin, end, shares.data());
   });
-  const Pieces pieces{keys, 4 * pool.threads()};
-  pool.run(pieces.parts, [&](std::size_t p) {
-    for (std::size_t u = pieces.begin(p); u < pieces.begin(p + 1); ++u) {
+  const Partition partition{keys, 4 * pool.threads()};
+  pool.run(partition.parts, [&](std::size_t p) {
+    for (std::size_t u = partition.begin(p); u < partition.begin(p + 1); ++u) {
       double sum = 0.0;
-      for (std::size_t j = firsts[u]; j < firsts[u + 1]; ++j) {
+      for (std::size_t j = group_offsets[u]; j < group_offsets[u + 1]; ++j) {
         sum += order[j] < entries ? shares[order[j]] : 0.0;
       }
       out[u] = static_cast<float>(sum);

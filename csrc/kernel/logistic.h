@@ -30,19 +30,20 @@ namespace shoal {
 inline constexpr std::size_t kLossBlock = 1024;
 
 // Margins a: one for each example. `weights` has one number for each unique key.
-void margins(const Examples& examples, std::span<const float> weights, std::span<double> out, Pool& pool);
+void margins(const Examples& examples, std::span<const float> weights, std::span<double> out,
+             ThreadPool& pool);
 
 // Losses of the examples, times their weights: the sum is returned. Slopes likewise. Labels are 0 or 1; example weights
 // are finite and not negative, one for each example, or empty: each is 1.
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
-              std::span<double> slopes, Pool& pool);
+              std::span<double> slopes, ThreadPool& pool);
 
 // The same without slopes.
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
-              Pool& pool);
+              ThreadPool& pool);
 
 // Probabilities p of label 1.
-void probabilities(std::span<const double> margins, std::span<double> out, Pool& pool);
+void probabilities(std::span<const double> margins, std::span<double> out, ThreadPool& pool);
 
 // Working memory of the gradients of this kernel and of fm.h, worth keeping. One call at a time.
 struct GradientScratch {
@@ -52,6 +53,6 @@ struct GradientScratch {
 
 // The gradient of each unique key: `out` has one number for each. A key without entries gets 0.
 void gradient(const Examples& examples, std::span<const double> slopes, Occurrences occurrences,
-              std::span<float> out, Pool& pool, GradientScratch& scratch);
+              std::span<float> out, ThreadPool& pool, GradientScratch& scratch);
 
 }  // namespace shoal

@@ -11,15 +11,15 @@ namespace shoal {
 namespace {
 
 // Columns are taken in strips of a width that the compiler knows: their sums stay in registers.
-constexpr std::size_t kWidest = 16;
+constexpr std::size_t kMaxDim = 16;
 // Rows and gradients come from anywhere: they are asked for so many entries ahead.
 constexpr std::size_t kAhead = 8;
 
 template <class Strip>
 SHOAL_INLINE void by_strips(std::size_t dim, const Strip& strip) noexcept {
   std::size_t left = 0;
-  for (; left + kWidest <= dim; left += kWidest) {
-    strip.template operator()<kWidest>(left);
+  for (; left + kMaxDim <= dim; left += kMaxDim) {
+    strip.template operator()<kMaxDim>(left);
   }
   for (; left + 4 <= dim; left += 4) {
     strip.template operator()<4>(left);
@@ -120,8 +120,8 @@ SHOAL_CLONES void greatest_of_bags(const Bags& bags, std::size_t first, std::siz
 
 struct Way {
   const std::uint32_t* order;
-  const std::uint32_t* firsts;
-  std::size_t places;
+  const std::uint32_t* group_offsets;
+  std::size_t positions;
   const std::uint32_t* owners;   // of each entry: its bag
   const std::int64_t* indptr;    // null: no mean
   const float* values;           // null: each is 1
@@ -131,7 +131,7 @@ struct Way {
 
   SHOAL_INLINE const float* grad(std::size_t e) const noexcept { return grads + owners[e] * dim; }
   SHOAL_INLINE void fetch(std::size_t j, std::size_t left) const noexcept {
-    if (j + kAhead < places) {
+    if (j + kAhead < positions) {
       __builtin_prefetch(grad(order[j + kAhead]) + left);
     }
   }
@@ -180,7 +180,7 @@ template <Taking taking>
 SHOAL_INLINE void add_keys(const Way& way, std::size_t first, std::size_t last, float* out) noexcept {
   for (std::size_t u = first; u < last; ++u) {
     by_strips(way.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
-      add_places<width, taking>(way, way.firsts[u], way.firsts[u + 1], left, out + u * way.dim);
+      add_places<width, taking>(way, way.group_offsets[u], way.group_offsets[u + 1], left, out + u * way.dim);
     });
   }
 }
@@ -251,7 +251,7 @@ void check_pooling(Pooling pooling, const Examples& bags, std::span<const std::u
 }  // namespace
 
 void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> rows, std::size_t dim,
-               std::span<float> out, std::span<std::uint32_t> winners, Pool& pool) {
+               std::span<float> out, std::span<std::uint32_t> winners, ThreadPool& pool) {
   check_bags(bags, rows.size(), dim);
   check_pooling(pooling, bags, winners, dim);
   check_rows(out.size(), bags.size(), dim, "out", "bags");
@@ -272,16 +272,17 @@ void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> row
 
 void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float> grads,
                    std::span<const std::uint32_t> winners, std::size_t dim, Occurrences occurrences,
-                   std::span<float> out, Pool& pool, GradientScratch& scratch) {
+                   std::span<float> out, ThreadPool& pool, GradientScratch& scratch) {
   const std::size_t keys = check_bags(bags, out.size(), dim);
   check_pooling(pooling, bags, winners, dim);
   check_rows(grads.size(), bags.size(), dim, "grads", "bags");
-  SHOAL_CHECK(occurrences.firsts.size() == keys + 1 && occurrences.order.size() == bags.columns.size() &&
-                  occurrences.firsts.back() == occurrences.order.size(),
+  SHOAL_CHECK(occurrences.group_offsets.size() == keys + 1 &&
+                  occurrences.order.size() == bags.columns.size() &&
+                  occurrences.group_offsets.back() == occurrences.order.size(),
               "occurrences of another batch");
   const auto owners = owners_of(bags, scratch.owners, pool);
   const Way way{occurrences.order.data(),
-                occurrences.firsts.data(),
+                occurrences.group_offsets.data(),
                 occurrences.order.size(),
                 owners.data(),
                 pooling == Pooling::kMean ? bags.indptr.data() : nullptr,
@@ -301,7 +302,7 @@ void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float>
 }
 
 void pool_values_gradient(const Examples& bags, std::span<const float> rows, std::span<const float> grads,
-                          std::size_t dim, std::span<float> out, Pool& pool) {
+                          std::size_t dim, std::span<float> out, ThreadPool& pool) {
   check_bags(bags, rows.size(), dim);
   check_rows(grads.size(), bags.size(), dim, "grads", "bags");
   check_rows(out.size(), bags.columns.size(), 1, "out", "entries");

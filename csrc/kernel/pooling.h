@@ -38,15 +38,15 @@ inline constexpr std::uint32_t kNobody = 0xffffffffU;
 
 // Values take part in a sum only.
 void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> rows, std::size_t dim,
-               std::span<float> out, std::span<std::uint32_t> winners, Pool& pool);
+               std::span<float> out, std::span<std::uint32_t> winners, ThreadPool& pool);
 
 // The gradient of each unique key's row, from those of the bags: out is unique keys x dim.
 void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float> grads,
                    std::span<const std::uint32_t> winners, std::size_t dim, Occurrences occurrences,
-                   std::span<float> out, Pool& pool, GradientScratch& scratch);
+                   std::span<float> out, ThreadPool& pool, GradientScratch& scratch);
 
 // The gradient of each value of a sum: out has one number for each entry.
 void pool_values_gradient(const Examples& bags, std::span<const float> rows, std::span<const float> grads,
-                          std::size_t dim, std::span<float> out, Pool& pool);
+                          std::size_t dim, std::span<float> out, ThreadPool& pool);
 
 }  // namespace shoal

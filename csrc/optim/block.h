@@ -16,13 +16,13 @@
 
 namespace shoal {
 
-inline constexpr std::size_t kMostColumns = 3;
+inline constexpr std::size_t kMaxColumns = 3;
 
 struct Block {
   std::size_t rows = 0;
   std::size_t dim = 0;
   float* grads = nullptr;
-  std::array<float*, kMostColumns> columns{};
+  std::array<float*, kMaxColumns> columns{};
   float* row_state = nullptr;
   const std::uint32_t* noise = nullptr;  // base/noise.h: element_noise of each element
   std::uint64_t step = 0;                // the table's step number, 1 for the first push

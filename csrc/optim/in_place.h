@@ -33,16 +33,16 @@ namespace shoal {
 
 struct InPlace {
   // Below it a loop over a row is too short for wide instructions, and one over a column of a Block is not.
-  static constexpr std::size_t kLeastDim = 8;
+  static constexpr std::size_t kMinDim = 8;
 
   std::span<std::byte* const> rows;
   std::size_t dim = 0;
   const float* grads = nullptr;
   const std::uint64_t* hashes = nullptr;
-  std::uint64_t noise = 0;   // base/noise.h: step_noise of the push
-  std::uint64_t step = 0;    // the table's step number, 1 for the first push
-  float* beside = nullptr;   // room for a row
-  Fetches* ahead = nullptr;  // asked for row by row
+  std::uint64_t noise = 0;          // base/noise.h: step_noise of the push
+  std::uint64_t step = 0;           // the table's step number, 1 for the first push
+  float* beside = nullptr;          // room for a row
+  PrefetchCursor* ahead = nullptr;  // asked for row by row
 };
 
 namespace in_place {
@@ -69,11 +69,11 @@ SHOAL_INLINE std::size_t step_all(const InPlace& given, const RowRule& rule) noe
   const std::size_t numbers = kColumns * dim + (kState ? 1 : 0);
   alignas(kCacheLine) std::array<float, kColumns * kDim + 1> near;
   float* const __restrict beside = kDim != 0 ? near.data() : given.beside;
-  Fetches ahead = *given.ahead;
+  PrefetchCursor ahead = *given.ahead;
   std::size_t dropped = 0;
   for (std::size_t r = 0; r < given.rows.size(); ++r) {
-    ahead.one();
-    ahead.row();
+    ahead.next();
+    ahead.next_row();
     float* const row = reinterpret_cast<float*>(given.rows[r]);
     const float* const grads = given.grads + r * dim;
     const std::uint32_t noise = row_noise(given.noise, given.hashes[r]);

@@ -13,7 +13,7 @@ namespace shoal {
 namespace {
 
 constexpr std::string_view kName = "schedule";
-constexpr std::uint64_t kMostClocks = std::uint64_t{1} << 32U;  // a clock has 32 bits
+constexpr std::uint64_t kMaxClocks = std::uint64_t{1} << 32U;  // a clock has 32 bits
 
 }  // namespace
 
@@ -32,9 +32,9 @@ Schedule Schedule::take(std::map<std::string, double>& params) {
   }
   Params given(std::string(kName), std::move(mine));
   made.kind_ = static_cast<Kind>(given.whole("schedule", 1, static_cast<std::uint64_t>(Kind::kInverseRoot)));
-  made.warmup_ = static_cast<double>(given.whole("schedule_warmup", 0, kMostClocks));
+  made.warmup_ = static_cast<double>(given.whole("schedule_warmup", 0, kMaxClocks));
   if (made.kind_ != Kind::kConstant) {
-    made.clocks_ = static_cast<double>(given.whole("schedule_clocks", 1, kMostClocks));
+    made.clocks_ = static_cast<double>(given.whole("schedule_clocks", 1, kMaxClocks));
   }
   if (made.kind_ == Kind::kSteps) {
     made.level_ = given.between("schedule_factor", 0, 1);

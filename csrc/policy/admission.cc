@@ -13,11 +13,11 @@ namespace shoal {
 
 using Kind = Admission::Kind;
 
-Doors::Doors(const Admission& rule, Slots slots)
+AdmissionConfig::AdmissionConfig(const Admission& rule, Slots slots)
     : rule_(rule),
       slots_(slots),
-      candidates_(Candidates::kRowBytes, slots),
-      no_chunks_(Candidates::kRowBytes) {
+      counter_(OccurrenceCounter::kRowBytes, slots),
+      no_chunks_(OccurrenceCounter::kRowBytes) {
   SHOAL_CHECK(rule.kind != Kind::kCount || rule.capacity == 0 || rule.capacity >= slots.count(),
               "AfterCount needs a capacity of at least one key a slot, " + std::to_string(slots.count()) +
                   ", got " + std::to_string(rule.capacity) +
@@ -27,54 +27,56 @@ Doors::Doors(const Admission& rule, Slots slots)
   }
 }
 
-std::size_t Doors::most_candidates(Slot slot) const noexcept {
+std::size_t AdmissionConfig::max_counted(Slot slot) const noexcept {
   return rule_.capacity == 0 ? std::numeric_limits<std::size_t>::max()
                              : share_of(rule_.capacity, slots_, slot);
 }
 
-Doorkeeper::Doorkeeper(const Doors& doors, Slot slot) : doors_(&doors), slot_(slot) {
-  if (doors.bloom() != nullptr) {
-    bloom_.emplace(*doors.bloom(), doors.slots(), slot, doors.rule().n, doors.rule().within);
+AdmissionFilter::AdmissionFilter(const AdmissionConfig& config, Slot slot)
+    : admission_(&config), slot_(slot) {
+  if (config.bloom() != nullptr) {
+    bloom_.emplace(*config.bloom(), config.slots(), slot, config.rule().n, config.rule().within);
   }
 }
 
-std::size_t Doorkeeper::bytes() const noexcept {
-  return (candidates_ ? sizeof(Candidates) + candidates_->bytes() : 0) + (bloom_ ? bloom_->bytes() : 0);
+std::size_t AdmissionFilter::bytes() const noexcept {
+  return (counter_ ? sizeof(OccurrenceCounter) + counter_->bytes() : 0) + (bloom_ ? bloom_->bytes() : 0);
 }
 
-std::size_t Doorkeeper::least_bytes() const noexcept {
-  return bloom_ ? doors_->bloom()->slot_bytes(doors_->slots()) : bytes();
+std::size_t AdmissionFilter::least_bytes() const noexcept {
+  return bloom_ ? admission_->bloom()->slot_bytes(admission_->slots()) : bytes();
 }
 
-void Doorkeeper::make_room(std::size_t more, std::size_t bytes) {
-  const Admission& rule = doors_->rule();
+void AdmissionFilter::make_room(std::size_t more, std::size_t bytes) {
+  const Admission& rule = admission_->rule();
   if (rule.kind == Kind::kCount && rule.n > 1) {
-    if (!candidates_ && bytes > sizeof(Candidates)) {
-      candidates_ = std::make_unique<Candidates>(doors_->candidates(), slot_, doors_->no_chunks(), rule.n,
-                                                 rule.within, doors_->most_candidates(slot_));
+    if (!counter_ && bytes > sizeof(OccurrenceCounter)) {
+      counter_ =
+          std::make_unique<OccurrenceCounter>(admission_->counter_layout(), slot_, admission_->no_chunks(),
+                                              rule.n, rule.within, admission_->max_counted(slot_));
       watch();
     }
-    if (candidates_) {
-      candidates_->make_room(more, bytes - std::min(bytes, sizeof(Candidates)));
+    if (counter_) {
+      counter_->make_room(more, bytes - std::min(bytes, sizeof(OccurrenceCounter)));
     }
   } else if (bloom_) {
     bloom_->make_room();
   }
 }
 
-void Doorkeeper::fetch(std::uint64_t hash) const noexcept {
-  if (candidates_) {
-    candidates_->fetch(hash);
+void AdmissionFilter::prefetch(std::uint64_t hash) const noexcept {
+  if (counter_) {
+    counter_->prefetch(hash);
   } else if (bloom_) {
-    bloom_->fetch(hash);
+    bloom_->prefetch(hash);
   }
 }
 
-bool Doorkeeper::ask(std::uint64_t hash, std::uint32_t count, const Moment& now) noexcept {
-  const Admission& rule = doors_->rule();
+bool AdmissionFilter::ask(std::uint64_t hash, std::uint32_t count, const PushTime& now) noexcept {
+  const Admission& rule = admission_->rule();
   switch (rule.kind) {
     case Kind::kCount:
-      return candidates_ ? candidates_->ask(hash, count, now.clock) : count >= rule.n;
+      return counter_ ? counter_->ask(hash, count, now.clock) : count >= rule.n;
     case Kind::kBloom:
       return bloom_->ask(hash, count, now.clock);
     case Kind::kProbability: {
@@ -93,36 +95,37 @@ bool Doorkeeper::ask(std::uint64_t hash, std::uint32_t count, const Moment& now)
   return true;
 }
 
-void Doorkeeper::forget(std::uint64_t hash) noexcept {
-  if (candidates_) {
-    candidates_->forget(hash);
+void AdmissionFilter::forget(std::uint64_t hash) noexcept {
+  if (counter_) {
+    counter_->forget(hash);
   }
 }
 
-std::size_t Doorkeeper::sweep(std::uint32_t clock) {
+std::size_t AdmissionFilter::sweep(std::uint32_t clock) {
   if (bloom_) {
     bloom_->sweep(clock);
   }
-  return candidates_ ? candidates_->sweep(clock) : 0;
+  return counter_ ? counter_->sweep(clock) : 0;
 }
 
-void Doorkeeper::clear() noexcept {
-  candidates_.reset();
+void AdmissionFilter::clear() noexcept {
+  counter_.reset();
   if (bloom_) {
-    bloom_.emplace(*doors_->bloom(), doors_->slots(), slot_, doors_->rule().n, doors_->rule().within);
+    bloom_.emplace(*admission_->bloom(), admission_->slots(), slot_, admission_->rule().n,
+                   admission_->rule().within);
   }
 }
 
-void Doorkeeper::save(std::vector<std::byte>& bytes) const {
+void AdmissionFilter::save(std::vector<std::byte>& bytes) const {
   bytes.clear();
-  if (candidates_) {
-    candidates_->save(bytes);
+  if (counter_) {
+    counter_->save(bytes);
   } else if (bloom_) {
     bloom_->save(bytes);
   }
 }
 
-void Doorkeeper::restore(Slots cut, Slot slot, std::span<const std::byte> bytes) {
+void AdmissionFilter::restore(Slots cut, Slot slot, std::span<const std::byte> bytes) {
   if (bytes.empty()) {
     return;
   }
@@ -131,66 +134,66 @@ void Doorkeeper::restore(Slots cut, Slot slot, std::span<const std::byte> bytes)
            " bytes long in a table with this admission rule";
   };
   if (bloom_) {
-    SHOAL_CHECK(bytes.size() == Bloom::kHead + doors_->bloom()->slot_bytes(cut), wrong());
+    SHOAL_CHECK(bytes.size() == Bloom::kHead + admission_->bloom()->slot_bytes(cut), wrong());
     bloom_->make_room();
     bloom_->restore(cut, slot, bytes);
     return;
   }
-  SHOAL_CHECK(doors_->rule().kind == Kind::kCount && Candidates::fits(bytes), wrong());
-  const std::size_t n = bytes.size() / Candidates::kSavedBytes;
+  SHOAL_CHECK(admission_->rule().kind == Kind::kCount && OccurrenceCounter::fits(bytes), wrong());
+  const std::size_t n = bytes.size() / OccurrenceCounter::kSavedBytes;
   std::vector<std::uint64_t> hashes(n);
   std::vector<std::uint32_t> numbers(2 * n);  // counts, clocks
   std::memcpy(hashes.data(), bytes.data(), n * sizeof(std::uint64_t));
   std::memcpy(numbers.data(), bytes.data() + n * sizeof(std::uint64_t), 2 * n * sizeof(std::uint32_t));
   SHOAL_CHECK(std::adjacent_find(hashes.begin(), hashes.end(), std::greater_equal<>()) == hashes.end(),
               "the hashes of waiting keys must ascend");
-  const auto mine = [&](std::uint64_t hash) { return doors_->slots().of(hash) == slot_; };
+  const auto mine = [&](std::uint64_t hash) { return admission_->slots().of(hash) == slot_; };
   make_room(static_cast<std::size_t>(std::ranges::count_if(hashes, mine)));
   for (std::size_t i = 0; i < n; ++i) {
-    if (mine(hashes[i]) && candidates_) {
-      candidates_->restore(hashes[i], numbers[i], numbers[n + i]);
+    if (mine(hashes[i]) && counter_) {
+      counter_->restore(hashes[i], numbers[i], numbers[n + i]);
     }
   }
 }
 
 // --- for a save -------------------------------------------------------------------------------------------------
 
-void Doorkeeper::mark(const Layout& numbers) {
-  changes_ = std::make_unique<DoorCopy::Changes>(numbers, slot_);
+void AdmissionFilter::mark(const Layout& numbers) {
+  changes_ = std::make_unique<AdmissionSnapshot::Changes>(numbers, slot_);
   watch();
 }
 
-void Doorkeeper::watch() noexcept {
+void AdmissionFilter::watch() noexcept {
   bool* const lost = changes_ ? &changes_->lost : nullptr;
-  if (candidates_) {
-    candidates_->watch(changes_ ? &changes_->candidates : nullptr, lost);
+  if (counter_) {
+    counter_->watch(changes_ ? &changes_->candidates : nullptr, lost);
   }
   if (bloom_) {
     bloom_->watch(changes_ ? &changes_->bloom : nullptr, lost);
   }
 }
 
-void Doorkeeper::keep(std::span<const std::uint64_t> hashes) {
-  if (candidates_) {
-    candidates_->keep(hashes);
+void AdmissionFilter::keep(std::span<const std::uint64_t> hashes) {
+  if (counter_) {
+    counter_->keep(hashes);
   } else if (bloom_) {
     bloom_->keep(hashes);
-  } else if (doors_->rule().kind == Kind::kCount) {  // nobody waits yet
+  } else if (admission_->rule().kind == Kind::kCount) {  // nobody waits yet
     const auto missing = changes_->candidates.missing(hashes);
     changes_->candidates.keep(missing, std::vector<const std::byte*>(missing.size()));
   }
 }
 
-std::size_t Doorkeeper::kept_bytes() const noexcept {
+std::size_t AdmissionFilter::kept_bytes() const noexcept {
   return changes_
              ? changes_->candidates.bytes() + changes_->bloom.changed.bytes() + changes_->bloom.lines.bytes()
              : 0;
 }
 
-void Doorkeeper::copy_to(DoorCopy& copy) {
-  copy.has_waiting_ = candidates_ != nullptr;
-  if (candidates_) {
-    copy.waiting_.become_image_of(candidates_->table());
+void AdmissionFilter::copy_to(AdmissionSnapshot& copy) {
+  copy.has_waiting_ = counter_ != nullptr;
+  if (counter_) {
+    copy.waiting_.become_image_of(counter_->table());
   }
   copy.bloom_ = bloom_ && changes_->bloom.had_lines ? &*bloom_ : nullptr;
   if (copy.bloom_ != nullptr) {
@@ -207,15 +210,15 @@ void Doorkeeper::copy_to(DoorCopy& copy) {
   watch();
 }
 
-void Doorkeeper::release() noexcept {
+void AdmissionFilter::release() noexcept {
   changes_.reset();
   watch();
 }
 
-void DoorCopy::save(std::vector<std::byte>& bytes) {
+void AdmissionSnapshot::save(std::vector<std::byte>& bytes) {
   bytes.clear();
   if (has_waiting_) {
-    Candidates::save(waiting_, changes_->candidates, bytes);
+    OccurrenceCounter::save(waiting_, changes_->candidates, bytes);
   } else if (bloom_ != nullptr) {
     bloom_->save(changes_->bloom, {lines_.data(), lines_.bytes()}, bytes);
   }

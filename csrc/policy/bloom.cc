@@ -40,7 +40,7 @@ BloomShape::BloomShape(const Admission& rule) : lines_per_unit_(1), hashes_(1), 
   // Counters for a key, in eighths.
   std::size_t eighths = 8;
   for (bool found = false; !found; ++eighths) {
-    for (std::size_t k = 1; k <= kMostHashes && !found; ++k) {
+    for (std::size_t k = 1; k <= kMaxHashes && !found; ++k) {
       const double keys = static_cast<double>(counters) * 8 / static_cast<double>(eighths);
       if (chance(counters, keys, k) <= rule.error) {
         hashes_ = k;
@@ -58,9 +58,9 @@ std::byte* Bloom::line(std::uint64_t hash) const noexcept {
   return const_cast<std::byte*>(lines_.data()) + (shape_->line_of(hash) - first_line_) * kCacheLine;
 }
 
-void Bloom::fetch(std::uint64_t hash) const noexcept {
+void Bloom::prefetch(std::uint64_t hash) const noexcept {
   if (lines_.bytes() != 0) {
-    shoal::fetch(line(hash));
+    shoal::prefetch(line(hash));
   }
 }
 
@@ -91,7 +91,7 @@ bool Bloom::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noex
   std::byte* const at = line(hash);
   // The high bits of a product depend on all of the hash, those that chose the line included, and more on the others.
   std::uint64_t bits = (hash * 0x9e3779b97f4a7c15U) >> 8U;
-  std::array<std::uint8_t, BloomShape::kMostHashes> places;
+  std::array<std::uint8_t, BloomShape::kMaxHashes> places;
   std::uint32_t least = kWideMost;
   for (std::size_t k = 0; k < shape_->hashes(); ++k, bits >>= 7U) {
     places[k] = static_cast<std::uint8_t>(bits & (shape_->wide() ? 63U : 127U));
@@ -173,7 +173,7 @@ void Bloom::save(const Before& before, std::span<std::byte> lines, std::vector<s
   if (!before.had_lines) {
     return;
   }
-  for (const Undo::Piece& piece : before.changed.entries()) {
+  for (const PreImageLog::Piece& piece : before.changed.entries()) {
     std::memcpy(lines.data() + line_named(piece.hash) * kCacheLine, piece.bytes, kCacheLine);
   }
   bytes.resize(kHead + bytes_);

@@ -31,9 +31,9 @@ namespace shoal {
 // What the filters of a table's slots have in common.
 class BloomShape {
  public:
-  static constexpr std::size_t kUnits = Slots::kMost;
+  static constexpr std::size_t kUnits = Slots::kMax;
   static constexpr unsigned kUnitBits = 14;
-  static constexpr std::size_t kMostHashes = 8;
+  static constexpr std::size_t kMaxHashes = 8;
 
   // As small as keeps the error below the rule's when the filter holds as many keys as its capacity.
   explicit BloomShape(const Admission& rule);
@@ -73,7 +73,7 @@ class Bloom {
   void make_room() { lines_.resize(bytes_); }
   // `count` sightings of a key without a row. Whether it gets one.
   bool ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept;
-  void fetch(std::uint64_t hash) const noexcept;
+  void prefetch(std::uint64_t hash) const noexcept;
   void sweep(std::uint32_t now) noexcept;
 
   // The window u32, 4 bytes of zeros, the lines. Nothing where there are none yet.
@@ -88,7 +88,7 @@ class Bloom {
     bool had_lines = false;
     bool anew = false;
     Region lines;
-    Undo changed;
+    PreImageLog changed;
   };
   // While a save is under way, changes are kept in `before`: by keep(), which comes before keys are asked about (ascending
   // hashes), and here where the filter starts anew; `lost` is set where memory for that ran out. Null: no save is.
@@ -99,7 +99,7 @@ class Bloom {
   void save(const Before& before, std::span<std::byte> lines, std::vector<std::byte>& bytes) const;
 
  private:
-  // Lines by a number that serves as a hash in an Undo.
+  // Lines by a number that serves as a hash in a PreImageLog.
   std::uint64_t name_of(std::size_t line) const noexcept;
   std::size_t line_named(std::uint64_t name) const noexcept;
   unsigned name_shift() const noexcept;

@@ -29,16 +29,16 @@ struct MemoryBudgetExceededError : std::runtime_error {
 
 class Budget {
  public:
-  static constexpr std::size_t kLeastShare = 1024;
+  static constexpr std::size_t kMinShare = 1024;
 
   Budget(Slots slots, std::uint64_t bytes) : share_(bytes / slots.count()), used_(slots.count()) {
-    SHOAL_CHECK(share_ >= kLeastShare,
-                "a memory budget needs at least " + std::to_string(kLeastShare * slots.count()) +
+    SHOAL_CHECK(share_ >= kMinShare,
+                "a memory budget needs at least " + std::to_string(kMinShare * slots.count()) +
                     " bytes for " + std::to_string(slots.count()) + " slots, got " + std::to_string(bytes) +
                     ": raise it, or make the store with fewer slots");
   }
 
-  std::mutex& turn() noexcept { return turn_; }
+  std::mutex& mutex() noexcept { return turn_; }
   std::size_t share() const noexcept { return share_; }
   std::size_t slots() const noexcept { return used_.size(); }
   std::size_t used(std::size_t slot) const noexcept { return used_[slot]; }

@@ -18,17 +18,17 @@ double power(double decay, std::uint32_t clocks) noexcept {
   return result;
 }
 
-void Marks::place(std::size_t offset) noexcept {
-  for (std::size_t k = 0; k < kMostColumns; ++k) {
+void RowMetadata::place(std::size_t offset) noexcept {
+  for (std::size_t k = 0; k < kMaxColumns; ++k) {
     at_[k] = offset;
     offset += has_[k] ? sizeof(std::uint32_t) : 0;
   }
 }
 
-std::vector<std::string> Marks::names() const {
-  constexpr std::array<const char*, kMostColumns> kNames{"count", "clock", "score"};
+std::vector<std::string> RowMetadata::names() const {
+  constexpr std::array<const char*, kMaxColumns> kNames{"count", "clock", "score"};
   std::vector<std::string> names;
-  for (std::size_t k = 0; k < kMostColumns; ++k) {
+  for (std::size_t k = 0; k < kMaxColumns; ++k) {
     if (has_[k]) {
       names.emplace_back(kNames[k]);
     }
@@ -36,7 +36,7 @@ std::vector<std::string> Marks::names() const {
   return names;
 }
 
-std::uint32_t Marks::see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept {
+std::uint32_t RowMetadata::see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept {
   if (has_[0]) {
     const std::uint32_t before = this->count(row);
     keep(row + at_[0], before + std::min(count, ~before));  // stays at the greatest number
@@ -61,7 +61,7 @@ Admission Lifecycle::admission(const NamedRule& rule) {
   Admission admit;
   const auto take_within = [&] {
     if (params.has("within")) {
-      admit.within = static_cast<std::uint32_t>(params.whole("within", 1, kMostClocks));
+      admit.within = static_cast<std::uint32_t>(params.whole("within", 1, kMaxClocks));
     }
   };
   if (rule.name == "AfterCount") {
@@ -73,7 +73,7 @@ Admission Lifecycle::admission(const NamedRule& rule) {
     }
   } else if (rule.name == "AfterBloom") {
     admit.kind = Admission::Kind::kBloom;
-    admit.n = static_cast<std::uint32_t>(params.whole("n", 1, kMostSightings));
+    admit.n = static_cast<std::uint32_t>(params.whole("n", 1, kMaxSightings));
     admit.capacity = params.whole("capacity", 1, std::uint64_t{1} << 40U);
     admit.error = params.between("error", 1e-6, 0.5);
     take_within();
@@ -94,7 +94,7 @@ Expiry Lifecycle::expiry(const NamedRule& rule) {
   Expiry expire{};
   if (rule.name == "TimeToLive") {
     expire.kind = Expiry::Kind::kTimeToLive;
-    expire.clocks = static_cast<std::uint32_t>(params.whole("clocks", 1, kMostClocks));
+    expire.clocks = static_cast<std::uint32_t>(params.whole("clocks", 1, kMaxClocks));
   } else if (rule.name == "DecayedScore") {
     expire.kind = Expiry::Kind::kDecayedScore;
     expire.decay = params.between("decay", 1e-9, 1);
@@ -159,24 +159,25 @@ Lifecycle::Lifecycle(const std::optional<NamedRule>& admit, const std::vector<Na
     decay = rule.kind == Expiry::Kind::kDecayedScore ? rule.decay : decay;
     expire_.push_back(rule);
   }
-  marks_ = Marks(counts, clocks, decay);
+  metadata_ = RowMetadata(counts, clocks, decay);
 }
 
 std::string Lifecycle::unanswerable(const Expiry& rule) const {
-  using Column = Marks::Column;
+  using Column = RowMetadata::Column;
   switch (rule.kind) {
     case Expiry::Kind::kTimeToLive:
-      return marks_.has(Column::kClock) ? "" : "its rows keep no clock of their last sighting";
+      return metadata_.has(Column::kClock) ? "" : "its rows keep no clock of their last sighting";
     case Expiry::Kind::kDecayedScore:
-      if (!marks_.has(Column::kScore)) {
+      if (!metadata_.has(Column::kScore)) {
         return "its rows keep no score";
       }
-      return rule.decay == marks_.decay() ? "" : "its scores decay by " + std::to_string(marks_.decay());
+      return rule.decay == metadata_.decay() ? ""
+                                             : "its scores decay by " + std::to_string(metadata_.decay());
     case Expiry::Kind::kMaxRows:
       if (rule.frequent) {
-        return marks_.has(Column::kCount) ? "" : "its rows keep no count of their sightings";
+        return metadata_.has(Column::kCount) ? "" : "its rows keep no count of their occurrences";
       }
-      return marks_.has(Column::kClock) ? "" : "its rows keep no clock of their last sighting";
+      return metadata_.has(Column::kClock) ? "" : "its rows keep no clock of their last sighting";
     case Expiry::Kind::kMinNorm:
       break;
   }

@@ -15,7 +15,7 @@
 // A sighting is one occurrence of a key in a push (an assignment counts as one); a pull is none. A key that waits for
 // its row reads the initial row, and what its pushes bring is dropped.
 //
-// Marks. A row carries what the rules in force need to know of its sightings, and nothing else, four bytes each, in this
+// RowMetadata. A row carries what the rules in force need to know of its sightings, and nothing else, four bytes each, in this
 // order behind the optimizer's state:
 //
 //   count   u32   sightings since the row was made          kMaxRows by frequency
@@ -91,14 +91,14 @@ inline std::size_t share_of(std::uint64_t total, Slots slots, Slot slot) noexcep
 double power(double decay, std::uint32_t clocks) noexcept;
 
 // What rows remember of their sightings, and where it stands in a row.
-class Marks {
+class RowMetadata {
  public:
-  static constexpr std::size_t kMostColumns = 3;
+  static constexpr std::size_t kMaxColumns = 3;
   enum class Column : std::uint8_t { kCount, kClock, kScore };
 
-  Marks() = default;
+  RowMetadata() = default;
   // `decay` 0: no score.
-  Marks(bool count, bool clock, double decay) noexcept
+  RowMetadata(bool count, bool clock, double decay) noexcept
       : has_{count, clock || decay != 0, decay != 0}, decay_(decay) {}
 
   bool any() const noexcept { return has_[0] || has_[1]; }
@@ -141,15 +141,15 @@ class Marks {
     std::memcpy(at, &value, sizeof value);
   }
 
-  std::array<bool, kMostColumns> has_{};
-  std::array<std::size_t, kMostColumns> at_{};
+  std::array<bool, kMaxColumns> has_{};
+  std::array<std::size_t, kMaxColumns> at_{};
   double decay_ = 0;
 };
 
 class Lifecycle {
  public:
-  static constexpr std::uint32_t kMostSightings = 255;  // that a Bloom filter counts
-  static constexpr std::uint32_t kMostClocks = 0x7fffffffU;
+  static constexpr std::uint32_t kMaxSightings = 255;  // that a Bloom filter counts
+  static constexpr std::uint32_t kMaxClocks = 0x7fffffffU;
 
   Lifecycle() = default;
   // Unknown names, unknown, missing or bad parameters, two rules of one kind: std::invalid_argument that names them.
@@ -163,12 +163,13 @@ class Lifecycle {
 
   const Admission& admit() const noexcept { return admit_; }
   const std::vector<Expiry>& expire() const noexcept { return expire_; }
-  const Marks& marks() const noexcept { return marks_; }
+  const RowMetadata& metadata() const noexcept { return metadata_; }
 
   bool admits_all() const noexcept { return admit_.kind == Admission::Kind::kAll; }
   // Whether it matters how often a key occurs in a push.
   bool needs_counts() const noexcept {
-    return !admits_all() || marks_.has(Marks::Column::kCount) || marks_.has(Marks::Column::kScore);
+    return !admits_all() || metadata_.has(RowMetadata::Column::kCount) ||
+           metadata_.has(RowMetadata::Column::kScore);
   }
   // Why a rule cannot be asked of rows with these marks, "" where it can.
   std::string unanswerable(const Expiry& rule) const;
@@ -176,7 +177,7 @@ class Lifecycle {
  private:
   Admission admit_;
   std::vector<Expiry> expire_;
-  Marks marks_;
+  RowMetadata metadata_;
 };
 
 }  // namespace shoal

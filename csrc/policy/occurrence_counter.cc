@@ -4,7 +4,7 @@
 #include <cstring>
 #include <new>
 
-#include "policy/victims.h"
+#include "policy/eviction_candidates.h"
 
 namespace shoal {
 
@@ -14,7 +14,7 @@ struct Row {
   std::uint32_t count;
   std::uint32_t clock;
 };
-static_assert(sizeof(Row) == Candidates::kRowBytes);
+static_assert(sizeof(Row) == OccurrenceCounter::kRowBytes);
 
 Row load(const std::byte* row) noexcept {
   Row found;
@@ -32,7 +32,7 @@ void append(std::vector<std::byte>& bytes, const T& value) {
 
 // Of those that wait, in hash order: hashes, then counts, then clocks.
 void append_all(std::vector<std::byte>& bytes, std::span<const SlotTable::Entry> entries) {
-  bytes.reserve(bytes.size() + entries.size() * Candidates::kSavedBytes);
+  bytes.reserve(bytes.size() + entries.size() * OccurrenceCounter::kSavedBytes);
   for (const auto& entry : entries) {
     append(bytes, entry.hash);
   }
@@ -46,11 +46,11 @@ void append_all(std::vector<std::byte>& bytes, std::span<const SlotTable::Entry>
 
 }  // namespace
 
-bool Candidates::is_stale(const std::byte* row, std::uint32_t now) const noexcept {
+bool OccurrenceCounter::is_stale(const std::byte* row, std::uint32_t now) const noexcept {
   return within_ != 0 && age_at(now, load(row).clock) > within_;
 }
 
-void Candidates::make_room(std::size_t more, std::size_t bytes) {
+void OccurrenceCounter::make_room(std::size_t more, std::size_t bytes) {
   const std::size_t wanted = std::min(more, most_ - std::min(most_, table_.size()));
   place_ = most_;
   if (table_.bytes_with(wanted, false) <= bytes) {
@@ -61,11 +61,11 @@ void Candidates::make_room(std::size_t more, std::size_t bytes) {
     place_ = std::min(most_, table_.limit());
   }
   if (table_.size() + more > place_) {
-    Victims::begin(table_.limit());
+    EvictionCandidates::begin(table_.limit());
   }
 }
 
-bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept {
+bool OccurrenceCounter::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept {
   std::byte* row = table_.find_one(hash);
   if (row != nullptr) {
     Row waits = load(row);
@@ -91,7 +91,7 @@ bool Candidates::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now)
   return false;
 }
 
-void Candidates::forget_oldest() noexcept {
+void OccurrenceCounter::forget_oldest() noexcept {
   if (table_.size() == 0) {
     return;
   }
@@ -103,18 +103,18 @@ void Candidates::forget_oldest() noexcept {
     now = first ? clock : now + age_at(clock, now);
     first = false;
   });
-  Victims::begin(table_.size());
+  EvictionCandidates::begin(table_.size());
   table_.each_row([&](std::uint64_t hash, const std::byte* row) {
-    Victims::add(~std::uint64_t{age_at(now, load(row).clock)}, hash);
+    EvictionCandidates::add(~std::uint64_t{age_at(now, load(row).clock)}, hash);
   });
-  const auto victims = Victims::take(std::max<std::size_t>(1, table_.size() / 8));
+  const auto victims = EvictionCandidates::take(std::max<std::size_t>(1, table_.size() / 8));
   for (const auto& victim : victims) {
     keep_victims({&victim.hash, 1});
     table_.erase(victim.hash);
   }
 }
 
-std::size_t Candidates::sweep(std::uint32_t now) {
+std::size_t OccurrenceCounter::sweep(std::uint32_t now) {
   std::vector<std::uint64_t> stale;
   table_.each_row([&](std::uint64_t hash, const std::byte* row) {
     if (is_stale(row, now)) {
@@ -129,16 +129,19 @@ std::size_t Candidates::sweep(std::uint32_t now) {
   return stale.size();
 }
 
-void Candidates::save(std::vector<std::byte>& bytes) const { append_all(bytes, table_.entries()); }
+void OccurrenceCounter::save(std::vector<std::byte>& bytes) const { append_all(bytes, table_.entries()); }
 
-void Candidates::save(const SlotTable& copy, const Undo& undo, std::vector<std::byte>& bytes) {
-  append_all(bytes, undo.laid_over(copy.entries()));
+void OccurrenceCounter::save(const SlotTable& copy, const PreImageLog& pre_images,
+                             std::vector<std::byte>& bytes) {
+  append_all(bytes, pre_images.laid_over(copy.entries()));
 }
 
-void Candidates::keep(std::span<const std::uint64_t> hashes) { undo_->keep_from(table_, hashes); }
+void OccurrenceCounter::keep(std::span<const std::uint64_t> hashes) {
+  pre_images_->keep_from(table_, hashes);
+}
 
-void Candidates::keep_victims(std::span<const std::uint64_t> hashes) noexcept {
-  if (undo_ != nullptr) {
+void OccurrenceCounter::keep_victims(std::span<const std::uint64_t> hashes) noexcept {
+  if (pre_images_ != nullptr) {
     try {
       keep(hashes);
     } catch (const std::bad_alloc&) {
@@ -147,7 +150,7 @@ void Candidates::keep_victims(std::span<const std::uint64_t> hashes) noexcept {
   }
 }
 
-void Candidates::restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept {
+void OccurrenceCounter::restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept {
   if (table_.has_room(1) && table_.find_one(hash) == nullptr) {
     put(table_.insert(hash), {count, clock});
   }

@@ -1,4 +1,4 @@
-// Candidates: how often each key that waits for its row in one slot was sighted. Exact.
+// OccurrenceCounter: how often each key that waits for its row in one slot was sighted. Exact.
 //
 //   row of a small SlotTable   [ count u32 | clock u32 of the last sighting ]      16 bytes a place, four in a line
 //
@@ -21,13 +21,13 @@
 
 namespace shoal {
 
-class Candidates {
+class OccurrenceCounter {
  public:
   static constexpr std::size_t kRowBytes = 2 * sizeof(std::uint32_t);
 
   // `most`: how many may wait; 0: as many as come. The layout is of kRowBytes and outlives this.
-  Candidates(const Layout& layout, Slot slot, Chunks& chunks, std::uint32_t n, std::uint32_t within,
-             std::size_t most)
+  OccurrenceCounter(const Layout& layout, Slot slot, Chunks& chunks, std::uint32_t n, std::uint32_t within,
+                    std::size_t most)
       : table_(layout, slot, chunks), n_(n), within_(within), most_(most) {}
 
   std::size_t size() const noexcept { return table_.size(); }
@@ -39,7 +39,7 @@ class Candidates {
   bool ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept;
   // Forgets a key, which has got a row some other way.
   void forget(std::uint64_t hash) noexcept { table_.erase(hash); }
-  void fetch(std::uint64_t hash) const noexcept { table_.fetch(hash); }
+  void prefetch(std::uint64_t hash) const noexcept { table_.prefetch(hash); }
 
   // Forgets what has waited too long, and gives memory back. Returns how many went.
   std::size_t sweep(std::uint32_t now);
@@ -54,14 +54,14 @@ class Candidates {
   // While a save is under way (policy/admission.h): before keys are asked about or forgotten by the caller, it has keep()
   // keep what is known of them; keys that are forgotten beside are kept here, and `lost` is set where memory for that ran
   // out. Null: no save is under way.
-  void watch(Undo* undo, bool* lost) noexcept {
-    undo_ = undo;
+  void watch(PreImageLog* pre_images, bool* lost) noexcept {
+    pre_images_ = pre_images;
     lost_ = lost;
   }
   void keep(std::span<const std::uint64_t> hashes);
   const SlotTable& table() const noexcept { return table_; }
   // As save() does, of a copy of the table, with what was kept laid over it.
-  static void save(const SlotTable& copy, const Undo& undo, std::vector<std::byte>& bytes);
+  static void save(const SlotTable& copy, const PreImageLog& pre_images, std::vector<std::byte>& bytes);
 
  private:
   bool is_stale(const std::byte* row, std::uint32_t now) const noexcept;
@@ -73,7 +73,7 @@ class Candidates {
   std::uint32_t within_;
   std::size_t most_;
   std::size_t place_ = most_;  // for so many, while memory is short
-  Undo* undo_ = nullptr;
+  PreImageLog* pre_images_ = nullptr;
   bool* lost_ = nullptr;
 };
 

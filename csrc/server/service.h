@@ -297,7 +297,7 @@ class Service {
   std::function<void()> waker_;
   const Slots slots_;
   ServiceLimits limits_;
-  mutable Pool pool_{1};  // of the shards: a data loop is one thread
+  mutable ThreadPool pool_{1};  // of the shards: a data loop is one thread
   std::unique_ptr<Budget> budget_;
   std::uint32_t epoch_ = 0;
   std::size_t first_slot_;

@@ -131,15 +131,15 @@ void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& tu
     hashes = buffers_.acquire(total * sizeof(std::uint64_t));
     grads = buffers_.acquire(total * dim * sizeof(float));
     counts = buffers_.acquire(counted ? total * sizeof(std::uint32_t) : 0);
-    const MergeRoom room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
+    const MergeOutput room{hashes.as<std::uint64_t>(), grads.as<float>(), counts.as<std::uint32_t>()};
     const std::size_t size = merge(lists, dim, pool_, merge_scratch_, room, divisor);
     all = {room.hashes.first(size), room.grads.first(size * dim), room.counts.first(counted ? size : 0)};
   }
   const std::uint64_t step = shard.step();
   std::size_t stepped = 0;
   try {
-    const Sightings sightings{.counts = all.counts.subspan(all.counts.empty() ? 0 : turn.stepped),
-                              .clock = applied_};
+    const OccurrenceCounts sightings{.counts = all.counts.subspan(all.counts.empty() ? 0 : turn.stepped),
+                                     .clock = applied_};
     shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), sightings,
                &stepped);
   } catch (const MemoryBudgetExceededError& error) {

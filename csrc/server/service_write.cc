@@ -123,7 +123,7 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
   const std::size_t last = index_of(slots_.of(hashes.back()));
   std::size_t done = 0;  // rows
   for (std::size_t s = first; s <= last; ++s) {
-    const std::size_t rows = slices.begins[s + 1] - slices.begins[s];
+    const std::size_t rows = slices.offsets[s + 1] - slices.offsets[s];
     done += rows != 0 && dedup.slot(s).contains(sequence) ? rows : 0;
   }
   const DedupWindow::PartialPush* const partial = dedup.partial_push(sequence);
@@ -144,7 +144,7 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
     if (dedup.slot(s).contains(sequence)) {
       continue;
     }
-    for (std::size_t i = slices.begins[s]; i < slices.begins[s + 1]; ++i) {
+    for (std::size_t i = slices.offsets[s]; i < slices.offsets[s + 1]; ++i) {
       if (partial != nullptr && index_of(slots_.of(partial->next)) == s && hashes[i] < partial->next) {
         continue;
       }
@@ -162,8 +162,8 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
 }
 
 void Service::mark(const Call& call, const SlotSlices& slices, DedupWindow& dedup) noexcept {
-  for (std::size_t s = 0; s + 1 < slices.begins.size(); ++s) {
-    if (slices.begins[s] != slices.begins[s + 1]) {
+  for (std::size_t s = 0; s + 1 < slices.offsets.size(); ++s) {
+    if (slices.offsets[s] != slices.offsets[s + 1]) {
       dedup.slot(s).mark(call.header.sequence);
     }
   }
@@ -179,7 +179,7 @@ void Service::push(const Call& call, Table& table) {
   if (!call.counts.empty() && !table.shard->spec().lifecycle.needs_counts()) {
     return send_text(call, Status::kBadRequest,
                      "table " + std::to_string(call.header.table) +
-                         " has no rule that counts sightings: send its pushes without counts");
+                         " has no rule that counts occurrences: send its pushes without counts");
   }
   if (!table.full.empty()) {
     return send_text(call, Status::kResourceExhausted, table.full);
@@ -255,13 +255,13 @@ void Service::step(const Call& call, Table& table, const Part& part, DedupWindow
                       &stepped);
   } catch (const std::bad_alloc&) {
     // So that it goes on there when it is sent again.
-    const auto& [hashes, begins] = part.slices;
-    for (std::size_t s = 0; s + 1 < begins.size(); ++s) {
-      if (begins[s] < begins[s + 1] && begins[s + 1] <= stepped) {
+    const auto& [hashes, offsets] = part.slices;
+    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
+      if (offsets[s] < offsets[s + 1] && offsets[s + 1] <= stepped) {
         dedup.slot(s).mark(call.header.sequence);
       }
     }
-    if (stepped < hashes.size() && begins[index_of(slots_.of(hashes[stepped]))] < stepped) {
+    if (stepped < hashes.size() && offsets[index_of(slots_.of(hashes[stepped]))] < stepped) {
       dedup.set_partial_push(call.header.sequence, hashes[stepped]);
     }
     throw;
@@ -382,7 +382,7 @@ bool Service::check_loading(const Call& call, const Table& table) {
 }
 
 void Service::load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows) {
-  constexpr std::size_t kMostBytes = std::size_t{1} << 46U;  // of rows, more than any machine has
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 46U;  // of rows, more than any machine has
   DedupWindow& dedup = history(call.header.worker);
   if (done_before(call, dedup)) {
     return;
@@ -393,7 +393,7 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
                          std::to_string(rows.size()) + " numbers");
   }
   std::vector<std::size_t> here(slots_.count(), 0);
-  std::size_t most = kMostBytes / (table.shard->rows().bytes() + sizeof(std::uint64_t));
+  std::size_t most = kMaxBytes / (table.shard->rows().bytes() + sizeof(std::uint64_t));
   for (std::size_t s = first_slot_; s < end_slot_; ++s) {
     if (rows[s] > most) {
       return send_text(

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "policy/victims.h"
+#include "policy/eviction_candidates.h"
 #include "shard/shard.h"
 
 namespace shoal {
@@ -24,7 +24,7 @@ namespace {
 
 using Kind = Expiry::Kind;
 
-constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
+constexpr std::size_t kMinKeys = 4096;  // below it, waking another thread costs more than it saves
 
 constexpr double kImpression = 0x1p20;  // units in one
 
@@ -51,10 +51,10 @@ struct Seen {
 }  // namespace
 
 // Looks at rows by one list of rules at one moment.
-class Shard::Judge {
+class Shard::ExpiryEvaluator {
  public:
-  Judge(const Shard& shard, std::span<const Expiry> rules, std::uint32_t now)
-      : shard_(shard), marks_(shard.rows_.marks()), rules_(rules), now_(now) {
+  ExpiryEvaluator(const Shard& shard, std::span<const Expiry> rules, std::uint32_t now)
+      : shard_(shard), metadata_(shard.rows_.metadata()), rules_(rules), now_(now) {
     for (const Expiry& rule : rules) {
       const std::string why = shard.spec_.lifecycle.unanswerable(rule);
       SHOAL_CHECK(why.empty(), "the table cannot be swept by this rule: " + why +
@@ -102,36 +102,36 @@ class Shard::Judge {
   std::span<const Expiry> rules() const noexcept { return rules_; }
 
   double impressions(const Seen& seen) const noexcept {
-    if (marks_.has(Marks::Column::kScore)) {
-      return marks_.score(seen.row, now_);
+    if (metadata_.has(RowMetadata::Column::kScore)) {
+      return metadata_.score(seen.row, now_);
     }
-    return marks_.has(Marks::Column::kCount) ? marks_.count(seen.row) : 0;
+    return metadata_.has(RowMetadata::Column::kCount) ? metadata_.count(seen.row) : 0;
   }
 
   std::size_t class_in(const Expiry& rule, const Seen& seen) const noexcept {
     switch (rule.kind) {
       case Kind::kDecayedScore:
-        return class_of(marks_.score(seen.row, now_));
+        return class_of(metadata_.score(seen.row, now_));
       case Kind::kMinNorm:
         return class_of(seen.norm);
       case Kind::kMaxRows:
         if (rule.frequent) {
-          return class_of(marks_.count(seen.row));
+          return class_of(metadata_.count(seen.row));
         }
         [[fallthrough]];
       case Kind::kTimeToLive:
         break;
     }
-    return class_of(age_at(now_, marks_.clock(seen.row)));
+    return class_of(age_at(now_, metadata_.clock(seen.row)));
   }
 
   // Whether a rule that looks at single rows drops this one.
   bool drops(const Expiry& rule, const Seen& seen) const noexcept {
     switch (rule.kind) {
       case Kind::kTimeToLive:
-        return age_at(now_, marks_.clock(seen.row)) > rule.clocks;
+        return age_at(now_, metadata_.clock(seen.row)) > rule.clocks;
       case Kind::kDecayedScore:
-        return marks_.score(seen.row, now_) < rule.floor;
+        return metadata_.score(seen.row, now_) < rule.floor;
       case Kind::kMinNorm:
         return seen.norm < rule.floor;
       case Kind::kMaxRows:
@@ -144,40 +144,40 @@ class Shard::Judge {
   std::uint64_t rank(const Expiry& rule, const Seen& seen) const noexcept {
     switch (rule.kind) {
       case Kind::kDecayedScore:
-        return rank_of(marks_.score(seen.row, now_));
+        return rank_of(metadata_.score(seen.row, now_));
       case Kind::kMinNorm:
         return rank_of(seen.norm);
       case Kind::kMaxRows:
         if (rule.frequent) {
-          return marks_.count(seen.row);
+          return metadata_.count(seen.row);
         }
         [[fallthrough]];
       case Kind::kTimeToLive:
         break;
     }
-    return ~std::uint64_t{age_at(now_, marks_.clock(seen.row))};
+    return ~std::uint64_t{age_at(now_, metadata_.clock(seen.row))};
   }
 
  private:
   const Shard& shard_;
-  const Marks& marks_;
+  const RowMetadata& metadata_;
   std::span<const Expiry> rules_;
   std::uint32_t now_;
   bool needs_norms_ = false;
 };
 
-std::size_t Shard::evict(Guarded& slot, const Judge& judge, std::size_t count,
+std::size_t Shard::evict(SlotState& slot, const ExpiryEvaluator& evaluator, std::size_t count,
                          std::span<const std::uint64_t> spared) {
-  Victims::begin(slot.table.size());
-  judge.each_row(slot.table, [&](const Seen& seen) {
+  EvictionCandidates::begin(slot.table.size());
+  evaluator.each_row(slot.table, [&](const Seen& seen) {
     if (!std::ranges::binary_search(spared, seen.hash)) {
-      Victims::add(judge.rank(judge.rules()[0], seen), seen.hash);
+      EvictionCandidates::add(evaluator.rank(evaluator.rules()[0], seen), seen.hash);
     }
   });
-  const auto victims = Victims::take(count);
+  const auto victims = EvictionCandidates::take(count);
   if (slot.watched) {
     std::vector<std::uint64_t> hashes(victims.size());
-    std::ranges::transform(victims, hashes.begin(), &Victims::Victim::hash);
+    std::ranges::transform(victims, hashes.begin(), &EvictionCandidates::Victim::hash);
     before_change(slot, hashes);
   }
   for (const auto& victim : victims) {
@@ -193,16 +193,16 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
   const std::uint32_t now = table_clock(store_clock);
   const std::vector<Expiry> own = spec_.lifecycle.expire();
   rules = rules.empty() ? std::span<const Expiry>(own) : rules;
-  const Judge judge(*this, rules, now);
+  const ExpiryEvaluator evaluator(*this, rules, now);
   const std::size_t classes = kSweepHead + 2 * rules.size();
   const std::size_t words = classes + (dry_run ? 2 * kClasses * rules.size() : 0);
   const bool holds = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind) != rules.end();
-  const auto entered = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
-  const auto turn = dry_run ? std::unique_lock<std::mutex>() : take_turn();
+  const auto writing = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
+  const auto budget_lock = dry_run ? std::unique_lock<std::mutex>() : lock_budget();
 
   const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<Seen>& kept,
                               std::vector<std::uint64_t>& dropped) {
-    Guarded& slot = *tables_[s];
+    SlotState& slot = *tables_[s];
     if (!dry_run) {
       wait_for_save(dropped.size());  // of the slot before
     }
@@ -210,25 +210,25 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
     const auto bytes = [&] { return bytes_of(slot); };
     const auto drop = [&](std::size_t k, const Seen& seen) {
       ++total[kSweepHead + 2 * k];
-      total[kSweepHead + 2 * k + 1] += units(judge.impressions(seen));
+      total[kSweepHead + 2 * k + 1] += units(evaluator.impressions(seen));
       dropped.push_back(seen.hash);
     };
     total[0] += slot.table.size();
     total[1] += bytes();
     kept.clear();
     dropped.clear();
-    judge.each_row(slot.table, [&](const Seen& seen) {
-      const std::uint64_t impressions = units(judge.impressions(seen));
+    evaluator.each_row(slot.table, [&](const Seen& seen) {
+      const std::uint64_t impressions = units(evaluator.impressions(seen));
       total[3] += impressions;
       if (dry_run) {
         for (std::size_t k = 0; k < rules.size(); ++k) {
-          const std::size_t at = classes + 2 * (k * kClasses + judge.class_in(rules[k], seen));
+          const std::size_t at = classes + 2 * (k * kClasses + evaluator.class_in(rules[k], seen));
           ++total[at];
           total[at + 1] += impressions;
         }
       }
       for (std::size_t k = 0; k < rules.size(); ++k) {
-        if (judge.drops(rules[k], seen)) {
+        if (evaluator.drops(rules[k], seen)) {
           return drop(k, seen);
         }
       }
@@ -243,7 +243,8 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
       }
       const auto excess = static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, slots_, number));
       std::nth_element(kept.begin(), kept.begin() + excess, kept.end(), [&](const Seen& a, const Seen& b) {
-        return std::pair(judge.rank(rules[k], a), a.hash) < std::pair(judge.rank(rules[k], b), b.hash);
+        return std::pair(evaluator.rank(rules[k], a), a.hash) <
+               std::pair(evaluator.rank(rules[k], b), b.hash);
       });
       std::for_each(kept.begin(), kept.begin() + excess, [&](const Seen& seen) { drop(k, seen); });
       kept.erase(kept.begin(), kept.begin() + excess);
@@ -254,18 +255,19 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
         slot.table.erase(hash);
       }
       slot.table.give_back(true);
-      total[4] += slot.door != nullptr ? slot.door->sweep(now) : 0;
+      total[4] += slot.filter != nullptr ? slot.filter->sweep(now) : 0;
       note(s);
     }
     total[2] += bytes();
   };
 
-  const Pieces pieces{end - first, parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
-  std::vector<std::vector<std::uint64_t>> totals(pieces.parts, std::vector<std::uint64_t>(words));
-  pool_.run(pieces.parts, [&](std::size_t part) {
+  const Partition partition{end - first,
+                            parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
+  std::vector<std::vector<std::uint64_t>> totals(partition.parts, std::vector<std::uint64_t>(words));
+  pool_.run(partition.parts, [&](std::size_t part) {
     std::vector<Seen> kept;
     std::vector<std::uint64_t> dropped;
-    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+    for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
       sweep_slot(first + s, totals[part], kept, dropped);
     }
   });
@@ -284,18 +286,18 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
   return total;
 }
 
-void Shard::hold_to_most(const SlotSlices& batch, std::uint32_t now) {
+void Shard::enforce_max_rows(const SlotSlices& batch, std::uint32_t now) {
   const auto& rules = spec_.lifecycle.expire();
   const auto rule = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind);
   if (rule == rules.end()) {
     return;
   }
-  const Judge judge(*this, {&*rule, 1}, now);
+  const ExpiryEvaluator evaluator(*this, {&*rule, 1}, now);
   std::atomic<std::uint64_t> evicted{0};
-  const Pieces pieces{slots_.count(), batch.hashes.size() < kLeastKeys ? 1 : pool_.threads()};
-  pool_.run(pieces.parts, [&](std::size_t part) {
-    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
-      if (batch.begins[s] == batch.begins[s + 1]) {
+  const Partition partition{slots_.count(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
+  pool_.run(partition.parts, [&](std::size_t part) {
+    for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
+      if (batch.offsets[s] == batch.offsets[s + 1]) {
         continue;
       }
       const std::unique_lock lock(tables_[s]->lock);
@@ -303,7 +305,7 @@ void Shard::hold_to_most(const SlotSlices& batch, std::uint32_t now) {
       const std::size_t share = share_of(rule->rows, slots_, Slot{static_cast<std::uint32_t>(s)});
       if (table.size() > share) {
         try {
-          evicted.fetch_add(evict(*tables_[s], judge, table.size() - (share - share / 8), {}));
+          evicted.fetch_add(evict(*tables_[s], evaluator, table.size() - (share - share / 8), {}));
         } catch (const std::bad_alloc&) {
           // No room to choose in. The push is done: rows go when the next one comes.
         }
@@ -315,13 +317,13 @@ void Shard::hold_to_most(const SlotSlices& batch, std::uint32_t now) {
 
 // --- the memory budget ------------------------------------------------------------------------------------------
 
-std::unique_lock<std::mutex> Shard::take_turn() const {
-  return budget_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(budget_->turn());
+std::unique_lock<std::mutex> Shard::lock_budget() const {
+  return budget_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(budget_->mutex());
 }
 
-std::size_t Shard::bytes_of(const Guarded& slot) const noexcept {
-  return sizeof(Guarded) + slot.table.bytes() +
-         (slot.door == nullptr ? 0 : sizeof(Doorkeeper) + slot.door->bytes());
+std::size_t Shard::bytes_of(const SlotState& slot) const noexcept {
+  return sizeof(SlotState) + slot.table.bytes() +
+         (slot.filter == nullptr ? 0 : sizeof(AdmissionFilter) + slot.filter->bytes());
 }
 
 std::size_t Shard::allowed(std::size_t slot) const noexcept { return noted_[slot] + budget_->spare(slot); }
@@ -334,7 +336,7 @@ void Shard::note(std::size_t slot) noexcept {
   }
 }
 
-void Shard::throw_full(std::size_t slot, std::size_t rows) const {
+void Shard::throw_over_budget(std::size_t slot, std::size_t rows) const {
   throw MemoryBudgetExceededError(
       "the memory budget has no room for " + std::to_string(rows) + " more rows in slot " +
       std::to_string(slot) + ": all tables take " + std::to_string(budget_->used(slot)) + " of the " +
@@ -342,11 +344,11 @@ void Shard::throw_full(std::size_t slot, std::size_t rows) const {
       " slots has; give the store more memory, or the table an expiry rule, or sweep");
 }
 
-void Shard::fit(const SlotSlices& batch, const Making& how) {
+void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
   if (budget_ == nullptr) {
     return;
   }
-  enum class Way : std::uint8_t { kStay, kRung, kExactly, kEvict };
+  enum class Way : std::uint8_t { kStay, kGrowth, kExactly, kEvict };
   struct Plan {
     Way way = Way::kStay;
     std::size_t missing = 0;
@@ -354,20 +356,20 @@ void Shard::fit(const SlotSlices& batch, const Making& how) {
   };
   std::vector<Plan> plans(slots_.count());
   const auto& rules = spec_.lifecycle.expire();
-  const Judge judge(*this, std::span(rules).first(rules.empty() ? 0 : 1), how.now.clock);
-  const Pieces pieces{slots_.count(), batch.hashes.size() < kLeastKeys ? 1 : pool_.threads()};
+  const ExpiryEvaluator evaluator(*this, std::span(rules).first(rules.empty() ? 0 : 1), how.now.clock);
+  const Partition partition{slots_.count(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
   const auto each_slot = [&](const auto& use) {
-    pool_.run(pieces.parts, [&](std::size_t part) {
+    pool_.run(partition.parts, [&](std::size_t part) {
       std::vector<std::byte*> rows;
-      for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
-        if (batch.begins[s] != batch.begins[s + 1]) {
-          use(s, *tables_[s], batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]),
+      for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
+        if (batch.offsets[s] != batch.offsets[s + 1]) {
+          use(s, *tables_[s], batch.hashes.subspan(batch.offsets[s], batch.offsets[s + 1] - batch.offsets[s]),
               rows);
         }
       }
     });
   };
-  each_slot([&](std::size_t s, Guarded& slot, std::span<const std::uint64_t> hashes,
+  each_slot([&](std::size_t s, SlotState& slot, std::span<const std::uint64_t> hashes,
                 std::vector<std::byte*>& rows) {
     const std::shared_lock lock(slot.lock);
     rows.resize(hashes.size());
@@ -377,23 +379,23 @@ void Shard::fit(const SlotSlices& batch, const Making& how) {
     if (plan.missing == 0) {
       return;
     }
-    const std::size_t door = how.asks ? slot.door->least_bytes() - slot.door->bytes() : 0;
-    const std::size_t others = bytes_of(slot) - slot.table.bytes() + door;
+    const std::size_t filter = how.asks ? slot.filter->least_bytes() - slot.filter->bytes() : 0;
+    const std::size_t others = bytes_of(slot) - slot.table.bytes() + filter;
     const std::size_t other_rows = slot.table.size() - (hashes.size() - plan.missing);
     if (others + slot.table.bytes_with(plan.missing, false) <= allowed(s)) {
-      plan.way = Way::kRung;
+      plan.way = Way::kGrowth;
     } else if (others + slot.table.bytes_with(plan.missing, true) <= allowed(s)) {
       plan.way = Way::kExactly;
     } else if (!rules.empty() && other_rows >= plan.missing && others + slot.table.bytes() <= allowed(s)) {
       plan.way = Way::kEvict;
       plan.evict = std::min(other_rows, std::max(plan.missing, slot.table.size() / 8));
     } else {
-      throw_full(s, plan.missing);
+      throw_over_budget(s, plan.missing);
     }
   });
   std::atomic<std::uint64_t> evicted{0};
   each_slot(
-      [&](std::size_t s, Guarded& slot, std::span<const std::uint64_t> hashes, std::vector<std::byte*>&) {
+      [&](std::size_t s, SlotState& slot, std::span<const std::uint64_t> hashes, std::vector<std::byte*>&) {
         const Plan& plan = plans[s];
         if (plan.way == Way::kStay) {
           return;
@@ -406,16 +408,16 @@ void Shard::fit(const SlotSlices& batch, const Making& how) {
           ~Noted() { shard.note(slot); }
         } const noted{*this, s};
         if (plan.way == Way::kEvict) {
-          evicted.fetch_add(evict(slot, judge, plan.evict, hashes), std::memory_order_relaxed);
-        } else if (plan.way == Way::kRung) {
+          evicted.fetch_add(evict(slot, evaluator, plan.evict, hashes), std::memory_order_relaxed);
+        } else if (plan.way == Way::kGrowth) {
           slot.table.make_room(plan.missing);
         } else {
           slot.table.reserve(slot.table.size() + plan.missing);
         }
         if (how.asks) {
           // Keys that wait may have a quarter of what the slot has, and what is left.
-          const std::size_t rest = allowed(s) - (bytes_of(slot) - slot.door->bytes());
-          slot.door->make_room(plan.missing, std::min(rest, budget_->share() / 4));
+          const std::size_t rest = allowed(s) - (bytes_of(slot) - slot.filter->bytes());
+          slot.filter->make_room(plan.missing, std::min(rest, budget_->share() / 4));
         }
       });
   if (evicted.load() != 0) {

@@ -1,4 +1,4 @@
-// Lane: one thread's way through its part of a batch, slot after slot, several runs of rows under way.
+// ProbePipeline: one thread's way through its part of a batch, slot after slot, several runs of rows under way.
 //
 //   run n + 1   its slots are locked, its hashes' lines worked out
 //   run n       looks at its lines, which were asked for a step before, and asks for those of run n + 1
@@ -12,7 +12,7 @@
 // a batch of 65,536 keys went at two thirds of the speed.
 //
 // Locks. A slot is locked when its first hash is loaded and released when the run with its last one has been used: some
-// neighbouring slots at a time, in ascending order. Where all slots have one lock the caller holds it already, and the Lane
+// neighbouring slots at a time, in ascending order. Where all slots have one lock the caller holds it already, and the ProbePipeline
 // is one of NoLock: a call of a thousand keys comes by as many slots, and locking each took a fifth of it.
 
 #pragma once
@@ -38,26 +38,26 @@
 namespace shoal {
 
 // A slot's table and its lock, which may be that of all slots.
-struct alignas(kCacheLine) Guarded {
-  Guarded(const Layout& layout, Slot slot, Chunks& chunks, std::shared_mutex* of_all)
+struct alignas(kCacheLine) SlotState {
+  SlotState(const Layout& layout, Slot slot, Chunks& chunks, std::shared_mutex* of_all)
       : lock(of_all != nullptr ? *of_all : own), table(layout, slot, chunks) {}
   // What a batch needs that changes no more than rows is in the first line, and where wide rows stand in the second.
   std::shared_mutex& lock;
   bool fills = false;    // whether many of the rows that the last batch changed were not there
   bool watched = false;  // whether somebody wants to know what changes, before it does (shard/snapshot.h)
   SlotTable table;
-  std::unique_ptr<Doorkeeper> door;  // null where the table admits all keys
-  std::unique_ptr<Undo> undo;        // while the slot is to be saved as it was
-  std::size_t kept = 0;              // bytes of what was kept for that, when rows changed last
+  std::unique_ptr<AdmissionFilter> filter;  // null where the table admits all keys
+  std::unique_ptr<PreImageLog> pre_images;  // while the slot is to be saved as it was
+  std::size_t kept = 0;                     // bytes of what was kept for that, when rows changed last
   // What has changed since a save, and since an export, that is the base of deltas: null where there is none. While the
-  // next one of them is under way, what had changed at its moment stands apart. Doors are saved, and not exported.
+  // next one of them is under way, what had changed at its moment stands apart. Admission filters are saved, and not exported.
   struct Since {
-    std::unique_ptr<Changed> now;
-    std::unique_ptr<Changed> then;
+    std::unique_ptr<DirtyRanges> now;
+    std::unique_ptr<DirtyRanges> then;
   };
   std::array<Since, kPurposes> changed;
-  bool door_changed = false;
-  bool door_changed_then = false;
+  bool filter_changed = false;
+  bool filter_changed_then = false;
 
   Since& since(Purpose purpose) noexcept { return changed[static_cast<std::size_t>(purpose)]; }
   const Since& since(Purpose purpose) const noexcept { return changed[static_cast<std::size_t>(purpose)]; }
@@ -79,20 +79,20 @@ struct NoLock {
 //                            asks for lines of `ahead` now and then, and for a row of it with each row where rows are wide
 //   touched                  how many bytes of each row it uses, from the front
 template <class Lock>
-class Lane {
+class ProbePipeline {
  public:
-  // Slot s has the hashes [begins[s], begins[s + 1]). At most `most` rows a run. Rows that `known` knows are not searched,
+  // Slot s has the hashes [offsets[s], offsets[s + 1]). At most `most` rows a run. Rows that `known` knows are not searched,
   // and those that are found are noted in `noted`.
-  Lane(std::span<const std::unique_ptr<Guarded>> slots, const Layout& layout,
-       std::span<const std::uint64_t> hashes, std::span<const std::uint64_t> begins, std::size_t most,
-       const Whereabouts* known = nullptr, Whereabouts* noted = nullptr)
+  ProbePipeline(std::span<const std::unique_ptr<SlotState>> slots, const Layout& layout,
+                std::span<const std::uint64_t> hashes, std::span<const std::uint64_t> offsets,
+                std::size_t most, const RowLocations* known = nullptr, RowLocations* noted = nullptr)
       : slots_(slots),
         layout_(layout),
         known_(known),
         noted_(noted),
         hashes_(hashes),
-        begins_(begins),
-        most_(std::min(most, Search::kMost)),
+        offsets_(offsets),
+        most_(std::min(most, Probe::kMax)),
         lag_(layout.narrow ? 1 : 2),
         runs_{Run(layout), Run(layout), Run(layout), Run(layout)} {}
 
@@ -100,46 +100,46 @@ class Lane {
   template <class Worker>
   void walk(std::size_t first, std::size_t end, Worker& worker) {
     slot_ = first;
-    next_ = begins_[first];
-    end_ = begins_[end];
+    next_ = offsets_[first];
+    end_ = offsets_[end];
     load(run(0), worker);
-    run(0).search.homes().rest();
+    run(0).probe.home_lines().drain();
     // The last runs are empty: they push the others out.
-    for (std::size_t n = 0; n < lag_ || run(n - lag_).search.size() != 0; ++n) {
+    for (std::size_t n = 0; n < lag_ || run(n - lag_).probe.size() != 0; ++n) {
       load(run(n + 1), worker);
-      Fetches ahead = run(n + 1).search.homes();
-      run(n).search.look(ahead);
+      PrefetchCursor ahead = run(n + 1).probe.home_lines();
+      run(n).probe.probe(ahead);
       if (n >= 1) {
-        run(n - 1).search.settle();
+        run(n - 1).probe.resolve();
         if (lag_ == 2) {
-          ahead.follow(run(n - 1).search.rows(), worker.touched);
+          ahead.append_rows(run(n - 1).probe.rows(), worker.touched);
         }
       }
       if (n >= lag_) {
         Run& ready = run(n - lag_);
-        ready.search.settle();  // again: the run before may have moved its rows
+        ready.probe.resolve();  // again: the run before may have moved its rows
         if (noted_ != nullptr) {
           note(ready);
         }
-        worker.use(ready.search, ready.first, ahead);
+        worker.use(ready.probe, ready.first, ahead);
         for (Lock& lock : std::span(ready.locks).first(std::exchange(ready.lock_count, 0))) {
           lock = Lock();
         }
       }
-      ahead.rest();
+      ahead.drain();
     }
   }
 
  private:
   // A few runs' locks, held at a time, stay below the 64 that TSan knows.
-  static constexpr std::size_t kMostSlots = std::is_same_v<Lock, NoLock> ? Search::kMostTables : 12;
+  static constexpr std::size_t kMaxSlots = std::is_same_v<Lock, NoLock> ? Probe::kMaxTables : 12;
 
   struct Run {
-    explicit Run(const Layout& layout) : search(layout) { search.start(nullptr); }
-    Search search;
+    explicit Run(const Layout& layout) : probe(layout) { probe.start(nullptr); }
+    Probe probe;
     std::size_t first = 0;  // in the batch
     std::size_t lock_count = 0;
-    std::array<Lock, kMostSlots> locks;  // of the slots that end in this run
+    std::array<Lock, kMaxSlots> locks;  // of the slots that end in this run
   };
 
   Run& run(std::size_t n) noexcept { return runs_[n % runs_.size()]; }
@@ -147,16 +147,16 @@ class Lane {
   template <class Worker>
   void load(Run& run, Worker& worker) {
     run.first = next_;
-    run.search.start(hashes_.data() + next_);
+    run.probe.start(hashes_.data() + next_);
     std::size_t room = most_;
-    while (room != 0 && next_ != end_ && run.search.parts().size() != kMostSlots) {
-      while (begins_[slot_ + 1] <= next_) {
+    while (room != 0 && next_ != end_ && run.probe.parts().size() != kMaxSlots) {
+      while (offsets_[slot_ + 1] <= next_) {
         ++slot_;
       }
-      Guarded& slot = *slots_[slot_];
-      const std::size_t last = begins_[slot_ + 1];
-      if (next_ == begins_[slot_]) {
-        fetch_header(slot_ + 2);
+      SlotState& slot = *slots_[slot_];
+      const std::size_t last = offsets_[slot_ + 1];
+      if (next_ == offsets_[slot_]) {
+        prefetch_header(slot_ + 2);
         lock_ = Lock(slot.lock);
         worker.enter(slot, hashes_.subspan(next_, last - next_));
         knows_ = known_ != nullptr;
@@ -165,9 +165,9 @@ class Lane {
       knows_ = knows_ && known_->knows(slot_, slot.table);
       const std::size_t count = std::min(room, last - next_);
       if (knows_) {
-        run.search.know(slot.table, known_->rows(next_, count));
+        run.probe.add_known(slot.table, known_->rows(next_, count));
       } else {
-        run.search.aim(slot.table, count);
+        run.probe.prepare(slot.table, count);
       }
       next_ += count;
       room -= count;
@@ -178,33 +178,33 @@ class Lane {
   }
 
   void note(Run& run) noexcept {
-    for (const Search::Part& part : run.search.parts()) {
+    for (const Probe::Part& part : run.probe.parts()) {
       if (!part.known) {
         noted_->note(index_of(layout_.slots.of(hashes_[run.first + part.begin])), *part.table,
-                     run.first + part.begin, run.search.rows().subspan(part.begin, part.end - part.begin));
+                     run.first + part.begin, run.probe.rows().subspan(part.begin, part.end - part.begin));
       }
     }
   }
 
   // A slot's lock and what a search needs of its table would miss the cache one after the other.
-  void fetch_header(std::size_t slot) const noexcept {
-    const Guarded& guarded = *slots_[std::min(slot, slots_.size() - 1)];
-    const auto* const header = reinterpret_cast<const std::byte*>(&guarded);
-    fetch(header);
+  void prefetch_header(std::size_t slot) const noexcept {
+    const SlotState& state = *slots_[std::min(slot, slots_.size() - 1)];
+    const auto* const header = reinterpret_cast<const std::byte*>(&state);
+    prefetch(header);
     if (lag_ == 2) {
-      fetch(header + kCacheLine);
+      prefetch(header + kCacheLine);
     }
     if constexpr (!std::is_same_v<Lock, NoLock>) {
-      fetch(reinterpret_cast<const std::byte*>(&guarded.own));
+      prefetch(reinterpret_cast<const std::byte*>(&state.own));
     }
   }
 
-  std::span<const std::unique_ptr<Guarded>> slots_;
+  std::span<const std::unique_ptr<SlotState>> slots_;
   const Layout& layout_;
-  const Whereabouts* known_;
-  Whereabouts* noted_;
+  const RowLocations* known_;
+  RowLocations* noted_;
   std::span<const std::uint64_t> hashes_;
-  std::span<const std::uint64_t> begins_;
+  std::span<const std::uint64_t> offsets_;
   std::size_t most_;
   std::size_t lag_;
   std::size_t slot_ = 0;

@@ -40,8 +40,8 @@ Call checked(const Shard& shard, Function function, std::span<const double> para
       SHOAL_CHECK(p >= 0, "rows are counted above a norm of 0 or more" + got);
       break;
     case Function::kTopK:
-      SHOAL_CHECK(p >= 1 && p <= static_cast<double>(kMostTopK) && p == std::floor(p),
-                  "k must be a whole number from 1 to " + std::to_string(kMostTopK) + got);
+      SHOAL_CHECK(p >= 1 && p <= static_cast<double>(kMaxTopK) && p == std::floor(p),
+                  "k must be a whole number from 1 to " + std::to_string(kMaxTopK) + got);
       break;
     case Function::kDecay:
       SHOAL_CHECK(p > 0 && p <= 1, "a decay's factor must be above 0 and at most 1" + got);
@@ -62,7 +62,7 @@ double norm_of(std::span<const float> row) noexcept {
   return std::sqrt(squares);
 }
 
-constexpr std::size_t kLeastCandidates = 4096;  // more than this are worth being cut down to k
+constexpr std::size_t kMinCounted = 4096;  // more than this are worth being cut down to k
 
 struct Candidate {
   double norm;
@@ -102,14 +102,14 @@ void answer(const Call& call, std::span<const float> row, double* to) noexcept {
 // a slot's rows in hash order.
 template <class Ask>
 void each_row(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts, const Ask& ask) {
-  const Pieces pieces{end - first, parts};
+  const Partition partition{end - first, parts};
   const std::size_t dim = shard.rows().dim();
   const std::size_t width =
       shard.spec().optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
   shard.pool().run(parts, [&](std::size_t part) {
     std::vector<std::uint64_t> hashes;
     std::vector<float> weights;
-    for (std::size_t s = first + pieces.begin(part); s < first + pieces.begin(part + 1); ++s) {
+    for (std::size_t s = first + partition.begin(part); s < first + partition.begin(part + 1); ++s) {
       shard.read_slot(Slot{static_cast<std::uint32_t>(s)}, hashes, weights);
       for (std::size_t r = 0; r < hashes.size(); ++r) {
         ask(part, s, hashes[r], std::span<const float>(weights).subspan(r * dim, width));
@@ -124,7 +124,7 @@ std::vector<double> top(const Shard& shard, std::size_t k, std::size_t first, st
   each_row(shard, first, end, parts,
            [&](std::size_t part, std::size_t /*slot*/, std::uint64_t hash, std::span<const float> weights) {
              best[part].push_back({norm_of(weights), hash});
-             if (best[part].size() >= 2 * k + kLeastCandidates) {
+             if (best[part].size() >= 2 * k + kMinCounted) {
                keep_best(best[part], k);
              }
            });
@@ -147,9 +147,9 @@ std::vector<double> digests(const Shard& shard, std::size_t first, std::size_t e
   constexpr std::size_t kWords = 4;
   constexpr std::uint64_t kLow = 0xffffffffU;
   std::vector<double> answers((end - first) * kWords);
-  const Pieces pieces{end - first, parts};
+  const Partition partition{end - first, parts};
   shard.pool().run(parts, [&](std::size_t part) {
-    for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
+    for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
       const auto sums = shard.digest(Slot{static_cast<std::uint32_t>(first + s)});
       for (std::size_t word = 0; word < kWords; ++word) {
         answers[s * kWords + word] = static_cast<double>((sums[word / 2] >> (word % 2 * 32U)) & kLow);
@@ -184,7 +184,7 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
   SHOAL_CHECK(first <= end && end <= shard.slots().count(), "there are no such slots");
   if (changes(function)) {
     std::vector<double> answers(end - first);  // before anything changes: memory may be out
-    const auto moved = shard.reweigh(first, end, [&call](std::span<float> weights) {
+    const auto moved = shard.transform_weights(first, end, [&call](std::span<float> weights) {
       call.function == Function::kDecay ? decay(weights, call.parameter)
                                         : shrink_all(weights, call.parameter);
     });

@@ -43,7 +43,7 @@ enum class Function : std::uint32_t {
   kDigest = 7
 };
 
-inline constexpr std::size_t kMostTopK = std::size_t{1} << 20U;
+inline constexpr std::size_t kMaxTopK = std::size_t{1} << 20U;
 
 // Whether it changes rows: a repeated request must not be answered by a repeated call.
 bool changes(Function function) noexcept;

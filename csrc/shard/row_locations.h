@@ -1,4 +1,4 @@
-// Whereabouts: where the rows of one batch stand in one shard, from the walk that last read them.
+// RowLocations: where the rows of one batch stand in one shard, from the walk that last read them.
 //
 // Idea. A search reads a line of the index, and for wide rows only then knows which lines the row is. Whoever walks the same
 // batch again, as a push does behind its pull, goes to the rows straight away, and whoever sorts a batch ahead can
@@ -6,7 +6,7 @@
 // a slot whose version has changed, or where rows were missing and some have come, is searched anew, the others are not.
 //
 //   rows[i]       the row of hash i, null where there was none
-//   versions[s]   1 + the version of slot s when rows[begins[s]], ... were noted; 0: they were not
+//   versions[s]   1 + the version of slot s when rows[offsets[s]], ... were noted; 0: they were not
 //   sizes[s]      the rows that it had then, if one of these was missing; else kAny
 //
 // Threads: as many write as walk the batch's parts, for each slot one; else one thread, or handed on.
@@ -23,17 +23,17 @@
 
 namespace shoal {
 
-class Whereabouts {
+class RowLocations {
  public:
   // Of a batch's hashes, which must outlive it and stay as they are.
-  explicit Whereabouts(std::span<const std::uint64_t> hashes) noexcept : hashes_(hashes) {}
+  explicit RowLocations(std::span<const std::uint64_t> hashes) noexcept : hashes_(hashes) {}
 
   bool is_of(std::span<const std::uint64_t> hashes) const noexcept {
     return hashes.data() == hashes_.data() && hashes.size() == hashes_.size();
   }
 
   // What is known is forgotten unless it is of this shard.
-  void aim(std::uint64_t shard, std::size_t slots) {
+  void reset_for(std::uint64_t shard, std::size_t slots) {
     if (shard_ != shard) {
       rows_.resize(hashes_.size());
       versions_.assign(slots, 0);
@@ -42,7 +42,7 @@ class Whereabouts {
     }
   }
 
-  bool is_at(std::uint64_t shard) const noexcept { return shard_ == shard; }
+  bool is_for(std::uint64_t shard) const noexcept { return shard_ == shard; }
 
   bool knows(std::size_t slot, const SlotTable& table) const noexcept {
     return versions_[slot] == table.version() + 1 && (sizes_[slot] == kAny || sizes_[slot] == table.size());

@@ -17,18 +17,18 @@ constexpr std::uint32_t kWeightColumn =
 
 }  // namespace
 
-Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const Marks& marks)
+Rows::Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const RowMetadata& metadata)
     : dim_(dim),
       dtype_(dtype),
       columns_(optimizer.columns().size()),
       has_row_state_(!optimizer.row_state().empty()),
       first_bytes_((dim * bytes_of(dtype) + 3) / 4 * 4),
       bytes_(first_bytes_ +
-             ((columns_ - 1) * dim + (has_row_state_ ? 1 : 0) + marks.columns()) * sizeof(float)),
-      marks_(marks) {
-  marks_.place(bytes_ - marks.columns() * sizeof(float));
-  SHOAL_CHECK(dim >= 1 && dim <= kWidest,
-              "dim must be from 1 to " + std::to_string(kWidest) + ", got " + std::to_string(dim));
+             ((columns_ - 1) * dim + (has_row_state_ ? 1 : 0) + metadata.columns()) * sizeof(float)),
+      metadata_(metadata) {
+  metadata_.place(bytes_ - metadata.columns() * sizeof(float));
+  SHOAL_CHECK(dim >= 1 && dim <= kMaxDim,
+              "dim must be from 1 to " + std::to_string(kMaxDim) + ", got " + std::to_string(dim));
   SHOAL_CHECK(dtype == Dtype::kFloat32 || dim >= 2,
               "16-bit weights need dim >= 2: at dim 1 they would save nothing");
   SHOAL_CHECK(
@@ -53,29 +53,28 @@ namespace {
 
 // Rows of one float32 a column, without a loop over the columns.
 template <std::size_t kNumbers>
-void gather_narrow(std::span<std::byte* const> rows, const std::array<float*, Rows::kMostNumbers>& numbers,
-                   Fetches& ahead) noexcept {
-  const std::array<float*, Rows::kMostNumbers> to = numbers;  // a copy, which what is written cannot change
-  Fetches fetches = ahead;
+void gather_narrow(std::span<std::byte* const> rows, const std::array<float*, Rows::kMaxNumbers>& numbers,
+                   PrefetchCursor& ahead) noexcept {
+  const std::array<float*, Rows::kMaxNumbers> to = numbers;  // a copy, which what is written cannot change
+  PrefetchCursor cursor = ahead;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (r % 2 == 0) {
-      fetches.one();
+      cursor.next();
     }
     for (std::size_t k = 0; k < kNumbers; ++k) {
       std::memcpy(to[k] + r, rows[r] + k * sizeof(float), sizeof(float));
     }
   }
-  ahead = fetches;
+  ahead = cursor;
 }
 
 template <std::size_t kNumbers>
-void scatter_narrow(const std::array<float*, Rows::kMostNumbers>& numbers,
-                    std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
-                    Fetches& ahead) noexcept {
-  Fetches fetches = ahead;
+void scatter_narrow(const std::array<float*, Rows::kMaxNumbers>& numbers, std::span<const std::uint32_t> take,
+                    std::span<std::byte* const> rows, PrefetchCursor& ahead) noexcept {
+  PrefetchCursor cursor = ahead;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (r % 2 == 0) {
-      fetches.one();
+      cursor.next();
     }
     if (take[r] == 0) [[unlikely]] {
       continue;
@@ -86,13 +85,13 @@ void scatter_narrow(const std::array<float*, Rows::kMostNumbers>& numbers,
     }
     std::memcpy(rows[r], row.data(), sizeof row);
   }
-  ahead = fetches;
+  ahead = cursor;
 }
 
 }  // namespace
 
-std::array<float*, Rows::kMostNumbers> Rows::numbers(const Block& block) const noexcept {
-  std::array<float*, kMostNumbers> all{};
+std::array<float*, Rows::kMaxNumbers> Rows::numbers(const Block& block) const noexcept {
+  std::array<float*, kMaxNumbers> all{};
   std::copy_n(block.columns.begin(), columns_, all.begin());
   if (has_row_state_) {
     all[columns_] = block.row_state;
@@ -108,13 +107,14 @@ void Rows::widen(const std::byte* from, float* to) const noexcept {
   }
 }
 
-void Rows::read_weights(std::span<std::byte* const> rows, float* weights, Fetches& ahead) const noexcept {
+void Rows::read_weights(std::span<std::byte* const> rows, float* weights,
+                        PrefetchCursor& ahead) const noexcept {
   if (dtype_ == Dtype::kFloat32 && dim_ == 1) {
     return gather_narrow<1>(rows, {weights}, ahead);
   }
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    ahead.one();
-    ahead.row();
+    ahead.next();
+    ahead.next_row();
     if (dtype_ == Dtype::kFloat32) {
       std::memcpy(weights + r * dim_, rows[r], dim_ * sizeof(float));
     } else {
@@ -123,7 +123,8 @@ void Rows::read_weights(std::span<std::byte* const> rows, float* weights, Fetche
   }
 }
 
-void Rows::gather(std::span<std::byte* const> rows, const Block& block, Fetches& ahead) const noexcept {
+void Rows::gather(std::span<std::byte* const> rows, const Block& block,
+                  PrefetchCursor& ahead) const noexcept {
   if (dim_ == 1) {
     switch (columns_ + (has_row_state_ ? 1 : 0)) {
       case 1:
@@ -153,7 +154,7 @@ void Rows::gather(std::span<std::byte* const> rows, const Block& block, Fetches&
 }
 
 void Rows::scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
-                   Fetches& ahead) const noexcept {
+                   PrefetchCursor& ahead) const noexcept {
   if (dim_ == 1) {
     switch (columns_ + (has_row_state_ ? 1 : 0)) {
       case 1:
@@ -170,7 +171,7 @@ void Rows::scatter(const Block& block, std::span<const std::uint32_t> take, std:
     if (take[r] == 0) {
       continue;
     }
-    ahead.one();
+    ahead.next();
     std::byte* const row = rows[r];
     const float* const first = block.columns[0] + r * dim_;
     if (dtype_ == Dtype::kFloat32) {

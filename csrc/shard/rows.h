@@ -22,10 +22,10 @@ namespace shoal {
 
 class Rows {
  public:
-  static constexpr std::size_t kWidest = 4096;
-  static constexpr std::size_t kMostNumbers = kMostColumns + 1;  // of a row at dim 1
+  static constexpr std::size_t kMaxDim = 4096;
+  static constexpr std::size_t kMaxNumbers = kMaxColumns + 1;  // of a row at dim 1
 
-  Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const Marks& marks = {});
+  Rows(std::size_t dim, Dtype dtype, const Optimizer& optimizer, const RowMetadata& metadata = {});
 
   std::size_t dim() const noexcept { return dim_; }
   Dtype dtype() const noexcept { return dtype_; }
@@ -33,27 +33,27 @@ class Rows {
   bool has_row_state() const noexcept { return has_row_state_; }
   std::size_t bytes() const noexcept { return bytes_; }
 
-  const Marks& marks() const noexcept { return marks_; }
+  const RowMetadata& metadata() const noexcept { return metadata_; }
 
   // All that a row holds, as a section of a checkpoint does: the columns, then the row state, then the marks.
-  std::size_t stored() const noexcept { return columns_ + (has_row_state_ ? 1U : 0U) + marks_.columns(); }
+  std::size_t stored() const noexcept { return columns_ + (has_row_state_ ? 1U : 0U) + metadata_.columns(); }
   // Where number k of these starts in a row (the row state is number columns()), and its bytes without padding.
   std::size_t offset(std::size_t k) const noexcept;
   std::size_t width(std::size_t k) const noexcept;
 
   // block.rows rows into the block's columns and back. `take` says which rows are written. Weights of 16 bits are
   // rounded with the block's noise. Lines of `ahead` are asked for on the way.
-  void gather(std::span<std::byte* const> rows, const Block& block, Fetches& ahead) const noexcept;
+  void gather(std::span<std::byte* const> rows, const Block& block, PrefetchCursor& ahead) const noexcept;
   void scatter(const Block& block, std::span<const std::uint32_t> take, std::span<std::byte* const> rows,
-               Fetches& ahead) const noexcept;
+               PrefetchCursor& ahead) const noexcept;
 
   // Only column 0, as float32, of rows that hold weights.
-  void read_weights(std::span<std::byte* const> rows, float* weights, Fetches& ahead) const noexcept;
+  void read_weights(std::span<std::byte* const> rows, float* weights, PrefetchCursor& ahead) const noexcept;
 
  private:
   void widen(const std::byte* from, float* to) const noexcept;
   // Where a row's numbers go at dim 1: columns, then the row state.
-  std::array<float*, kMostNumbers> numbers(const Block& block) const noexcept;
+  std::array<float*, kMaxNumbers> numbers(const Block& block) const noexcept;
 
   std::size_t dim_;
   Dtype dtype_;
@@ -61,7 +61,7 @@ class Rows {
   bool has_row_state_;
   std::size_t first_bytes_;  // column 0 with its padding
   std::size_t bytes_;
-  Marks marks_;
+  RowMetadata metadata_;
 };
 
 }  // namespace shoal

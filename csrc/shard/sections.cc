@@ -76,7 +76,7 @@ std::vector<std::uint64_t> Shard::hashes_of(std::size_t rows, std::span<const st
 }
 
 std::size_t Shard::merge(std::size_t base_rows, std::span<const std::byte> base, std::size_t delta_rows,
-                         std::span<const std::byte> delta, const Changed& ranges,
+                         std::span<const std::byte> delta, const DirtyRanges& ranges,
                          std::vector<std::byte>& merged) const {
   const auto old = hashes_of(base_rows, base);
   const auto fresh = hashes_of(delta_rows, delta);
@@ -118,8 +118,8 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
   check_process();
   const auto hashes = hashes_of(rows, section);
   const auto offsets = section_offsets(rows);
-  const auto entered = enter();
-  const auto turn = take_turn();
+  const auto writing = enter();
+  const auto budget_lock = lock_budget();
   const auto row_of = [&](std::size_t bound) {  // the first of that slot, or of one behind it
     return static_cast<std::size_t>(
         std::ranges::partition_point(hashes,
@@ -146,7 +146,7 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
     if (!table.has_room(last - first)) {
       if (budget_ != nullptr &&
           bytes_of(*tables_[slot]) - table.bytes() + table.bytes_with(last - first, true) > allowed(slot)) {
-        throw_full(slot, last - first);
+        throw_over_budget(slot, last - first);
       }
       table.reserve(table.size() + last - first);
       note(slot);
@@ -166,10 +166,10 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
 void Shard::filter(Slot slot, std::vector<std::byte>& bytes) const {
   check_process();
   bytes.clear();
-  const Guarded& guarded = *tables_[index_of(slot)];
-  const std::shared_lock lock(tables_[index_of(slot)]->lock);
-  if (guarded.door != nullptr) {
-    guarded.door->save(bytes);
+  const SlotState& state = *tables_[index_of(slot)];
+  const std::shared_lock lock(state.lock);
+  if (state.filter != nullptr) {
+    state.filter->save(bytes);
   }
 }
 
@@ -177,21 +177,22 @@ void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> byte
                            std::size_t end_slot) {
   check_process();
   SHOAL_CHECK(index_of(slot) < cut.count(), "there is no slot " + std::to_string(index_of(slot)));
-  SHOAL_CHECK(bytes.empty() || !doors_.admits_all(), "this table has no admission rule that remembers keys");
-  const auto entered = enter();
+  SHOAL_CHECK(bytes.empty() || !admission_.admits_all(),
+              "this table has no admission rule that remembers keys");
+  const auto writing = enter();
   SHOAL_CHECK(!saving_.active.load(), "this table is being saved: restore into one of its own");
-  const auto turn = take_turn();
+  const auto budget_lock = lock_budget();
   // The slots that share hashes with it: of a finer cut some, of a coarser one the one that it lies in.
   const std::size_t first = (std::size_t{index_of(slot)} << slots_.bits()) >> cut.bits();
   const std::size_t end =
       std::max(first + 1, ((std::size_t{index_of(slot)} + 1) << slots_.bits()) >> cut.bits());
   for (std::size_t s = std::max(first, first_slot); s < std::min(end, end_slot) && !bytes.empty(); ++s) {
     const std::unique_lock lock(tables_[s]->lock);
-    Guarded& guarded = *tables_[s];
-    if (budget_ != nullptr && bytes_of(guarded) + bytes.size() > allowed(s)) {
-      throw_full(s, 0);
+    SlotState& state = *tables_[s];
+    if (budget_ != nullptr && bytes_of(state) + bytes.size() > allowed(s)) {
+      throw_over_budget(s, 0);
     }
-    guarded.door->restore(cut, slot, bytes);
+    state.filter->restore(cut, slot, bytes);
     note(s);
   }
 }
@@ -202,8 +203,8 @@ void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
   if (cut.bits() < slots_.bits()) {
     return;  // which of its finer slots a coarse slot's rows belong to is only known from their hashes
   }
-  const auto entered = enter();
-  const auto turn = take_turn();
+  const auto writing = enter();
+  const auto budget_lock = lock_budget();
   const std::size_t together = cut.count() / slots_.count();
   const auto each = [&](const auto& use) {
     for (std::size_t s = 0; s < slots_.count(); ++s) {
@@ -219,7 +220,7 @@ void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
     each([&](std::size_t s, const SlotTable& table, std::size_t total) {
       const std::size_t more = total - std::min(total, table.size());
       if (bytes_of(*tables_[s]) - table.bytes() + table.bytes_with(more, true) > allowed(s)) {
-        throw_full(s, more);
+        throw_over_budget(s, more);
       }
     });
   }

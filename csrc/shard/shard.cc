@@ -12,10 +12,10 @@ namespace shoal {
 
 namespace {
 
-constexpr std::size_t kLeastKeys = 4096;  // below it, waking another thread costs more than it saves
+constexpr std::size_t kMinKeys = 4096;  // below it, waking another thread costs more than it saves
 constexpr std::size_t kBlockElements = 1024;
 
-constexpr std::uint64_t kReweighSeed = 0x7765696768ULL;  // keeps its rounding apart from that of pushes
+constexpr std::uint64_t kTransformSeed = 0x7765696768ULL;  // keeps its rounding apart from that of pushes
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 constexpr std::uint32_t kExponent = 0x7f800000U;  // all ones: infinity or NaN
@@ -98,9 +98,9 @@ std::uint64_t next_number() noexcept {
 // Of one part: grads, columns, row state, noise, flags, and places for rows that are not there.
 struct Shard::Workspace {
   explicit Workspace(const Rows& rows)
-      : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Search::kMost)),
+      : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Probe::kMax)),
         elements(most * rows.dim()),
-        floats(new float[elements * (kMostColumns + 1) + most]),
+        floats(new float[elements * (kMaxColumns + 1) + most]),
         noise(new std::uint32_t[elements]),
         flags(new std::uint32_t[2 * most]),
         fresh(new std::byte[most * rows.bytes()]) {}
@@ -112,7 +112,7 @@ struct Shard::Workspace {
             .dim = dim,
             .grads = at,
             .columns = {at + elements, at + 2 * elements, at + 3 * elements},
-            .row_state = at + (kMostColumns + 1) * elements,
+            .row_state = at + (kMaxColumns + 1) * elements,
             .noise = noise.get(),
             .step = 0};
   }
@@ -127,20 +127,20 @@ struct Shard::Workspace {
   std::unique_ptr<std::byte[]> fresh;
 };
 
-Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks, Budget* budget)
+Shard::Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks, Budget* budget)
     : spec_(spec),
       slots_(slots),
       pool_(pool),
-      rows_(spec.dim, spec.dtype, spec.optimizer, spec.lifecycle.marks()),
+      rows_(spec.dim, spec.dtype, spec.optimizer, spec.lifecycle.metadata()),
       layout_(rows_.bytes(), slots),
       chunks_(rows_.bytes()),
-      doors_(spec.lifecycle.admit(), slots),
+      admission_(spec.lifecycle.admit(), slots),
       number_(next_number()),
       stamp_(process_stamp()),
       of_all_(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr),
       budget_(budget),
       noted_(budget == nullptr ? 0 : slots.count()),
-      numbers_(Undo::kNumberBytes, slots) {
+      numbers_(PreImageLog::kNumberBytes, slots) {
   for (const Expiry& rule : spec.lifecycle.expire()) {
     SHOAL_CHECK(rule.kind != Expiry::Kind::kMaxRows || rule.rows >= slots.count(),
                 "MaxRows needs at least one row a slot, " + std::to_string(slots.count()) + ", got " +
@@ -149,17 +149,17 @@ Shard::Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks, Budget
   tables_.reserve(slots.count());
   for (std::size_t s = 0; s < slots.count(); ++s) {
     const Slot slot{static_cast<std::uint32_t>(s)};
-    tables_.push_back(std::make_unique<Guarded>(layout_, slot, chunks_, of_all_.get()));
-    if (!doors_.admits_all()) {
-      tables_.back()->door = std::make_unique<Doorkeeper>(doors_, slot);
+    tables_.push_back(std::make_unique<SlotState>(layout_, slot, chunks_, of_all_.get()));
+    if (!admission_.admits_all()) {
+      tables_.back()->filter = std::make_unique<AdmissionFilter>(admission_, slot);
     }
   }
   if (spec.init.same_for_all() && spec.dtype == Dtype::kFloat32) {
     std::vector<std::byte> row(rows_.bytes());
-    fill_fresh(0, row.data());
-    fresh_row_ = std::move(row);
+    fill_initial_row(0, row.data());
+    initial_row_ = std::move(row);
   }
-  const auto turn = take_turn();
+  const auto budget_lock = lock_budget();
   for (std::size_t s = 0; s < noted_.size(); ++s) {
     if (bytes_of(*tables_[s]) > budget->spare(s)) {
       throw MemoryBudgetExceededError(
@@ -182,7 +182,7 @@ Shard::~Shard() {
 }
 
 void Shard::leave_budget() {
-  const auto turn = take_turn();
+  const auto budget_lock = lock_budget();
   for (std::size_t s = 0; s < noted_.size(); ++s) {
     budget_->note(s, std::exchange(noted_[s], 0), 0);
   }
@@ -201,57 +201,58 @@ void Shard::check_process() const {
 
 void Shard::check_batch(const SlotSlices& batch) const {
   check_process();
-  SHOAL_CHECK(batch.begins.size() == slots_.count() + 1 && batch.begins.front() == 0 &&
-                  batch.begins.back() == batch.hashes.size(),
-              "the batch is cut into " + std::to_string(batch.begins.size() - 1) + " slots, the store into " +
-                  std::to_string(slots_.count()) + ": make it with the store's key_batch()");
+  SHOAL_CHECK(batch.offsets.size() == slots_.count() + 1 && batch.offsets.front() == 0 &&
+                  batch.offsets.back() == batch.hashes.size(),
+              "the batch is cut into " + std::to_string(batch.offsets.size() - 1) +
+                  " slots, the store into " + std::to_string(slots_.count()) +
+                  ": make it with the store's key_batch()");
 }
 
 std::shared_lock<std::shared_mutex> Shard::enter() const {
   {
-    const std::lock_guard wait(turnstile_);
+    const std::lock_guard wait(pause_mutex_);
   }
-  return std::shared_lock(gate_);
+  return std::shared_lock(writers_mutex_);
 }
 
-void Shard::freeze() {
+void Shard::pause_writers() {
   check_process();
-  const std::lock_guard hold(turnstile_);
-  gate_.lock();
+  const std::lock_guard hold(pause_mutex_);
+  writers_mutex_.lock();
 }
 
-void Shard::thaw() { gate_.unlock(); }
+void Shard::resume_writers() { writers_mutex_.unlock(); }
 
 template <class Work>
 void Shard::split(const SlotSlices& batch, const Work& work) const {
   const std::size_t parts =
-      parts_for(batch.hashes.size(), kLeastKeys, pool_.threads() == 1 ? 1 : 4 * pool_.threads());
-  const Pieces pieces{batch.hashes.size(), parts};
+      parts_for(batch.hashes.size(), kMinKeys, pool_.threads() == 1 ? 1 : 4 * pool_.threads());
+  const Partition partition{batch.hashes.size(), parts};
   const auto first_slot = [&](std::size_t part) {  // the first slot that starts in the part or behind it
     return part == parts
                ? slots_.count()
                : static_cast<std::size_t>(
-                     std::lower_bound(batch.begins.begin(), batch.begins.end() - 1, pieces.begin(part)) -
-                     batch.begins.begin());
+                     std::lower_bound(batch.offsets.begin(), batch.offsets.end() - 1, partition.begin(part)) -
+                     batch.offsets.begin());
   };
   pool_.run(parts, [&](std::size_t part) { work(first_slot(part), first_slot(part + 1)); });
 }
 
-Shard::Known Shard::known(const SlotSlices& batch, Whereabouts* where) const {
-  if (where != nullptr) {
-    SHOAL_CHECK(where->is_of(batch.hashes), "where rows are is known of another batch");
-    where->aim(number_, slots_.count());
+Shard::Known Shard::known(const SlotSlices& batch, RowLocations* locations) const {
+  if (locations != nullptr) {
+    SHOAL_CHECK(locations->is_of(batch.hashes), "these row locations are those of another batch");
+    locations->reset_for(number_, slots_.count());
   }
-  return {where, where};
+  return {locations, locations};
 }
 
 template <class Lock, class MakeWorker>
 void Shard::walk(const SlotSlices& batch, const Known& known, const MakeWorker& make_worker) const {
-  const auto walk_by = [&]<class LaneLock>() {
+  const auto walk_by = [&]<class PipelineLock>() {
     split(batch, [&](std::size_t first, std::size_t end) {
       auto worker = make_worker();
-      Lane<LaneLock>(tables_, layout_, batch.hashes, batch.begins, worker.work.most, known.before,
-                     known.after)
+      ProbePipeline<PipelineLock>(tables_, layout_, batch.hashes, batch.offsets, worker.work.most,
+                                  known.before, known.after)
           .walk(first, end, worker);
     });
   };
@@ -265,14 +266,14 @@ void Shard::walk(const SlotSlices& batch, const Known& known, const MakeWorker& 
 
 // --- rows that are not there ------------------------------------------------------------------------------------
 
-void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
-  if (!fresh_row_.empty()) {
-    std::memcpy(row, fresh_row_.data(), fresh_row_.size());
+void Shard::fill_initial_row(std::uint64_t hash, std::byte* row) const noexcept {
+  if (!initial_row_.empty()) {
+    std::memcpy(row, initial_row_.data(), initial_row_.size());
     return;
   }
-  // One row of up to kWidest elements and three columns: small enough for the stack.
-  std::array<std::array<float, Rows::kWidest>, kMostColumns> columns;
-  std::array<std::uint32_t, Rows::kWidest> noise;
+  // One row of up to kMaxDim elements and three columns: small enough for the stack.
+  std::array<std::array<float, Rows::kMaxDim>, kMaxColumns> columns;
+  std::array<std::uint32_t, Rows::kMaxDim> noise;
   float row_state = 0.0F;
   const Block block{.rows = 1,
                     .dim = rows_.dim(),
@@ -285,59 +286,59 @@ void Shard::fill_fresh(std::uint64_t hash, std::byte* row) const noexcept {
   std::visit([&](const auto& rule) { rule.start(block); }, spec_.optimizer.rule());
   fill_noise({&hash, 1}, rows_.dim(), step_noise(spec_.seed, 0), noise.data());  // step 0: no push has it
   const std::uint32_t take = 1;
-  Fetches none;
+  PrefetchCursor none;
   rows_.scatter(block, {&take, 1}, {&row, 1}, none);
-  const std::size_t marked = rows_.marks().columns() * sizeof(std::uint32_t);
+  const std::size_t marked = rows_.metadata().columns() * sizeof(std::uint32_t);
   std::memset(row + rows_.bytes() - marked, 0, marked);
 }
 
 void Shard::make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
-                      Making& making) const {
-  const std::size_t rest = batch.begins[index_of(slots_.of(batch.hashes[next - 1])) + 1] - next;
-  if (making.counted != &table && rest > table.size() / 8 && !table.index_has_room(missing + rest)) {
-    making.counted = &table;
-    making.rows.resize(rest);
-    table.find(batch.hashes.subspan(next, rest), making.rows);
-    missing += static_cast<std::size_t>(std::count(making.rows.begin(), making.rows.end(), nullptr));
+                      InsertContext& context) const {
+  const std::size_t rest = batch.offsets[index_of(slots_.of(batch.hashes[next - 1])) + 1] - next;
+  if (context.counted != &table && rest > table.size() / 8 && !table.index_has_room(missing + rest)) {
+    context.counted = &table;
+    context.rows.resize(rest);
+    table.find(batch.hashes.subspan(next, rest), context.rows);
+    missing += static_cast<std::size_t>(std::count(context.rows.begin(), context.rows.end(), nullptr));
   }
   table.make_room(missing);
 }
 
-std::size_t Shard::insert_missing(Guarded& slot, std::span<const std::uint64_t> hashes,
+std::size_t Shard::insert_missing(SlotState& slot, std::span<const std::uint64_t> hashes,
                                   std::span<std::byte*> rows, std::uint32_t now) const {
   std::size_t inserted = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] == nullptr) {
-      if (slot.door != nullptr) {
-        slot.door->forget(hashes[r]);
+      if (slot.filter != nullptr) {
+        slot.filter->forget(hashes[r]);
       }
       rows[r] = slot.table.insert(hashes[r]);
-      fill_fresh(hashes[r], rows[r]);
-      rows_.marks().begin(rows[r], now);
+      fill_initial_row(hashes[r], rows[r]);
+      rows_.metadata().begin(rows[r], now);
       ++inserted;
     }
   }
   return inserted;
 }
 
-std::size_t Shard::admit(Guarded& slot, const SlotSlices& batch, std::span<std::byte*> rows,
-                         std::size_t first, Making& making) const {
+std::size_t Shard::admit(SlotState& slot, const SlotSlices& batch, std::span<std::byte*> rows,
+                         std::size_t first, InsertContext& context) const {
   const std::uint64_t* const hashes = batch.hashes.data() + first;
   std::size_t missing = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] == nullptr) {
-      slot.door->fetch(hashes[r]);
+      slot.filter->prefetch(hashes[r]);
       ++missing;
     }
   }
   if (budget_ == nullptr) {
-    slot.door->make_room(missing);
+    slot.filter->make_room(missing);
   }
-  const std::size_t end = batch.begins[index_of(slots_.of(hashes[0])) + 1];
-  if (making.at != &slot) {  // nothing about one slot depends on another, which a thread may have or not
-    making.at = &slot;
-    making.asked = 0;
-    making.admitted = 0;
+  const std::size_t end = batch.offsets[index_of(slots_.of(hashes[0])) + 1];
+  if (context.at != &slot) {  // nothing about one slot depends on another, which a thread may have or not
+    context.at = &slot;
+    context.asked = 0;
+    context.admitted = 0;
   }
   std::size_t admitted = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -347,55 +348,59 @@ std::size_t Shard::admit(Guarded& slot, const SlotSlices& batch, std::span<std::
     if (!slot.table.has_room(1)) {
       // Before the key is asked about, for memory may run out. As many as will be admitted if all goes on as so far:
       // ascending hashes must not be poured into a table that grows in small steps.
-      slot.table.make_room(1 + (end - first - r) * making.admitted / std::max<std::size_t>(making.asked, 1));
+      slot.table.make_room(1 +
+                           (end - first - r) * context.admitted / std::max<std::size_t>(context.asked, 1));
     }
-    const std::uint32_t count = making.counts.empty() ? 1 : making.counts[first + r];
-    ++making.asked;
-    if (slot.door->ask(hashes[r], count, making.now)) {
+    const std::uint32_t count = context.counts.empty() ? 1 : context.counts[first + r];
+    ++context.asked;
+    if (slot.filter->ask(hashes[r], count, context.now)) {
       rows[r] = slot.table.insert(hashes[r]);
-      fill_fresh(hashes[r], rows[r]);
-      rows_.marks().begin(rows[r], making.now.clock);
+      fill_initial_row(hashes[r], rows[r]);
+      rows_.metadata().begin(rows[r], context.now.clock);
       ++admitted;
-      ++making.admitted;
+      ++context.admitted;
     } else {
-      making.refused += count;
+      context.refused += count;
     }
   }
   return admitted;
 }
 
-std::size_t Shard::create(Search& run, const SlotSlices& batch, std::size_t first, Making& making) const {
+std::size_t Shard::create(Probe& run, const SlotSlices& batch, std::size_t first,
+                          InsertContext& context) const {
   std::size_t created = 0;
-  for (const Search::Part& part : run.parts()) {
+  for (const Probe::Part& part : run.parts()) {
     const std::size_t size = part.end - part.begin;
     const std::span<std::byte*> rows = run.rows().subspan(part.begin, size);
     const auto missing = static_cast<std::size_t>(std::count(rows.begin(), rows.end(), nullptr));
     if (missing == 0) {
       continue;
     }
-    Guarded& slot = *tables_[index_of(slots_.of(batch.hashes[first + part.begin]))];
+    SlotState& slot = *tables_[index_of(slots_.of(batch.hashes[first + part.begin]))];
     const auto hashes = batch.hashes.subspan(first + part.begin, size);
-    if (making.asks) {
-      created += admit(slot, batch, rows, first + part.begin, making);
+    if (context.asks) {
+      created += admit(slot, batch, rows, first + part.begin, context);
       continue;
     }
-    make_room(*part.table, missing, batch, first + part.end, making);
-    created += insert_missing(slot, hashes, rows, making.now.clock);
+    make_room(*part.table, missing, batch, first + part.end, context);
+    created += insert_missing(slot, hashes, rows, context.now.clock);
     slot.fills |= missing > size / kFewMissing;
   }
-  if (created != 0 || making.asks) {
-    run.settle();  // the new ones, or room for them, may have moved others
+  if (created != 0 || context.asks) {
+    run.resolve();  // the new ones, or room for them, may have moved others
   }
   return created;
 }
 
-std::size_t Shard::create_all(Guarded& slot, std::span<const std::uint64_t> hashes, Making& making) const {
-  making.rows.resize(hashes.size());
-  slot.table.find(hashes, making.rows);
-  const auto missing = static_cast<std::size_t>(std::count(making.rows.begin(), making.rows.end(), nullptr));
+std::size_t Shard::create_all(SlotState& slot, std::span<const std::uint64_t> hashes,
+                              InsertContext& context) const {
+  context.rows.resize(hashes.size());
+  slot.table.find(hashes, context.rows);
+  const auto missing =
+      static_cast<std::size_t>(std::count(context.rows.begin(), context.rows.end(), nullptr));
   slot.fills = missing > hashes.size() / kFewMissing;
   slot.table.make_room(missing);
-  return insert_missing(slot, hashes, making.rows, making.now.clock);
+  return insert_missing(slot, hashes, context.rows, context.now.clock);
 }
 
 template <class Use>
@@ -408,16 +413,16 @@ void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touche
     const Use& use_rows;
     Workspace work;
 
-    void enter(Guarded&, std::span<const std::uint64_t>) {}
+    void enter(SlotState&, std::span<const std::uint64_t>) {}
 
-    void use(Search& run, std::size_t first, Fetches& ahead) {
+    void use(Probe& run, std::size_t first, PrefetchCursor& ahead) {
       const std::span<std::byte*> rows = run.rows();
       for (std::size_t r = 0; r < rows.size(); ++r) {
         if (rows[r] == nullptr) [[unlikely]] {
-          rows[r] =
-              shard.fresh_row_.empty() ? work.fresh.get() + r * shard.rows_.bytes() : shard.fresh_row_.data();
-          if (shard.fresh_row_.empty()) {
-            shard.fill_fresh(batch.hashes[first + r], rows[r]);
+          rows[r] = shard.initial_row_.empty() ? work.fresh.get() + r * shard.rows_.bytes()
+                                               : shard.initial_row_.data();
+          if (shard.initial_row_.empty()) {
+            shard.fill_initial_row(batch.hashes[first + r], rows[r]);
           }
         }
       }
@@ -429,15 +434,15 @@ void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touche
 
 void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
                 std::uint32_t now) noexcept {
-  const Marks marks = rows_.marks();
+  const RowMetadata metadata = rows_.metadata();
   std::array<std::uint64_t, kAges> returns{};
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] != nullptr) {
       const std::uint32_t count = counts.empty() ? 1 : counts[r];
-      returns[static_cast<std::size_t>(std::bit_width(marks.see(rows[r], count, now)))] += count;
+      returns[static_cast<std::size_t>(std::bit_width(metadata.see(rows[r], count, now)))] += count;
     }
   }
-  if (marks.has(Marks::Column::kClock)) {
+  if (metadata.has(RowMetadata::Column::kClock)) {
     for (std::size_t age = 0; age < kAges; ++age) {
       if (returns[age] != 0) {
         returns_[age].fetch_add(returns[age], std::memory_order_relaxed);
@@ -447,32 +452,32 @@ void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t>
 }
 
 template <class Use>
-void Shard::change(const SlotSlices& batch, const Making& how, const Known& known, const Use& use) {
+void Shard::change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use) {
   using Lock = std::unique_lock<std::shared_mutex>;
   std::atomic<std::uint64_t> created{0};
   std::atomic<std::uint64_t> refused{0};
-  struct Changer {
+  struct RowMutator {
     Shard& shard;
     const SlotSlices& batch;
     const Use& use_rows;
     std::atomic<std::uint64_t>& created;
     std::atomic<std::uint64_t>& refused;
     Workspace work;
-    Making making;
+    InsertContext context;
     std::size_t touched = shard.rows_.bytes();
 
-    void enter(Guarded& slot, std::span<const std::uint64_t> hashes) {
+    void enter(SlotState& slot, std::span<const std::uint64_t> hashes) {
       shard.before_change(slot, hashes);
-      if (slot.fills && !making.asks) {
-        count(shard.create_all(slot, hashes, making));
+      if (slot.fills && !context.asks) {
+        count(shard.create_all(slot, hashes, context));
       }
     }
 
-    void use(Search& run, std::size_t first, Fetches& ahead) {
-      count(shard.create(run, batch, first, making));
+    void use(Probe& run, std::size_t first, PrefetchCursor& ahead) {
+      count(shard.create(run, batch, first, context));
       std::span<std::byte* const> rows = run.rows();
-      std::array<std::byte*, Search::kMost> filled;
-      if (making.asks) {
+      std::array<std::byte*, Probe::kMax> filled;
+      if (context.asks) {
         // Keys that wait get a row that is forgotten: so a step has no gaps.
         std::ranges::copy(rows, filled.begin());
         for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -482,11 +487,11 @@ void Shard::change(const SlotSlices& batch, const Making& how, const Known& know
           }
         }
       }
-      use_rows(work, making.asks ? std::span<std::byte* const>(filled).first(rows.size()) : rows, first,
+      use_rows(work, context.asks ? std::span<std::byte* const>(filled).first(rows.size()) : rows, first,
                ahead);
-      if (shard.rows_.marks().any()) {
-        shard.see(rows, making.counts.empty() ? making.counts : making.counts.subspan(first, rows.size()),
-                  making.now.clock);
+      if (shard.rows_.metadata().any()) {
+        shard.see(rows, context.counts.empty() ? context.counts : context.counts.subspan(first, rows.size()),
+                  context.now.clock);
       }
     }
 
@@ -494,13 +499,13 @@ void Shard::change(const SlotSlices& batch, const Making& how, const Known& know
       if (fresh != 0) {
         created.fetch_add(fresh, std::memory_order_relaxed);
       }
-      if (making.refused != 0) {
-        refused.fetch_add(std::exchange(making.refused, 0), std::memory_order_relaxed);
+      if (context.refused != 0) {
+        refused.fetch_add(std::exchange(context.refused, 0), std::memory_order_relaxed);
       }
     }
   };
   walk<Lock>(batch, known,
-             [&] { return Changer{*this, batch, use, created, refused, Workspace(rows_), how}; });
+             [&] { return RowMutator{*this, batch, use, created, refused, Workspace(rows_), how}; });
   refused_.fetch_add(refused.load(), std::memory_order_relaxed);
   const std::uint64_t before = rows_created_.fetch_add(created.load(), std::memory_order_relaxed);
   if (std::bit_width(before) != std::bit_width(before + created.load())) {
@@ -521,51 +526,53 @@ void Shard::read_weights(const SlotSlices& batch, const Known& known, float* to,
   std::visit(
       [&](const auto& rule) {
         constexpr bool kDerives = std::remove_cvref_t<decltype(rule)>::kDerivesWeights;
-        read(batch, known, kDerives ? rows_.bytes() : rows_.width(0),
-             [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-               const Block block = work.block(rows.size(), rows_.dim());
-               float* const out = to == nullptr ? block.grads : to + first * rows_.dim();
-               if constexpr (kDerives) {
-                 rows_.gather(rows, block, ahead);
-                 rule.read(block, out);
-               } else {
-                 rows_.read_weights(rows, out, ahead);
-               }
-               use(std::span<const float>(out, block.size()), first);
-             });
+        read(
+            batch, known, kDerives ? rows_.bytes() : rows_.width(0),
+            [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+              const Block block = work.block(rows.size(), rows_.dim());
+              float* const out = to == nullptr ? block.grads : to + first * rows_.dim();
+              if constexpr (kDerives) {
+                rows_.gather(rows, block, ahead);
+                rule.read(block, out);
+              } else {
+                rows_.read_weights(rows, out, ahead);
+              }
+              use(std::span<const float>(out, block.size()), first);
+            });
       },
       spec_.optimizer.rule());
   pulls_.fetch_add(1, std::memory_order_relaxed);
   rows_pulled_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
 }
 
-void Shard::pull(const SlotSlices& batch, std::span<float> weights, Whereabouts* where) const {
+void Shard::pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations) const {
   check_batch(batch);
   SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
-  read_weights(batch, known(batch, where), weights.data(), [](std::span<const float>, std::size_t) {});
+  read_weights(batch, known(batch, locations), weights.data(), [](std::span<const float>, std::size_t) {});
 }
 
-void Shard::pull_given(const KeyBatch& batch, std::span<float> weights, Whereabouts* where) const {
-  const SlotSlices slices{batch.hashes(), batch.begins()};
+void Shard::pull_per_key(const KeyBatch& batch, std::span<float> weights, RowLocations* locations) const {
+  const SlotSlices slices{batch.hashes(), batch.offsets()};
   check_batch(slices);
-  SHOAL_CHECK(weights.size() == batch.given() * rows_.dim(), "rows must be len(keys) x dim");
-  read_weights(slices, known(slices, where), nullptr, [&](std::span<const float> rows, std::size_t first) {
-    batch.expand_some(first, rows, rows_.dim(), weights.data());
-  });
+  SHOAL_CHECK(weights.size() == batch.input_size() * rows_.dim(), "rows must be len(keys) x dim");
+  read_weights(slices, known(slices, locations), nullptr,
+               [&](std::span<const float> rows, std::size_t first) {
+                 batch.expand_some(first, rows, rows_.dim(), weights.data());
+               });
 }
 
-void Shard::locate(const SlotSlices& batch, Whereabouts& where) const {
+void Shard::locate(const SlotSlices& batch, RowLocations& locations) const {
   check_batch(batch);
-  const Known to = known(batch, &where);
+  const Known to = known(batch, &locations);
   struct Finder {
     std::size_t touched = 0;
 
-    void enter(Guarded&, std::span<const std::uint64_t>) {}
-    void use(Search& /*run*/, std::size_t /*first*/, Fetches& ahead) const noexcept { ahead.rest(); }
+    void enter(SlotState&, std::span<const std::uint64_t>) {}
+    void use(Probe& /*run*/, std::size_t /*first*/, PrefetchCursor& ahead) const noexcept { ahead.drain(); }
   };
   const auto find = [&]<class Lock>() {
     Finder finder;
-    Lane<Lock>(tables_, layout_, batch.hashes, batch.begins, Search::kMost, to.before, to.after)
+    ProbePipeline<Lock>(tables_, layout_, batch.hashes, batch.offsets, Probe::kMax, to.before, to.after)
         .walk(0, slots_.count(), finder);
   };
   if (of_all_ != nullptr) {
@@ -576,26 +583,28 @@ void Shard::locate(const SlotSlices& batch, Whereabouts& where) const {
   }
 }
 
-std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes, const Sightings& sightings,
-                               std::size_t* stepped, const Whereabouts* where) {
-  SHOAL_CHECK(sightings.counts.empty() || sightings.counts.size() == batch.hashes.size(),
-              "a push has one count of sightings a key: " + std::to_string(batch.hashes.size()) + ", got " +
-                  std::to_string(sightings.counts.size()));
+std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
+                               const OccurrenceCounts& occurrences, std::size_t* stepped,
+                               const RowLocations* locations) {
+  SHOAL_CHECK(occurrences.counts.empty() || occurrences.counts.size() == batch.hashes.size(),
+              "a push has one count of occurrences a key: " + std::to_string(batch.hashes.size()) + ", got " +
+                  std::to_string(occurrences.counts.size()));
   SHOAL_CHECK(stepped == nullptr || pool_.threads() == 1, "several threads step rows in no order");
-  SHOAL_CHECK(where == nullptr || where->is_of(batch.hashes), "where rows are is known of another batch");
+  SHOAL_CHECK(locations == nullptr || locations->is_of(batch.hashes),
+              "these row locations are those of another batch");
   const std::size_t dim = rows_.dim();
   wait_for_save(batch.hashes.size());
-  const auto entered = enter();
-  const auto turn = take_turn();
-  Making how{.now = {.clock = table_clock(sightings.clock)},
-             .asks = !doors_.admits_all(),
-             .counts = sightings.counts};
+  const auto writing = enter();
+  const auto budget_lock = lock_budget();
+  InsertContext how{.now = {.clock = table_clock(occurrences.clock)},
+                    .asks = !admission_.admits_all(),
+                    .counts = occurrences.counts};
   fit(batch, how);
   const std::uint64_t step = step_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t shared = step_noise(spec_.seed, step);
   how.now.step = step;
   const bool in_place =
-      rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kLeastDim && !spec_.optimizer.clip().active();
+      rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kMinDim && !spec_.optimizer.clip().active();
   std::atomic<std::uint64_t> dropped{0};
   const float part = spec_.optimizer.schedule().at(how.now.clock);
   std::visit(
@@ -603,7 +612,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes, co
         const auto rule = slowed(given_rule, part);
         // Both return how many rows were not finite.
         const auto step_in_place = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
-                                       Fetches& ahead) -> std::size_t {
+                                       PrefetchCursor& ahead) -> std::size_t {
           if constexpr (requires(const InPlace& given) { rule.step(given); }) {
             return rule.step({.rows = rows,
                               .dim = dim,
@@ -618,7 +627,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes, co
           }
         };
         const auto step_block = [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first,
-                                    Fetches& ahead) {
+                                    PrefetchCursor& ahead) {
           Block block = work.block(rows.size(), dim);
           block.step = step;
           const float* const given = slopes(first, rows.size(), block.grads);
@@ -651,28 +660,30 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes, co
           rows_.scatter(block, {moves, block.rows}, rows, ahead);
           return bad;
         };
-        change(batch, how, {.before = where != nullptr && where->is_at(number_) ? where : nullptr},
-               [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-                 const std::size_t bad = in_place ? step_in_place(work, rows, first, ahead)
-                                                  : step_block(work, rows, first, ahead);
-                 if (stepped != nullptr) {
-                   *stepped = first + rows.size();
-                 }
-                 if (bad != 0) {
-                   dropped.fetch_add(bad, std::memory_order_relaxed);
-                 }
-               });
+        change(
+            batch, how, {.before = locations != nullptr && locations->is_for(number_) ? locations : nullptr},
+            [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+              const std::size_t bad =
+                  in_place ? step_in_place(work, rows, first, ahead) : step_block(work, rows, first, ahead);
+              if (stepped != nullptr) {
+                *stepped = first + rows.size();
+              }
+              if (bad != 0) {
+                dropped.fetch_add(bad, std::memory_order_relaxed);
+              }
+            });
       },
       spec_.optimizer.rule());
-  hold_to_most(batch, how.now.clock);
+  enforce_max_rows(batch, how.now.clock);
   pushes_.fetch_add(1, std::memory_order_relaxed);
   rows_pushed_.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
   nonfinite_rows_.fetch_add(dropped.load(), std::memory_order_relaxed);
   return step;
 }
 
-std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads, const Sightings& sightings,
-                          std::size_t* stepped, const Whereabouts* where) {
+std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
+                          const OccurrenceCounts& occurrences, std::size_t* stepped,
+                          const RowLocations* locations) {
   check_batch(batch);
   SHOAL_CHECK(grads.size() == batch.hashes.size() * rows_.dim(), "grads must be len(keys) x dim");
   return step_rows(
@@ -680,21 +691,21 @@ std::uint64_t Shard::push(const SlotSlices& batch, std::span<const float> grads,
       [&](std::size_t first, std::size_t /*count*/, float* /*room*/) {
         return grads.data() + first * rows_.dim();
       },
-      sightings, stepped, where);
+      occurrences, stepped, locations);
 }
 
-std::uint64_t Shard::push_given(const KeyBatch& batch, std::span<const float> grads,
-                                const Sightings& sightings, const Whereabouts* where) {
-  const SlotSlices slices{batch.hashes(), batch.begins()};
+std::uint64_t Shard::push_per_key(const KeyBatch& batch, std::span<const float> grads,
+                                  const OccurrenceCounts& occurrences, const RowLocations* locations) {
+  const SlotSlices slices{batch.hashes(), batch.offsets()};
   check_batch(slices);
-  SHOAL_CHECK(grads.size() == batch.given() * rows_.dim(), "grads must be len(keys) x dim");
+  SHOAL_CHECK(grads.size() == batch.input_size() * rows_.dim(), "grads must be len(keys) x dim");
   return step_rows(
       slices,
       [&](std::size_t first, std::size_t count, float* room) -> const float* {
         batch.sum_some(first, grads.data(), rows_.dim(), {room, count * rows_.dim()});
         return room;
       },
-      sightings, nullptr, where);
+      occurrences, nullptr, locations);
 }
 
 void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock) {
@@ -706,48 +717,49 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
                 "weights must be finite: one of them is " + std::to_string(weights[i]));
   }
   wait_for_save(batch.hashes.size());
-  const auto entered = enter();
-  const auto turn = take_turn();
+  const auto writing = enter();
+  const auto budget_lock = lock_budget();
   const std::uint64_t shared = step_noise(spec_.seed, 0);
-  const Making how{.now = {.clock = table_clock(clock)}};
+  const InsertContext how{.now = {.clock = table_clock(clock)}};
   fit(batch, how);
   std::visit(
       [&](const auto& rule) {
-        change(batch, how, {},
-               [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
-                 const Block block = work.block(rows.size(), dim);
-                 rows_.gather(rows, block, ahead);
-                 const float* const given = weights.data() + first * dim;
-                 if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
-                   rule.write(block, given);
-                 } else {
-                   std::memcpy(block.columns[0], given, block.size() * sizeof(float));
-                 }
-                 fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
-                 std::fill_n(work.moves(), block.rows, 1U);
-                 rows_.scatter(block, {work.moves(), block.rows}, rows, ahead);
-               });
+        change(
+            batch, how, {},
+            [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+              const Block block = work.block(rows.size(), dim);
+              rows_.gather(rows, block, ahead);
+              const float* const given = weights.data() + first * dim;
+              if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
+                rule.write(block, given);
+              } else {
+                std::memcpy(block.columns[0], given, block.size() * sizeof(float));
+              }
+              fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise.get());
+              std::fill_n(work.moves(), block.rows, 1U);
+              rows_.scatter(block, {work.moves(), block.rows}, rows, ahead);
+            });
       },
       spec_.optimizer.rule());
-  hold_to_most(batch, how.now.clock);
+  enforce_max_rows(batch, how.now.clock);
 }
 
 std::size_t Shard::erase(const SlotSlices& batch) {
   check_batch(batch);
   wait_for_save(batch.hashes.size());
-  const auto entered = enter();
-  const auto turn = take_turn();
+  const auto writing = enter();
+  const auto budget_lock = lock_budget();
   std::atomic<std::size_t> erased{0};
   split(batch, [&](std::size_t first, std::size_t end) {
     std::size_t count = 0;
     for (std::size_t s = first; s < end; ++s) {
-      if (batch.begins[s] == batch.begins[s + 1]) {
+      if (batch.offsets[s] == batch.offsets[s + 1]) {
         continue;
       }
       const std::unique_lock lock(tables_[s]->lock);
       before_change(*tables_[s],
-                    batch.hashes.subspan(batch.begins[s], batch.begins[s + 1] - batch.begins[s]));
-      for (std::size_t i = batch.begins[s]; i < batch.begins[s + 1]; ++i) {
+                    batch.hashes.subspan(batch.offsets[s], batch.offsets[s + 1] - batch.offsets[s]));
+      for (std::size_t i = batch.offsets[s]; i < batch.offsets[s + 1]; ++i) {
         count += tables_[s]->table.erase(batch.hashes[i]) ? 1U : 0U;
       }
       tables_[s]->table.give_back();
@@ -767,9 +779,9 @@ void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) con
     Workspace work;
     std::size_t touched = 0;
 
-    void enter(Guarded&, std::span<const std::uint64_t>) {}
+    void enter(SlotState&, std::span<const std::uint64_t>) {}
 
-    void use(Search& run, std::size_t first, Fetches& /*ahead*/) const noexcept {
+    void use(Probe& run, std::size_t first, PrefetchCursor& /*ahead*/) const noexcept {
       for (std::size_t r = 0; r < run.size(); ++r) {
         there[first + r] = run.rows()[r] != nullptr ? 1 : 0;
       }
@@ -785,7 +797,7 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
   const std::size_t width = of_row ? 1 : rows_.dim();
   SHOAL_CHECK(values.size() == batch.hashes.size() * width, "values must be len(keys) x the column's width");
   read(batch, {}, rows_.bytes(),
-       [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+       [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
          const Block block = work.block(rows.size(), rows_.dim());
          rows_.gather(rows, block, ahead);
          std::memcpy(values.data() + first * width, of_row ? block.row_state : block.columns[column],
@@ -793,17 +805,17 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
        });
 }
 
-void Shard::marks(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const {
+void Shard::metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const {
   check_batch(batch);
-  const std::size_t count = rows_.marks().columns();
+  const std::size_t count = rows_.metadata().columns();
   SHOAL_CHECK(k < count, "there is no such mark");
   SHOAL_CHECK(values.size() == batch.hashes.size(), "values must be len(keys)");
   const std::size_t at = rows_.offset(rows_.stored() - count + k);
   read(batch, {}, rows_.bytes(),
-       [&](Workspace&, std::span<std::byte* const> rows, std::size_t first, Fetches& ahead) {
+       [&](Workspace&, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
          for (std::size_t r = 0; r < rows.size(); ++r) {
-           ahead.one();
-           ahead.row();
+           ahead.next();
+           ahead.next_row();
            std::memcpy(&values[first + r], rows[r] + at, sizeof(std::uint32_t));
          }
        });
@@ -835,7 +847,7 @@ void Shard::weights_of(std::span<std::byte* const> rows, float* weights) const {
       [&](const auto& rule) {
         for (std::size_t i = 0; i < rows.size(); i += work.most) {
           const auto some = rows.subspan(i, std::min(work.most, rows.size() - i));
-          Fetches none;
+          PrefetchCursor none;
           if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
             const Block block = work.block(some.size(), rows_.dim());
             rows_.gather(some, block, none);
@@ -848,16 +860,16 @@ void Shard::weights_of(std::span<std::byte* const> rows, float* weights) const {
       spec_.optimizer.rule());
 }
 
-std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
-                                        const std::function<void(std::span<float>)>& change) {
+std::vector<std::size_t> Shard::transform_weights(std::size_t first, std::size_t end,
+                                                  const std::function<void(std::span<float>)>& change) {
   check_process();
   SHOAL_CHECK(first <= end && end <= slots_.count(), "there are no such slots");
   const std::size_t dim = rows_.dim();
-  const auto entered = enter();
-  const std::uint64_t shared = step_noise(spec_.seed ^ kReweighSeed, step());
+  const auto writing = enter();
+  const std::uint64_t shared = step_noise(spec_.seed ^ kTransformSeed, step());
   std::vector<std::size_t> moved(end - first);
   std::atomic<std::uint64_t> dropped{0};
-  const auto reweigh_slot = [&](const auto& rule, std::size_t slot, Workspace& work, std::span<float> old) {
+  const auto transform_slot = [&](const auto& rule, std::size_t slot, Workspace& work, std::span<float> old) {
     if (saving_.active) {
       const std::size_t rows = [&] {
         const std::shared_lock counting(tables_[slot]->lock);
@@ -867,14 +879,14 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
     }
     const std::unique_lock lock(tables_[slot]->lock);
     before_change_of_all(*tables_[slot]);
-    std::array<std::uint64_t, Search::kMost> hashes;
-    std::array<std::byte*, Search::kMost> pointers;
+    std::array<std::uint64_t, Probe::kMax> hashes;
+    std::array<std::byte*, Probe::kMax> pointers;
     std::size_t count = 0;
     const auto flush = [&] {
       const auto rows = std::span<std::byte* const>(pointers).first(std::exchange(count, 0));
       const Block block = work.block(rows.size(), dim);
       float* const fresh = block.grads;  // there is no gradient
-      Fetches none;
+      PrefetchCursor none;
       rows_.gather(rows, block, none);
       if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
         rule.read(block, old.data());
@@ -911,14 +923,15 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
     });
     flush();
   };
-  const Pieces pieces{end - first, parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
+  const Partition partition{end - first,
+                            parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
   std::visit(
       [&](const auto& rule) {
-        pool_.run(pieces.parts, [&](std::size_t part) {
+        pool_.run(partition.parts, [&](std::size_t part) {
           Workspace work(rows_);
           std::vector<float> old(work.elements);
-          for (std::size_t s = pieces.begin(part); s < pieces.begin(part + 1); ++s) {
-            reweigh_slot(rule, first + s, work, old);
+          for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
+            transform_slot(rule, first + s, work, old);
           }
         });
       },
@@ -930,11 +943,11 @@ std::vector<std::size_t> Shard::reweigh(std::size_t first, std::size_t end,
 // --- what there is ----------------------------------------------------------------------------------------------
 
 std::size_t Shard::bytes_at(std::size_t rows) const {
-  const Pieces pieces{rows, slots_.count()};
+  const Partition partition{rows, slots_.count()};
   Chunks chunks(rows_.bytes());
   std::size_t bytes = 0;
   for (std::size_t s = 0; s < slots_.count(); ++s) {
-    const std::size_t share = pieces.begin(s + 1) - pieces.begin(s);
+    const std::size_t share = partition.begin(s + 1) - partition.begin(s);
     if (share != 0) {
       bytes += SlotTable(layout_, Slot{static_cast<std::uint32_t>(s)}, chunks).bytes_with(share, false);
     }
@@ -943,10 +956,10 @@ std::size_t Shard::bytes_at(std::size_t rows) const {
 }
 
 std::size_t Shard::saved_bytes_at(std::size_t rows) const {
-  const Pieces pieces{rows, slots_.count()};
+  const Partition partition{rows, slots_.count()};
   std::size_t bytes = 0;
   for (std::size_t s = 0; s < slots_.count(); ++s) {
-    const std::size_t share = pieces.begin(s + 1) - pieces.begin(s);
+    const std::size_t share = partition.begin(s + 1) - partition.begin(s);
     bytes += share == 0 ? 0 : section_offsets(share).back();
   }
   return bytes;
@@ -955,9 +968,9 @@ std::size_t Shard::saved_bytes_at(std::size_t rows) const {
 std::size_t Shard::size() const {
   check_process();
   std::size_t rows = 0;
-  for (const auto& guarded : tables_) {
-    const std::shared_lock lock(guarded->lock);
-    rows += guarded->table.size();
+  for (const auto& slot : tables_) {
+    const std::shared_lock lock(slot->lock);
+    rows += slot->table.size();
   }
   return rows;
 }
@@ -965,15 +978,15 @@ std::size_t Shard::size() const {
 ShardStats Shard::stats() const {
   check_process();
   ShardStats stats;
-  for (const auto& guarded : tables_) {
-    const std::shared_lock lock(guarded->lock);
-    stats.rows += guarded->table.size();
-    stats.cells += guarded->table.cells();
-    stats.bytes += bytes_of(*guarded);
-    if (guarded->door != nullptr) {
-      stats.waiting += guarded->door->waiting();
+  for (const auto& slot : tables_) {
+    const std::shared_lock lock(slot->lock);
+    stats.rows += slot->table.size();
+    stats.cells += slot->table.cells();
+    stats.bytes += bytes_of(*slot);
+    if (slot->filter != nullptr) {
+      stats.waiting += slot->filter->waiting();
     }
-    const SlotTable::Growth& growth = guarded->table.growth();
+    const SlotTable::Growth& growth = slot->table.growth();
     stats.growth = {.times = stats.growth.times + growth.times,
                     .memory_ns = stats.growth.memory_ns + growth.memory_ns,
                     .moving_ns = stats.growth.moving_ns + growth.moving_ns,

@@ -9,14 +9,14 @@
 //            gradient or whose new value is not finite stays whole, and is counted
 //            a key that the table's admission rule does not admit yet gets none, and its gradient is dropped
 //   assign   sets weights, creating rows; the optimizer's state of a row that is there stays
-//   reweigh  sets other weights for all rows; shard/reductions.h is made of it and of read_slot
+//   transform_weights  sets other weights for all rows; shard/reductions.h is made of it and of read_slot
 //
 // Invariants (verify() checks them)
 //   every SlotTable's own (I1 to I5)
 //
 // Threads. Any number of callers. Locks, in this order:
-//   1. gate_   shared by push, assign, erase, reweigh and restore; alone by freeze(), for the moment that a save is of. A
-//              waiting freeze stops new writers first (turnstile_), so that it cannot starve.
+//   1. writers_mutex_   shared by push, assign, erase, transform_weights and restore; alone by freeze(), for the moment that a save is of. A
+//              waiting freeze stops new writers first (pause_mutex_), so that it cannot starve.
 //   2. turn    of the memory budget, where there is one: calls that change tables come one by one
 //   3. slots   in ascending order, some neighbours at a time: the next ones' lines are fetched while these are worked on
 //              (shard/probe_pipeline.h). Readers share a slot. No row is ever seen half written.
@@ -72,15 +72,15 @@ struct TableSpec {
 };
 
 // When and how often the keys of a push were sighted (policy/lifecycle.h).
-struct Sightings {
+struct OccurrenceCounts {
   std::span<const std::uint32_t> counts = {};  // of each hash, 1 or more; none: once each
   std::uint32_t clock = 0;                     // the store's
 };
 
-// A batch as a shard takes it: hashes ascend strictly, slot s is [begins[s], begins[s + 1]).
+// A batch as a shard takes it: hashes ascend strictly, slot s is [offsets[s], offsets[s + 1]).
 struct SlotSlices {
   std::span<const std::uint64_t> hashes;
-  std::span<const std::uint64_t> begins;
+  std::span<const std::uint64_t> offsets;
 };
 
 struct ShardStats {
@@ -107,7 +107,7 @@ class Shard {
  public:
   // The pool must outlive the shard.
   // So must the budget, where there is one. MemoryBudgetExceededError: not even an empty table has room.
-  Shard(const TableSpec& spec, Slots slots, Pool& pool, Locks locks = Locks::kBySlot,
+  Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks = Locks::kBySlot,
         Budget* budget = nullptr);
   ~Shard();
   // While it is saved: whether so many rows can be changed with what may be kept of them. With one lock for all slots no
@@ -122,7 +122,7 @@ class Shard {
   const TableSpec& spec() const noexcept { return spec_; }
   const Slots& slots() const noexcept { return slots_; }
   const Rows& rows() const noexcept { return rows_; }
-  Pool& pool() const noexcept { return pool_; }
+  ThreadPool& pool() const noexcept { return pool_; }
 
   // The number of the last push; 1 is the first.
   std::uint64_t step() const noexcept { return step_.load(std::memory_order_relaxed); }
@@ -138,20 +138,22 @@ class Shard {
   }
 
   // Where there are `where` that are of this batch, what they know is not searched, and they know all rows afterwards.
-  void pull(const SlotSlices& batch, std::span<float> weights, Whereabouts* where = nullptr) const;
+  void pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations = nullptr) const;
   // The same for every key as it was given, without a row for each unique one between.
-  void pull_given(const KeyBatch& batch, std::span<float> weights, Whereabouts* where = nullptr) const;
+  void pull_per_key(const KeyBatch& batch, std::span<float> weights, RowLocations* locations = nullptr) const;
   // Only finds the rows: in this thread, for whoever works ahead of the pool's.
-  void locate(const SlotSlices& batch, Whereabouts& where) const;
+  void locate(const SlotSlices& batch, RowLocations& locations) const;
   // Returns the number of the step: the next one of the table, taken once all is checked and no save is under way.
   // In a pool of one thread `stepped` counts the rows that have their step, from the front of the batch; so it tells how
   // far a push came that throws.
-  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads, const Sightings& sightings = {},
-                     std::size_t* stepped = nullptr, const Whereabouts* where = nullptr);
+  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads,
+                     const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
+                     const RowLocations* locations = nullptr);
   // The same of a gradient for every key as it was given: each unique one's are added up when its row is stepped, as by
   // KeyBatch::sum.
-  std::uint64_t push_given(const KeyBatch& batch, std::span<const float> grads,
-                           const Sightings& sightings = {}, const Whereabouts* where = nullptr);
+  std::uint64_t push_per_key(const KeyBatch& batch, std::span<const float> grads,
+                             const OccurrenceCounts& occurrences = {},
+                             const RowLocations* locations = nullptr);
   // Counts as one sighting of each key.
   void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
   std::size_t erase(const SlotSlices& batch);
@@ -159,7 +161,7 @@ class Shard {
   // Column k of the batch's rows as float32, dim a row (1 a row for the row state, k == rows().columns()).
   void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
   // Number k of the marks of the batch's rows (policy/lifecycle.h), bits as they are stored; 0 where there is no row.
-  void marks(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
+  void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
 
   // --- by slot: checkpoints and iteration (as it was at one moment: shard/snapshot.h) ----------------------------
 
@@ -179,7 +181,7 @@ class Shard {
   // The section of a slot of any cut as it is after a delta: of the base's rows those that lie in no range, and the delta's
   // rows, all of which do. Returns how many. Anything else: std::invalid_argument. Looks at no row of the table.
   std::size_t merge(std::size_t base_rows, std::span<const std::byte> base, std::size_t delta_rows,
-                    std::span<const std::byte> delta, const Changed& ranges,
+                    std::span<const std::byte> delta, const DirtyRanges& ranges,
                     std::vector<std::byte>& merged) const;
   // Room for as many rows in each slot of `cut`: what restore needs to fill a table in one pass.
   void reserve(Slots cut, std::span<const std::size_t> rows);
@@ -195,12 +197,12 @@ class Shard {
   // that keep their bits keep all that belongs to them; the others move as by the optimizer's move(), or are set. Returns
   // how many rows of each slot changed. As in a push, a row that would not be finite stays whole and is counted. With a
   // pool of one thread std::bad_alloc changes nothing: all memory is taken first.
-  std::vector<std::size_t> reweigh(std::size_t first, std::size_t end,
-                                   const std::function<void(std::span<float>)>& change);
+  std::vector<std::size_t> transform_weights(std::size_t first, std::size_t end,
+                                             const std::function<void(std::span<float>)>& change);
 
   // Writers wait from freeze() to thaw(); called in pairs by one thread.
-  void freeze();
-  void thaw();
+  void pause_writers();
+  void resume_writers();
 
   // Which save's delta, or export's, the next one could be: what has changed since is known. "": none's.
   std::string base(Purpose purpose = Purpose::kSave) const;
@@ -257,11 +259,11 @@ class Shard {
   void split(const SlotSlices& batch, const Work& work) const;
   // What a walk may know of its rows, and where it is to note what it finds; null: nothing.
   struct Known {
-    const Whereabouts* before = nullptr;
-    Whereabouts* after = nullptr;
+    const RowLocations* before = nullptr;
+    RowLocations* after = nullptr;
   };
-  Known known(const SlotSlices& batch, Whereabouts* where) const;
-  // A Lane with a worker() of its own in each thread. Lock is that of a slot.
+  Known known(const SlotSlices& batch, RowLocations* locations) const;
+  // A ProbePipeline with a worker() of its own in each thread. Lock is that of a slot.
   template <class Lock, class MakeWorker>
   void walk(const SlotSlices& batch, const Known& known, const MakeWorker& make_worker) const;
   // use(workspace, rows, first, ahead) for every run of rows, in order, of which it reads the first `touched` bytes; a row
@@ -273,32 +275,32 @@ class Shard {
   void read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use) const;
   // (first, count, room): the gradients of a run's unique hashes, which may be made in the room.
   using Slopes = std::function<const float*(std::size_t, std::size_t, float*)>;
-  std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const Sightings& sightings,
-                          std::size_t* stepped, const Whereabouts* where);
+  std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const OccurrenceCounts& occurrences,
+                          std::size_t* stepped, const RowLocations* locations);
   // What a worker that creates rows must know, and what it remembers of its part of a batch.
-  struct Making {
+  struct InsertContext {
     const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
     std::vector<std::byte*> rows = {};   // to work in
-    Moment now = {};
+    PushTime now = {};
     bool asks = false;                           // whether a key must be admitted
     std::span<const std::uint32_t> counts = {};  // sightings of the batch's keys, none: once each
     std::uint64_t refused = 0;                   // sightings
-    const Guarded* at = nullptr;  // the last slot where keys were asked about, and how many of them
+    const SlotState* at = nullptr;  // the last slot where keys were asked about, and how many of them
     std::size_t asked = 0;
     std::size_t admitted = 0;
   };
   // The same, to be changed, and created where missing. The caller has entered.
   template <class Use>
-  void change(const SlotSlices& batch, const Making& how, const Known& known, const Use& use);
+  void change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use);
   std::shared_lock<std::shared_mutex> enter() const;
 
-  void fill_fresh(std::uint64_t hash, std::byte* row) const noexcept;
+  void fill_initial_row(std::uint64_t hash, std::byte* row) const noexcept;
   // Rows of a batch were sighted.
   void see(std::span<std::byte* const> rows, std::span<const std::uint32_t> counts,
            std::uint32_t now) noexcept;
   // The weights of some rows, which somebody has locked: dim floats each.
   void weights_of(std::span<std::byte* const> rows, float* weights) const;
-  class Judge;  // of rows by expiry rules
+  class ExpiryEvaluator;  // of rows by expiry rules
 
   // --- for a save: shard/snapshot.cc
   friend class Snapshot;
@@ -314,13 +316,13 @@ class Shard {
     std::array<std::string, kPurposes> bases;  // guarded by the mutex
   };
   // Rows of these hashes, each once, are about to change, or what the slot's door knows of them; the slot is locked.
-  void before_change(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept {
+  void before_change(SlotState& slot, std::span<const std::uint64_t> hashes) noexcept {
     if (slot.watched) [[unlikely]] {
       keep(slot, hashes);
     }
   }
-  void before_change_of_all(Guarded& slot) noexcept;
-  void keep(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept;
+  void before_change_of_all(SlotState& slot) noexcept;
+  void keep(SlotState& slot, std::span<const std::uint64_t> hashes) noexcept;
   // So many rows are about to be changed, and the caller has locked no slot.
   void wait_for_save(std::size_t rows) {
     if (saving_.active.load(std::memory_order_relaxed)) [[unlikely]] {
@@ -334,60 +336,61 @@ class Shard {
                     std::vector<float>& weights) const;
 
   // --- under a budget: store/fit.cc
-  std::unique_lock<std::mutex> take_turn() const;  // empty where there is no budget
-  std::size_t bytes_of(const Guarded& slot) const noexcept;
+  std::unique_lock<std::mutex> lock_budget() const;  // empty where there is no budget
+  std::size_t bytes_of(const SlotState& slot) const noexcept;
   // What this table may take in a slot.
   std::size_t allowed(std::size_t slot) const noexcept;
   // Notes what a slot takes now.
   void note(std::size_t slot) noexcept;
   // Room for all rows and waiting keys that the batch may need, if need be in place of others. What does not fit changes
   // nothing: MemoryBudgetExceededError.
-  void fit(const SlotSlices& batch, const Making& how);
-  [[noreturn]] void throw_full(std::size_t slot, std::size_t rows) const;
+  void fit(const SlotSlices& batch, const InsertContext& how);
+  [[noreturn]] void throw_over_budget(std::size_t slot, std::size_t rows) const;
 
   // Drops the `count` rows of a slot that go first by the judge's first rule, but none of those in `spared`, which ascend.
   // Returns how many; std::bad_alloc changes nothing.
-  std::size_t evict(Guarded& slot, const Judge& judge, std::size_t count,
+  std::size_t evict(SlotState& slot, const ExpiryEvaluator& evaluator, std::size_t count,
                     std::span<const std::uint64_t> spared);
   // Slots of the batch that exceed the rows that an expiry rule allows give some up.
-  void hold_to_most(const SlotSlices& batch, std::uint32_t now);
+  void enforce_max_rows(const SlotSlices& batch, std::uint32_t now);
   // A slot that misses more than one row in kFewMissing fills: in the next batch its rows are created before it is walked,
   // for inserting moves rows, and every run that has been looked at would be looked at again.
   static constexpr std::size_t kFewMissing = 16;
 
   // Inserts those of a run's rows that are missing: how many. The run begins at `first`.
-  std::size_t create(Search& run, const SlotSlices& batch, std::size_t first, Making& making) const;
+  std::size_t create(Probe& run, const SlotSlices& batch, std::size_t first, InsertContext& context) const;
   // The same for all hashes of a slot that a batch has.
-  std::size_t create_all(Guarded& slot, std::span<const std::uint64_t> hashes, Making& making) const;
-  std::size_t insert_missing(Guarded& slot, std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
-                             std::uint32_t now) const;
+  std::size_t create_all(SlotState& slot, std::span<const std::uint64_t> hashes,
+                         InsertContext& context) const;
+  std::size_t insert_missing(SlotState& slot, std::span<const std::uint64_t> hashes,
+                             std::span<std::byte*> rows, std::uint32_t now) const;
   // Asks the slot's doorkeeper about the rows that are missing of those that belong to the batch's hashes from number
   // `first` on, all of that slot, and inserts those that it admits: how many.
-  std::size_t admit(Guarded& slot, const SlotSlices& batch, std::span<std::byte*> rows, std::size_t first,
-                    Making& making) const;
+  std::size_t admit(SlotState& slot, const SlotSlices& batch, std::span<std::byte*> rows, std::size_t first,
+                    InsertContext& context) const;
   // Room for `missing` rows, and for those of the slot's hashes from `next` on that are missing too: ascending hashes,
   // poured into a table that grows in small steps, would all queue up at its front. They are counted once a batch.
   void make_room(SlotTable& table, std::size_t missing, const SlotSlices& batch, std::size_t next,
-                 Making& making) const;
+                 InsertContext& context) const;
 
   TableSpec spec_;
   Slots slots_;
-  Pool& pool_;
+  ThreadPool& pool_;
   Rows rows_;
   Layout layout_;
   Chunks chunks_;
-  Doors doors_;
+  AdmissionConfig admission_;
   std::uint64_t number_;  // no other shard of the process has it
   std::size_t stamp_;     // the process that may use this
   mutable std::vector<std::byte>
-      fresh_row_;  // the initial row where it is the same for every key, else empty
-  std::unique_ptr<std::shared_mutex> of_all_;     // the lock of all slots, where they have one
-  std::vector<std::unique_ptr<Guarded>> tables_;  // one a slot
+      initial_row_;  // the initial row where it is the same for every key, else empty
+  std::unique_ptr<std::shared_mutex> of_all_;       // the lock of all slots, where they have one
+  std::vector<std::unique_ptr<SlotState>> tables_;  // one a slot
   Budget* budget_;
   std::vector<std::size_t> noted_;  // what the budget knows of each slot's bytes
-  mutable std::mutex turnstile_;
-  mutable std::shared_mutex gate_;
-  Layout numbers_;  // of an Undo
+  mutable std::mutex pause_mutex_;
+  mutable std::shared_mutex writers_mutex_;
+  Layout numbers_;  // of a PreImageLog
   mutable Saving saving_;
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::uint32_t> origin_{0};  // table clock minus store clock

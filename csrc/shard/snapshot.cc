@@ -10,19 +10,19 @@ namespace shoal {
 
 // --- the shard's part -------------------------------------------------------------------------------------------
 
-void Shard::keep(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept {
-  for (const Guarded::Since& since : slot.changed) {
+void Shard::keep(SlotState& slot, std::span<const std::uint64_t> hashes) noexcept {
+  for (const SlotState::Since& since : slot.changed) {
     if (since.now != nullptr) {
       since.now->add(hashes, slot.table.size());
     }
   }
-  slot.door_changed |= slot.door != nullptr && slot.since(Purpose::kSave).now != nullptr;
-  if (slot.undo == nullptr || saving_.lost.load(std::memory_order_relaxed)) {
+  slot.filter_changed |= slot.filter != nullptr && slot.since(Purpose::kSave).now != nullptr;
+  if (slot.pre_images == nullptr || saving_.lost.load(std::memory_order_relaxed)) {
     return;
   }
   try {
-    slot.undo->keep_from(slot.table, hashes);
-    if (slot.door != nullptr) {
+    slot.pre_images->keep_from(slot.table, hashes);
+    if (slot.filter != nullptr) {
       std::vector<std::byte*> rows(hashes.size());
       slot.table.find(hashes, rows);
       std::vector<std::uint64_t> waiting;
@@ -31,16 +31,17 @@ void Shard::keep(Guarded& slot, std::span<const std::uint64_t> hashes) noexcept 
           waiting.push_back(hashes[i]);
         }
       }
-      slot.door->keep(waiting);
+      slot.filter->keep(waiting);
     }
   } catch (const std::bad_alloc&) {
     saving_.lost = true;
   }
-  const std::size_t kept = slot.undo->bytes() + (slot.door == nullptr ? 0 : slot.door->kept_bytes());
+  const std::size_t kept =
+      slot.pre_images->bytes() + (slot.filter == nullptr ? 0 : slot.filter->kept_bytes());
   saving_.kept += kept - std::exchange(slot.kept, kept);
 }
 
-void Shard::before_change_of_all(Guarded& slot) noexcept {
+void Shard::before_change_of_all(SlotState& slot) noexcept {
   if (!slot.watched) [[likely]] {
     return;
   }
@@ -87,8 +88,8 @@ void Shard::track(std::string base) {
   check_process();
   for (const auto& slot : tables_) {
     const std::unique_lock lock(slot->lock);
-    slot->since(Purpose::kSave).now = std::make_unique<Changed>(slots_);
-    slot->door_changed = false;
+    slot->since(Purpose::kSave).now = std::make_unique<DirtyRanges>(slots_);
+    slot->filter_changed = false;
     slot->watched = true;
   }
   const std::lock_guard lock(saving_.mutex);
@@ -98,10 +99,10 @@ void Shard::track(std::string base) {
 // --- the snapshot -----------------------------------------------------------------------------------------------
 
 struct Snapshot::Copy {
-  explicit Copy(const Shard& shard) : rows(shard.layout_, Slot{0}), door(shard.doors_) {}
+  explicit Copy(const Shard& shard) : rows(shard.layout_, Slot{0}), filter(shard.admission_) {}
 
   // Instead of all rows: those of the ranges.
-  void pick(const SlotTable& table, const Changed& ranges, std::size_t row_bytes) {
+  void pick(const SlotTable& table, const DirtyRanges& ranges, std::size_t row_bytes) {
     hashes.clear();
     bytes.clear();
     table.each_row_in(ranges, [&](std::uint64_t hash, const std::byte* row) {
@@ -120,7 +121,7 @@ struct Snapshot::Copy {
   }
 
   SlotTable rows;
-  DoorCopy door;
+  AdmissionSnapshot filter;
   std::vector<std::uint64_t> hashes;
   std::vector<std::byte> bytes;
 };
@@ -136,40 +137,40 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
   const std::size_t slots = shard.slots_.count();
   SHOAL_CHECK(kind != Kind::kDelta || !shard.base(purpose).empty(),
               "nobody knows what has changed: save all rows first, and have changes tracked");
-  std::vector<std::unique_ptr<Undo>> undos(slots);  // all memory first
-  std::vector<std::unique_ptr<Changed>> changed(slots);
+  std::vector<std::unique_ptr<PreImageLog>> logs(slots);  // all memory first
+  std::vector<std::unique_ptr<DirtyRanges>> changed(slots);
   for (std::size_t s = 0; s < slots && kind != Kind::kPlain; ++s) {
-    changed[s] = std::make_unique<Changed>(shard.slots_);
+    changed[s] = std::make_unique<DirtyRanges>(shard.slots_);
   }
   for (std::size_t s = 0; s < slots; ++s) {
-    undos[s] =
-        std::make_unique<Undo>(shard.numbers_, Slot{static_cast<std::uint32_t>(s)}, shard.rows_.bytes());
+    logs[s] = std::make_unique<PreImageLog>(shard.numbers_, Slot{static_cast<std::uint32_t>(s)},
+                                            shard.rows_.bytes());
   }
   try {
-    for (std::size_t s = 0; s < slots && !shard.doors_.admits_all(); ++s) {
-      shard.tables_[s]->door->mark(shard.numbers_);
+    for (std::size_t s = 0; s < slots && !shard.admission_.admits_all(); ++s) {
+      shard.tables_[s]->filter->mark(shard.numbers_);
     }
   } catch (...) {
     for (const auto& slot : shard.tables_) {
-      slot->door->release();
+      slot->filter->release();
     }
     throw;
   }
   for (std::size_t s = 0; s < slots; ++s) {
-    Guarded& slot = *shard.tables_[s];
+    SlotState& slot = *shard.tables_[s];
     rows_ += slot.table.size();
     bytes_ += shard.bytes_of(slot);
-    slot.undo = std::move(undos[s]);
+    slot.pre_images = std::move(logs[s]);
     slot.watched = true;
     if (kind != Kind::kPlain) {
-      Guarded::Since& since = slot.since(purpose);
+      SlotState::Since& since = slot.since(purpose);
       since.then = std::exchange(since.now, std::move(changed[s]));
       if (purpose == Purpose::kSave) {
-        slot.door_changed_then = std::exchange(slot.door_changed, false);
+        slot.filter_changed_then = std::exchange(slot.filter_changed, false);
       }
     }
   }
-  shard.saving_.most = most != 0 ? most : std::max(kLeast, bytes_ / kShare);
+  shard.saving_.most = most != 0 ? most : std::max(kMin, bytes_ / kShare);
   shard.saving_.kept = 0;
   shard.saving_.lost = false;
   shard.saving_.left = slots;
@@ -184,22 +185,22 @@ void Snapshot::close() noexcept {
   }
   for (const auto& slot : shard_.tables_) {
     const std::unique_lock lock(slot->lock);
-    slot->undo.reset();
+    slot->pre_images.reset();
     slot->kept = 0;
     if (kind_ != Kind::kPlain) {
-      Guarded::Since& since = slot->since(purpose_);
+      SlotState::Since& since = slot->since(purpose_);
       if (!done_) {  // the base is the one before, or none
         if (since.then != nullptr) {
           since.then->add(*since.now);
         }
         since.now = std::move(since.then);
-        slot->door_changed |= purpose_ == Purpose::kSave && slot->door_changed_then;
+        slot->filter_changed |= purpose_ == Purpose::kSave && slot->filter_changed_then;
       }
       since.then.reset();
     }
     slot->watched = slot->is_followed();
-    if (slot->door != nullptr) {
-      slot->door->release();
+    if (slot->filter != nullptr) {
+      slot->filter->release();
     }
   }
   {
@@ -233,11 +234,11 @@ Snapshot::Taken Snapshot::unmark(Slot number) {
   shard_.check_process();
   SHOAL_CHECK(index_of(number) < shard_.slots_.count(),
               "there is no slot " + std::to_string(index_of(number)));
-  Guarded& slot = *shard_.tables_[index_of(number)];
-  const Changed* const changed = changed_of(number);
+  SlotState& slot = *shard_.tables_[index_of(number)];
+  const DirtyRanges* const changed = changed_of(number);
   const std::size_t ranges = changed == nullptr ? 0 : changed->count();
-  const bool has_door = slot.door != nullptr && purpose_ == Purpose::kSave;
-  const bool all_same = changed != nullptr && ranges == 0 && !(has_door && slot.door_changed_then);
+  const bool has_filter = slot.filter != nullptr && purpose_ == Purpose::kSave;
+  const bool all_same = changed != nullptr && ranges == 0 && !(has_filter && slot.filter_changed_then);
   Taken taken;
   taken.copy = borrow();
   taken.is_changed = !all_same;
@@ -248,12 +249,12 @@ Snapshot::Taken Snapshot::unmark(Slot number) {
     copy->bytes.reserve(kNear * ranges * shard_.rows_.bytes());
   }
   SlotTable::ImageBytes bytes{};
-  while (taken.undo == nullptr) {
+  while (taken.pre_images == nullptr) {
     copy->rows.make_image_room(
         bytes);  // fresh pages take longer than what is copied there: not under the lock
     // Of the readers' kind: rows may be read meanwhile. What is unmarked here only those look at who have all of the lock.
     const std::shared_lock lock(slot.lock);
-    SHOAL_CHECK(open_ && slot.undo != nullptr,
+    SHOAL_CHECK(open_ && slot.pre_images != nullptr,
                 "slot " + std::to_string(index_of(number)) + " of the snapshot was taken already");
     if (taken.is_picked) {
       copy->pick(slot.table, *changed, shard_.rows_.bytes());
@@ -264,18 +265,18 @@ Snapshot::Taken Snapshot::unmark(Slot number) {
       }
       copy->rows.become_image_of(slot.table);
     }
-    if (has_door && !all_same) {
-      slot.door->copy_to(copy->door);
-    } else if (slot.door != nullptr) {
-      slot.door->release();
+    if (has_filter && !all_same) {
+      slot.filter->copy_to(copy->filter);
+    } else if (slot.filter != nullptr) {
+      slot.filter->release();
     }
     taken.kept = std::exchange(slot.kept, 0);
-    taken.undo = std::move(slot.undo);
+    taken.pre_images = std::move(slot.pre_images);
     slot.watched = slot.is_followed();
     shard_.saving_.left.fetch_sub(1);
   }
   check_whole();
-  if (has_door && copy->door.lost()) {
+  if (has_filter && copy->filter.lost()) {
     shard_.saving_.lost = true;
     check_whole();
   }
@@ -283,7 +284,7 @@ Snapshot::Taken Snapshot::unmark(Slot number) {
 }
 
 void Snapshot::give_back(Taken taken) {
-  taken.undo.reset();
+  taken.pre_images.reset();
   {
     const std::lock_guard lock(shard_.saving_.mutex);
     shard_.saving_.kept.fetch_sub(taken.kept);
@@ -293,20 +294,20 @@ void Snapshot::give_back(Taken taken) {
   idle_.push_back(std::move(taken.copy));
 }
 
-const Changed* Snapshot::changed_of(Slot slot) const {
+const DirtyRanges* Snapshot::changed_of(Slot slot) const {
   return kind_ == Kind::kDelta ? shard_.tables_[index_of(slot)]->since(purpose_).then.get() : nullptr;
 }
 
-std::vector<SlotTable::Entry> Snapshot::rows_of(const Taken& taken, const Changed* changed) const {
-  auto rows = taken.undo->laid_over(taken.is_picked ? taken.copy->picked(shard_.rows_.bytes())
-                                                    : taken.copy->rows.entries());
+std::vector<SlotTable::Entry> Snapshot::rows_of(const Taken& taken, const DirtyRanges* changed) const {
+  auto rows = taken.pre_images->laid_over(taken.is_picked ? taken.copy->picked(shard_.rows_.bytes())
+                                                          : taken.copy->rows.entries());
   if (changed != nullptr) {
     std::erase_if(rows, [&](const SlotTable::Entry& row) { return !changed->has(row.hash); });
   }
   return rows;
 }
 
-Snapshot::Ranges Snapshot::ranges_of(const Changed& changed) {
+Snapshot::Ranges Snapshot::ranges_of(const DirtyRanges& changed) {
   Ranges ranges{.bits = changed.bits(), .count = changed.count(), .bytes = {}};
   changed.save(ranges.bytes);
   return ranges;
@@ -315,10 +316,10 @@ Snapshot::Ranges Snapshot::ranges_of(const Changed& changed) {
 Snapshot::Piece Snapshot::take(Slot number) {
   SHOAL_CHECK(purpose_ == Purpose::kSave, "a snapshot for an export has no sections");
   Taken taken = unmark(number);
-  const Guarded& slot = *shard_.tables_[index_of(number)];
-  const Changed* const changed = changed_of(number);
+  const SlotState& slot = *shard_.tables_[index_of(number)];
+  const DirtyRanges* const changed = changed_of(number);
   Piece piece;
-  piece.has_filter = slot.door != nullptr && (changed == nullptr || slot.door_changed_then);
+  piece.has_filter = slot.filter != nullptr && (changed == nullptr || slot.filter_changed_then);
   if (taken.is_changed) {
     piece.rows = shard_.write_section(rows_of(taken, changed), piece.section);
     if (changed != nullptr) {
@@ -326,7 +327,7 @@ Snapshot::Piece Snapshot::take(Slot number) {
     }
   }
   if (piece.has_filter) {
-    taken.copy->door.save(piece.filter);
+    taken.copy->filter.save(piece.filter);
   }
   give_back(std::move(taken));
   return piece;
@@ -347,7 +348,7 @@ Snapshot::Ranges Snapshot::read_changes(Slot number, std::vector<std::uint64_t>&
   Taken taken = unmark(number);
   Ranges ranges;
   if (taken.is_changed) {
-    const Changed& changed = *changed_of(number);
+    const DirtyRanges& changed = *changed_of(number);
     shard_.read_entries(rows_of(taken, &changed), hashes, weights);
     ranges = ranges_of(changed);
   }

@@ -2,8 +2,8 @@
 //
 //   freeze(), Snapshot(), thaw()   the moment: no push is half done, and every slot is marked as to be saved yet
 //   take(slot), read_slot(slot)    copy the slot's bytes under its lock, unmark it, and go on without the lock: lay over
-//                                  the copy what the slot's Undo has kept, sort, make columns, or the weights alone
-//   a change of a marked slot      keeps what it is about to change in the Undo first (table/pre_image_log.h)
+//                                  the copy what the slot's PreImageLog has kept, sort, make columns, or the weights alone
+//   a change of a marked slot      keeps what it is about to change in the PreImageLog first (table/pre_image_log.h)
 //
 // So a change waits for the moment, which ends when the pushes under way do, and for the copy of a slot, a thousandth of
 // the table; never for a disk. Memory: a copy of one slot for each thread that takes, and what changes in slots before
@@ -22,8 +22,8 @@
 // read_changes() the weights.
 //
 // Invariants
-//   I1  a slot that was not taken is marked: it has an Undo, and is watched.
-//   I2  table + Undo, where the Undo has the last word, are the rows of the moment; and so it is with the slot's door.
+//   I1  a slot that was not taken is marked: it has a PreImageLog, and is watched.
+//   I2  table + PreImageLog, where the PreImageLog has the last word, are the rows of the moment; and so it is with the slot's door.
 //
 // Threads: take(), read_slot() and read_changes() of different slots by any number of threads, while others use the shard.
 // Made while the shard is frozen, where several shards are saved together while all are: so they are of one moment. One at
@@ -52,8 +52,8 @@ struct SnapshotLostError : std::runtime_error {
 
 class Snapshot {
  public:
-  static constexpr std::size_t kLeast = std::size_t{64} << 20U;  // bytes kept before changes wait, or
-  static constexpr std::size_t kShare = 16;                      // that part of the table, if it is more
+  static constexpr std::size_t kMin = std::size_t{64} << 20U;  // bytes kept before changes wait, or
+  static constexpr std::size_t kShare = 16;                    // that part of the table, if it is more
   static constexpr std::size_t kHopeless = 4;
   static constexpr std::chrono::milliseconds kPatience{50};
   static constexpr std::size_t kFew = 4;  // where less than one range in so many has changed, rows are picked
@@ -64,7 +64,7 @@ class Snapshot {
     kBase,   // all rows, and the next may be a delta
     kDelta,  // what has changed since the shard's base(), and the next may be a delta
   };
-  // Those of a slot that have changed, which Changed tells by these three.
+  // Those of a slot that have changed, which DirtyRanges tells by these three.
   struct Ranges {
     unsigned bits = 0;
     std::size_t count = 0;
@@ -110,7 +110,7 @@ class Snapshot {
   // A slot that is unmarked.
   struct Taken {
     std::unique_ptr<Copy> copy;
-    std::unique_ptr<Undo> undo;
+    std::unique_ptr<PreImageLog> pre_images;
     std::size_t kept = 0;     // bytes by the undo
     bool is_changed = false;  // false: a delta has nothing of its rows, and they were not copied
     bool is_picked = false;   // the copy has the rows in changed ranges alone
@@ -118,9 +118,9 @@ class Snapshot {
   std::unique_ptr<Copy> borrow();
   Taken unmark(Slot slot);
   // What a delta is to hold; null where the snapshot is of all rows.
-  const Changed* changed_of(Slot slot) const;
-  std::vector<SlotTable::Entry> rows_of(const Taken& taken, const Changed* changed) const;
-  static Ranges ranges_of(const Changed& changed);
+  const DirtyRanges* changed_of(Slot slot) const;
+  std::vector<SlotTable::Entry> rows_of(const Taken& taken, const DirtyRanges* changed) const;
+  static Ranges ranges_of(const DirtyRanges& changed);
   void give_back(Taken taken);
   void check_whole() const;
 

@@ -31,10 +31,10 @@ bool is_list(unsigned bits, std::size_t count) noexcept {
 
 }  // namespace
 
-Changed::Changed(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved)
+DirtyRanges::DirtyRanges(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved)
     : slot_bits_(slots.bits()), bits_(bits) {
   // A count is looked at before it is multiplied, and nothing is allocated that the bytes do not vouch for.
-  SHOAL_CHECK(bits >= kFewestBits && bits <= kMostBits && bits + slots.bits() <= 64 &&
+  SHOAL_CHECK(bits >= kMinBits && bits <= kMaxBits && bits + slots.bits() <= 64 &&
                   count <= std::size_t{1} << bits && saved.size() == saved_bytes(bits, count),
               std::to_string(saved.size()) + " bytes do not name " + std::to_string(count) + " ranges of " +
                   std::to_string(bits) + " bits");
@@ -54,11 +54,11 @@ Changed::Changed(Slots slots, unsigned bits, std::size_t count, std::span<const 
   }
 }
 
-bool Changed::any() const noexcept {
+bool DirtyRanges::any() const noexcept {
   return std::ranges::any_of(words_, [](std::uint64_t word) { return word != 0; });
 }
 
-std::size_t Changed::count() const noexcept {
+std::size_t DirtyRanges::count() const noexcept {
   std::size_t count = 0;
   for (const std::uint64_t word : words_) {
     count += static_cast<std::size_t>(std::popcount(word));
@@ -66,7 +66,7 @@ std::size_t Changed::count() const noexcept {
   return count;
 }
 
-std::size_t Changed::find(bool named, std::size_t from) const noexcept {
+std::size_t DirtyRanges::find(bool named, std::size_t from) const noexcept {
   for (std::size_t w = from / 64; w < words_.size(); ++w) {
     std::uint64_t word = named ? words_[w] : ~words_[w];
     word &= w == from / 64 ? ~std::uint64_t{0} << (from % 64) : ~std::uint64_t{0};
@@ -77,7 +77,7 @@ std::size_t Changed::find(bool named, std::size_t from) const noexcept {
   return words_.size() * 64;
 }
 
-bool Changed::halve() noexcept {
+bool DirtyRanges::halve() noexcept {
   try {
     std::vector<std::uint64_t> halves(2 * words_.size());
     for (std::size_t i = 0; i < words_.size(); ++i) {
@@ -92,8 +92,8 @@ bool Changed::halve() noexcept {
   }
 }
 
-void Changed::add(std::span<const std::uint64_t> hashes, std::size_t rows) noexcept {
-  while (2 * rows > 3 * (std::size_t{1} << bits_) && bits_ < kMostBits && halve()) {
+void DirtyRanges::add(std::span<const std::uint64_t> hashes, std::size_t rows) noexcept {
+  while (2 * rows > 3 * (std::size_t{1} << bits_) && bits_ < kMaxBits && halve()) {
   }
   for (const std::uint64_t hash : hashes) {
     const std::size_t range = range_of(hash);
@@ -101,7 +101,7 @@ void Changed::add(std::span<const std::uint64_t> hashes, std::size_t rows) noexc
   }
 }
 
-void Changed::add(const Changed& other) noexcept {
+void DirtyRanges::add(const DirtyRanges& other) noexcept {
   while (bits_ < other.bits_ && halve()) {
   }
   // Of the other's ranges, `step` lie in one of these, or one in `step` of these.
@@ -118,11 +118,11 @@ void Changed::add(const Changed& other) noexcept {
   }
 }
 
-std::size_t Changed::saved_bytes(unsigned bits, std::size_t count) noexcept {
+std::size_t DirtyRanges::saved_bytes(unsigned bits, std::size_t count) noexcept {
   return is_list(bits, count) ? count * sizeof(std::uint32_t) : word_bytes(bits);
 }
 
-void Changed::save(std::vector<std::byte>& bytes) const {
+void DirtyRanges::save(std::vector<std::byte>& bytes) const {
   const std::size_t n = count();
   const std::size_t at = bytes.size();
   bytes.resize(at + saved_bytes(bits_, n));

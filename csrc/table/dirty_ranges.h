@@ -1,4 +1,4 @@
-// Changed: which parts of a slot's hashes have rows that were changed, made or erased since some moment.
+// DirtyRanges: which parts of a slot's hashes have rows that were changed, made or erased since some moment.
 //
 //   a range   the hashes of the slot that begin alike: one of 2^bits() equal parts of it
 //   words     one bit a range, and about one range a row: 2/3 to 4/3 of a bit, 64 at least
@@ -27,14 +27,14 @@ namespace shoal {
 enum class Purpose : std::uint8_t { kSave, kExport };
 inline constexpr std::size_t kPurposes = 2;
 
-class Changed {
+class DirtyRanges {
  public:
-  static constexpr unsigned kFewestBits = 6;
-  static constexpr unsigned kMostBits = 28;
+  static constexpr unsigned kMinBits = 6;
+  static constexpr unsigned kMaxBits = 28;
 
-  explicit Changed(Slots slots) : slot_bits_(slots.bits()), words_(1) {}
+  explicit DirtyRanges(Slots slots) : slot_bits_(slots.bits()), words_(1) {}
   // As it was saved: of so many ranges. std::invalid_argument where nobody can have saved that.
-  Changed(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved);
+  DirtyRanges(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved);
 
   unsigned bits() const noexcept { return bits_; }
   bool any() const noexcept;
@@ -59,7 +59,7 @@ class Changed {
   // Of a slot of `rows` rows.
   void add(std::span<const std::uint64_t> hashes, std::size_t rows) noexcept;
   // What another of this slot has.
-  void add(const Changed& other) noexcept;
+  void add(const DirtyRanges& other) noexcept;
 
   // Its bytes, as above, appended: how many.
   static std::size_t saved_bytes(unsigned bits, std::size_t count) noexcept;
@@ -77,7 +77,7 @@ class Changed {
   bool halve() noexcept;  // false: there is no memory
 
   unsigned slot_bits_;
-  unsigned bits_ = kFewestBits;
+  unsigned bits_ = kMinBits;
   std::vector<std::uint64_t> words_;
 };
 

@@ -19,16 +19,16 @@
 namespace shoal {
 
 struct Layout {
-  static constexpr std::size_t kNarrowest = 4;
-  static constexpr std::size_t kWidestNarrow = 16;
+  static constexpr std::size_t kMinRowBytes = 4;
+  static constexpr std::size_t kMaxNarrowBytes = 16;
 
   Layout(std::size_t row, Slots cut)
       : row_bytes(row),
-        narrow(row <= kWidestNarrow),
+        narrow(row <= kMaxNarrowBytes),
         payload_bytes(narrow ? row : sizeof(std::uint32_t)),
         cells(kCacheLine / (sizeof(std::uint64_t) + payload_bytes)),
         slots(cut) {
-    SHOAL_CHECK(row >= kNarrowest && row % 4 == 0,
+    SHOAL_CHECK(row >= kMinRowBytes && row % 4 == 0,
                 "a row takes a multiple of 4 bytes, got " + std::to_string(row));
   }
 

@@ -5,7 +5,7 @@
 
 namespace shoal {
 
-std::vector<std::uint64_t> Undo::missing(std::span<const std::uint64_t> hashes) {
+std::vector<std::uint64_t> PreImageLog::missing(std::span<const std::uint64_t> hashes) {
   std::vector<std::byte*> kept(hashes.size());
   numbers_.find(hashes, kept);
   std::vector<std::uint64_t> missing;
@@ -18,9 +18,9 @@ std::vector<std::uint64_t> Undo::missing(std::span<const std::uint64_t> hashes) 
   return missing;
 }
 
-void Undo::keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces) {
+void PreImageLog::keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> partition) {
   const auto there = static_cast<std::size_t>(
-      std::ranges::count_if(pieces, [](const std::byte* piece) { return piece != nullptr; }));
+      std::ranges::count_if(partition, [](const std::byte* piece) { return piece != nullptr; }));
   const std::size_t needed = (end_ + there) * piece_bytes_;
   if (needed > pieces_.bytes()) {
     pieces_.resize(std::max(Region::rounded(needed), pieces_.bytes() + pieces_.bytes() / 2));
@@ -28,22 +28,22 @@ void Undo::keep(std::span<const std::uint64_t> hashes, std::span<const std::byte
   numbers_.make_room(hashes.size());
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     std::byte* const number = numbers_.insert(hashes[i]);
-    const std::uint32_t at = pieces[i] == nullptr ? kNone : end_++;
+    const std::uint32_t at = partition[i] == nullptr ? kNone : end_++;
     std::memcpy(number, &at, sizeof at);
     if (at != kNone) {
-      std::memcpy(pieces_.data() + at * piece_bytes_, pieces[i], piece_bytes_);
+      std::memcpy(pieces_.data() + at * piece_bytes_, partition[i], piece_bytes_);
     }
   }
 }
 
-void Undo::keep_from(SlotTable& table, std::span<const std::uint64_t> hashes) {
+void PreImageLog::keep_from(SlotTable& table, std::span<const std::uint64_t> hashes) {
   const auto fresh = missing(hashes);
   std::vector<std::byte*> rows(fresh.size());
   table.find(fresh, rows);
   keep(fresh, {rows.data(), rows.size()});
 }
 
-std::vector<Undo::Piece> Undo::entries() const {
+std::vector<PreImageLog::Piece> PreImageLog::entries() const {
   std::vector<Piece> all;
   all.reserve(numbers_.size());
   for (const SlotTable::Entry& entry : numbers_.entries()) {
@@ -54,7 +54,7 @@ std::vector<Undo::Piece> Undo::entries() const {
   return all;
 }
 
-std::vector<SlotTable::Entry> Undo::laid_over(std::vector<SlotTable::Entry> now) const {
+std::vector<SlotTable::Entry> PreImageLog::laid_over(std::vector<SlotTable::Entry> now) const {
   const auto kept = entries();
   if (kept.empty()) {
     return now;

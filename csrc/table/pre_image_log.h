@@ -1,4 +1,4 @@
-// Undo: what stood in a slot before it changed, as far as it changed: pieces of one size, by hash.
+// PreImageLog: what stood in a slot before it changed, as far as it changed: pieces of one size, by hash.
 //
 //   numbers   a small SlotTable: hash -> number of its piece, or kNone where there was nothing then
 //   pieces    one behind the other, as they came
@@ -23,7 +23,7 @@
 
 namespace shoal {
 
-class Undo {
+class PreImageLog {
  public:
   static constexpr std::size_t kNumberBytes = sizeof(std::uint32_t);
 
@@ -33,13 +33,13 @@ class Undo {
   };
 
   // The layout is of kNumberBytes, and outlives this.
-  Undo(const Layout& numbers, Slot slot, std::size_t piece_bytes)
+  PreImageLog(const Layout& numbers, Slot slot, std::size_t piece_bytes)
       : numbers_(numbers, slot), piece_bytes_(piece_bytes) {}
 
   // Those of the hashes of which nothing was kept yet.
   std::vector<std::uint64_t> missing(std::span<const std::uint64_t> hashes);
   // Keeps pieces of hashes that are missing(); each hash once. std::bad_alloc changes nothing.
-  void keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces);
+  void keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> partition);
 
   // Both, of the rows of a table.
   void keep_from(SlotTable& table, std::span<const std::uint64_t> hashes);

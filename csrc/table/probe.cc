@@ -10,7 +10,7 @@
 namespace shoal {
 
 // The loops over a run's hashes, once per width of a cell and way of matching.
-struct SearchSteps {
+struct ProbeSteps {
   // One hash in one line. `next` gives the line behind it on the hash's way.
   template <std::size_t kCells, std::size_t kPayload, class Match, class Next>
   static SHOAL_INLINE void read(std::uint64_t cell, std::uint32_t i, std::byte* line, std::byte** at,
@@ -23,30 +23,30 @@ struct SearchSteps {
     if (match == 0 && last != 0) [[unlikely]] {
       open[open_count++] = i;
       at[i] = next();
-      fetch(at[i]);
+      prefetch(at[i]);
     }
   }
 
   template <std::size_t kCells, std::size_t kPayload, class Match>
-  static SHOAL_INLINE void look(Search& run, Fetches& ahead) noexcept {
+  static SHOAL_INLINE void probe(Probe& run, PrefetchCursor& ahead) noexcept {
     std::byte** const at = run.at_.data();
     std::uint32_t* const open = run.open_.data();
     const std::uint64_t* const hashes = run.hashes_;
     const std::uint64_t in_use = run.in_use_;
     const unsigned slot_bits = run.layout_->slots.bits();
     std::size_t open_count = 0;
-    Fetches fetches = ahead;
-    for (const Search::Part& given : run.parts()) {
-      const Search::Part part = given;  // a copy, which what is written cannot change
+    PrefetchCursor cursor = ahead;
+    for (const Probe::Part& given : run.parts()) {
+      const Probe::Part part = given;  // a copy, which what is written cannot change
       if (part.known) {
         for (std::size_t i = part.begin; i < part.end; i += 2) {
-          fetches.one();
+          cursor.next();
         }
         continue;
       }
       for (std::size_t i = part.begin; i < part.end; ++i) {
         if (i % 2 == 0) {  // the rest is asked for by those who use rows
-          fetches.one();
+          cursor.next();
         }
         std::byte* const line = at[i];
         read<kCells, kPayload, Match>(
@@ -56,13 +56,13 @@ struct SearchSteps {
             });
       }
     }
-    ahead = fetches;
+    ahead = cursor;
     run.open_count_ = open_count;
   }
 
   template <std::size_t kCells, std::size_t kPayload, class Match>
-  static SHOAL_INLINE void follow(Search& run) noexcept {
-    const Search::Part* part = run.parts_.data();
+  static SHOAL_INLINE void follow(Probe& run) noexcept {
+    const Probe::Part* part = run.parts_.data();
     const std::size_t count = std::exchange(run.open_count_, 0);
     for (std::size_t k = 0; k < count; ++k) {
       const std::uint32_t i = run.open_[k];  // which is written at open_count_, at most k
@@ -79,67 +79,67 @@ struct SearchSteps {
 namespace {
 
 template <std::size_t kCells, std::size_t kPayload>
-void look_portably(Search& run, Fetches& ahead) noexcept {
-  SearchSteps::look<kCells, kPayload, PortableMatch>(run, ahead);
+void probe_portable(Probe& run, PrefetchCursor& ahead) noexcept {
+  ProbeSteps::probe<kCells, kPayload, PortableMatch>(run, ahead);
 }
 
 template <std::size_t kCells, std::size_t kPayload>
-void follow_portably(Search& run) noexcept {
-  SearchSteps::follow<kCells, kPayload, PortableMatch>(run);
+void follow_portable(Probe& run) noexcept {
+  ProbeSteps::follow<kCells, kPayload, PortableMatch>(run);
 }
 
 #if defined(__x86_64__)
 template <std::size_t kCells, std::size_t kPayload>
-SHOAL_AVX2 void look_by_avx2(Search& run, Fetches& ahead) noexcept {
-  SearchSteps::look<kCells, kPayload, Avx2Match>(run, ahead);
+SHOAL_AVX2 void probe_avx2(Probe& run, PrefetchCursor& ahead) noexcept {
+  ProbeSteps::probe<kCells, kPayload, Avx2Match>(run, ahead);
 }
 
 template <std::size_t kCells, std::size_t kPayload>
-SHOAL_AVX2 void follow_by_avx2(Search& run) noexcept {
-  SearchSteps::follow<kCells, kPayload, Avx2Match>(run);
+SHOAL_AVX2 void follow_avx2(Probe& run) noexcept {
+  ProbeSteps::follow<kCells, kPayload, Avx2Match>(run);
 }
 #endif
 
-template <std::size_t kCells, std::size_t kPayload, class Look, class Follow>
-void choose(Look& look, Follow& follow) noexcept {
-  look = &look_portably<kCells, kPayload>;
-  follow = &follow_portably<kCells, kPayload>;
+template <std::size_t kCells, std::size_t kPayload, class ProbeLines, class Follow>
+void choose(ProbeLines& probe, Follow& follow) noexcept {
+  probe = &probe_portable<kCells, kPayload>;
+  follow = &follow_portable<kCells, kPayload>;
 #if defined(__x86_64__)
   if (has_avx2()) {
-    look = &look_by_avx2<kCells, kPayload>;
-    follow = &follow_by_avx2<kCells, kPayload>;
+    probe = &probe_avx2<kCells, kPayload>;
+    follow = &follow_avx2<kCells, kPayload>;
   }
 #endif
 }
 
 }  // namespace
 
-Search::Search(const Layout& layout) noexcept
+Probe::Probe(const Layout& layout) noexcept
     : layout_(&layout), in_use_(~(~std::uint64_t{0} >> layout.slots.bits())) {
   switch (layout.payload_bytes) {
     case 4:
-      choose<5, 4>(look_, follow_);
+      choose<5, 4>(probe_, follow_);
       break;
     case 8:
-      choose<4, 8>(look_, follow_);
+      choose<4, 8>(probe_, follow_);
       break;
     case 12:
-      choose<3, 12>(look_, follow_);
+      choose<3, 12>(probe_, follow_);
       break;
     default:
-      choose<2, 16>(look_, follow_);
+      choose<2, 16>(probe_, follow_);
   }
 }
 
-void Search::start(const std::uint64_t* hashes) noexcept {
+void Probe::start(const std::uint64_t* hashes) noexcept {
   hashes_ = hashes;
   size_ = 0;
   open_count_ = 0;
   parts_count_ = 0;
-  settled_ = false;
+  resolved_ = false;
 }
 
-void Search::aim(SlotTable& table, std::size_t count) noexcept {
+void Probe::prepare(SlotTable& table, std::size_t count) noexcept {
   const auto [lines, buckets, scramble] = table.buckets();
   const unsigned slot_bits = layout_->slots.bits();
   const std::size_t begin = size_;
@@ -157,7 +157,7 @@ void Search::aim(SlotTable& table, std::size_t count) noexcept {
   parts_[parts_count_++] = {&table, table.version(), lines, buckets, scramble, begin, size_, false};
 }
 
-void Search::know(SlotTable& table, std::span<std::byte* const> rows) noexcept {
+void Probe::add_known(SlotTable& table, std::span<std::byte* const> rows) noexcept {
   const std::size_t begin = size_;
   std::copy(rows.begin(), rows.end(), at_.begin() + static_cast<std::ptrdiff_t>(begin));
   size_ += rows.size();
@@ -165,40 +165,40 @@ void Search::know(SlotTable& table, std::span<std::byte* const> rows) noexcept {
   parts_[parts_count_++] = {&table, table.version(), lines, buckets, scramble, begin, size_, true};
 }
 
-bool Search::moved() const noexcept {
+bool Probe::moved() const noexcept {
   return std::any_of(parts_.begin(), parts_.begin() + static_cast<std::ptrdiff_t>(parts_count_),
                      [](const Part& part) { return part.version != part.table->version(); });
 }
 
-void Search::aim_again() noexcept {
+void Probe::prepare_again() noexcept {
   const auto parts = parts_;
   const std::size_t count = parts_count_;
   start(hashes_);
   for (std::size_t p = 0; p < count; ++p) {
-    aim(*parts[p].table, parts[p].end - parts[p].begin);
+    prepare(*parts[p].table, parts[p].end - parts[p].begin);
   }
 }
 
-void Search::look(Fetches& ahead) noexcept {
+void Probe::probe(PrefetchCursor& ahead) noexcept {
   if (moved()) {
-    aim_again();
+    prepare_again();
   }
-  look_(*this, ahead);
+  probe_(*this, ahead);
 }
 
-void Search::settle() noexcept {
+void Probe::resolve() noexcept {
   if (moved()) {
-    aim_again();
-    Fetches none;
-    look_(*this, none);
+    prepare_again();
+    PrefetchCursor none;
+    probe_(*this, none);
   }
-  if (!settled_) {
+  if (!resolved_) {
     find_rows();
-    settled_ = true;
+    resolved_ = true;
   }
 }
 
-void Search::find_rows() noexcept {
+void Probe::find_rows() noexcept {
   while (open_count_ != 0) {
     follow_(*this);
   }

@@ -1,4 +1,4 @@
-// Search: the rows of a run of hashes, found in steps, so that memory answers one run while another is worked on.
+// Probe: the rows of a run of hashes, found in steps, so that memory answers one run while another is worked on.
 //
 //   aim      each hash's home, the line where its way begins (table/slot_table.h); nothing is read yet
 //   look     reads the homes, and asks for the second lines of those whose home is full of others
@@ -9,7 +9,7 @@
 // sees that rows have moved since the one before, and does that one again. Only the run's own hashes must not be inserted
 // before it is settled.
 //
-//   Search a(layout), b(layout);
+//   Probe a(layout), b(layout);
 //   a.start(...); a.aim(...); b.start(...); b.aim(...);
 //   auto next = b.homes();
 //   a.look(next);                          // b's homes are asked for meanwhile
@@ -30,10 +30,10 @@
 
 namespace shoal {
 
-class Search {
+class Probe {
  public:
-  static constexpr std::size_t kMost = 64;  // hashes: more lines would not stay in the nearest cache
-  static constexpr std::size_t kMostTables = 32;
+  static constexpr std::size_t kMax = 64;  // hashes: more lines would not stay in the nearest cache
+  static constexpr std::size_t kMaxTables = 32;
 
   // Where some consecutive hashes of the run belong.
   struct Part {
@@ -55,21 +55,21 @@ class Search {
     }
   };
 
-  explicit Search(const Layout& layout) noexcept;
+  explicit Probe(const Layout& layout) noexcept;
 
   // An empty run; its hashes follow by aim, in the order of the array.
   void start(const std::uint64_t* hashes) noexcept;
-  // The next `count` hashes belong to `table`. No more than kMost in all, and of kMostTables tables.
-  void aim(SlotTable& table, std::size_t count) noexcept;
+  // The next `count` hashes belong to `table`. No more than kMax in all, and of kMaxTables tables.
+  void prepare(SlotTable& table, std::size_t count) noexcept;
 
   // The same where it is known that these are their rows, as table.version() is what it was then.
-  void know(SlotTable& table, std::span<std::byte* const> rows) noexcept;
+  void add_known(SlotTable& table, std::span<std::byte* const> rows) noexcept;
 
   // The lines that look will read, or where known rows begin. Good until look.
-  Fetches homes() const noexcept { return {at_.data(), size_}; }
+  PrefetchCursor home_lines() const noexcept { return {at_.data(), size_}; }
 
-  void look(Fetches& ahead) noexcept;
-  void settle() noexcept;
+  void probe(PrefetchCursor& ahead) noexcept;
+  void resolve() noexcept;
   // After rows were inserted, or to have pointers that are good again: settle does nothing where nothing has changed.
   std::span<std::byte*> rows() noexcept { return {at_.data(), size_}; }
 
@@ -77,26 +77,26 @@ class Search {
   std::span<const Part> parts() const noexcept { return {parts_.data(), parts_count_}; }
 
  private:
-  friend struct SearchSteps;
+  friend struct ProbeSteps;
 
-  using Look = void (*)(Search&, Fetches&) noexcept;
-  using Follow = void (*)(Search&) noexcept;
+  using ProbeLines = void (*)(Probe&, PrefetchCursor&) noexcept;
+  using Follow = void (*)(Probe&) noexcept;
 
   bool moved() const noexcept;
-  void aim_again() noexcept;
+  void prepare_again() noexcept;
   void find_rows() noexcept;
 
-  std::array<std::byte*, kMost> at_;       // the line to read; then the payload; then the row, or null
-  std::array<std::uint32_t, kMost> open_;  // hashes whose way goes on
-  std::array<Part, kMostTables> parts_;
+  std::array<std::byte*, kMax> at_;       // the line to read; then the payload; then the row, or null
+  std::array<std::uint32_t, kMax> open_;  // hashes whose way goes on
+  std::array<Part, kMaxTables> parts_;
   const std::uint64_t* hashes_ = nullptr;
   std::size_t size_ = 0;
   std::size_t open_count_ = 0;
   std::size_t parts_count_ = 0;
-  bool settled_ = false;
+  bool resolved_ = false;
   const Layout* layout_;
   std::uint64_t in_use_;
-  Look look_;
+  ProbeLines probe_;
   Follow follow_;
 };
 

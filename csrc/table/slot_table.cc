@@ -20,8 +20,8 @@ namespace {
 // From kLarge rows on a slot grows by 1/8; below, where memory is little and keys come fastest, by 1/2: a key is moved
 // two or three times then, and not five.
 constexpr double kLarge = 4096;
-constexpr double kRung = 1.125;
-constexpr double kSmallRung = 1.5;
+constexpr double kGrowth = 1.125;
+constexpr double kSmallGrowth = 1.5;
 
 // The highest load of a bucket width, where a hit reads 1.22 lines at four cells.
 double highest_load(std::size_t cells) noexcept {
@@ -52,22 +52,22 @@ void keep(std::byte* at, T value) noexcept {
 // Cells on their way from one bucket to another, chained by their old homes: each of kReach chains holds the cells whose
 // homes leave one remainder. Room for all of a table's cells, and but for chosen keys a few dozen are in it at a time.
 // A thread keeps its room from one growth to the next; what nobody wrote takes no memory.
-class SlotTable::Lifted {
+class SlotTable::DisplacedEntries {
  public:
-  explicit Lifted(const SlotTable& table) : table_(table) {
+  explicit DisplacedEntries(const SlotTable& table) : table_(table) {
     if (room_.bytes() < table.cells() * sizeof(Cell)) {
       room_.resize(table.cells() * sizeof(Cell));
     }
     cells_ = reinterpret_cast<Cell*>(room_.data());
     chains_.fill(kEnd);
   }
-  ~Lifted() {
+  ~DisplacedEntries() {
     if (end_ > kKept) {
       room_ = Region();
     }
   }
-  Lifted(const Lifted&) = delete;
-  Lifted& operator=(const Lifted&) = delete;
+  DisplacedEntries(const DisplacedEntries&) = delete;
+  DisplacedEntries& operator=(const DisplacedEntries&) = delete;
 
   void push(std::uint32_t home, std::uint64_t cell, const std::byte* payload) noexcept {
     push_onto(chains_[home % kReach], home, cell, payload);
@@ -90,7 +90,7 @@ class SlotTable::Lifted {
     std::uint64_t cell;
     std::uint32_t home;
     std::uint32_t next;
-    std::byte payload[Layout::kWidestNarrow];
+    std::byte payload[Layout::kMaxNarrowBytes];
   };
   static constexpr std::uint32_t kEnd = ~std::uint32_t{0};
   static constexpr std::uint32_t kKept = 4096;  // cells: 128 KiB
@@ -196,25 +196,25 @@ SlotTable::Buckets SlotTable::buckets() noexcept {
 }
 
 void SlotTable::find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows) {
-  Search searches[]{Search(*layout_), Search(*layout_)};
-  const auto aim = [&](Search& search, std::size_t first) {
-    search.start(hashes.data() + first);
-    search.aim(*this, std::min(Search::kMost, rows.size() - first));
+  Probe probes[]{Probe(*layout_), Probe(*layout_)};
+  const auto prepare = [&](Probe& probe, std::size_t first) {
+    probe.start(hashes.data() + first);
+    probe.prepare(*this, std::min(Probe::kMax, rows.size() - first));
   };
   if (!rows.empty()) {
-    aim(searches[0], 0);
-    searches[0].homes().rest();
+    prepare(probes[0], 0);
+    probes[0].home_lines().drain();
   }
-  for (std::size_t first = 0, turn = 0; first < rows.size(); first += Search::kMost, turn ^= 1U) {
-    Fetches ahead;
-    if (first + Search::kMost < rows.size()) {
-      aim(searches[turn ^ 1U], first + Search::kMost);
-      ahead = searches[turn ^ 1U].homes();
+  for (std::size_t first = 0, turn = 0; first < rows.size(); first += Probe::kMax, turn ^= 1U) {
+    PrefetchCursor ahead;
+    if (first + Probe::kMax < rows.size()) {
+      prepare(probes[turn ^ 1U], first + Probe::kMax);
+      ahead = probes[turn ^ 1U].home_lines();
     }
-    searches[turn].look(ahead);
-    ahead.rest();
-    searches[turn].settle();
-    std::copy(searches[turn].rows().begin(), searches[turn].rows().end(),
+    probes[turn].probe(ahead);
+    ahead.drain();
+    probes[turn].resolve();
+    std::copy(probes[turn].rows().begin(), probes[turn].rows().end(),
               rows.begin() + static_cast<std::ptrdiff_t>(first));
   }
 }
@@ -239,9 +239,9 @@ std::byte* SlotTable::payload_of(std::uint64_t wanted) const noexcept {
   }
 }
 
-void SlotTable::fetch(std::uint64_t hash) const noexcept {
+void SlotTable::prefetch(std::uint64_t hash) const noexcept {
   if (buckets_ != 0) {
-    shoal::fetch(bucket(home(cell_of(hash))));
+    shoal::prefetch(bucket(home(cell_of(hash))));
   }
 }
 
@@ -331,7 +331,7 @@ std::size_t SlotTable::limit_of(std::size_t buckets) const noexcept {
 
 std::size_t SlotTable::bytes_with(std::size_t more, bool exactly) const noexcept {
   const std::size_t buckets =
-      index_has_room(more) ? buckets_ : buckets_for(exactly ? size_ + more : rung_above(size_ + more));
+      index_has_room(more) ? buckets_ : buckets_for(exactly ? size_ + more : size_class_above(size_ + more));
   const std::size_t index = buckets == buckets_ ? index_.bytes() : Region::rounded(buckets * kCacheLine);
   if (layout_->narrow || more <= slab_holes_) {
     return index + slab_.bytes();
@@ -340,15 +340,15 @@ std::size_t SlotTable::bytes_with(std::size_t more, bool exactly) const noexcept
   return index + slab_.bytes_with(rows, std::max(rows, slab_holes_ + limit_of(buckets)));
 }
 
-std::size_t SlotTable::rung_above(std::size_t rows) const noexcept {
-  const double rung = static_cast<double>(rows) < kLarge ? kSmallRung : kRung;
+std::size_t SlotTable::size_class_above(std::size_t rows) const noexcept {
+  const double rung = static_cast<double>(rows) < kLarge ? kSmallGrowth : kGrowth;
   const double rungs = std::ceil(std::log(static_cast<double>(rows) / kLarge) / std::log(rung) - phase_);
   return static_cast<std::size_t>(kLarge * std::pow(rung, rungs + phase_)) + 1;
 }
 
 void SlotTable::make_room(std::size_t more) {
   if (!index_has_room(more)) {
-    grow_index(rung_above(size_ + more));
+    grow_index(size_class_above(size_ + more));
   }
   make_slab_room(more);
 }
@@ -375,12 +375,12 @@ void SlotTable::resize_index(std::size_t buckets) {
     };
     const std::size_t old_buckets = buckets_;
     const auto start = Clock::now();
-    Lifted lifted(*this);  // before the first change
+    DisplacedEntries displaced(*this);  // before the first change
     index_.resize(buckets * kCacheLine);
     index_.populate(old_buckets * kCacheLine);
     const auto ready = Clock::now();
     set_buckets(buckets);
-    spread(old_buckets, lifted);
+    spread(old_buckets, displaced);
     const std::uint64_t moving = nanoseconds(Clock::now() - ready);
     growth_ = {.times = growth_.times + 1,
                .memory_ns = growth_.memory_ns + nanoseconds(ready - start),
@@ -427,7 +427,7 @@ void SlotTable::scramble() noexcept {
 
 // Moves the first `old_buckets` buckets' cells to their homes among all, from the last home to the first: what is lifted
 // out when a home's turn comes stood at or behind it, and goes to a new home at or behind it, where all is done already.
-void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
+void SlotTable::spread(std::size_t old_buckets, DisplacedEntries& displaced) noexcept {
   const auto old_home = [&](std::uint64_t here) {
     return static_cast<std::uint32_t>(scale(probe_key(here) << layout_->slots.bits(), old_buckets));
   };
@@ -446,7 +446,7 @@ void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
     for (std::size_t c = filled(b); c-- > 0;) {
       const std::uint64_t here = cell(b, c);
       if (old_home(here) > b) {
-        lifted.push(old_home(here), here, payload(b, c));
+        displaced.push(old_home(here), here, payload(b, c));
         remove_cell(b, c);
       }
     }
@@ -458,11 +458,11 @@ void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
     // Those whose new ways lead round the end wait for it.
     const auto put_or_hold = [&](std::uint64_t here, const std::byte* from) {
       if (!put(here, from, false)) {
-        lifted.hold(here, from);
+        displaced.hold(here, from);
       }
       return true;
     };
-    lifted.take(static_cast<std::uint32_t>(b), put_or_hold);
+    displaced.take(static_cast<std::uint32_t>(b), put_or_hold);
     for (std::size_t c = 0; c < layout_->cells; ++c) {
       const auto here = load<std::uint64_t>(line + c * sizeof(std::uint64_t));
       if (here == 0) {
@@ -472,13 +472,13 @@ void SlotTable::spread(std::size_t old_buckets, Lifted& lifted) noexcept {
           line + layout_->cells * sizeof(std::uint64_t) + c * layout_->payload_bytes;
       const std::uint32_t home_before = old_home(here);
       if (home_before != b) {
-        lifted.push(home_before, here, from);
+        displaced.push(home_before, here, from);
       } else {
         put_or_hold(here, from);
       }
     }
   }
-  lifted.take_held([&](std::uint64_t here, const std::byte* from) { return put(here, from, true); });
+  displaced.take_held([&](std::uint64_t here, const std::byte* from) { return put(here, from, true); });
 }
 
 // --- erasing ----------------------------------------------------------------------------------------------------
@@ -520,7 +520,7 @@ void SlotTable::remove_cell(std::size_t b, std::size_t c) noexcept {
 }
 
 // Whether bucket b is on the way of a hash to where it stands.
-bool SlotTable::on_way(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept {
+bool SlotTable::on_probe_sequence(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept {
   const std::size_t first = home(cell);
   if (stands == first) {
     return false;
@@ -539,7 +539,7 @@ std::pair<std::size_t, std::size_t> SlotTable::one_that_passed(std::size_t b) co
     goes_on = full(j);
     const std::size_t n = filled(j);
     for (std::size_t c = 0; c < n; ++c) {
-      if (on_way(cell(j, c), j, b)) {
+      if (on_probe_sequence(cell(j, c), j, b)) {
         return {j, c};
       }
     }
@@ -576,7 +576,7 @@ void SlotTable::give_back(bool all) {
     compact_slab();
   }
   if (all || size_ < limit_ / 2) {
-    const std::size_t buckets = buckets_for(rung_above(size_));
+    const std::size_t buckets = buckets_for(size_class_above(size_));
     if (buckets < buckets_) {
       if (!layout_->narrow) {
         compact_slab();
@@ -684,7 +684,7 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
   constexpr std::size_t kBuckets = 2 * kReach;  // of a window
   constexpr std::size_t kWindow = kBuckets * kFine;
   constexpr std::size_t kRing = 4 * kWindow;  // of which three windows are in use at a time
-  constexpr std::size_t kMostCells = kCacheLine / sizeof(std::uint64_t);
+  constexpr std::size_t kMaxCells = kCacheLine / sizeof(std::uint64_t);
   const std::size_t places = buckets_ * kFine;
   const std::size_t cells = layout_->cells;
   const unsigned slot_bits = layout_->slots.bits();
@@ -701,7 +701,7 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
   std::vector<Entry> all(size_ + 1);  // the last for empty cells
   std::vector<Entry> strays;
   std::array<std::uint32_t, kRing + 1> next;  // how many rows a place has; then where its next one goes
-  std::array<std::array<std::uint16_t, kBuckets * kMostCells>, 2> at_cells;  // of each cell of two windows
+  std::array<std::array<std::uint16_t, kBuckets * kMaxCells>, 2> at_cells;  // of each cell of two windows
   next[kRing] = 0;
 
   const auto ring_of = [&](std::size_t window) {

@@ -82,7 +82,7 @@ class SlotTable {
   void find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows);
   // The same for one, and asking for its line ahead of that: for tables that change between one hash and the next.
   std::byte* find_one(std::uint64_t hash) noexcept;
-  void fetch(std::uint64_t hash) const noexcept;
+  void prefetch(std::uint64_t hash) const noexcept;
   // Changes whenever a row may have moved: by insert, reserve, erase and give_back.
   std::uint64_t version() const noexcept { return version_; }
 
@@ -152,7 +152,7 @@ class SlotTable {
   // use(hash, row) for the rows that lie in the ranges, in no order; takes no memory. Looks at the buckets where such rows may
   // stand and at no others, but for those that hashes whose ways lead round the end may have come to.
   template <class Use>
-  void each_row_in(const Changed& ranges, const Use& use) const {
+  void each_row_in(const DirtyRanges& ranges, const Use& use) const {
     std::size_t next = 0;  // all buckets that need it before this one were looked at
     const auto walk = [&](std::size_t first, std::size_t far) {
       std::size_t b = std::max(first, next);
@@ -206,7 +206,7 @@ class SlotTable {
   std::size_t distance(std::size_t from, std::size_t to) const noexcept {
     return to >= from ? to - from : to + buckets_ - from;
   }
-  bool on_way(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept;
+  bool on_probe_sequence(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept;
 
   // The payload for `cell`, which now has a cell. Null where its way leads round the end of the buckets and `wrap`
   // forbids that.
@@ -216,15 +216,15 @@ class SlotTable {
   std::size_t free_by_moving(std::size_t b, bool wrap) noexcept;
   void grow_index(std::size_t rows);
   void resize_index(std::size_t buckets);
-  class Lifted;
-  void spread(std::size_t old_buckets, Lifted& lifted) noexcept;
+  class DisplacedEntries;
+  void spread(std::size_t old_buckets, DisplacedEntries& displaced) noexcept;
   void refill_from(const Region& index, std::size_t buckets) noexcept;
   void scramble() noexcept;
   void remove_cell(std::size_t b, std::size_t c) noexcept;
   std::pair<std::size_t, std::size_t> one_that_passed(std::size_t b) const noexcept;
   void close_gap(std::size_t b) noexcept;
 
-  std::size_t rung_above(std::size_t rows) const noexcept;
+  std::size_t size_class_above(std::size_t rows) const noexcept;
   std::size_t buckets_for(std::size_t rows) const noexcept;
   void set_buckets(std::size_t buckets) noexcept;
   std::size_t limit_of(std::size_t buckets) const noexcept;

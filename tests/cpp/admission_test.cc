@@ -33,8 +33,8 @@ std::vector<std::uint64_t> hashes_of(Slots slots, Slot slot, std::size_t n, std:
 TEST(candidates_are_a_map_of_counts) {
   const Slots slots(4);
   const Slot slot{2};
-  const Doors doors(after_count(5, 10), slots);
-  Doorkeeper door(doors, slot);
+  const AdmissionConfig config(after_count(5, 10), slots);
+  AdmissionFilter filter(config, slot);
   std::map<std::uint64_t, std::pair<std::uint32_t, std::uint32_t>> expected;
   std::mt19937_64 random(7);
   const auto pool = hashes_of(slots, slot, 300, 1);
@@ -42,61 +42,61 @@ TEST(candidates_are_a_map_of_counts) {
     const std::uint64_t hash = pool[random() % pool.size()];
     const auto count = static_cast<std::uint32_t>(1 + random() % 2);
     const std::uint32_t clock = step / 100;
-    door.make_room(1);
-    door.fetch(hash);
+    filter.make_room(1);
+    filter.prefetch(hash);
     auto& [before, last] = expected.try_emplace(hash, 0, clock).first->second;
     before = clock - last > 10 ? count : before + count;
     last = clock;
     const bool admitted = before >= 5;
-    CHECK_EQ(door.ask(hash, count, {clock, step}), admitted);
+    CHECK_EQ(filter.ask(hash, count, {clock, step}), admitted);
     if (admitted) {
       expected.erase(hash);
     }
-    CHECK_EQ(door.waiting(), expected.size());
+    CHECK_EQ(filter.waiting(), expected.size());
   }
   const std::size_t stale = static_cast<std::size_t>(
       std::ranges::count_if(expected, [](const auto& one) { return 205 - one.second.second > 10; }));
-  CHECK_EQ(door.sweep(205), stale);
-  CHECK_EQ(door.waiting(), expected.size() - stale);
+  CHECK_EQ(filter.sweep(205), stale);
+  CHECK_EQ(filter.waiting(), expected.size() - stale);
 }
 
 TEST(a_full_slot_of_candidates_forgets_the_eighth_that_was_sighted_longest_ago) {
   const Slots slots(2);
-  const Doors doors(after_count(3, 0, 32), slots);  // 16 a slot
-  Doorkeeper door(doors, Slot{0});
+  const AdmissionConfig config(after_count(3, 0, 32), slots);  // 16 a slot
+  AdmissionFilter filter(config, Slot{0});
   const auto hashes = hashes_of(slots, Slot{0}, 17, 2);
   for (std::uint32_t i = 0; i < 16; ++i) {
-    door.make_room(1);
-    CHECK(!door.ask(hashes[i], 2, {i, 0}));
+    filter.make_room(1);
+    CHECK(!filter.ask(hashes[i], 2, {i, 0}));
   }
-  door.make_room(1);
-  CHECK(!door.ask(hashes[16], 2, {16, 0}));
-  CHECK_EQ(door.waiting(), 15);
-  door.make_room(3);
-  CHECK(!door.ask(hashes[0], 1, {17, 0}));  // forgotten
-  CHECK(!door.ask(hashes[1], 1, {17, 0}));  // in whose place hashes 2 and 3 go
-  CHECK(!door.ask(hashes[3], 1, {17, 0}));
-  CHECK(door.ask(hashes[4], 1, {17, 0}));
+  filter.make_room(1);
+  CHECK(!filter.ask(hashes[16], 2, {16, 0}));
+  CHECK_EQ(filter.waiting(), 15);
+  filter.make_room(3);
+  CHECK(!filter.ask(hashes[0], 1, {17, 0}));  // forgotten
+  CHECK(!filter.ask(hashes[1], 1, {17, 0}));  // in whose place hashes 2 and 3 go
+  CHECK(!filter.ask(hashes[3], 1, {17, 0}));
+  CHECK(filter.ask(hashes[4], 1, {17, 0}));
 }
 
 TEST(a_bloom_filter_admits_early_at_times_and_never_late) {
   const Slots slots(16);
   const Slot slot{5};
   for (const std::uint32_t n : {1U, 2U, 7U, 15U, 16U, 255U}) {
-    const Doors doors(after_bloom(n, 16000), slots);  // 1000 a slot
-    Doorkeeper door(doors, slot);
+    const AdmissionConfig config(after_bloom(n, 16000), slots);  // 1000 a slot
+    AdmissionFilter filter(config, slot);
     const auto hashes = hashes_of(slots, slot, 1000, 3);
     std::size_t early = 0;
     for (std::uint32_t sighting = 1; sighting <= n; ++sighting) {
       for (const std::uint64_t hash : hashes) {
-        door.make_room(1);
-        const bool admitted = door.ask(hash, 1, {});
+        filter.make_room(1);
+        const bool admitted = filter.ask(hash, 1, {});
         CHECK(admitted || sighting < n);
         early += admitted && sighting + 1 == n ? 1U : 0U;
       }
     }
     CHECK(early <= 40);
-    CHECK_EQ(door.bytes(), doors.bloom()->slot_bytes(slots));
+    CHECK_EQ(filter.bytes(), config.bloom()->slot_bytes(slots));
   }
 }
 
@@ -104,10 +104,10 @@ TEST(what_waits_is_cut_anew_exactly) {
   for (const Admission& rule : {after_count(4), after_bloom(4, 100000), after_bloom(40, 3000)}) {
     const Slots coarse(4);
     const Slots fine(32);
-    const Doors from(rule, coarse);
-    const Doors to(rule, fine);
-    Doorkeeper whole(from, Slot{1});
-    std::vector<Doorkeeper> pieces;
+    const AdmissionConfig from(rule, coarse);
+    const AdmissionConfig to(rule, fine);
+    AdmissionFilter whole(from, Slot{1});
+    std::vector<AdmissionFilter> pieces;
     for (std::uint32_t s = 0; s < 32; ++s) {
       pieces.emplace_back(to, Slot{s});
     }
@@ -119,10 +119,10 @@ TEST(what_waits_is_cut_anew_exactly) {
     std::vector<std::byte> saved;
     whole.save(saved);
     CHECK(!saved.empty());
-    for (Doorkeeper& piece : pieces) {
+    for (AdmissionFilter& piece : pieces) {
       piece.restore(coarse, Slot{1}, saved);
     }
-    Doorkeeper back(from, Slot{1});
+    AdmissionFilter back(from, Slot{1});
     std::vector<std::byte> bytes;
     for (std::uint32_t s = 0; s < 32; ++s) {
       pieces[s].save(bytes);
@@ -136,12 +136,13 @@ TEST(what_waits_is_cut_anew_exactly) {
 }
 
 TEST(a_coin_is_the_same_whoever_tosses_it) {
-  const Doors doors({.kind = Admission::Kind::kProbability, .probability = 0.25, .seed = 5}, Slots(8));
-  Doorkeeper door(doors, Slot{3});
+  const AdmissionConfig config({.kind = Admission::Kind::kProbability, .probability = 0.25, .seed = 5},
+                               Slots(8));
+  AdmissionFilter filter(config, Slot{3});
   std::size_t heads = 0;
   for (std::uint64_t step = 0; step < 4000; ++step) {
-    const bool admitted = door.ask(0x600000000000abcd, 1, {0, step});
-    CHECK_EQ(Doorkeeper(doors, Slot{3}).ask(0x600000000000abcd, 1, {7, step}), admitted);
+    const bool admitted = filter.ask(0x600000000000abcd, 1, {0, step});
+    CHECK_EQ(AdmissionFilter(config, Slot{3}).ask(0x600000000000abcd, 1, {7, step}), admitted);
     heads += admitted ? 1U : 0U;
   }
   CHECK(heads > 860 && heads < 1140);

@@ -78,7 +78,7 @@ Rows random_rows(std::size_t count, std::size_t dim, unsigned seed, bool close) 
 }
 
 void check_reads(const Table& table, const Rows& rows, std::size_t dim) {
-  Pool pool(1);
+  ThreadPool pool(1);
   std::vector<std::uint64_t> asked;
   for (const auto& entry : rows) {
     asked.push_back(entry.first);
@@ -154,7 +154,7 @@ TEST(hashes_that_agree_in_their_low_bits_are_told_apart) {
     }
     table.add(rows);
     check_reads(table, rows, 1);
-    Pool pool(1);
+    ThreadPool pool(1);
     const std::vector<std::uint64_t> absent{2001ULL << 32U, 0x123ULL << 52U, 1ULL << 31U};
     std::vector<float> got(absent.size());
     table.reader.pull(absent, ExportReader::KeyKind::kHash, got, pool);
@@ -189,7 +189,7 @@ TEST(narrow_hashes_are_found_in_every_lane) {
         }();
         table.reader.add_layer();
         table.reader.add(slot, packed.shape, {memory.data(), packed.bytes.size()});
-        Pool pool(1);
+        ThreadPool pool(1);
         std::vector<float> got(weights.size());
         table.reader.pull(hashes, ExportReader::KeyKind::kHash, got, pool);
         CHECK(got == weights);
@@ -244,7 +244,7 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
           wide.reader.add(Slot{s}, shape, {memory.data(), shape.bytes(portable.reader.form())});
         }
       }
-      Pool pool(2);
+      ThreadPool pool(2);
       std::vector<float> left(asked.size() * dim, -1.0F);
       std::vector<float> right(asked.size() * dim, -2.0F);
       portable.reader.pull(asked, ExportReader::KeyKind::kHash, left, pool);

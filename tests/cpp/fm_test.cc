@@ -31,7 +31,7 @@ struct Result {
 };
 
 Result margins_of(const Batch& batch, const std::vector<float>& weights, const std::vector<float>& factors,
-                  std::size_t dim, Pool& pool) {
+                  std::size_t dim, ThreadPool& pool) {
   Result result{std::vector<double>(batch.size(), -1.0), std::vector<double>(batch.size() * dim, -1.0)};
   fm_margins(batch.examples(), weights, factors, dim, result.margins, result.sums, pool);
   return result;
@@ -39,7 +39,7 @@ Result margins_of(const Batch& batch, const std::vector<float>& weights, const s
 
 std::vector<float> gradient_of(const Batch& batch, const std::vector<float>& factors, std::size_t dim,
                                const std::vector<double>& sums, const std::vector<double>& slopes,
-                               Pool& pool) {
+                               ThreadPool& pool) {
   GradientScratch scratch;
   std::vector<float> out(batch.keys * dim, 7.0F);
   fm_gradient(batch.examples(), factors, dim, sums, slopes, batch.occurrences(), out, pool, scratch);
@@ -123,7 +123,7 @@ TEST(the_bits_are_the_same_for_every_number_of_threads) {
       const auto slopes = random_slopes(batch.size(), 5);
       const Result first = margins_of(batch, weights, factors, dim, *pools()[0]);
       const auto gradient = gradient_of(batch, factors, dim, first.sums, slopes, *pools()[0]);
-      for (Pool* pool : pools()) {
+      for (ThreadPool* pool : pools()) {
         const Result again = margins_of(batch, weights, factors, dim, *pool);
         CHECK(same_bits(first.margins, again.margins));
         CHECK(same_bits(first.sums, again.sums));
@@ -160,7 +160,7 @@ TEST(the_gradient_of_the_factors_is_the_derivative_of_the_weighted_loss) {
   std::for_each(scale.begin(), scale.end(), [](float& v) { v = std::abs(v); });
   const auto weights = random_floats(batch.keys, 9);
   auto factors = random_floats(batch.keys * dim, 8);
-  Pool& pool = *pools()[0];
+  ThreadPool& pool = *pools()[0];
   std::vector<double> slopes(50);
   const Result at = margins_of(batch, weights, factors, dim, pool);
   losses(at.margins, labels, scale, slopes, pool);
@@ -219,7 +219,7 @@ TEST(arrays_that_do_not_fit_together_are_refused_before_anything_is_written) {
   const auto factors = random_floats(batch.keys * dim, 2);
   std::vector<double> a(40, 7.0), sums(40 * dim, 7.0), slopes(40);
   std::vector<float> out(batch.keys * dim, 7.0F);
-  Pool& pool = *pools()[1];
+  ThreadPool& pool = *pools()[1];
   GradientScratch scratch;
   const Examples good = batch.examples();
   const auto fewer = [](auto& numbers) { return std::span(numbers).first(numbers.size() - 1); };
@@ -242,9 +242,9 @@ TEST(arrays_that_do_not_fit_together_are_refused_before_anything_is_written) {
   refuses(dim, factors, sums, fewer(slopes), there, out, "slopes must have one");
   refuses(dim, factors, sums, slopes, there, fewer(out), "gradient must have 3 numbers");
   refuses(dim, factors, sums, slopes, {}, out, "occurrences of another batch");
-  refuses(dim, factors, sums, slopes, {there.order, fewer(batch.firsts)}, out,
+  refuses(dim, factors, sums, slopes, {there.order, fewer(batch.group_offsets)}, out,
           "occurrences of another batch");
-  refuses(dim, factors, sums, slopes, {there.order.first(10), there.firsts}, out,
+  refuses(dim, factors, sums, slopes, {there.order.first(10), there.group_offsets}, out,
           "occurrences of another batch");
   CHECK(a == std::vector<double>(40, 7.0));
   CHECK(sums == std::vector<double>(40 * dim, 7.0));

@@ -1,4 +1,4 @@
-// KeyBatch and SummedBatch against std::map, which sorts, dedupes and keeps places in the obvious way.
+// KeyBatch and SummedBatch against std::map, which sorts, dedupes and keeps positions in the obvious way.
 
 #include "batch/key_batch.h"
 
@@ -24,8 +24,8 @@ using Keys = std::vector<std::uint64_t>;
 constexpr std::uint64_t kGreatest = ~std::uint64_t{0};
 
 // Pools of 1, 2, 3 and 8 threads, started once.
-std::vector<Pool*> pools() {
-  static Pool one(1), two(2), three(3), eight(8);
+std::vector<ThreadPool*> pools() {
+  static ThreadPool one(1), two(2), three(3), eight(8);
   return {&one, &two, &three, &eight};
 }
 
@@ -36,37 +36,37 @@ bool same(std::span<const T> a, const std::vector<T>& b) {
 
 // Every array of the batch must be what the map says, for every number of threads.
 void check_batch(const Keys& keys, std::size_t slot_count = 1024, bool mixed = false) {
-  std::map<std::uint64_t, std::vector<std::uint32_t>> places;
+  std::map<std::uint64_t, std::vector<std::uint32_t>> positions;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    places[mixed ? keys[i] : mix(keys[i])].push_back(static_cast<std::uint32_t>(i));
+    positions[mixed ? keys[i] : mix(keys[i])].push_back(static_cast<std::uint32_t>(i));
   }
   const Slots slots(slot_count);
-  Keys hashes, begins(slot_count + 1);
-  std::vector<std::uint32_t> order, firsts{0}, counts, inverse(keys.size());
-  for (const auto& [hash, at] : places) {
-    for (const std::uint32_t place : at) {
-      inverse[place] = static_cast<std::uint32_t>(hashes.size());
+  Keys hashes, offsets(slot_count + 1);
+  std::vector<std::uint32_t> order, group_offsets{0}, counts, inverse(keys.size());
+  for (const auto& [hash, at] : positions) {
+    for (const std::uint32_t position : at) {
+      inverse[position] = static_cast<std::uint32_t>(hashes.size());
     }
     hashes.push_back(hash);
     order.insert(order.end(), at.begin(), at.end());
-    firsts.push_back(static_cast<std::uint32_t>(order.size()));
+    group_offsets.push_back(static_cast<std::uint32_t>(order.size()));
     counts.push_back(static_cast<std::uint32_t>(at.size()));
-    ++begins[index_of(slots.of(hash)) + 1];
+    ++offsets[index_of(slots.of(hash)) + 1];
   }
   for (std::size_t s = 0; s < slot_count; ++s) {
-    begins[s + 1] += begins[s];
+    offsets[s + 1] += offsets[s];
   }
   KeyBatchScratch scratch;
   const auto check_batch = [&](const KeyBatch& batch) {
     CHECK(batch.verify());
     CHECK(batch.slots() == slots);
     CHECK_EQ(batch.size(), hashes.size());
-    CHECK_EQ(batch.given(), keys.size());
+    CHECK_EQ(batch.input_size(), keys.size());
     CHECK(same(batch.hashes(), hashes));
     CHECK(same(batch.inverse(), inverse));
-    CHECK(same(batch.begins(), begins));
+    CHECK(same(batch.offsets(), offsets));
     CHECK(same(batch.order(), order));
-    CHECK(same(batch.firsts(), firsts));
+    CHECK(same(batch.group_offsets(), group_offsets));
     std::vector<std::uint32_t> counted(batch.size());
     batch.counts(counted);
     CHECK(counted == counts);
@@ -82,9 +82,9 @@ void check_batch(const Keys& keys, std::size_t slot_count = 1024, bool mixed = f
   const auto check_sums = [&](std::size_t dim, const std::vector<float>& rows, const SummedBatch& batch) {
     CHECK(batch.slots() == slots);
     CHECK(same(batch.hashes(), hashes));
-    CHECK(same(batch.begins(), begins));
+    CHECK(same(batch.offsets(), offsets));
     std::vector<float> sums;
-    for (const auto& [hash, at] : places) {
+    for (const auto& [hash, at] : positions) {
       for (std::size_t d = 0; d < dim; ++d) {
         auto sum = static_cast<double>(rows[at[0] * dim + d]);
         for (std::size_t k = 1; k < at.size(); ++k) {
@@ -97,11 +97,11 @@ void check_batch(const Keys& keys, std::size_t slot_count = 1024, bool mixed = f
   };
   for (const std::size_t dim : {1UL, 3UL}) {
     const auto rows = rows_of(dim);
-    for (Pool* pool : mixed ? std::vector<Pool*>{} : pools()) {
+    for (ThreadPool* pool : mixed ? std::vector<ThreadPool*>{} : pools()) {
       check_sums(dim, rows, SummedBatch(keys, rows, dim, slots, *pool, scratch));
     }
   }
-  for (Pool* pool : pools()) {
+  for (ThreadPool* pool : pools()) {
     check_batch(mixed ? KeyBatch::of_hashes(keys, slots, *pool, scratch)
                       : KeyBatch(keys, slots, *pool, scratch));
     if (!mixed && !keys.empty()) {
@@ -158,7 +158,7 @@ TEST(the_least_and_the_greatest_key_are_keys_like_any_other) {
 TEST(the_least_and_the_greatest_hash_lie_in_the_first_and_the_last_slot) {
   KeyBatchScratch scratch;
   const KeyBatch batch = KeyBatch::of_hashes(Keys{kGreatest, 0}, Slots(4), *pools()[0], scratch);
-  CHECK(same(batch.begins(), Keys{0, 1, 1, 1, 2}));
+  CHECK(same(batch.offsets(), Keys{0, 1, 1, 1, 2}));
 }
 
 TEST(a_batch_equals_a_map_at_every_awkward_length) {
@@ -166,7 +166,7 @@ TEST(a_batch_equals_a_map_at_every_awkward_length) {
        {1U, 2U, 7U, 47U, 48U, 49U, 50U, 255U, 256U, 385U, 1023U, 1024U, 1025U, 2047U, 2048U, 5000U}) {
     check_batch(random_keys(n, kGreatest, n));
     check_batch(random_keys(n, n, n), 2);
-    check_batch(random_keys(n, 3, n), Slots::kMost);
+    check_batch(random_keys(n, 3, n), Slots::kMax);
   }
 }
 
@@ -247,16 +247,16 @@ TEST(a_batch_outlives_its_keys_and_its_move) {
 }
 
 TEST(a_batch_knows_the_keys_that_it_was_made_of) {
-  Pool pool(2);
+  ThreadPool pool(2);
   for (const std::size_t n : {std::size_t{1}, std::size_t{5}, std::size_t{100'000}}) {
     auto keys = random_keys(n, n, 8);
     keys.front() = ~std::uint64_t{0};
     const KeyBatch batch(keys, Slots(64), pool);
     CHECK(batch.is_of(keys, pool));
     CHECK(!batch.is_of(std::span(keys).first(n - 1), pool));
-    for (const std::size_t place : {std::size_t{0}, n / 2, n - 1}) {
+    for (const std::size_t position : {std::size_t{0}, n / 2, n - 1}) {
       auto other = keys;
-      other[place] ^= 1U;
+      other[position] ^= 1U;
       CHECK(!batch.is_of(other, pool));
     }
     std::rotate(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(n / 2), keys.end());
@@ -277,7 +277,7 @@ namespace {
 std::vector<float> slow_sum(const KeyBatch& batch, const std::vector<float>& grads, std::size_t dim) {
   std::vector<double> sums(batch.size() * dim);
   std::vector<bool> seen(batch.size());
-  for (std::size_t i = 0; i < batch.given(); ++i) {
+  for (std::size_t i = 0; i < batch.input_size(); ++i) {
     const std::size_t u = batch.inverse()[i];
     for (std::size_t d = 0; d < dim; ++d) {
       const auto grad = static_cast<double>(grads[i * dim + d]);
@@ -305,7 +305,7 @@ void check_sum(const Keys& half, std::size_t dim, std::uint64_t seed) {
     grads[i] = std::ldexp(static_cast<float>(random() % 2'000'001) - 1e6F, static_cast<int>(random() % 60));
     grads[i + grads.size() / 2] = -grads[i];
   }
-  for (Pool* pool : pools()) {
+  for (ThreadPool* pool : pools()) {
     const KeyBatch batch(keys, Slots(1024), *pool);
     std::vector<float> sums(batch.size() * dim, -1.0F);
     batch.sum(grads, dim, sums, *pool);
@@ -362,7 +362,7 @@ TEST(expanding_gives_each_key_the_row_of_its_hash) {
   for (const std::size_t dim : {1U, 2U, 17U}) {
     for (const std::size_t n : {0U, 1U, 385U, 150'000U}) {
       const Keys keys = zipf_keys(n, n);
-      for (Pool* pool : pools()) {
+      for (ThreadPool* pool : pools()) {
         const KeyBatch batch(keys, Slots(1024), *pool);
         std::vector<float> rows(batch.size() * dim), out(n * dim, -1.0F);
         for (std::size_t k = 0; k < rows.size(); ++k) {

@@ -68,14 +68,14 @@ TEST(callers_at_once_leave_a_table_whole_and_within_its_budget) {
       constexpr std::uint64_t kBytes = 3U << 19U;  // a Bloom filter takes 1 MiB
       const Slots slots(16);
       Budget budget(slots, kBytes);
-      Pool pool(2);
+      ThreadPool pool(2);
       Shard shard(ruled(dim, admit, expire), slots, pool, Locks::kBySlot, &budget);
       std::atomic<std::size_t> refused{0};
       std::vector<std::thread> callers;
       for (unsigned t = 0; t < 3; ++t) {
         callers.emplace_back([&, t] {
           std::mt19937_64 random(t);
-          Pool own(1);
+          ThreadPool own(1);
           for (std::uint32_t clock = 0; clock < 30; ++clock) {
             std::vector<std::uint64_t> keys(3000);
             for (auto& key : keys) {
@@ -83,7 +83,7 @@ TEST(callers_at_once_leave_a_table_whole_and_within_its_budget) {
             }
             KeyBatchScratch scratch;
             const KeyBatch batch(keys, slots, own, scratch);
-            const SlotSlices slices{batch.hashes(), batch.begins()};
+            const SlotSlices slices{batch.hashes(), batch.offsets()};
             std::vector<float> rows(batch.size() * dim, 1.0F);
             std::vector<std::uint32_t> counts(batch.size());
             batch.counts(counts);

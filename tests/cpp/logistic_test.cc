@@ -30,7 +30,7 @@ TEST(margins_are_the_sums_of_weight_times_value) {
   for (const Batch& batch : batches()) {
     const auto weights = random_floats(batch.keys, 2);
     std::vector<std::vector<double>> results;
-    for (Pool* pool : pools()) {
+    for (ThreadPool* pool : pools()) {
       std::vector<double> out(batch.size(), -1.0);
       margins(batch.examples(), weights, out, *pool);
       results.push_back(out);
@@ -144,7 +144,7 @@ TEST(losses_are_added_in_one_order_for_every_number_of_threads) {
       want += sum;
     }
     std::vector<double> first;
-    for (Pool* pool : pools()) {
+    for (ThreadPool* pool : pools()) {
       std::vector<double> slopes(n, 7.0);
       CHECK_EQ(losses(a, labels, weights, slopes, *pool), want);
       CHECK_EQ(losses(a, labels, weights, *pool), want);
@@ -159,7 +159,7 @@ TEST(probabilities_are_the_same_for_every_number_of_threads) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     a[i] = static_cast<double>(i) / 100.0 - 50.0;
   }
-  for (Pool* pool : pools()) {
+  for (ThreadPool* pool : pools()) {
     std::vector<double> out(a.size());
     probabilities(a, out, *pool);
     first = first.empty() ? out : first;
@@ -210,7 +210,7 @@ TEST(
       }
     }
     const std::vector<float> want(sums.begin(), sums.end());
-    for (Pool* pool : pools()) {
+    for (ThreadPool* pool : pools()) {
       std::vector<float> out(batch.keys, 7.0F);
       gradient(batch.examples(), slopes, batch.occurrences(), out, *pool, scratch);
       CHECK(same_bits(out, want));
@@ -224,7 +224,7 @@ TEST(a_key_without_entries_has_no_gradient_though_the_batch_names_it) {
   batch.bias.reset();
   const Batch larger = random_batch(4000, 39, 20'000, false, Bias::kNone, 12);
   GradientScratch scratch;
-  for (Pool* pool : pools()) {
+  for (ThreadPool* pool : pools()) {
     std::vector<float> out(larger.keys, 7.0F);
     const std::vector<double> ones(larger.size(), 1.0);
     gradient(larger.examples(), ones, larger.occurrences(), out, *pool, scratch);  // leaves numbers behind
@@ -239,7 +239,7 @@ TEST(the_gradient_is_the_derivative_of_the_loss) {
   const Batch batch = random_batch(50, 5, 20, true, Bias::kAlone, 9);
   const auto labels = random_labels(50, 9);
   auto weights = random_floats(batch.keys, 9);
-  Pool& pool = *pools()[0];
+  ThreadPool& pool = *pools()[0];
   std::vector<double> a(50), slopes(50);
   std::vector<float> out(batch.keys);
   GradientScratch scratch;
@@ -264,7 +264,7 @@ TEST(the_gradient_is_the_derivative_of_the_loss) {
 TEST(examples_that_do_not_fit_together_are_refused_before_anything_is_written) {
   const std::vector<std::uint32_t> columns{0, 1, 2};
   const std::vector<float> values{1, 1, 1}, weights(3), short_weights(2);
-  Pool& pool = *pools()[0];
+  ThreadPool& pool = *pools()[0];
   GradientScratch scratch;
   const auto refuses = [&](const Examples& examples, std::span<const float> w, const char* part) {
     std::vector<double> out(examples.size(), 7.0);
@@ -291,7 +291,7 @@ TEST(arrays_of_another_length_than_the_examples_are_refused) {
   const Batch batch = random_batch(5, 3, 4, false, Bias::kNone, 1);
   std::vector<double> five(5), four(4);
   std::vector<float> labels(5), out(batch.keys);
-  Pool& pool = *pools()[0];
+  ThreadPool& pool = *pools()[0];
   GradientScratch scratch;
   CHECK_THROWS(margins(batch.examples(), out, four, pool),
                "margins must have one number for each of the 5 examples, got 4");
@@ -309,9 +309,10 @@ TEST(occurrences_of_another_batch_are_refused_before_anything_is_written) {
   std::vector<float> out(batch.keys, 7.0F);
   GradientScratch scratch;
   const std::span order(batch.order);
-  const std::span firsts(batch.firsts);
-  for (const Occurrences& bad : {Occurrences{}, Occurrences{order, firsts.first(firsts.size() - 1)},
-                                 Occurrences{order.first(10), firsts}}) {
+  const std::span group_offsets(batch.group_offsets);
+  for (const Occurrences& bad :
+       {Occurrences{}, Occurrences{order, group_offsets.first(group_offsets.size() - 1)},
+        Occurrences{order.first(10), group_offsets}}) {
     CHECK_THROWS(gradient(batch.examples(), slopes, bad, out, *pools()[3], scratch), "occurrences");
     CHECK(out == std::vector<float>(batch.keys, 7.0F));
   }

@@ -76,7 +76,7 @@ Merged merged(const std::vector<List>& lists, std::size_t dim = 1, std::size_t t
   }
   Merged all{std::vector<std::uint64_t>(total), std::vector<float>(total * dim),
              std::vector<std::uint32_t>(counted ? total : 0)};
-  Pool pool(threads);
+  ThreadPool pool(threads);
   const std::size_t size =
       merge(views(lists), dim, pool, scratch, {all.hashes, all.grads, all.counts}, divisor);
   all.hashes.resize(size);
@@ -190,7 +190,7 @@ TEST(large_merges_are_cut_into_pieces_wherever_the_longest_list_says) {
 }
 
 TEST(a_merge_without_room_is_refused) {
-  Pool pool(1);
+  ThreadPool pool(1);
   MergeScratch scratch;
   const std::vector<List> lists{{{5, 6}, {1, 1}, {}}, {{5}, {1}, {}}};
   std::vector<std::uint64_t> hashes(2);

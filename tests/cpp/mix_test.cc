@@ -51,7 +51,7 @@ TEST(unmix_undoes_mix_and_mix_undoes_unmix) {
 }
 
 TEST(every_bit_of_a_key_reaches_the_slot) {
-  const Slots slots(Slots::kMost);
+  const Slots slots(Slots::kMax);
   for (unsigned bit = 0; bit < 64; ++bit) {
     CHECK(slots.of(mix(0)) != slots.of(mix(std::uint64_t{1} << bit)));
   }
@@ -62,7 +62,7 @@ TEST(slots_are_a_power_of_two_from_2_to_16384) {
     CHECK_THROWS(Slots(bad), "power of two");
     CHECK_THROWS(Slots(bad), std::to_string(bad));
   }
-  for (std::size_t count = Slots::kFewest; count <= Slots::kMost; count *= 2) {
+  for (std::size_t count = Slots::kMin; count <= Slots::kMax; count *= 2) {
     const Slots slots(count);
     CHECK_EQ(slots.count(), count);
     CHECK_EQ(std::size_t{1} << slots.bits(), count);

@@ -183,7 +183,7 @@ TEST(rows_stepped_in_place_get_the_bits_of_a_block_and_stay_whole_where_they_mus
         hashes.push_back(mix(r));
       }
       std::vector<float> beside(rows[0].size());
-      Fetches none;
+      PrefetchCursor none;
       const std::size_t dropped = std::visit(
           [&](const auto& rule) -> std::size_t {
             if constexpr (requires(const InPlace& given) { rule.step(given); }) {

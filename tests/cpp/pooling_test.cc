@@ -35,7 +35,7 @@ struct Pooled {
 };
 
 Pooled pooled(Pooling pooling, const Batch& batch, const std::vector<float>& rows, std::size_t dim,
-              Pool& pool) {
+              ThreadPool& pool) {
   Pooled result{std::vector<float>(batch.size() * dim, 7.0F),
                 std::vector<std::uint32_t>(pooling == Pooling::kMax ? batch.size() * dim : 0, 5)};
   pool_rows(pooling, batch.examples(), rows, dim, result.rows, result.winners, pool);
@@ -43,7 +43,7 @@ Pooled pooled(Pooling pooling, const Batch& batch, const std::vector<float>& row
 }
 
 std::vector<float> gradient_of(Pooling pooling, const Batch& batch, const std::vector<float>& grads,
-                               const std::vector<std::uint32_t>& winners, std::size_t dim, Pool& pool) {
+                               const std::vector<std::uint32_t>& winners, std::size_t dim, ThreadPool& pool) {
   GradientScratch scratch;
   std::vector<float> out(batch.keys * dim, 7.0F);
   pool_gradient(pooling, batch.examples(), grads, winners, dim, batch.occurrences(), out, pool, scratch);
@@ -161,7 +161,7 @@ TEST(pooling_has_the_same_bits_in_any_number_of_threads) {
       const auto grads = random_floats(batch.size() * dim, 4);
       const auto first = pooled(pooling, batch, rows, dim, *pools()[0]);
       const auto first_gradient = gradient_of(pooling, batch, grads, first.winners, dim, *pools()[0]);
-      for (Pool* pool : pools()) {
+      for (ThreadPool* pool : pools()) {
         const auto again = pooled(pooling, batch, rows, dim, *pool);
         CHECK(same_bits(first.rows, again.rows));
         CHECK(first.winners == again.winners);
@@ -186,7 +186,7 @@ TEST(pooling_refuses_what_does_not_fit_together) {
   const Batch plain = random_batch(7, 4, 3, false, Bias::kNone, 1);
   const Batch valued = random_batch(7, 4, 3, true, Bias::kNone, 1);
   const Batch biased = random_batch(7, 4, 3, false, Bias::kAlone, 1);
-  Pool& pool = *pools()[0];
+  ThreadPool& pool = *pools()[0];
   const auto rows = random_floats(8, 3);
   std::vector<float> out(14);
   std::vector<std::uint32_t> winners(14);

@@ -1,4 +1,4 @@
-// Search against one look-up at a time, over several tables that change while it is under way.
+// Probe against one look-up at a time, over several tables that change while it is under way.
 
 #include <algorithm>
 #include <cstddef>
@@ -50,21 +50,21 @@ struct Store {
   }
 
   // Aims at hashes[first, last), which must not lie in too many tables.
-  void aim(Search& search, std::size_t first, std::size_t last) {
-    search.start(hashes.data() + first);
+  void prepare(Probe& probe, std::size_t first, std::size_t last) {
+    probe.start(hashes.data() + first);
     while (first != last) {
       std::size_t end = first;
       while (end != last && slots.of(hashes[end]) == slots.of(hashes[first])) {
         ++end;
       }
-      search.aim(table(hashes[first]), end - first);
+      probe.prepare(table(hashes[first]), end - first);
       first = end;
     }
   }
 
-  void check(Search& search, std::size_t first) {
-    for (std::size_t i = 0; i < search.size(); ++i) {
-      const std::byte* const row = search.rows()[i];
+  void check(Probe& probe, std::size_t first) {
+    for (std::size_t i = 0; i < probe.size(); ++i) {
+      const std::byte* const row = probe.rows()[i];
       const std::uint64_t hash = hashes[first + i];
       CHECK_EQ(row != nullptr, there.contains(hash));
       if (row != nullptr) {
@@ -90,15 +90,15 @@ void check_runs(std::size_t colliding_count) {
     for (const std::size_t slot_count : {2UL, 64UL, 1024UL}) {
       Store store(bytes, 20'000, slot_count, colliding_count);
       CHECK(colliding_count == 0 || store.tables[0]->is_scrambled());
-      Search search(store.layout);
+      Probe probe(store.layout);
       for (std::size_t first = 0; first < store.hashes.size(); first += 20) {
         for (const std::size_t count : {0UL, 1UL, 20UL}) {
-          store.aim(search, first, first + count);
-          CHECK_EQ(search.size(), count);
-          Fetches ahead = search.homes();
-          search.look(ahead);
-          search.settle();
-          store.check(search, first);
+          store.prepare(probe, first, first + count);
+          CHECK_EQ(probe.size(), count);
+          PrefetchCursor ahead = probe.home_lines();
+          probe.probe(ahead);
+          probe.resolve();
+          store.check(probe, first);
         }
       }
     }
@@ -112,21 +112,21 @@ TEST(a_run_finds_what_is_there_in_a_table_that_is_scrambled) { check_runs(8'000)
 TEST(a_run_in_tables_that_are_empty_finds_nothing) {
   Store store(8, 0, 4);
   store.hashes = {0, 1, std::uint64_t{1} << 62U, ~std::uint64_t{0}};
-  Search search(store.layout);
-  store.aim(search, 0, 4);
-  Fetches none;
-  search.look(none);
-  search.settle();
-  store.check(search, 0);
+  Probe probe(store.layout);
+  store.prepare(probe, 0, 4);
+  PrefetchCursor none;
+  probe.probe(none);
+  probe.resolve();
+  store.check(probe, 0);
 }
 
-// What a Lane does: rows are created for one run while the runs behind it are under way.
+// What a ProbePipeline does: rows are created for one run while the runs behind it are under way.
 TEST(tables_that_grow_and_shift_between_the_steps_of_a_run_do_not_lose_its_rows) {
   for (const std::size_t bytes : kRowBytes) {
     Store store(bytes, 6'000, 4, 4'000);  // some inserts scramble a table
     std::mt19937_64 random(9);
-    Search search(store.layout);
-    for (std::size_t first = 0; first + Search::kMost <= store.hashes.size(); first += 40) {
+    Probe probe(store.layout);
+    for (std::size_t first = 0; first + Probe::kMax <= store.hashes.size(); first += 40) {
       const auto disturb = [&] {
         const std::size_t wanted = random() % 3 == 0 ? 30 : random() % 2;
         for (std::size_t k = 0; k < wanted; ++k) {
@@ -141,12 +141,12 @@ TEST(tables_that_grow_and_shift_between_the_steps_of_a_run_do_not_lose_its_rows)
           }
         }
       };
-      store.aim(search, first, first + Search::kMost);
-      Fetches ahead = search.homes();
+      store.prepare(probe, first, first + Probe::kMax);
+      PrefetchCursor ahead = probe.home_lines();
       if (random() % 2 == 0) {
         disturb();
       }
-      search.look(ahead);
+      probe.probe(ahead);
       const auto before = store.there;
       std::vector<std::uint64_t> gone;
       for (std::size_t k = 0; k < 20; ++k) {
@@ -154,15 +154,15 @@ TEST(tables_that_grow_and_shift_between_the_steps_of_a_run_do_not_lose_its_rows)
         store.insert(hash);
         gone.push_back(hash);
       }
-      search.settle();
-      store.check(search, first);
+      probe.resolve();
+      store.check(probe, first);
       for (std::size_t k = 0; k < 20; ++k) {
         const std::uint64_t hash = random();
         store.insert(hash);
         gone.push_back(hash);
       }
-      search.settle();
-      store.check(search, first);
+      probe.resolve();
+      store.check(probe, first);
       for (const std::uint64_t hash : gone) {
         CHECK(store.table(hash).erase(hash));
       }

@@ -1,4 +1,4 @@
-// Random batches of awkward shapes, with order and firsts as a KeyBatch has them: what the tests of the kernels share.
+// Random batches of awkward shapes, with order and group_offsets as a KeyBatch has them: what the tests of the kernels share.
 //
 // Threads: pools() are made once and shared; everything else is the caller's.
 
@@ -21,26 +21,26 @@
 
 namespace shoal {
 
-inline std::vector<Pool*> pools() {
-  static Pool one(1), two(2), three(3), eight(8);
+inline std::vector<ThreadPool*> pools() {
+  static ThreadPool one(1), two(2), three(3), eight(8);
   return {&one, &two, &three, &eight};
 }
 
-// A batch over `keys` unique keys, each of which some entry names; order and firsts as a KeyBatch has them.
+// A batch over `keys` unique keys, each of which some entry names; order and group_offsets as a KeyBatch has them.
 struct Batch {
   std::vector<std::int64_t> indptr{0};
   std::vector<std::uint32_t> columns;
   std::vector<float> values;
   std::optional<std::uint32_t> bias;
   std::vector<std::uint32_t> order;
-  std::vector<std::uint32_t> firsts;
+  std::vector<std::uint32_t> group_offsets;
   std::size_t keys = 0;
 
   Examples examples() const { return {indptr, columns, values, bias}; }
-  Occurrences occurrences() const { return {order, firsts}; }
+  Occurrences occurrences() const { return {order, group_offsets}; }
   std::size_t size() const { return indptr.size() - 1; }
 
-  // With a bias, its key is appended to the keys: one more place.
+  // With a bias, its key is appended to the keys: one more position.
   void index(std::size_t unique) {
     keys = unique;
     std::vector<std::uint32_t> all = columns;
@@ -51,11 +51,11 @@ struct Batch {
     std::iota(order.begin(), order.end(), 0U);
     std::stable_sort(order.begin(), order.end(),
                      [&](std::uint32_t a, std::uint32_t b) { return all[a] < all[b]; });
-    firsts.assign(unique + 1, 0);
+    group_offsets.assign(unique + 1, 0);
     for (const std::uint32_t column : all) {
-      ++firsts[column + 1];
+      ++group_offsets[column + 1];
     }
-    std::partial_sum(firsts.begin(), firsts.end(), firsts.begin());
+    std::partial_sum(group_offsets.begin(), group_offsets.end(), group_offsets.begin());
   }
 };
 

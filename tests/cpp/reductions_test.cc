@@ -31,11 +31,11 @@ void push(Shard& shard, std::uint64_t first, std::size_t n, float grad) {
     keys[i] = first + i;
   }
   const KeyBatch batch(keys, shard.slots(), shard.pool());
-  shard.push({batch.hashes(), batch.begins()}, std::vector<float>(batch.size() * shard.rows().dim(), grad));
+  shard.push({batch.hashes(), batch.offsets()}, std::vector<float>(batch.size() * shard.rows().dim(), grad));
 }
 
 TEST(the_answers_of_two_halves_are_those_of_the_whole) {
-  Pool pool(3);
+  ThreadPool pool(3);
   Shard shard(group(3), Slots(16), pool);
   push(shard, 0, 5000, 0.5F);
   for (const auto& [function, parameters] : std::vector<std::pair<Function, std::vector<double>>>{
@@ -55,7 +55,7 @@ TEST(the_answers_of_two_halves_are_those_of_the_whole) {
 }
 
 TEST(a_change_of_some_slots_leaves_the_others) {
-  Pool pool(1);
+  ThreadPool pool(1);
   Shard shard(group(1), Slots(16), pool);
   push(shard, 0, 1000, 0.5F);
   const auto before = reduce(shard, Function::kNorm, std::array{1.0}, 0, 16);
@@ -68,15 +68,15 @@ TEST(a_change_of_some_slots_leaves_the_others) {
 }
 
 TEST(a_frozen_shard_is_not_decayed_and_a_thawed_one_is_decayed_whole) {
-  Pool pool(2);
+  ThreadPool pool(2);
   Shard shard(group(2), Slots(16), pool);
   push(shard, 0, 2000, 0.5F);
   for (int round = 0; round < 20; ++round) {
     std::thread other([&] { reduce(shard, Function::kDecay, std::array{0.5}, 0, 16); });
-    shard.freeze();
+    shard.pause_writers();
     const auto first = reduce(shard, Function::kNorm, std::array{1.0}, 0, 16);
     const auto second = reduce(shard, Function::kNorm, std::array{1.0}, 0, 16);
-    shard.thaw();
+    shard.resume_writers();
     other.join();
     CHECK(first == second);
     const auto then = reduce(shard, Function::kNorm, std::array{1.0}, 0, 16);
@@ -89,7 +89,7 @@ TEST(a_frozen_shard_is_not_decayed_and_a_thawed_one_is_decayed_whole) {
 }
 
 TEST(questions_and_changes_run_beside_pushes) {
-  Pool pool(2);
+  ThreadPool pool(2);
   Shard shard(group(4), Slots(8), pool);
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;

@@ -478,7 +478,7 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
   service.set_waker([&] { woken.fetch_add(1); });
   constexpr std::uint32_t kClocks = 300;
   std::vector<float> last;
-  Pool pool(2);
+  ThreadPool pool(2);
   pool.run(2, [&](std::size_t part) {
     if (part == 0) {
       std::mt19937_64 random(9);
@@ -529,17 +529,17 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
   std::mt19937_64 random(14);
   const auto hashes = random_hashes(random, 2000, 4000);
   const std::vector<float> ones(hashes.size(), 1.0F);
-  Pool pool(2);
+  ThreadPool pool(2);
   std::vector<std::byte> section;
   {
-    Pool own(1);
+    ThreadPool own(1);
     Shard whole(sgd(1), Slots(2), own);
-    std::vector<std::uint64_t> begins(3, hashes.size());
-    begins[0] = 0;
-    begins[1] = static_cast<std::uint64_t>(std::ranges::lower_bound(hashes, Slots(2).first_hash(Slot{1})) -
-                                           hashes.begin());
-    whole.assign({hashes, begins}, ones);
-    CHECK_EQ(whole.section(Slot{0}, section), begins[1]);
+    std::vector<std::uint64_t> offsets(3, hashes.size());
+    offsets[0] = 0;
+    offsets[1] = static_cast<std::uint64_t>(std::ranges::lower_bound(hashes, Slots(2).first_hash(Slot{1})) -
+                                            hashes.begin());
+    whole.assign({hashes, offsets}, ones);
+    CHECK_EQ(whole.section(Slot{0}, section), offsets[1]);
   }
   const std::size_t rows = static_cast<std::size_t>(
       std::ranges::lower_bound(hashes, Slots(2).first_hash(Slot{1})) - hashes.begin());
@@ -621,7 +621,7 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
   constexpr int kSaves = 12;
   int whole = 0;
   int given_up = 0;
-  Pool pool(2);
+  ThreadPool pool(2);
   pool.run(2, [&](std::size_t part) {
     if (part == 0) {
       Peer1 peer{service};
@@ -676,16 +676,16 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
           rows += piece.rows;
         }
         CHECK_EQ(rows, save->summaries()[2]);
-        std::vector<std::uint64_t> begins(kSlots + 1);
+        std::vector<std::uint64_t> offsets(kSlots + 1);
         for (std::size_t slot = 0; slot <= kSlots; ++slot) {
-          begins[slot] = static_cast<std::uint64_t>(
+          offsets[slot] = static_cast<std::uint64_t>(
               slot == kSlots ? std::ssize(hashes)
                              : std::ranges::lower_bound(
                                    hashes, Slots(kSlots).first_hash(Slot{static_cast<std::uint32_t>(slot)})) -
                                    hashes.begin());
         }
         std::vector<float> weights(hashes.size());
-        copy.pull({hashes, begins}, weights);
+        copy.pull({hashes, offsets}, weights);
         CHECK_EQ(std::ranges::count(weights, -static_cast<float>(steps)), std::ssize(weights));
         ++whole;
         save->set_status("taken");

@@ -53,7 +53,7 @@ struct Store {
     const std::size_t dim = shard.rows().dim();
     std::vector<float> unique(batch.size() * dim);
     std::vector<float> rows(keys.size() * dim);
-    shard.pull({batch.hashes(), batch.begins()}, unique);
+    shard.pull({batch.hashes(), batch.offsets()}, unique);
     batch.expand(unique, dim, rows, pool);
     return rows;
   }
@@ -62,14 +62,14 @@ struct Store {
     const std::size_t dim = shard.rows().dim();
     std::vector<float> sums(batch.size() * dim);
     batch.sum(grads, dim, sums, pool);
-    shard.push({batch.hashes(), batch.begins()}, sums);
+    shard.push({batch.hashes(), batch.offsets()}, sums);
   }
   std::size_t erase(const std::vector<std::uint64_t>& keys) {
     const KeyBatch batch(keys, cut, pool);
-    return shard.erase({batch.hashes(), batch.begins()});
+    return shard.erase({batch.hashes(), batch.offsets()});
   }
 
-  Pool pool;
+  ThreadPool pool;
   Slots cut;
   Shard shard;
 };
@@ -165,7 +165,7 @@ TEST(rows_as_given_and_where_they_stood_change_no_bits) {
       struct Known {
         std::vector<std::uint64_t> keys;
         KeyBatch batch;
-        Whereabouts where;
+        RowLocations locations;
       };
       std::vector<std::unique_ptr<Known>> all;
       for (int phase = 0; phase < 40; ++phase) {
@@ -174,27 +174,27 @@ TEST(rows_as_given_and_where_they_stood_change_no_bits) {
           auto batch = KeyBatch(keys, twin.cut, twin.pool);
           const auto hashes = batch.hashes();
           all.push_back(
-              std::make_unique<Known>(Known{std::move(keys), std::move(batch), Whereabouts(hashes)}));
+              std::make_unique<Known>(Known{std::move(keys), std::move(batch), RowLocations(hashes)}));
         }
         Known& known = *all[random() % all.size()];
-        const SlotSlices slices{known.batch.hashes(), known.batch.begins()};
+        const SlotSlices slices{known.batch.hashes(), known.batch.offsets()};
         std::vector<float> rows(known.keys.size() * dim);
         switch (random() % 6) {
           case 0:
-            twin.shard.locate(slices, known.where);
+            twin.shard.locate(slices, known.locations);
             continue;
           case 1:
             CHECK(plain.erase(known.keys) == twin.shard.erase(slices));
             continue;
           case 2: {
             std::vector<float> unique(known.batch.size() * dim);
-            twin.shard.pull(slices, unique, &known.where);
+            twin.shard.pull(slices, unique, &known.locations);
             known.batch.expand(unique, dim, rows, twin.pool);
             CHECK(rows == plain.pull(known.keys));
             continue;
           }
           case 3:
-            twin.shard.pull_given(known.batch, rows, &known.where);
+            twin.shard.pull_per_key(known.batch, rows, &known.locations);
             CHECK(rows == plain.pull(known.keys));
             continue;
           default:
@@ -203,7 +203,7 @@ TEST(rows_as_given_and_where_they_stood_change_no_bits) {
             }
             rows[0] = phase % 7 == 0 ? std::numeric_limits<float>::infinity() : 0.0F;
             plain.push(known.keys, rows);
-            twin.shard.push_given(known.batch, rows, {}, phase % 5 == 0 ? nullptr : &known.where);
+            twin.shard.push_per_key(known.batch, rows, {}, phase % 5 == 0 ? nullptr : &known.locations);
         }
         CHECK(twin.shard.verify().empty());
         if (phase % 8 == 7) {
@@ -237,11 +237,11 @@ TEST(rows_that_a_push_itself_moves_are_searched_again) {
                   std::vector<float>(old.size() * dim, 1.0F));  // a slot that fills is created anew first
     }
     const KeyBatch batch(keys, twin.cut, twin.pool);
-    Whereabouts where(batch.hashes());
-    twin.shard.locate({batch.hashes(), batch.begins()}, where);
+    RowLocations locations(batch.hashes());
+    twin.shard.locate({batch.hashes(), batch.offsets()}, locations);
     const std::vector<float> grads(keys.size() * dim, 2.0F);
     plain.push(keys, grads);
-    twin.shard.push_given(batch, grads, {}, &where);
+    twin.shard.push_per_key(batch, grads, {}, &locations);
     CHECK(twin.shard.verify().empty());
     CHECK(twin.pull(keys) == plain.pull(keys));
   }
@@ -253,14 +253,14 @@ TEST(where_rows_are_is_refused_for_another_batch_and_forgotten_for_another_shard
   one.push(keys, std::vector<float>(3 * 16, 1.0F));
   const KeyBatch batch(keys, one.cut, one.pool);
   const KeyBatch other(keys, one.cut, one.pool);
-  Whereabouts where(batch.hashes());
-  one.shard.locate({batch.hashes(), batch.begins()}, where);
+  RowLocations locations(batch.hashes());
+  one.shard.locate({batch.hashes(), batch.offsets()}, locations);
   std::vector<float> rows(3 * 16);
-  CHECK_THROWS(one.shard.pull_given(other, rows, &where), "another batch");
-  CHECK_THROWS(one.shard.push_given(other, rows, {}, &where), "another batch");
+  CHECK_THROWS(one.shard.pull_per_key(other, rows, &locations), "another batch");
+  CHECK_THROWS(one.shard.push_per_key(other, rows, {}, &locations), "another batch");
   Store two(sgd(16, 0.25, "Constant", 2.0), 64, 1);
-  two.shard.push_given(batch, rows, {}, &where);  // of the first store: not looked at
-  two.shard.pull_given(batch, rows, &where);
+  two.shard.push_per_key(batch, rows, {}, &locations);  // of the first store: not looked at
+  two.shard.pull_per_key(batch, rows, &locations);
   CHECK(rows == std::vector<float>(3 * 16, 2.0F));
 }
 
@@ -403,11 +403,11 @@ TEST(of_a_section_that_reaches_over_several_slots_a_part_is_restored) {
 
 TEST(a_batch_that_is_cut_otherwise_is_refused) {
   Store store(ftrl(), 16, 1);
-  Pool pool(1);
+  ThreadPool pool(1);
   const std::vector<std::uint64_t> keys{1, 2};
   const KeyBatch batch(keys, Slots(64), pool);
   std::vector<float> rows(2);
-  CHECK_THROWS(store.shard.pull({batch.hashes(), batch.begins()}, rows), "64 slots");
+  CHECK_THROWS(store.shard.pull({batch.hashes(), batch.offsets()}, rows), "64 slots");
 }
 
 void check_threads_at_once(std::size_t dim, Locks locks) {
@@ -418,7 +418,7 @@ void check_threads_at_once(std::size_t dim, Locks locks) {
     keys[i] = i;
   }
   const KeyBatch batch(keys, store.cut, store.pool);
-  const SlotSlices slices{batch.hashes(), batch.begins()};
+  const SlotSlices slices{batch.hashes(), batch.offsets()};
   std::atomic<bool> torn{false};
   const auto push = [&] {
     const std::vector<float> ones(keys.size() * dim, 1.0F);
@@ -438,7 +438,7 @@ void check_threads_at_once(std::size_t dim, Locks locks) {
     }
   };
   const auto others = [&] {  // keys of their own come and go meanwhile
-    Pool pool(1);
+    ThreadPool pool(1);
     std::vector<std::byte> bytes;
     for (int i = 0; i < kRounds / 4; ++i) {
       std::vector<std::uint64_t> strangers(500);
@@ -446,11 +446,11 @@ void check_threads_at_once(std::size_t dim, Locks locks) {
         strangers[k] = 1'000'000 + k * static_cast<std::size_t>(i + 1);
       }
       const KeyBatch mine(strangers, store.cut, pool);
-      store.shard.push({mine.hashes(), mine.begins()}, std::vector<float>(mine.size() * dim, 1.0F));
-      store.shard.freeze();
+      store.shard.push({mine.hashes(), mine.offsets()}, std::vector<float>(mine.size() * dim, 1.0F));
+      store.shard.pause_writers();
       store.shard.section(Slot{5}, bytes);
-      store.shard.thaw();
-      store.shard.erase({mine.hashes(), mine.begins()});
+      store.shard.resume_writers();
+      store.shard.erase({mine.hashes(), mine.offsets()});
       store.shard.stats();
     }
   };

@@ -73,7 +73,7 @@ void insert(SlotTable& table, Rows& rows, std::uint64_t hash, std::size_t row_by
 void check_ranges(const SlotTable& table, const Rows& rows, Slots slots, std::size_t row_bytes,
                   std::mt19937_64& random) {
   for (const std::size_t among : {std::size_t{0}, std::size_t{300}, std::size_t{10}, std::size_t{1}}) {
-    Changed ranges(slots);
+    DirtyRanges ranges(slots);
     for (const auto& [hash, number] : rows) {
       if (among != 0 && random() % among == 0) {
         ranges.add({&hash, 1}, rows.size());

@@ -70,7 +70,7 @@ struct Store {
 
   // One random change, of any kind that a shard has.
   void change(std::mt19937_64& random, std::uint64_t among, std::uint32_t clock) {
-    Pool one(1);
+    ThreadPool one(1);
     const auto draw = [&](std::size_t n) {
       std::vector<std::uint64_t> keys(n);
       for (auto& key : keys) {
@@ -89,7 +89,7 @@ struct Store {
     };
     const auto what = random() % 16;
     const KeyBatch batch = draw(1 + random() % (what < 2 ? 4000 : 700));
-    const SlotSlices slices{batch.hashes(), batch.begins()};
+    const SlotSlices slices{batch.hashes(), batch.offsets()};
     try {
       if (what < 9) {
         shard->push(slices, values(batch.size()), {.counts = {}, .clock = clock});
@@ -109,7 +109,7 @@ struct Store {
     }
   }
 
-  Pool pool;
+  ThreadPool pool;
   Slots cut;
   std::optional<Budget> budget;
   std::optional<Shard> shard;
@@ -135,7 +135,7 @@ struct Whole {
   void take_delta(const Shard& shard, Snapshot& snapshot, std::uint32_t slot) {
     const Snapshot::Piece piece = snapshot.take(Slot{slot});
     if (piece.ranges.count != 0) {
-      const Changed ranges(shard.slots(), piece.ranges.bits, piece.ranges.count, piece.ranges.bytes);
+      const DirtyRanges ranges(shard.slots(), piece.ranges.bits, piece.ranges.count, piece.ranges.bytes);
       rows[slot] =
           shard.merge(rows[slot], Bytes(sections[slot]), piece.rows, piece.section, ranges, sections[slot]);
     }
@@ -172,9 +172,9 @@ TEST(slots_are_taken_as_they_were_at_the_moment_whatever_comes_between) {
             store.change(random, 3000, clock += step(random));
           }
           const Whole expected(*store.shard);
-          store.shard->freeze();
+          store.shard->pause_writers();
           Snapshot snapshot(*store.shard, clock);
-          store.shard->thaw();
+          store.shard->resume_writers();
           CHECK_EQ(snapshot.rows(), store.shard->size());
           CHECK_EQ(snapshot.step(), store.shard->step());
           CHECK_THROWS(Snapshot(*store.shard), "one save at a time");
@@ -278,10 +278,10 @@ TEST(threads_that_change_rows_while_others_take_slots_do_not_show) {
         });
       }
       for (int round = 0; round < 5; ++round) {
-        store.shard->freeze();
+        store.shard->pause_writers();
         const Whole expected(*store.shard);
         Snapshot snapshot(*store.shard);
-        store.shard->thaw();
+        store.shard->resume_writers();
         Whole taken(expected);
         std::atomic<std::uint32_t> next{0};
         const auto take = [&] {
@@ -371,9 +371,9 @@ TEST(a_chain_of_deltas_is_what_the_shard_was_at_each_moment) {
           plain.take(Slot{0});
         }
         const Whole expected(*store.shard);
-        store.shard->freeze();
+        store.shard->pause_writers();
         Snapshot delta(*store.shard, clock, Snapshot::Kind::kDelta);
-        store.shard->thaw();
+        store.shard->resume_writers();
         for (std::uint32_t s = 0; s < slots; ++s) {
           if (s % std::max<std::size_t>(1, slots / 4) == 0 && round % 3 != 0) {
             store.change(random, 3000, clock += step(random));
@@ -415,7 +415,7 @@ void lay_over(Weights& base, const Shard& shard, Snapshot& delta, std::uint32_t 
   if (saved.count == 0) {
     return;
   }
-  const Changed ranges(shard.slots(), saved.bits, saved.count, saved.bytes);
+  const DirtyRanges ranges(shard.slots(), saved.bits, saved.count, saved.bytes);
   std::erase_if(base, [&](const auto& row) {
     return shard.slots().of(row.first) == Slot{slot} && ranges.has(row.first);
   });
@@ -439,10 +439,10 @@ TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
         }
       };
       const auto few = [&] {  // so few that rows are picked
-        Pool one(1);
+        ThreadPool one(1);
         const std::vector<std::uint64_t> keys{random() % 3000, random() % 3000, random()};
         const KeyBatch batch(keys, store.cut, one);
-        const SlotSlices slices{batch.hashes(), batch.begins()};
+        const SlotSlices slices{batch.hashes(), batch.offsets()};
         try {
           store.shard->assign(slices, std::vector<float>(batch.size() * store.shard->rows().dim(), 2.0F),
                               clock);
@@ -514,10 +514,10 @@ TEST(a_delta_holds_little_more_than_what_has_changed) {
     keys[i] = i;
   }
   const auto assign = [&](std::size_t first, std::size_t end) {
-    Pool one(1);
+    ThreadPool one(1);
     const std::span<const std::uint64_t> all = keys;
     const KeyBatch batch(all.subspan(first, end - first), store.cut, one);
-    store.shard->assign({batch.hashes(), batch.begins()}, std::vector<float>(batch.size(), 1.0F));
+    store.shard->assign({batch.hashes(), batch.offsets()}, std::vector<float>(batch.size(), 1.0F));
   };
   assign(0, keys.size());
   store.shard->track("base");
@@ -548,7 +548,7 @@ TEST(ranges_are_saved_as_a_list_or_as_bits_and_nothing_else_is_taken_for_them) {
   std::mt19937_64 random(2);
   for (const std::size_t rows : {1UL, 1000UL, 100'000UL}) {
     for (const std::size_t hits : {0UL, 1UL, 20UL, 100'000UL}) {
-      Changed changed(cut);
+      DirtyRanges changed(cut);
       std::vector<std::uint64_t> hashes(hits);
       for (auto& hash : hashes) {
         hash = random() >> 3U | std::uint64_t{5} << 61U;
@@ -559,8 +559,8 @@ TEST(ranges_are_saved_as_a_list_or_as_bits_and_nothing_else_is_taken_for_them) {
       }
       Bytes saved;
       changed.save(saved);
-      CHECK_EQ(saved.size(), Changed::saved_bytes(changed.bits(), changed.count()));
-      const Changed back(cut, changed.bits(), changed.count(), saved);
+      CHECK_EQ(saved.size(), DirtyRanges::saved_bytes(changed.bits(), changed.count()));
+      const DirtyRanges back(cut, changed.bits(), changed.count(), saved);
       CHECK_EQ(back.count(), changed.count());
       for (const std::uint64_t hash : hashes) {
         CHECK(changed.has(hash));
@@ -578,31 +578,31 @@ TEST(ranges_are_saved_as_a_list_or_as_bits_and_nothing_else_is_taken_for_them) {
         ranges += static_cast<std::size_t>(((to - from) >> (64U - changed.bits())) + 1);
       });
       CHECK_EQ(ranges, changed.count());
-      Changed merged(cut);
+      DirtyRanges merged(cut);
       const std::span<const std::uint64_t> all = hashes;
       merged.add(all.first(std::min<std::size_t>(1, hits)), 1);
       merged.add(changed);
-      Changed other(cut);
+      DirtyRanges other(cut);
       other.add({}, 10 * rows);
       other.add(changed);
       for (const std::uint64_t hash : hashes) {
         CHECK(merged.has(hash));
         CHECK(other.has(hash));
       }
-      CHECK_THROWS(Changed(cut, changed.bits(), changed.count() + 1, saved), "");
-      CHECK_THROWS(Changed(cut, changed.bits() + 40, changed.count(), saved), "bits");
+      CHECK_THROWS(DirtyRanges(cut, changed.bits(), changed.count() + 1, saved), "");
+      CHECK_THROWS(DirtyRanges(cut, changed.bits() + 40, changed.count(), saved), "bits");
       Bytes longer = saved;
       longer.push_back(std::byte{0});
-      CHECK_THROWS(Changed(cut, changed.bits(), changed.count(), longer), "do not name");
+      CHECK_THROWS(DirtyRanges(cut, changed.bits(), changed.count(), longer), "do not name");
     }
   }
   const auto bytes_of = [](const std::vector<std::uint32_t>& ranges) {
     return std::as_bytes(std::span(ranges));
   };
   const std::vector<std::uint32_t> wrong{64};
-  CHECK_THROWS(Changed(cut, 6, 1, bytes_of(wrong)), "of 6 bits");
+  CHECK_THROWS(DirtyRanges(cut, 6, 1, bytes_of(wrong)), "of 6 bits");
   const std::vector<std::uint32_t> falling{5, 5};
-  CHECK_THROWS(Changed(cut, 12, 2, bytes_of(falling)), "must ascend");
+  CHECK_THROWS(DirtyRanges(cut, 12, 2, bytes_of(falling)), "must ascend");
 }
 
 TEST(a_merge_refuses_rows_outside_of_their_ranges_and_sections_of_a_wrong_size) {
@@ -612,7 +612,7 @@ TEST(a_merge_refuses_rows_outside_of_their_ranges_and_sections_of_a_wrong_size) 
     store.change(random, 3000, 0);
   }
   Whole whole(*store.shard);
-  const Changed none(store.cut);
+  const DirtyRanges none(store.cut);
   Bytes merged;
   CHECK_EQ(store.shard->merge(whole.rows[0], whole.sections[0], 0, {}, none, merged), whole.rows[0]);
   CHECK(merged == whole.sections[0]);

@@ -21,7 +21,7 @@ using namespace shoal;
 namespace {
 
 // Runs `parts` parts on the pool and tells whether each ran once.
-bool runs_each_once(Pool& pool, std::size_t parts) {
+bool runs_each_once(ThreadPool& pool, std::size_t parts) {
   std::vector<std::atomic<int>> ran(parts);
   pool.run(parts, [&](std::size_t i) { ++ran.at(i); });
   for (const auto& count : ran) {
@@ -36,7 +36,7 @@ bool runs_each_once(Pool& pool, std::size_t parts) {
 
 TEST(every_part_runs_exactly_once) {
   for (const std::size_t threads : {0U, 1U, 2U, 3U, 8U}) {
-    Pool pool(threads);
+    ThreadPool pool(threads);
     CHECK_EQ(pool.threads(), threads == 0 ? 1 : threads);
     for (const std::size_t parts : {0U, 1U, 2U, 3U, 7U, 8U, 9U, 1000U}) {
       CHECK(runs_each_once(pool, parts));
@@ -45,14 +45,14 @@ TEST(every_part_runs_exactly_once) {
 }
 
 TEST(a_pool_serves_many_small_jobs_in_a_row) {
-  Pool pool(3);
+  ThreadPool pool(3);
   for (int i = 0; i < 5000; ++i) {
     CHECK(runs_each_once(pool, 4));
   }
 }
 
 TEST(what_the_parts_wrote_is_seen_after_run) {
-  Pool pool(4);
+  ThreadPool pool(4);
   std::vector<std::size_t> numbers(1000);
   for (std::size_t round = 0; round < 200; ++round) {
     pool.run(numbers.size(), [&](std::size_t i) { numbers[i] += i; });
@@ -62,7 +62,7 @@ TEST(what_the_parts_wrote_is_seen_after_run) {
 
 TEST(an_exception_is_carried_to_the_caller_after_the_other_parts_have_ended) {
   for (const std::size_t threads : {1U, 2U, 8U}) {
-    Pool pool(threads);
+    ThreadPool pool(threads);
     for (int i = 0; i < 100; ++i) {
       std::atomic<int> ran{0};
       CHECK_THROWS(pool.run(20,
@@ -80,14 +80,14 @@ TEST(an_exception_is_carried_to_the_caller_after_the_other_parts_have_ended) {
 }
 
 TEST(one_of_several_exceptions_is_carried) {
-  Pool pool(4);
+  ThreadPool pool(4);
   CHECK_THROWS(
       pool.run(8, [](std::size_t part) { throw std::runtime_error("part " + std::to_string(part)); }),
       "part ");
 }
 
 TEST(a_part_may_run_parts_on_the_same_pool) {
-  Pool pool(3);
+  ThreadPool pool(3);
   std::atomic<int> ran{0};
   pool.run(5, [&](std::size_t) {
     pool.run(7, [&](std::size_t) {
@@ -99,14 +99,14 @@ TEST(a_part_may_run_parts_on_the_same_pool) {
 }
 
 TEST(an_exception_of_a_nested_part_reaches_the_outer_caller) {
-  Pool pool(2);
+  ThreadPool pool(2);
   CHECK_THROWS(
       pool.run(4, [&](std::size_t) { pool.run(2, [](std::size_t) { throw std::runtime_error("inner"); }); }),
       "inner");
 }
 
 TEST(many_callers_share_a_pool_and_none_waits_for_another_s_parts) {
-  Pool pool(3);
+  ThreadPool pool(3);
   std::atomic<int> good{0};
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 6; ++caller) {
@@ -123,7 +123,7 @@ TEST(many_callers_share_a_pool_and_none_waits_for_another_s_parts) {
 }
 
 TEST(a_caller_gets_on_while_another_caller_s_part_takes_its_time) {
-  Pool pool(2);
+  ThreadPool pool(2);
   std::atomic<bool> inside{false}, release{false};
   std::thread slow([&] {
     pool.run(2, [&](std::size_t) {
@@ -143,7 +143,7 @@ TEST(a_caller_gets_on_while_another_caller_s_part_takes_its_time) {
 
 TEST(pools_come_and_go) {
   for (int i = 0; i < 200; ++i) {
-    Pool pool(4);
+    ThreadPool pool(4);
     if (i % 2 == 0) {
       CHECK(runs_each_once(pool, 4));
     }
@@ -166,7 +166,7 @@ bool in_child(auto body) {
 }  // namespace
 
 TEST(a_forked_child_works_with_its_copy_of_a_pool_and_ends_it) {
-  auto pool = std::make_unique<Pool>(3);
+  auto pool = std::make_unique<ThreadPool>(3);
   CHECK(runs_each_once(*pool, 10));
   const std::size_t stamp = process_stamp();
   CHECK(in_child([&] {
@@ -179,7 +179,7 @@ TEST(a_forked_child_works_with_its_copy_of_a_pool_and_ends_it) {
 }
 
 TEST(a_child_forked_while_the_workers_are_busy_works) {
-  Pool pool(2);
+  ThreadPool pool(2);
   std::atomic<bool> inside{false}, release{false};
   std::thread other([&] {
     pool.run(2, [&](std::size_t) {
@@ -200,7 +200,7 @@ TEST(a_child_forked_while_the_workers_are_busy_works) {
 
 TEST(a_child_forked_between_jobs_whose_workers_are_still_waking_works) {
   // A worker that comes late to a job holds the crew's lock for a moment, and a fork may copy it held.
-  Pool pool(8);
+  ThreadPool pool(8);
   std::atomic<bool> stop{false};
   std::thread other([&] {
     while (!stop) {
@@ -219,9 +219,9 @@ TEST(a_child_forked_between_jobs_whose_workers_are_still_waking_works) {
 
 #ifndef __SANITIZE_THREAD__  // which cannot follow threads that start in a child
 TEST(a_forked_child_may_start_a_pool_of_its_own) {
-  Pool pool(2);
+  ThreadPool pool(2);
   CHECK(in_child([] {
-    Pool own(3);
+    ThreadPool own(3);
     return runs_each_once(own, 10);
   }));
 }
@@ -281,11 +281,11 @@ TEST(a_forked_child_does_not_wait_for_its_parent_s_thread) {
 TEST(pieces_cover_everything_once_and_differ_by_little) {
   for (const std::size_t n : {0UL, 1UL, 7UL, 1000UL, 1UL << 40U, ~0UL}) {
     for (const std::size_t parts : {1U, 2U, 3U, 8U, 1000U}) {
-      const Pieces pieces{n, parts};
-      CHECK_EQ(pieces.begin(0), 0);
-      CHECK_EQ(pieces.begin(parts), n);
+      const Partition partition{n, parts};
+      CHECK_EQ(partition.begin(0), 0);
+      CHECK_EQ(partition.begin(parts), n);
       for (std::size_t i = 0; i < parts; ++i) {
-        const std::size_t length = pieces.begin(i + 1) - pieces.begin(i);
+        const std::size_t length = partition.begin(i + 1) - partition.begin(i);
         CHECK(length == n / parts || length == n / parts + 1);
       }
     }
@@ -328,7 +328,7 @@ struct Loan {
 }  // namespace
 
 TEST(a_borrowed_team_runs_the_parts) {
-  Pool pool(2), alone(1);
+  ThreadPool pool(2), alone(1);
   {
     const Loan loan(3);
     for (const std::size_t parts : {2U, 3U, 1000U}) {
@@ -346,7 +346,7 @@ TEST(a_borrowed_team_runs_the_parts) {
 
 TEST(a_team_of_less_than_half_of_the_pool_s_threads_is_left_alone) {
   for (const auto& [threads, team, used] : {std::tuple{2U, 1U, 0}, {5U, 2U, 0}, {4U, 2U, 1}, {2U, 0U, 0}}) {
-    Pool pool(threads);
+    ThreadPool pool(threads);
     const Loan loan(team);
     CHECK(runs_each_once(pool, 10));
     CHECK_EQ(teamed, used);
@@ -354,7 +354,7 @@ TEST(a_team_of_less_than_half_of_the_pool_s_threads_is_left_alone) {
 }
 
 TEST(a_team_carries_an_exception_and_is_borrowed_still) {
-  Pool pool(2);
+  ThreadPool pool(2);
   const Loan loan(3);
   std::atomic<int> ran{0};
   CHECK_THROWS(pool.run(20,
@@ -371,7 +371,7 @@ TEST(a_team_carries_an_exception_and_is_borrowed_still) {
 }
 
 TEST(parts_inside_a_team_and_other_threads_have_the_pool_s_own_workers) {
-  Pool pool(2);
+  ThreadPool pool(2);
   const Loan loan(3);
   std::atomic<int> ran{0};
   pool.run(5, [&](std::size_t) { ran += runs_each_once(pool, 7) ? 1 : 0; });
@@ -382,7 +382,7 @@ TEST(parts_inside_a_team_and_other_threads_have_the_pool_s_own_workers) {
 }
 
 TEST(a_forked_child_has_no_team) {
-  Pool pool(2);
+  ThreadPool pool(2);
   const Loan loan(3);
   CHECK(runs_each_once(pool, 10));
   CHECK(in_child([&] { return runs_each_once(pool, 10) && teamed == 1; }));

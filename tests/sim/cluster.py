@@ -19,7 +19,7 @@ from sim.history import History
 from sim.network import CALM, Network, Weather
 
 Op = _core.Op
-THREAD = _core.Workers(1)
+THREAD = _core.ThreadPool(1)
 PATIENCE = 20.0  # seconds of simulated time; only a defect takes as long
 POLICY = Policy(resend_after=0.03, deferred_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
 
@@ -78,7 +78,7 @@ class Client:
             self.now,
             deadline,
             hashes=batch.hashes,
-            begins=batch.begins,
+            begins=batch.offsets,
             filter=self.filter,
             **arguments,
         )
@@ -403,7 +403,7 @@ class Cluster:
         batch = _core.KeyBatch(np.asarray(keys, np.uint64), self.slots, THREAD)
         rows = np.empty((len(batch), self.dims[table]), np.float32)
         for endpoint in self.map.endpoints:
-            begin, end = (int(batch.begins[slot]) for slot in (endpoint.first_slot, endpoint.end_slot))
+            begin, end = (int(batch.offsets[slot]) for slot in (endpoint.first_slot, endpoint.end_slot))
             if begin < end:
                 part = _core.KeyBatch(_core.unmix(batch.hashes[begin:end]), self.slots, THREAD)
                 values = np.empty((end - begin, self.dims[table]), np.float32)

@@ -12,7 +12,7 @@ from shoal import _core
 
 Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
 WINDOW = 64
-THREAD = _core.Workers(1)
+THREAD = _core.ThreadPool(1)
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Service:
         return self.cap
 
     def add_table(self, table, **spec):
-        self.tables[table] = _core.Shard(slots=self.slots, workers=THREAD, **spec)
+        self.tables[table] = _core.Shard(slots=self.slots, pool=THREAD, **spec)
         if spec.get("admit") or any(params.get("frequent") for _, params in spec.get("expire", ())):
             self.counting.add(table)
 

@@ -211,7 +211,7 @@ class History:
         # The newest that there is of a slot.
         self.filters = {filter.slot: (reader, filter) for reader in readers for filter in reader.table.filters}
         self.slots = sorted(set().union(*self._sections))
-        self._layout = LocalShard.of(self.last.spec(), 2, _core.Workers(1))  # which knows what rows look like
+        self._layout = LocalShard.of(self.last.spec(), 2, _core.ThreadPool(1))  # which knows what rows look like
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:

@@ -154,11 +154,11 @@ def unknown_base(table: str, base: ChainEntry | None) -> ValueError:
 
 @contextmanager
 def _frozen(shard: _core.Shard) -> Iterator[_core.Shard]:
-    shard.freeze()
+    shard.pause_writers()
     try:
         yield shard
     finally:
-        shard.thaw()
+        shard.resume_writers()
 
 
 @dataclass(frozen=True, slots=True)

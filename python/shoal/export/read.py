@@ -50,7 +50,9 @@ class ExportTable:
     [[-0.5, -0.5], [0.0, 0.0]]
     """
 
-    def __init__(self, forms: list[TableEntry], native: _core.ExportReader, slots: int, workers: _core.Workers) -> None:
+    def __init__(
+        self, forms: list[TableEntry], native: _core.ExportReader, slots: int, workers: _core.ThreadPool
+    ) -> None:
         self._forms = forms  # of its layers, the oldest first
         self._form = forms[-1]
         self._native = native
@@ -84,7 +86,7 @@ class ExportTable:
         return self._native
 
     @property
-    def workers(self) -> _core.Workers:
+    def workers(self) -> _core.ThreadPool:
         """The export's threads, for the kernels that take them."""
         return self._workers
 
@@ -199,7 +201,7 @@ class ExportTable:
 class ExportVersion:
     """The tables of one version of an export: what a reader that looks into several of them holds on to."""
 
-    def __init__(self, storage_dir: StorageDir, layers: Layers, workers: _core.Workers) -> None:
+    def __init__(self, storage_dir: StorageDir, layers: Layers, workers: _core.ThreadPool) -> None:
         self._layers = layers
         self.storage_dir = storage_dir
         self.version = layers.number
@@ -300,7 +302,7 @@ class Export:
         self._found: manifests.Found = {}
         self._damaged: dict[str, str] = {}  # which directories were damaged when the version in place was found
         self._verify = verify
-        self._workers = _core.Workers(threads or cores())
+        self._workers = _core.ThreadPool(threads or cores())
         self._turn = threading.Lock()  # of refreshes
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None

@@ -77,7 +77,7 @@ class Model(LinearWeights, SavedModel):
         self._has_bias = bool(bias)
         self._is_normalized = bool(normalized)
         # Of the thread that sorts ahead: it would wait for the store's own, or find their memory taken.
-        self._sorters = _core.Workers(1)
+        self._sorters = _core.ThreadPool(1)
         try:
             self._tables = tuple(self._make_tables())
             if self._is_normalized:

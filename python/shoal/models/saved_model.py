@@ -36,7 +36,7 @@ _OF_THIS_PROCESS = ("_store", "_owns_store", "_sorters", "_tables")
 class SavedModel(SavedPredictor):
     """A predictor over tables that is saved as a model directory, loaded from one, and pickled."""
 
-    _sorters: _core.Workers
+    _sorters: _core.ThreadPool
     _has_bias: bool
     _is_normalized: bool
 
@@ -78,7 +78,7 @@ class SavedModel(SavedPredictor):
         threads = min(pickled["threads"], cores())
         self._store = local(threads=threads, slots=pickled["slots"], memory=pickled["memory"])
         self._owns_store = True
-        self._sorters = _core.Workers(1)
+        self._sorters = _core.ThreadPool(1)
         with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
             for name, content in pickled["files"].items():
                 Path(folder, name).write_bytes(content)

@@ -71,7 +71,7 @@ class Store(StoreFiles):
         if not isinstance(slots, int) or slots not in {1 << bits for bits in range(1, 15)}:
             raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")
         self._slots = slots
-        self._workers = _core.Workers(count)
+        self._workers = _core.ThreadPool(count)
         self._rwlock = RwLock()
         self._lock = threading.Lock()
         self._saving = threading.Lock()  # before _rwlock; released by the thread that writes
@@ -272,7 +272,7 @@ class Store(StoreFiles):
         return self._slots
 
     @property
-    def workers(self) -> _core.Workers:
+    def workers(self) -> _core.ThreadPool:
         """The engine's threads, for the kernels that take them."""
         return self._workers
 

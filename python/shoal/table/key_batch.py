@@ -28,12 +28,12 @@ class KeyBatch:
 
     __slots__ = ("_native", "_workers")
 
-    def __init__(self, keys: Keys, slots: int, workers: _core.Workers, last: int | None = None) -> None:
+    def __init__(self, keys: Keys, slots: int, workers: _core.ThreadPool, last: int | None = None) -> None:
         self._native = _core.KeyBatch(as_keys(keys), slots, workers, last)
         self._workers = workers
 
     @classmethod
-    def of(cls, native: _core.KeyBatch, workers: _core.Workers) -> "KeyBatch":
+    def of(cls, native: _core.KeyBatch, workers: _core.ThreadPool) -> "KeyBatch":
         """Make one of an engine's object that is there, and of its store's threads."""
         batch = cls.__new__(cls)
         batch._native = native
@@ -50,9 +50,9 @@ class KeyBatch:
         return self._native
 
     @property
-    def given(self) -> int:
+    def input_size(self) -> int:
         """Number of keys as given, duplicates counted."""
-        return self._native.given
+        return self._native.input_size
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:
@@ -70,9 +70,9 @@ class KeyBatch:
         return self._native.inverse
 
     @property
-    def begins(self) -> npt.NDArray[np.uint64]:
+    def offsets(self) -> npt.NDArray[np.uint64]:
         """Where each slot's hashes begin: uint64[slots + 1]. Read-only."""
-        return self._native.begins
+        return self._native.offsets
 
     def counts(self) -> npt.NDArray[np.uint32]:
         """How often each unique key was given: uint32[m]."""
@@ -104,8 +104,8 @@ class KeyBatch:
         float32[m, dim]
         """
         array = np.asarray(grads)
-        if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.given:
-            raise ValueError(f"sum takes float32[{self.given}, dim], got {array.dtype}{list(array.shape)}")
+        if array.dtype != np.float32 or array.ndim != 2 or len(array) != self.input_size:
+            raise ValueError(f"sum takes float32[{self.input_size}, dim], got {array.dtype}{list(array.shape)}")
         sums = np.empty((len(self), array.shape[1]), np.float32)
         self._native.sum(np.ascontiguousarray(array), array.shape[1], sums, self._workers)
         return sums
@@ -125,6 +125,6 @@ class KeyBatch:
         array = np.asarray(rows)
         if array.dtype != np.float32 or array.ndim != 2 or len(array) != len(self):
             raise ValueError(f"expand takes float32[{len(self)}, dim], got {array.dtype}{list(array.shape)}")
-        given = as_out(out, (self.given, array.shape[1]), "expand")
+        given = as_out(out, (self.input_size, array.shape[1]), "expand")
         self._native.expand(np.ascontiguousarray(array), array.shape[1], given, self._workers)
         return given

@@ -20,7 +20,7 @@ __all__ = ["LocalShard", "PendingPush", "Shard", "Snapshot", "pull_and_expand"]
 class PendingPush(Waitable, Protocol):
     """A push in progress."""
 
-    def pull_given(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
         """Read the row of each key as given, as it is after this push."""
 
 
@@ -41,17 +41,19 @@ class Shard(Protocol):
     def retains_arrays(self) -> bool:
         """Whether a push keeps a reference to its arrays until it is done."""
 
-    def make_locations(self, batch: _core.KeyBatch, /) -> _core.Whereabouts | None:
+    def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations | None:
         """Make room for the positions of a batch's rows, which a pull finds and a push reuses; None: not supported."""
 
-    def locate(self, batch: _core.KeyBatch, where: _core.Whereabouts, /) -> None:
+    def locate(self, batch: _core.KeyBatch, locations: _core.RowLocations, /) -> None:
         """Find the positions of a batch's rows without reading them."""
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /) -> Waitable | None:
+    def pull(
+        self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
+    ) -> Waitable | None:
         """Read the row of each unique key; None: it is complete."""
 
-    def pull_given(
-        self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /
+    def pull_per_key(
+        self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable | None:
         """Read the row of each key as given; None: it is complete."""
 
@@ -61,7 +63,7 @@ class Shard(Protocol):
         grads: Rows,
         counts: Counts | None = None,
         clock: int = 0,
-        where: _core.Whereabouts | None = None,
+        locations: _core.RowLocations | None = None,
         /,
     ) -> PendingPush | int:
         """Apply one step with a gradient for each unique key; a number: it is complete.
@@ -70,13 +72,13 @@ class Shard(Protocol):
         store's; a cluster has its own.
         """
 
-    def push_given(
+    def push_per_key(
         self,
         batch: _core.KeyBatch,
         grads: Rows,
         counts: Counts | None = None,
         clock: int = 0,
-        where: _core.Whereabouts | None = None,
+        locations: _core.RowLocations | None = None,
         /,
     ) -> PendingPush | int:
         """Apply one step with a gradient for each key as given, as `push` of their sums."""
@@ -96,11 +98,11 @@ class Shard(Protocol):
     def state(self, batch: _core.KeyBatch, column: int, /) -> Rows:
         """Read one column."""
 
-    def mark_names(self) -> list[str]:
+    def metadata_names(self) -> list[str]:
         """Names of the row metadata of the table's rules that can be read here."""
 
-    def marks(self, batch: _core.KeyBatch, k: int, /) -> npt.NDArray[np.uint32]:
-        """Read the row metadata with index ``k`` in `mark_names`."""
+    def metadata(self, batch: _core.KeyBatch, k: int, /) -> npt.NDArray[np.uint32]:
+        """Read the row metadata with index ``k`` in `metadata_names`."""
 
     def marks_clock(self, store_clock: int, /) -> int:
         """Return the clock that row metadata refer to; 0 where they cannot be read."""
@@ -162,7 +164,7 @@ class LocalShard(_core.Shard):
     """The rows of a table in this process: the engine's shard, which has completed a call when it returns."""
 
     @classmethod
-    def of(cls, spec: TableSpec, slots: int, workers: _core.Workers, budget: _core.Budget | None = None) -> Self:
+    def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
         """Make an empty shard of a table, with a memory budget or without one."""
         return cls(
             dim=spec.dim,
@@ -174,7 +176,7 @@ class LocalShard(_core.Shard):
             init_seed=spec.init.init_seed,
             seed=spec.seed,
             slots=slots,
-            workers=workers,
+            pool=pool,
             admit=None if spec.admit is None else spec.admit.record().native(),
             expire=[rule.record().native() for rule in spec.expire],
             budget=budget,
@@ -185,9 +187,9 @@ class LocalShard(_core.Shard):
         """False: arrays are read before a call returns."""
         return False
 
-    def make_locations(self, batch: _core.KeyBatch, /) -> _core.Whereabouts:
+    def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations:
         """Make room for the positions of a batch's rows."""
-        return _core.Whereabouts(batch)
+        return _core.RowLocations(batch)
 
     def marks_clock(self, store_clock: int, /) -> int:
         """Return the table's clock."""
@@ -195,7 +197,10 @@ class LocalShard(_core.Shard):
 
 
 def pull_and_expand(
-    pull: Callable[[_core.KeyBatch, Rows], Waitable | None], batch: _core.KeyBatch, rows: Rows, workers: _core.Workers
+    pull: Callable[[_core.KeyBatch, Rows], Waitable | None],
+    batch: _core.KeyBatch,
+    rows: Rows,
+    workers: _core.ThreadPool,
 ) -> Future[None]:
     """Pull the rows of unique keys into a buffer, and copy each to the keys as given."""
     dim = rows.shape[1]

@@ -51,7 +51,7 @@ class Table:
         spec: TableSpec,
         shard: Shard,
         slots: int,
-        workers: _core.Workers,
+        workers: _core.ThreadPool,
         rwlock: RwLock,
         clock: Callable[[], int],
     ) -> None:
@@ -134,11 +134,11 @@ class Table:
         return shard
 
     @property
-    def workers(self) -> _core.Workers:
+    def workers(self) -> _core.ThreadPool:
         """The store's threads, for the kernels that take them."""
         return self._workers
 
-    def key_batch(self, keys: Keys, workers: _core.Workers | None = None) -> KeyBatch:
+    def key_batch(self, keys: Keys, workers: _core.ThreadPool | None = None) -> KeyBatch:
         """Sort keys once, as the store's ``key_batch`` does; by other threads than the store's, if any are given."""
         return KeyBatch(keys, self._slots, self._workers if workers is None else workers)
 
@@ -193,14 +193,14 @@ class Table:
         """
         shard = self.shard
         batch = self._batch(keys)
-        rows = as_out(out, (batch.given, self.dim), self.name)
+        rows = as_out(out, (batch.input_size, self.dim), self.name)
         return Future(self._pull_into(shard, batch, rows), lambda: rows)
 
     def _pull_into(self, shard: Shard, batch: KeyBatch, rows: Rows) -> Waitable | None:
         # One pass needs no buffer of unique rows, but its writes are scattered: it is the faster one for wide rows
         # with few duplicates.
-        if self.dim >= _ONE_PASS_DIM and 4 * len(batch) >= 3 * batch.given:
-            return shard.pull_given(batch.native, rows)
+        if self.dim >= _ONE_PASS_DIM and 4 * len(batch) >= 3 * batch.input_size:
+            return shard.pull_per_key(batch.native, rows)
         return pull_and_expand(shard.pull, batch.native, rows, self._workers)
 
     def push(self, keys: Keys, grads: Rows) -> Future[None]:
@@ -236,9 +236,9 @@ class Table:
         batch: _core.KeyBatch | _core.SummedBatch,
         grads: Rows,
         counts: Counts | None,
-        where: _core.Whereabouts | None = None,
+        locations: _core.RowLocations | None = None,
     ) -> Future[None]:
-        push = self._rwlock.shared(lambda: self.shard.push(batch, grads, counts, self._clock(), where))
+        push = self._rwlock.shared(lambda: self.shard.push(batch, grads, counts, self._clock(), locations))
         return Future(None if isinstance(push, int) else push, no_op)
 
     def push_pull(self, keys: Keys, grads: Rows, *, out: Rows | None = None) -> Future[Rows]:
@@ -268,8 +268,8 @@ class Table:
         """
         self._check_usable()
         batch = self._batch(keys)
-        rows = as_out(out, (batch.given, self.dim), self.name)
-        summed = batch.sum(as_rows(grads, (batch.given, self.dim), self.name, "grads"))
+        rows = as_out(out, (batch.input_size, self.dim), self.name)
+        summed = batch.sum(as_rows(grads, (batch.input_size, self.dim), self.name, "grads"))
         counts = batch.counts() if self._spec.needs_counts else None
 
         def both() -> Waitable | None:
@@ -277,7 +277,7 @@ class Table:
             pushed = shard.push(batch.native, summed, counts, self._clock())
             if isinstance(pushed, int):
                 return self._pull_into(shard, batch, rows)
-            return pushed.pull_given(batch.native, rows)
+            return pushed.pull_per_key(batch.native, rows)
 
         return Future(self._rwlock.shared(both), lambda: rows)
 
@@ -304,7 +304,7 @@ class Table:
         *,
         counts: Counts | None = None,
         copy: bool = True,
-        where: _core.Whereabouts | None = None,
+        locations: _core.RowLocations | None = None,
     ) -> Future[None]:
         """Apply one optimizer step to a batch's unique keys.
 
@@ -320,7 +320,7 @@ class Table:
         copy : bool
             False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker the
             copy that it sends, perhaps again. A local store has done with it when this returns.
-        where : optional
+        locations : optional
             What a pull of the same batch has noted of where its rows are; a cluster has no use for it.
 
         Returns
@@ -334,9 +334,11 @@ class Table:
             counts = batch.counts() if counts is None else as_counts(counts, len(batch))
         else:
             counts = None
-        return self._push(batch.native, given, counts, where)
+        return self._push(batch.native, given, counts, locations)
 
-    def push_given(self, batch: KeyBatch, grads: Rows, *, where: _core.Whereabouts | None = None) -> Future[None]:
+    def push_per_key(
+        self, batch: KeyBatch, grads: Rows, *, locations: _core.RowLocations | None = None
+    ) -> Future[None]:
         """Apply one optimizer step to a batch's keys, of a gradient for each of them as given.
 
         The same as :meth:`push_unique` of ``batch.sum(grads)``; in a local store the sums are made as rows are stepped.
@@ -347,16 +349,18 @@ class Table:
             From this store's ``key_batch``.
         grads : float32[n, dim], at dim 1 also float32[n]
             One row for every key as given.
-        where : optional
+        locations : optional
             What a pull of the same batch has noted of where its rows are; a cluster has no use for it.
 
         Returns
         -------
         Future
         """
-        given = as_rows(grads, (batch.given, self.dim), self.name, "grads")
+        given = as_rows(grads, (batch.input_size, self.dim), self.name, "grads")
         counts = batch.counts() if self._spec.needs_counts else None
-        push = self._rwlock.shared(lambda: self.shard.push_given(batch.native, given, counts, self._clock(), where))
+        push = self._rwlock.shared(
+            lambda: self.shard.push_per_key(batch.native, given, counts, self._clock(), locations)
+        )
         return Future(None if isinstance(push, int) else push, no_op)
 
     def assign(self, keys: Keys, rows: Rows) -> None:
@@ -374,13 +378,13 @@ class Table:
         """
         self._check_usable()
         batch = self._batch(keys)
-        if len(batch) != batch.given:
+        if len(batch) != batch.input_size:
             twice = batch.keys[batch.counts() > 1][0]
             raise ValueError(
-                f"assign to table {self.name!r} takes each key once, {batch.given - len(batch)} of {batch.given} are "
-                f"repeated, first {twice}: drop the duplicates"
+                f"assign to table {self.name!r} takes each key once, {batch.input_size - len(batch)} of "
+                f"{batch.input_size} are repeated, first {twice}: drop the duplicates"
             )
-        given = as_rows(rows, (batch.given, self.dim), self.name, "rows")
+        given = as_rows(rows, (batch.input_size, self.dim), self.name, "rows")
         in_order = np.empty_like(given)
         in_order[batch.inverse] = given
         self._rwlock.shared(lambda: self.shard.assign(batch.native, in_order, self._clock()))

@@ -96,7 +96,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
         return flat if rows.shape[1] == 1 else arrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])
 
     shard = table.shard
-    marks = {name: getattr(arrow, _MARKS[name])() for name in shard.mark_names()} if state else {}
+    marks = {name: getattr(arrow, _MARKS[name])() for name in shard.metadata_names()} if state else {}
     empty = table.state(np.zeros(0, np.uint64)) if state else {}
     fields = [("key", arrow.uint64()), ("weights", type_of(table.dim))]
     fields += [(name, type_of(empty[name].shape[1])) for name in names]
@@ -115,7 +115,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
                 arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
                 if marks:
                     batch = table.key_batch(keys).native  # in their order, which is that of the hashes
-                    arrays += [arrow.array(shard.marks(batch, k).view(_MARKS[name])) for k, name in enumerate(marks)]
+                    arrays += [arrow.array(shard.metadata(batch, k).view(_MARKS[name])) for k, name in enumerate(marks)]
                 writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
                 count += len(keys)
         with temporary.open("rb") as file:
@@ -180,7 +180,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             "weights" if name == "w" else name: arrow.float32() if width == 1 else arrow.list_(arrow.float32(), width)
             for name, width in widths.items()
         }
-        marks = shard.mark_names()
+        marks = shard.metadata_names()
         columns |= {name: getattr(arrow, _MARKS[name])() for name in marks if name in file.schema_arrow.names}
         for name, kind in columns.items():
             _check_column(where, spec, file.schema_arrow, name, kind)

@@ -178,7 +178,7 @@ def estimate(
         if number is not None and (not isinstance(number, int) or number < least):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
     spec = TableSpec(name=_NAME, dim=dim, optimizer=optimizer, init=init, dtype=dtype, seed=0)
-    shard = LocalShard.of(spec, slots, _core.Workers(1))
+    shard = LocalShard.of(spec, slots, _core.ThreadPool(1))
     table_bytes, saved_bytes = shard.bytes_at(keys), shard.saved_bytes_at(keys)
     count = servers or 1
     if memory is not None:

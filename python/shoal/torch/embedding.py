@@ -86,7 +86,7 @@ class Embedding(SparseModule):
         """Write the row of each key, without autograd."""
         out = torch.empty((*shape, self.dim))
         if not lookup.begun:
-            self._table.shard.pull_given(lookup.batch.native, out.numpy(), lookup.where)
+            self._table.shard.pull_per_key(lookup.batch.native, out.numpy(), lookup.locations)
         else:
             rows = lookup.rows()
             lookup.batch.native.expand(rows, self.dim, out.numpy(), self._table.workers)
@@ -104,5 +104,5 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[no-untyped-def]
-        ctx.module.push_given(ctx.lookup, grad)
+        ctx.module.push_per_key(ctx.lookup, grad)
         return None, None, None, None

@@ -119,7 +119,7 @@ def _(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tupl
 
 @torch.library.custom_op("shoal::embed_push", mutates_args=(), device_types="cpu")
 def _embed_push(grad: Tensor, lookup: Tensor, module: int) -> Tensor:
-    _module(module).push_given(_saved_value(lookup), grad)
+    _module(module).push_per_key(_saved_value(lookup), grad)
     return _empty()
 
 

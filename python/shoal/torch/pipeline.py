@@ -279,7 +279,7 @@ class Pipeline:
             return
         with contextlib.closing(prefetch(self._read(), 1, _THREADS)) as reading:
             _give_way()  # now, for the reading thread would have it of this one
-            sorter = _core.Workers(1)
+            sorter = _core.ThreadPool(1)
             for item in reading:
                 for module, keys_of in self._modules.items():
                     found = keys_of(item.value)

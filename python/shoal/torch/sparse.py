@@ -47,7 +47,7 @@ _SEED = 0  # of digests
 _FREE_ROWS = 2  # that a module keeps: for the rows of a forward, and for the sums of a backward
 
 # The batch that a store's threads, or a pipeline's, sorted last: the engine's, which does not keep the threads alive.
-_last: WeakKeyDictionary[_core.Workers, _core.KeyBatch] = WeakKeyDictionary()
+_last: WeakKeyDictionary[_core.ThreadPool, _core.KeyBatch] = WeakKeyDictionary()
 
 
 def keys_of(keys: Tensor | object) -> Keys:
@@ -73,7 +73,7 @@ def floats_of(tensor: Tensor) -> Rows:
     return array
 
 
-def _sorted(table: Table, keys: Keys, workers: _core.Workers | None = None) -> KeyBatch:
+def _sorted(table: Table, keys: Keys, workers: _core.ThreadPool | None = None) -> KeyBatch:
     workers = table.workers if workers is None else workers
     last = _last.get(workers)
     if last is not None and last.is_of(keys, workers):
@@ -86,12 +86,12 @@ def _sorted(table: Table, keys: Keys, workers: _core.Workers | None = None) -> K
 class PendingLookup:
     """The keys of one forward, sorted, the pull of their rows, and, in a local store, where these are."""
 
-    __slots__ = ("_pending", "_rows", "batch", "digest", "where")
+    __slots__ = ("_pending", "_rows", "batch", "digest", "locations")
 
     def __init__(self, batch: KeyBatch, shard: Shard) -> None:
         self.batch = batch
         self.digest = b""  # of the keys as given, where a forward is to find it
-        self.where = shard.make_locations(batch.native)
+        self.locations = shard.make_locations(batch.native)
         self._rows: Rows | None = None
         self._pending: Waitable | None = None
 
@@ -104,7 +104,7 @@ class PendingLookup:
         """Begin the pull, unless that was done; ``new_buffer(n)`` returns a buffer of n rows."""
         if self._rows is None:
             rows = new_buffer(len(self.batch))
-            self._pending = table.shard.pull(self.batch.native, rows, self.where)
+            self._pending = table.shard.pull(self.batch.native, rows, self.locations)
             self._rows = rows
 
     def set_rows(self, table: Table, rows: Rows, new_buffer: Callable[[int], Rows]) -> None:
@@ -170,7 +170,7 @@ class SparseModule(nn.Module):
 
     # ---- ahead of forward ----------------------------------------------------------------------------------------
 
-    def sort_ahead(self, keys: Tensor, *, workers: _core.Workers | None = None) -> PendingLookup:
+    def sort_ahead(self, keys: Tensor, *, workers: _core.ThreadPool | None = None) -> PendingLookup:
         """Sort the keys of a forward that is to come, and in a local store find their rows. Nothing is pulled.
 
         Parameters
@@ -193,8 +193,8 @@ class SparseModule(nn.Module):
         lookup = self._new_lookup(given, workers)
         lookup.digest = _core.digest(given, _SEED)
         shard = self._table.shard
-        if lookup.where is not None:
-            shard.locate(lookup.batch.native, lookup.where)
+        if lookup.locations is not None:
+            shard.locate(lookup.batch.native, lookup.locations)
         return self._put(lookup)
 
     def prefetch(self, keys: Tensor) -> PendingLookup:
@@ -250,7 +250,7 @@ class SparseModule(nn.Module):
                         return self._lookups.pop(place)
         return self._new_lookup(keys)
 
-    def _new_lookup(self, keys: Keys, workers: _core.Workers | None = None) -> PendingLookup:
+    def _new_lookup(self, keys: Keys, workers: _core.ThreadPool | None = None) -> PendingLookup:
         shard = self._table.shard  # raises before any work if the store was closed
         return PendingLookup(_sorted(self._table, keys, workers), shard)
 
@@ -271,7 +271,7 @@ class SparseModule(nn.Module):
         self._raise_failed()
         borrowed_pool.borrow()
         lookup = self._find(keys)
-        if lookup.where is None:
+        if lookup.locations is None:
             lookup.begin(self._table, self.take_buffer)
         return lookup
 
@@ -280,15 +280,17 @@ class SparseModule(nn.Module):
         if self._kept is not None:
             self._kept.append((lookup.batch, grads))
         else:
-            self._pushes.append(self._table.push_unique(lookup.batch, grads, copy=False, where=lookup.where))
+            self._pushes.append(self._table.push_unique(lookup.batch, grads, copy=False, locations=lookup.locations))
             if not self._table.shard.retains_arrays:
                 self.return_buffer(grads)
 
-    def push_given(self, lookup: PendingLookup, grad: Tensor) -> None:
+    def push_per_key(self, lookup: PendingLookup, grad: Tensor) -> None:
         """End a backward that has a gradient for each key as given."""
         grads = floats_of(grad)
-        if self._kept is None and lookup.where is not None:
-            self._pushes.append(self._table.push_given(lookup.batch, grads.reshape(-1, self.dim), where=lookup.where))
+        if self._kept is None and lookup.locations is not None:
+            self._pushes.append(
+                self._table.push_per_key(lookup.batch, grads.reshape(-1, self.dim), locations=lookup.locations)
+            )
             return
         sums = self.take_buffer(len(lookup.batch))
         lookup.batch.native.sum(grads, self.dim, sums, self._table.workers)

@@ -70,7 +70,7 @@ class RemoteLoadTarget:
         if cut <= slots:
             self._send_filter(slots, slot, filter)
             return
-        scratch = LocalShard.of(self._spec, cut, _core.Workers(1))
+        scratch = LocalShard.of(self._spec, cut, _core.ThreadPool(1))
         scratch.restore_filter(slots, slot, filter)
         for mine in range(slot * cut // slots, (slot + 1) * cut // slots):
             _, _, piece = scratch.section(mine)
@@ -119,7 +119,7 @@ def _cut_again(
 ) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
     """Cut a section at the borders of ``slots`` slots, and finer where it would be too long for a message."""
     cut = _cut_for(slots, slots, section.nbytes)
-    scratch = LocalShard.of(spec, cut, _core.Workers(1))
+    scratch = LocalShard.of(spec, cut, _core.ThreadPool(1))
     hashes = section[: 8 * rows].view(np.uint64)
     mine = (hashes >> np.uint64(64 - cut.bit_length() + 1)).astype(np.int64)
     scratch.reserve(np.bincount(mine, minlength=cut).tolist())

@@ -57,14 +57,14 @@ class PushCallFuture(CallFuture):
     __slots__ = ("_is_bulk", "_mark", "_workers")
 
     def __init__(
-        self, channel: Channel, call: Call, mark: int | None, workers: _core.Workers, *, is_bulk: bool
+        self, channel: Channel, call: Call, mark: int | None, workers: _core.ThreadPool, *, is_bulk: bool
     ) -> None:
         super().__init__(channel, call)
         self._mark = mark  # Channel.repetitions before the push; None: a filter may change it on its way
         self._workers = workers
         self._is_bulk = is_bulk  # then no pull of this clock sees it
 
-    def pull_given(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
         """Read the row of each key as given, as it is after this push."""
         return pull_and_expand(self._pull, batch, rows, self._workers)
 
@@ -110,7 +110,7 @@ class PullAfterPush:
 
 def _pull(channel: Channel, table: int, batch: _core.KeyBatch, rows: Rows, filter: Filter | None) -> CallFuture:
     dim = rows.shape[1] if rows.ndim > 1 else 1
-    return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.begins, out=rows, dim=dim, filter=filter)
+    return channel.begin(Op.PULL, table, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=dim, filter=filter)
 
 
 class RemoteShard:
@@ -127,11 +127,11 @@ class RemoteShard:
         spec: TableSpec,
         filter: Filter | None = None,
         *,
-        workers: _core.Workers | None = None,
+        workers: _core.ThreadPool | None = None,
         is_bulk: bool = False,
     ) -> None:
         self._channel = channel
-        self._workers = workers = _core.Workers(1) if workers is None else workers
+        self._workers = workers = _core.ThreadPool(1) if workers is None else workers
         self._is_bulk = is_bulk
         self.number = table  # the number of the table on the servers
         self._filter = filter
@@ -148,24 +148,26 @@ class RemoteShard:
     def make_locations(self, batch: _core.KeyBatch, /) -> None:
         """Return None: the rows are not in this process."""
 
-    def locate(self, batch: _core.KeyBatch, where: _core.Whereabouts, /) -> None:
+    def locate(self, batch: _core.KeyBatch, locations: _core.RowLocations, /) -> None:
         """Do nothing."""
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /) -> CallFuture:
+    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> CallFuture:
         """Read the row of each unique key."""
         return _pull(self._channel, self.number, batch, rows, self._filter)
 
-    def pull_given(self, batch: _core.KeyBatch, rows: Rows, where: _core.Whereabouts | None = None, /) -> Waitable:
+    def pull_per_key(
+        self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
+    ) -> Waitable:
         """Read the row of each key as given."""
         return pull_and_expand(self.pull, batch, rows, self._workers)
 
-    def push_given(
+    def push_per_key(
         self,
         batch: _core.KeyBatch,
         grads: Rows,
         counts: Counts | None = None,
         clock: int = 0,
-        where: _core.Whereabouts | None = None,
+        locations: _core.RowLocations | None = None,
         /,
     ) -> PushCallFuture:
         """Apply one step with a gradient for each key as given, summed here."""
@@ -179,7 +181,7 @@ class RemoteShard:
         grads: Rows,
         counts: Counts | None = None,
         clock: int = 0,
-        where: _core.Whereabouts | None = None,
+        locations: _core.RowLocations | None = None,
         /,
     ) -> PushCallFuture:
         """Apply one step with a gradient for each unique key."""
@@ -194,7 +196,7 @@ class RemoteShard:
             op,
             self.number,
             hashes=batch.hashes,
-            begins=batch.begins,
+            begins=batch.offsets,
             values=values,
             counts=counts,
             dim=values.shape[1],
@@ -209,12 +211,12 @@ class RemoteShard:
 
     def erase(self, batch: _core.KeyBatch, /) -> int:
         """Remove rows; return how many existed."""
-        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.begins).result())
+        return int(self._channel.begin(Op.ERASE, self.number, hashes=batch.hashes, begins=batch.offsets).result())
 
     def contains(self, batch: _core.KeyBatch, /) -> npt.NDArray[np.uint8]:
         """Return which rows exist."""
         there = np.zeros(len(batch), np.uint8)
-        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.begins, out=there).wait()
+        self._channel.begin(Op.CONTAINS, self.number, hashes=batch.hashes, begins=batch.offsets, out=there).wait()
         return there
 
     def columns(self) -> list[str]:
@@ -226,15 +228,15 @@ class RemoteShard:
         width = list(self._columns.values())[column]
         values = np.empty((len(batch), width), np.float32)
         self._channel.begin(
-            Op.STATE, self.number, hashes=batch.hashes, begins=batch.begins, out=values, aux=column, dim=width
+            Op.STATE, self.number, hashes=batch.hashes, begins=batch.offsets, out=values, aux=column, dim=width
         ).wait()
         return values
 
-    def mark_names(self) -> list[str]:
+    def metadata_names(self) -> list[str]:
         """Return nothing: row metadata cannot be read from servers."""
         return []
 
-    def marks(self, batch: _core.KeyBatch, k: int, /) -> NoReturn:
+    def metadata(self, batch: _core.KeyBatch, k: int, /) -> NoReturn:
         """Refuse."""
         raise ValueError("row metadata cannot be read from servers")
 

@@ -1,4 +1,4 @@
-// Victims: what goes first in one slot, by rank and of equal ranks by hash: a total order, so who goes depends on
+// EvictionCandidates: what goes first in one slot, by rank and of equal ranks by hash: a total order, so who goes depends on
 // the rows alone.
 //
 // The room to choose in belongs to the thread, which keeps it. Begin where running out of memory does no harm: the rest takes
@@ -18,7 +18,7 @@ namespace shoal {
 // Numbers that are not negative, in their order.
 inline std::uint64_t rank_of(double number) noexcept { return std::bit_cast<std::uint64_t>(number); }
 
-class Victims {
+class EvictionCandidates {
  public:
   struct Victim {
     std::uint64_t rank;
