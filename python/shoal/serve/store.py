@@ -40,10 +40,10 @@ class _ExportShard:
     def make_locations(self, batch: _core.KeyBatch) -> None:
         return None
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, where: None = None) -> None:
+    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: None = None) -> None:
         self._table.native.pull(batch.hashes, rows, self._table.workers, hashed=True)
 
-    def pull_given(self, batch: _core.KeyBatch, rows: Rows, where: None = None) -> Waitable:
+    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, locations: None = None) -> Waitable:
         return pull_and_expand(self.pull, batch, rows, self._table.workers)
 
     def contains(self, batch: _core.KeyBatch) -> npt.NDArray[np.uint8]:
