@@ -110,7 +110,7 @@ def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_h
             cluster._membership.stop = lambda now: []  # it dies: nobody is told
         with scheduler(1, bind=address) as anew:
             until(lambda: anew.refused().get("unknown", 0) > 3)
-            with pytest.raises(NotConnectedError, match="it was started anew since"):
+            with pytest.raises(NotConnectedError, match="it was restarted since"):
                 link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
             link.check()
             server.link.check()

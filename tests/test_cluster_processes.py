@@ -510,7 +510,7 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
         with pytest.raises(NotConnectedError, match="has been silent for"):
             cut_off.barrier(timeout=2.0)
         wire.mend()
-        with pytest.raises(FencedError, match="was taken for dead"):
+        with pytest.raises(FencedError, match="was declared dead"):
             until(lambda: cut_off._link.check(), 20)
     wire.close()
 

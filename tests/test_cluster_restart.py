@@ -47,9 +47,9 @@ def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_st
                 store.tick()
                 assert (table.pull(KEYS) == -clock).all()
             store.save(tmp_path / "saved")
-            with pytest.raises(NotConnectedError, match=r"started anew since\. Start the whole cluster again"):
+            with pytest.raises(NotConnectedError, match=r"restarted since\. Start the whole cluster again"):
                 store.table("another", dim=2)
-            with pytest.raises(NotConnectedError, match="started anew since"):
+            with pytest.raises(NotConnectedError, match="restarted since"):
                 store.barrier()
             assert (table.pull(KEYS) == -4).all()
             assert all(child.process.poll() is None for child in cluster.servers)

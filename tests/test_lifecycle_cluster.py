@@ -222,7 +222,7 @@ def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
     assert 500 < rows < 4000
     with shoal.launch(3, slots=SLOTS, memory=SLOTS * 2048, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
         assert fill(store) == (rows, alone)
-        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server 0 at .* does not make table 'plain'"):
+        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server 0 at .* cannot create table 'plain'"):
             store.table("plain")
         assert fill(store)[0] > 500
         store.tables["t"].erase(np.arange(4000, dtype=np.uint64))
@@ -267,7 +267,7 @@ def test_a_table_without_room_is_refused_to_all_that_ask_and_nobody_else_notices
                 break
         (text,) = texts
         assert number > 3
-        assert re.match(r"server 1 at tcp://\S+, tcp://\S+ \(process \d+ on \S+\) does not make table 'more", text)
+        assert re.match(r"server 1 at tcp://\S+, tcp://\S+ \(process \d+ on \S+\) cannot create table 'more", text)
         assert f"of the {share} bytes that each of 1024 slots has; give the store more memory" in text
         assert tables() == before
         assert all(f"more {number}" not in store.tables for store in stores)
@@ -291,7 +291,7 @@ def test_a_load_into_servers_without_room_is_refused_and_leaves_what_was_there(t
         table = store.table("mine", optimizer=shoal.SGD(lr=1.0))
         table.push(FEW, np.ones(100, np.float32)).wait()
         store.tick()
-        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server 0 at .* does not make table 't\d+'"):
+        with pytest.raises(shoal.MemoryBudgetExceededError, match=r"server 0 at .* cannot create table 't\d+'"):
             store.load(tmp_path / "many")
         assert np.all(table.pull(FEW) == -1)
 

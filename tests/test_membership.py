@@ -542,7 +542,7 @@ def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who
     assert take(late, 0, 300) == SplitReply(None, 299)
     for number in range(300, 1323):  # begun, and not gone beyond by all
         assert take(one, number, 300) == SplitReply(0, None)
-    assert "1024 passes over the data are under way" in take(one, 1323, 300).text
+    assert "1024 passes over the data are unfinished" in take(one, 1323, 300).text
 
 
 def test_a_worker_that_asks_for_another_part_gives_back_the_one_that_it_did_not_finish():
@@ -678,13 +678,15 @@ def test_events_are_kept_until_all_peers_have_seen_them_and_no_longer():
 
 def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_peers_take_no_more(monkeypatch):
     world, (worker, _) = together(workers=2)
-    for number in range(3, 3 + membership_module._MOST_PARKED + 1):
+    for number in range(3, 3 + membership_module._MAX_WAITING + 1):
         ask = Request(worker.sender, number, Barrier(f"b{number}"))
         answer = world.membership.handle(worker.sender, "h", ask, world.now)[0][1].body
-    assert "has 1024 requests that wait: no more" in answer.text
-    monkeypatch.setattr(membership_module, "_MOST_PEERS", len(world.membership._peers))
+    assert "has 1024 waiting requests, the maximum" in answer.text
+    monkeypatch.setattr(membership_module, "_MAX_PEERS", len(world.membership._peers))
     hello = Request(b"new", 1, Hello("worker", "w"))
-    assert world.membership.handle(b"new", "h", hello, world.now)[0][1].body == PendingReply("3 processes are there")
+    assert world.membership.handle(b"new", "h", hello, world.now)[0][1].body == PendingReply(
+        "3 processes are connected, the maximum"
+    )
     worker.alive = False
     world.go(7.0)
     assert not isinstance(world.membership.handle(b"new", "h", hello, world.now)[0][1].body, PendingReply)
@@ -693,8 +695,8 @@ def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_p
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"init_seed": -1}, "init_seed = -1 where it is 0"),
-        ({"init_parameter": 0.5}, "init_parameter = 0.5 where it is 0.0"),
+        ({"init_seed": -1}, "init_seed = -1 instead of 0"),
+        ({"init_parameter": 0.5}, "init_parameter = 0.5 instead of 0.0"),
         ({"init": "Uniform", "init_parameter": 0.1, "init_seed": -1}, "seed"),
         ({"init": "Uniform", "init_parameter": float("nan")}, "finite"),
         ({"seed": -1}, "seed"),
@@ -725,10 +727,10 @@ def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_
 
 def test_tables_whose_descriptions_would_not_fit_into_one_message_are_refused():
     world, (worker,) = together()
-    world.membership._tables_bytes = membership_module._TABLES_BYTES - 10
+    world.membership._tables_bytes = membership_module._MAX_TABLES_BYTES - 10
     number = worker.ask(CreateTable(FORM))
     world.go(1.0)
-    assert "there are 0 tables, whose descriptions take" in worker.replies[number].text
+    assert "the descriptions of 0 tables take" in worker.replies[number].text
 
 
 def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_not_a_loss():
@@ -746,7 +748,7 @@ def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_no
     world.go(2.0)
     for worker in workers:
         assert worker.replies[2].kind == "input"
-        assert "does not begin a job of 2 workers: no such mode" in worker.replies[2].text
+        assert "cannot begin a job of 2 workers: no such mode" in worker.replies[2].text
     assert not world.membership.broken
     assert world.membership.workers == {}
     first.execute = execute
@@ -766,9 +768,9 @@ def test_a_job_that_a_server_refuses_to_begin_is_an_answer_to_its_workers_and_no
             Join(None, (), 2, JobConsistency("ssp", 4, False)),
             r"runs under BSP\(reduce='sum'\), and .* SSP\(staleness=4\)",
         ),
-        (Join(5, (), 2, BSP), "there is no rank 5 among 2 workers"),
+        (Join(5, (), 2, BSP), "rank 5 is out of range for 2 workers"),
         (Join(None, (), 0, BSP), "got workers=0"),
-        (Join(None, (), 2, None), "which consistency"),
+        (Join(None, (), 2, None), "has to pass its consistency"),
     ],
 )
 def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_may_ask_again(join, text):
@@ -787,19 +789,19 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
 @pytest.mark.parametrize(
     ("join", "text"),
     [
-        (Join(None, ("tcp://:7",)), "the cluster has all its servers, 1: start"),
-        (Join(None, ()), "an address at least"),
-        (Join(4, ("tcp://:7",)), "there is no server 4 in a cluster of 2"),
+        (Join(None, ("tcp://:7",)), "the cluster has all of its 1 servers"),
+        (Join(None, ()), "at least one address"),
+        (Join(4, ("tcp://:7",)), "rank 4 is out of range for 2 servers"),
         (Join(0, ("tcp://:7",)), r"server 0 \(server .*\) has that rank"),
         (Join(None, ("ipc://x",)), "'ipc://x' is no address"),
         (Join(None, ("tcp://:0",)), "cannot be connected to"),
-        (Join(None, ("tcp://:5000",)), "two endpoints have one address"),
-        (Join(None, tuple(f"tcp://:{port}" for port in range(6000, 6017))), "16 slots do not reach"),
+        (Join(None, ("tcp://:5000",)), "two endpoints have the same address"),
+        (Join(None, tuple(f"tcp://:{port}" for port in range(6000, 6017))), "16 slots are too few"),
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_with_the_reason(join, text):
-    world = World(0, servers=1 if "all its" in text else 2, workers=1, loss=0.0)
-    if "all its" not in text:
+    world = World(0, servers=1 if "all of its" in text else 2, workers=1, loss=0.0)
+    if "all of its" not in text:
         world.processes.pop()
     world.go(2.0)
     other = world.start("server", join)
@@ -855,7 +857,7 @@ def test_a_table_that_a_server_refuses_is_dropped_by_all_and_all_that_wait_for_i
         refused = worker.replies[number]
         assert refused.kind == "memory"
         assert refused.text.startswith("server 0 at tcp://10.0.0.9:5000 (server ")
-        assert refused.text.endswith("does not make table 't': no room")
+        assert refused.text.endswith("cannot create table 't': no room")
     assert [type(order) for order in first.executed[1:]] == [AddTable, DropTable]
     assert first.executed == second.executed
     assert first.tables == second.tables == {}
@@ -879,7 +881,7 @@ def test_a_server_that_fails_at_an_order_is_lost_with_its_reason():
     )
     refused = [message.body for _, message in out if isinstance(message, Reply)]
     assert [body.kind for body in refused] == ["server-lost"]
-    assert "could not do what all servers have to do: out of memory" in refused[0].text
+    assert "failed to execute an order: out of memory" in refused[0].text
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_job_of_workers_that_live(mode):
         cluster.run()
         assert violations(cluster) == [], f"seed {seed}"
         assert [client.incarnation for client in cluster.clients] == [1, 1, 1]
-        assert "the job is over" in cluster.membership.notes
+        assert "the job has ended" in cluster.membership.notes
 
 
 @pytest.mark.parametrize("zombies", [False, True])

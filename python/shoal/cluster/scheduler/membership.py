@@ -1,31 +1,34 @@
-"""Membership: the scheduler's truth, as a machine without sockets, clocks or randomness of its own.
+"""Membership: the state of the scheduler, as a state machine without sockets, clocks or randomness of its own.
 
-Messages and the time go in, messages come out; so thousands of schedules of joins, deaths, repeats and losses can be
-tried in a second.
+Messages and the time go in, messages come out; so thousands of schedules of joins, deaths, repetitions and losses can
+be tested in a second.
 
     forming    servers join, in any order; their ranks are 0..S-1
-    map        the last server has joined: the slots are cut evenly over all endpoints, in the order of the ranks
-    job        W workers have joined; those that asked for no rank take what the others leave. All servers start the
-               job, then all workers are told that they are in; it is over when the last worker has left or died, and
-               the next join begins another
+    map        the last server has joined: the slots are divided evenly among all endpoints, in the order of the ranks
+    job        W workers have joined; those that asked for no rank get the remaining ones. All servers start the job,
+               then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
+               begins another
     broken     a server was lost, and its rows with it: every request is refused with its name
 
-Whatever has to be the same on all servers is an operation: a generator that yields an order, which goes to every
-server, and gets back what came of it from each. One operation is under way at a time, the others wait in line, so all
-servers see the same orders in the same order. An order is sent again until it is acknowledged, and the one behind it
-is sent after that.
+Everything that must be the same on all servers is an operation: a generator that yields an order, which goes to every
+server, and receives the results. One operation runs at a time, the others wait in a queue, so all servers see the same
+orders in the same order (state machine replication with one leader). An order is sent again until it is acknowledged;
+the next one is sent after that.
 
-Invariants (tests/test_membership.py tries them on random schedules):
-  I1  A rank has one worker at most that was not declared dead, and its incarnation rises with every admission.
-  I2  A worker is told JoinReply after every server has admitted it. Nobody gets its rank before it left or was declared
-      dead and every server has dismissed it.
+Invariants (tests/test_membership.py tests them on random schedules):
+  I1  A rank has at most one worker that was not declared dead, and its incarnation rises with every admission.
+  I2  A worker receives JoinReply after every server has admitted it. No other gets its rank before it left or was
+      declared dead and every server has dismissed it.
   I3  All servers execute one sequence of orders, each order once.
   I4  A request is executed once, however often it comes; its reply is repeated.
-  I5  A barrier lets nobody through before every worker of the job, dead or gone ones apart, has come to it.
-  I6  A table that is told to somebody is on all servers; one that a server refused is on none, and its number is free,
-      before anybody hears of that.
-  I7  Silence is measured while somebody listened: a scheduler that was itself stopped takes nobody for dead.
-  I8  Whatever a peer asks for, what is kept for it is bounded, and the work to answer it is as well.
+  I5  A barrier lets no worker pass before every worker of the job, except dead or departed ones, has reached it.
+  I6  A table in a reply is on all servers; one that a server refused is on none, and its number is free, before any
+      reply says so.
+  I7  Silence counts only while the scheduler was running: one that was itself stopped declares no peer dead.
+  I8  What is kept for a peer is bounded, and the work to answer each of its requests as well.
+
+Over 600 lines: the handlers of one state machine share its state and invariants. What it keeps of each peer and job is
+in members.py, the assignment of splits in splits.py.
 
 Threads: one.
 """
@@ -33,10 +36,9 @@ Threads: one.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from shoal.base.plural import counted
 from shoal.cluster.protocol.address import complete, split
@@ -91,20 +93,30 @@ from shoal.cluster.protocol.messages import (
     form_bytes,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap, cut_evenly
+from shoal.cluster.scheduler.members import (
+    AddressProbe,
+    DataPass,
+    FormingJob,
+    Job,
+    LauncherPeer,
+    Peer,
+    ServerPeer,
+    WorkerPeer,
+)
 from shoal.cluster.scheduler.splits import SplitTracker
 
 __all__ = ["DEAD_AFTER", "AddressProbe", "Membership"]
 
 DEAD_AFTER = 5  # heartbeats missed
-_DOUBT = 2  # heartbeats missed
-_FORMER = 4096  # senders that are remembered after they are gone
-_MOST_PEERS = 1 << 15  # who says hello beyond these waits until others are gone
-_MOST_PARKED = 1024  # requests of a peer that wait
+_MAY_BE_DEAD_AFTER = 2  # heartbeats missed
+_MAX_FORMER = 4096  # senders that are remembered after they have left
+_MAX_PEERS = 1 << 15  # further ones wait until others have left
+_MAX_WAITING = 1024  # requests of a peer
 _MAX_SPLITS = 1 << 24
-_MAX_PASSES = 1024  # that are under way
-_TABLES_BYTES = 1 << 23  # of the descriptions of all tables: they are told in one message
-_LONGEST_NAME = 1024  # characters of a table's name
-_RESEND = 1.0  # seconds until an order is sent again
+_MAX_PASSES = 1024  # unfinished ones
+_MAX_TABLES_BYTES = 1 << 23  # of the descriptions of all tables, which are sent in one message
+_MAX_NAME_LENGTH = 1024  # characters of a table's name
+_RESEND_SECONDS = 1.0  # until an order is sent again
 
 _TOO_MANY = (
     f"more than {MAX_OPEN_REQUESTS} replies are not confirmed: a request says which replies its sender still waits for"
@@ -114,166 +126,34 @@ Outgoing: TypeAlias = list[tuple[bytes, Message]]
 Operation: TypeAlias = Generator[OrderBody, list[OrderReply], None]
 
 
-class AddressProbe(NamedTuple):
-    """Addresses to be tried out before a server is in; the finding goes to :meth:`Membership.probed`."""
-
-    sender: bytes
-    number: int
-    addresses: tuple[str, ...]
-
-
 class _ServerLostError(Exception):
     pass
 
 
-@dataclass(slots=True, eq=False)
-class _Peer:
-    sender: bytes
-    role: str
-    about: str
-    host: str
-    route: bytes
-    heard: float
-    seen: int  # events
-    rank: int = -1
-    inside: bool = False
-    replies: dict[int, ReplyBody] = field(default_factory=dict)  # that it may not have
-    latest: int = 0  # the greatest number that it has given to a request
-    open: frozenset[int] = frozenset()  # of the numbers up to that, those whose replies it waits for
-    parked: dict[int, str] = field(default_factory=dict)  # requests that wait, and for what
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
-
-
-@dataclass(slots=True, eq=False)
-class _Server(_Peer):
-    addresses: tuple[str, ...] = ()
-    join: int = 0  # the number of the request
-    orders: int = 0  # given so far
-    order: Order | None = None  # under way
-    resend_at: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Worker(_Peer):
-    incarnation: int = 0
-    join: int = 0
-    wants: Join = field(default_factory=Join)
-
-
-@dataclass(slots=True, eq=False)
-class _Launcher(_Peer):
-    pass
-
-
-@dataclass(slots=True, eq=False)
-class _Pass:
-    splits: SplitTracker
-    digest: str
-    clocks: dict[int, int] = field(default_factory=dict)  # of the workers that have come to its end, by rank
-    end: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    number: int
-    rules: JobConsistency
-    size: int
-    members: dict[int, _Worker]
-    dead: set[int] = field(default_factory=set)  # ranks that somebody may take again
-    barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
-    passes: dict[int, _Pass] = field(default_factory=dict)
-    first_pass: int = 0  # those before it are over for all, and forgotten
-    passes_end: int = 0  # the greatest clock at which one of them ended
-    reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
-    clock: int = 0  # the greatest that servers told of
-
-    def forget_passes(self) -> None:
-        """Forget the passes that all workers have gone beyond."""
-        slowest = min(self.reached[rank] for rank in self.members)
-        while self.first_pass < slowest and (one := self.passes.get(self.first_pass)) is not None and one.splits.over:
-            self.passes_end = max(self.passes_end, one.end or 0)
-            del self.passes[self.first_pass]
-            self.first_pass += 1
-
-
-class _FormingJob:
-    """Workers that wait for a job to be complete.
-
-    One that asked for a rank holds it; the others take what is left, in the order in which they came, when all are
-    there.
-    """
-
-    def __init__(self) -> None:
-        self.workers: dict[bytes, _Worker] = {}  # by sender
-        self.ranked: dict[int, _Worker] = {}
-
-    def __len__(self) -> int:
-        return len(self.workers)
-
-    @property
-    def first(self) -> _Worker | None:
-        return next(iter(self.workers.values()), None)
-
-    @property
-    def size(self) -> int:
-        """How many workers the job wants; 0 while nobody is there."""
-        return self.first.wants.workers or 0 if self.first is not None else 0
-
-    def takes(self, worker: _Worker) -> bool:
-        """Whether there is a place for one more."""
-        return not self.workers or (len(self) < self.size and worker.wants.rank not in self.ranked)
-
-    def add(self, worker: _Worker) -> None:
-        self.workers[worker.sender] = worker
-        if worker.wants.rank is not None:
-            self.ranked[worker.wants.rank] = worker
-
-    def remove(self, worker: _Worker) -> bool:
-        """Take a worker out; returns whether it was in."""
-        if self.workers.pop(worker.sender, None) is None:
-            return False
-        if worker.wants.rank is not None:
-            del self.ranked[worker.wants.rank]
-        return True
-
-    def places(self) -> dict[int, _Worker]:
-        """Give every worker its rank."""
-        free = (rank for rank in range(self.size) if rank not in self.ranked)
-        placed = dict(self.ranked)
-        placed.update((next(free), worker) for worker in self.workers.values() if worker.wants.rank is None)
-        return dict(sorted(placed.items()))
-
-    def clear(self) -> None:
-        self.workers.clear()
-        self.ranked.clear()
-
-
 class Membership:
-    """Who is in the cluster, and what they have agreed on.
+    """The members of the cluster, and what they have agreed on.
 
     Parameters
     ----------
     servers : int
-        How many the cluster has.
+        Number of servers of the cluster.
     workers : int
-        How many a job has, where the workers themselves do not say.
+        Number of workers of a job, unless the workers pass it.
     slots : int
         Parts of the hash space.
     heartbeat : float
-        Seconds between signs of life. Who is silent for 5 of them is dead.
+        Seconds between heartbeats. A peer is dead after 5 without one.
     rng : random.Random
         Makes the numbers of the cluster and of jobs.
     now : float
-        The time, in seconds, from any beginning; it never goes back.
+        The time, in seconds from any origin; it never decreases.
     counts : callable
-        How often something was refused, by reason: what workers see of it that ask for figures.
+        Returns how often something was refused, by reason; part of the metrics that workers request.
 
     Attributes
     ----------
     refused : deque of (str, str)
-        Reason and text of what was refused; to be taken out.
+        Reason and text of each refusal; the caller removes them.
     """
 
     def __init__(
@@ -304,45 +184,45 @@ class Membership:
         self._now = now
         self.cluster = f"{rng.getrandbits(64):016x}"
         self.probes: deque[AddressProbe] = deque()
-        self.notes: deque[str] = deque()  # what happened, for people; to be taken out
+        self.notes: deque[str] = deque()  # events for the log; the caller removes them
         self.refused: deque[tuple[str, str]] = deque()
         self._counts = counts
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, Peer] = {}
         self._former: OrderedDict[bytes, ReplyBody] = OrderedDict()
-        self._servers: dict[int, _Server] = {}
+        self._servers: dict[int, ServerPeer] = {}
         self._map: ClusterMap | None = None
         self._broken = ""
-        self._events: list[Event] = []  # those that not all peers have seen
-        self._events_dropped = 0  # before them
+        self._events: list[Event] = []  # those that some peer has not seen
+        self._events_dropped = 0  # number of earlier ones
         self._tables: dict[str, TableReply] = {}
         self._tables_bytes = 0
         self._launchers_done = 0
         self._failed = ""
         self._status = 0
-        self._wanted_tables: dict[str, list[tuple[_Peer, int]]] = {}
+        self._wanted_tables: dict[str, list[tuple[Peer, int]]] = {}
         self._incarnations: dict[int, int] = {}
         self._clocks_before = 0  # of the last job
-        self._job: _Job | None = None
-        self._gathering = _FormingJob()
-        self._admitting: _Worker | None = None
-        self._in_line: dict[bytes, _Worker] = {}  # workers, by sender, that wait for the job to end, or for a rank
-        self._vacant = False  # whether one of them may get a place, once all that are gone are known to be
+        self._job: Job | None = None
+        self._forming = FormingJob()
+        self._admitting: WorkerPeer | None = None
+        self._queue: dict[bytes, WorkerPeer] = {}  # workers, by sender, that wait for the end of the job or for a rank
+        self._vacant = False  # whether one of them may get a place
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
         self._results: dict[int, OrderReply] = {}
         self._out: Outgoing = []
 
-    # --- what goes in -----------------------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------------------
 
     def handle(self, route: bytes, host: str, message: Message, now: float) -> Outgoing:
-        """Take a message.
+        """Process a message.
 
         Parameters
         ----------
         route : bytes
-            Where replies go; a peer may change it.
+            Destination of replies; a peer may change it.
         host : str
-            Where the connection comes from.
+            Address of the connection's other end.
         message : Message
         now : float
             Seconds.
@@ -350,7 +230,7 @@ class Membership:
         Returns
         -------
         list of (route, message)
-            To be sent.
+            Messages to send.
         """
         self._advance(now)
         if isinstance(message, Request):
@@ -358,31 +238,31 @@ class Membership:
         elif isinstance(message, Heartbeat):
             peer = self._known(message.sender, route)
             if peer is None:
-                self._out.append((route, Reply(0, self._stranger(message.sender, host))))
+                self._out.append((route, Reply(0, self._unknown_sender(message.sender, host))))
             else:
                 seen = min(max(message.seen, peer.seen), self._events_dropped + len(self._events))
                 peer.seen = seen
                 self._out.append((route, Events(seen, tuple(self._events[seen - self._events_dropped :]))))
         elif isinstance(message, OrderReply):
             peer = self._known(message.sender, route)
-            if isinstance(peer, _Server):
+            if isinstance(peer, ServerPeer):
                 self._done(peer, message)
         return self._flush()
 
     def probed(self, probe: AddressProbe, fault: tuple[str, str] | None, now: float) -> Outgoing:
-        """Take what came of trying out a server's addresses: None, or the address that failed and how."""
+        """Process the result of an address probe: None, or the address that failed and why."""
         self._advance(now)
         server = self._peers.get(probe.sender)
-        if isinstance(server, _Server) and not server.inside and probe.number in server.parked:
+        if isinstance(server, ServerPeer) and not server.inside and probe.number in server.waiting:
             if fault is None:
                 server.inside = True
-                server.parked[server.join] = "other servers"
+                server.waiting[server.join] = "other servers"
                 self._form()
             else:
                 address, what = fault
                 text = (
-                    f"{server} cannot be reached at {address} ({what}): pass --advertise HOST, the name or address of "
-                    "its machine that the scheduler and all workers reach"
+                    f"{server} cannot be reached at {address} ({what}): pass --advertise HOST, a name or address of "
+                    "its machine that the scheduler and all workers can reach"
                 )
                 self._servers.pop(server.rank, None)
                 self.refused.append(("unreachable", text))
@@ -391,13 +271,13 @@ class Membership:
         return self._flush()
 
     def on_time(self, now: float) -> Outgoing:
-        """Do what is due: declare the silent dead, send unanswered orders again.
+        """Do what is due: declare silent peers dead, send unacknowledged orders again.
 
-        Call it when nothing is left to be handled, and at least once per heartbeat.
+        Call it when no message is left to process, and at least once per heartbeat.
         """
         self._advance(now)
         for peer in list(self._peers.values()):
-            silent = now - peer.heard
+            silent = now - peer.last_heard
             if silent > self._dead_after and peer.sender in self._peers:
                 self._remove(peer, f"it has been silent for {silent:.1f} s")
         all_events = self._events_dropped + len(self._events)
@@ -407,16 +287,16 @@ class Membership:
         for server in self._servers.values():
             if server.order is not None and server.resend_at <= now:
                 self._send_order(server)
-        self._vacant = bool(self._in_line)
+        self._vacant = bool(self._queue)
         return self._flush()
 
     def stop(self, now: float) -> Outgoing:
-        """End the cluster: tell everybody."""
+        """End the cluster: send the event to all peers."""
         self._advance(now)
-        self._tell(SchedulerStopped())
+        self._publish(SchedulerStopped())
         return self._flush()
 
-    # --- what there is to see ---------------------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------------------------
 
     @property
     def map(self) -> ClusterMap | None:
@@ -425,7 +305,7 @@ class Membership:
 
     @property
     def broken(self) -> str:
-        """What was lost; empty while all is well."""
+        """Which server was lost; empty while none was."""
         return self._broken
 
     @property
@@ -435,7 +315,7 @@ class Membership:
 
     @property
     def launchers_done(self) -> int:
-        """How many launchers have said that their program ended well."""
+        """Number of launchers whose program ended with status 0."""
         return self._launchers_done
 
     @property
@@ -445,97 +325,100 @@ class Membership:
 
     @property
     def status(self) -> int:
-        """What that program ended with; 1 for one that was lost."""
+        """Exit status of that program; 1 for one that was lost."""
         return self._status
 
     @property
     def heartbeat(self) -> float:
-        """Seconds between signs of life."""
+        """Seconds between heartbeats."""
         return self._heartbeat
 
     # --- time -------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        # Nobody listened since the last call. What is more than a heartbeat of that is not the peers' silence: this
-        # process was stopped, and their messages lie in its sockets.
+        # More than a heartbeat since the last call is not silence of the peers: this process was stopped, and their
+        # messages are still in its sockets.
         missed = now - self._now - self._heartbeat
         if missed > 0:
             for peer in self._peers.values():
-                peer.heard += missed
+                peer.last_heard += missed
         self._now = max(now, self._now)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def _known(self, sender: bytes, route: bytes) -> _Peer | None:
+    def _known(self, sender: bytes, route: bytes) -> Peer | None:
         peer = self._peers.get(sender)
         if peer is not None:
             peer.route = route
-            peer.heard = self._now
+            peer.last_heard = self._now
         return peer
 
-    def _stranger(self, sender: bytes, host: str) -> ReplyBody:
+    def _unknown_sender(self, sender: bytes, host: str) -> ReplyBody:
         known = self._former.get(sender)
         if known is not None:
             return known
         self.refused.append(
             (
                 "unknown",
-                f"{host}: a process that this scheduler does not know takes it for its own. Unless it is a stranger, "
-                "the scheduler was started anew while servers and workers went on: they serve each other, but nobody "
-                "else. End them, and start the whole cluster again",
+                f"{host}: a request from a process that this scheduler does not know. Unless it belongs to another "
+                "cluster, the scheduler was restarted while servers and workers kept running: they serve each other, "
+                "but no new process. End them, and start the whole cluster again",
             )
         )
-        text = "the scheduler does not know this process: it was started anew since. Start the whole cluster again"
+        text = "the scheduler does not know this process: it was restarted since. Start the whole cluster again"
         return ErrorReply("not-connected", text)
 
     def _ask(self, route: bytes, host: str, ask: Request) -> None:
         peer = self._known(ask.sender, route)
         if peer is None:
             if isinstance(ask.body, Hello) and ask.sender not in self._former:
-                if len(self._peers) >= _MOST_PEERS:
+                if len(self._peers) >= _MAX_PEERS:
                     self._out.append(
-                        (route, Reply(ask.number, PendingReply(f"{len(self._peers)} processes are there")))
+                        (
+                            route,
+                            Reply(ask.number, PendingReply(f"{len(self._peers)} processes are connected, the maximum")),
+                        )
                     )
                     return
                 peer = self._welcome(route, host, ask.sender, ask.body)
             if peer is None:
                 wrong = ErrorReply(
-                    "protocol", f"a peer that is no server, worker or launcher asks for {type(ask.body)}"
+                    "protocol", f"a peer that is not a server, worker or launcher sent {type(ask.body).__name__}"
                 )
-                answer = wrong if isinstance(ask.body, Hello) else self._stranger(ask.sender, host)
+                answer = wrong if isinstance(ask.body, Hello) else self._unknown_sender(ask.sender, host)
                 self._out.append((route, Reply(ask.number, answer)))
                 return
         self._settle(peer, ask)
         if ask.number in peer.replies:
             self._out.append((route, Reply(ask.number, peer.replies[ask.number])))
-        elif ask.number in peer.parked:
+        elif ask.number in peer.waiting:
             self._out.append((route, Reply(ask.number, PendingReply(self._why(peer, ask.number)))))
         elif ask.number > peer.latest or ask.number in peer.open:
-            if len(peer.replies) >= MAX_OPEN_REQUESTS:  # no process of shoal's does that
+            if len(peer.replies) >= MAX_OPEN_REQUESTS:  # no process of shoal does this
                 self._out.append((route, Reply(ask.number, ErrorReply("protocol", _TOO_MANY))))
             else:
                 self._execute(peer, ask.number, ask.body)
 
     @staticmethod
-    def _settle(peer: _Peer, ask: Request) -> None:
-        """Forget the replies that a peer has, or does not want any more. Messages may come in another order."""
+    def _settle(peer: Peer, ask: Request) -> None:
+        """Remove the replies that a peer has received or no longer waits for. Messages may arrive out of order."""
         if (ask.latest, -len(ask.open)) > (peer.latest, -len(peer.open)):
             peer.latest, peer.open = ask.latest, frozenset(ask.open)
             for number in [number for number in peer.replies if number <= peer.latest and number not in peer.open]:
                 del peer.replies[number]
 
-    def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> _Peer | None:
-        kinds: dict[str, type[_Peer]] = {"server": _Server, "worker": _Worker, "launcher": _Launcher}
+    def _welcome(self, route: bytes, host: str, sender: bytes, hello: Hello) -> Peer | None:
+        kinds: dict[str, type[Peer]] = {"server": ServerPeer, "worker": WorkerPeer, "launcher": LauncherPeer}
         if hello.role not in kinds:
             return None
-        # It is shown to people, in logs and on terminals.
+        # It is printed in logs and on terminals.
         about = "".join(letter if letter.isprintable() else "?" for letter in hello.about)
         seen = self._events_dropped + len(self._events)
         peer = kinds[hello.role](sender, hello.role, about, host, route, self._now, seen)
         self._peers[sender] = peer
         return peer
 
-    def _execute(self, peer: _Peer, number: int, body: RequestBody) -> None:
+    def _execute(self, peer: Peer, number: int, body: RequestBody) -> None:
         if isinstance(body, Hello):
             welcome = HelloReply(self.cluster, peer.host, self._slots, self._heartbeat, self._dead_after, peer.seen)
             self._reply(peer, number, welcome)
@@ -543,52 +426,56 @@ class Membership:
             self._leave(peer, number, body.status)
         elif self._broken:
             self._reply(peer, number, ErrorReply("server-lost", self._broken))
-        elif len(peer.parked) >= _MOST_PARKED:
-            self._reply(peer, number, ErrorReply("input", f"{peer} has {len(peer.parked)} requests that wait: no more"))
+        elif len(peer.waiting) >= _MAX_WAITING:
+            self._reply(
+                peer, number, ErrorReply("input", f"{peer} has {len(peer.waiting)} waiting requests, the maximum")
+            )
         elif isinstance(body, Join):
-            if isinstance(peer, _Server):
+            if isinstance(peer, ServerPeer):
                 self._join_server(peer, number, body)
-            elif isinstance(peer, _Worker):
+            elif isinstance(peer, WorkerPeer):
                 self._join_worker(peer, number, body)
         elif isinstance(body, GetMap) and self._map is not None:
             self._reply(peer, number, GetMapReply(self._map))
         elif isinstance(body, ListTables):
             self._reply(peer, number, ListTablesReply(tuple(self._tables.values())))
-        elif not isinstance(peer, _Worker) or not peer.inside:
-            self._reply(peer, number, ErrorReply("protocol", f"{peer} is not part of a job and asks for {type(body)}"))
+        elif not isinstance(peer, WorkerPeer) or not peer.inside:
+            self._reply(
+                peer, number, ErrorReply("protocol", f"{peer} is not part of a job and sent {type(body).__name__}")
+            )
         elif isinstance(body, CreateTable):
             self._ask_table(peer, number, body)
         elif isinstance(body, Barrier):
             self._barrier(peer, number, body.name)
         elif isinstance(body, GetMetrics):
-            self._park(peer, number, "the servers to tell what they have counted")
+            self._wait(peer, number, "the servers to report their metrics")
             self._begin(self._gather_figures(peer, number))
         elif isinstance(body, TakeSplit):
             self._reply(peer, number, self._take_split(peer, body))
 
-    def _reply(self, peer: _Peer, number: int, body: ReplyBody) -> None:
-        peer.parked.pop(number, None)
+    def _reply(self, peer: Peer, number: int, body: ReplyBody) -> None:
+        peer.waiting.pop(number, None)
         peer.replies[number] = body
         self._out.append((peer.route, Reply(number, body)))
 
-    def _park(self, peer: _Peer, number: int, what: str) -> None:
-        peer.parked[number] = what
+    def _wait(self, peer: Peer, number: int, what: str) -> None:
+        peer.waiting[number] = what
         self._out.append((peer.route, Reply(number, PendingReply(self._why(peer, number)))))
 
-    def _why(self, peer: _Peer, number: int) -> str:
+    def _why(self, peer: Peer, number: int) -> str:
         inside = sum(server.inside for server in self._servers.values())
         if self._map is None:
             return f"{inside} of {self._num_servers} servers have joined"
-        if isinstance(peer, _Worker) and number == peer.join and not peer.inside:
-            if peer.sender in self._in_line:
-                return self._why_in_line(peer)
-            return f"{len(self._gathering)} of {peer.wants.workers} workers have joined"
-        return f"waiting for {peer.parked[number]}"
+        if isinstance(peer, WorkerPeer) and number == peer.join and not peer.inside:
+            if peer.sender in self._queue:
+                return self._why_queue(peer)
+            return f"{len(self._forming)} of {peer.wants.workers} workers have joined"
+        return f"waiting for {peer.waiting[number]}"
 
     # --- servers ----------------------------------------------------------------------------------------------
 
-    def _join_server(self, server: _Server, number: int, join: Join) -> None:
-        fault = self._wrong_server(server, join)
+    def _join_server(self, server: ServerPeer, number: int, join: Join) -> None:
+        fault = self._server_error(server, join)
         if fault:
             self._reply(server, number, ErrorReply("input", fault))
             return
@@ -597,20 +484,20 @@ class Membership:
         server.addresses = tuple(complete(address, server.host) for address in join.addresses)
         server.join = number
         self._servers[server.rank] = server
-        self._park(server, number, "its addresses to be tried out")
+        self._wait(server, number, "its addresses to be probed")
         self.probes.append(AddressProbe(server.sender, number, server.addresses))
 
-    def _wrong_server(self, server: _Server, join: Join) -> str:
+    def _server_error(self, server: ServerPeer, join: Join) -> str:
         if server.rank >= 0:
-            return f"{server} joined already"
+            return f"{server} has joined already"
         if len(self._servers) == self._num_servers:
-            return f"the cluster has all its servers, {self._num_servers}: start the scheduler with --servers for more"
+            return f"the cluster has all of its {self._num_servers} servers: pass a larger --servers to the scheduler"
         if join.rank is not None and not 0 <= join.rank < self._num_servers:
-            return f"there is no server {join.rank} in a cluster of {self._num_servers}: ranks start at 0"
+            return f"rank {join.rank} is out of range for {self._num_servers} servers: ranks start at 0"
         if join.rank is not None and join.rank in self._servers:
-            return f"{self._servers[join.rank]} has that rank: give every server its own, or none at all"
+            return f"{self._servers[join.rank]} has that rank: give every server its own rank, or none"
         if not join.addresses:
-            return "a server needs an address at least"
+            return "a server needs at least one address"
         try:
             addresses = [complete(address, server.host) for address in join.addresses]
             for address in addresses:
@@ -619,9 +506,9 @@ class Membership:
             return str(error)
         taken = {address for other in self._servers.values() for address in other.addresses}
         if len(set(addresses)) < len(addresses) or taken & set(addresses):
-            return f"two endpoints have one address among {', '.join(addresses)}: give each server its own --bind"
+            return f"two endpoints have the same address among {', '.join(addresses)}: give each server its own --bind"
         if len(taken) + len(addresses) > self._slots:
-            return f"{self._slots} slots do not reach for more than {len(taken)} endpoints: use fewer --threads"
+            return f"{self._slots} slots are too few for more than {len(taken)} endpoints: use fewer --threads"
         return ""
 
     def _form(self) -> None:
@@ -630,15 +517,15 @@ class Membership:
             return
         loops = [(address, server.rank) for server in ready for address in server.addresses]
         self._map = cut_evenly(1, self._slots, loops)
-        self.notes.append(f"all servers are there: {', '.join(address for address, _ in loops)}")
+        self.notes.append(f"all servers have joined: {', '.join(address for address, _ in loops)}")
         for server in ready:
             self._reply(server, server.join, JoinReply(server.rank, self._map, ()))
         self._start_if_complete()
 
-    def _lose_server(self, server: _Server, why: str) -> None:
+    def _lose_server(self, server: ServerPeer, why: str) -> None:
         del self._servers[server.rank]
         if self._map is None:
-            return  # it held nothing: another may take its place
+            return  # it had no rows: another may replace it
         where = ", ".join(server.addresses)
         text = (
             f"server {server.rank} at {where} ({server.about}) is lost with its rows, {why}: "
@@ -646,7 +533,7 @@ class Membership:
         )
         self._broken = self._broken or text
         self.notes.append(text)
-        self._tell(ServerGone(server.rank, text, why))
+        self._publish(ServerGone(server.rank, text, why))
         operations, self._operations = self._operations, deque()
         if self._operation is not None:
             operations.appendleft(self._operation)
@@ -654,10 +541,10 @@ class Membership:
         for operation in operations:
             operation.close()
         for peer in list(self._peers.values()):
-            for number in list(peer.parked):
+            for number in list(peer.waiting):
                 self._reply(peer, number, ErrorReply("server-lost", self._broken))
-        self._gathering.clear()
-        self._in_line.clear()
+        self._forming.clear()
+        self._queue.clear()
         self._admitting = None
 
     # --- orders and operations --------------------------------------------------------------------------------
@@ -685,21 +572,21 @@ class Membership:
             server.order = Order(server.orders, body)
             self._send_order(server)
 
-    def _send_order(self, server: _Server) -> None:
+    def _send_order(self, server: ServerPeer) -> None:
         assert server.order is not None
-        server.resend_at = self._now + _RESEND
+        server.resend_at = self._now + _RESEND_SECONDS
         self._out.append((server.route, server.order))
 
-    def _done(self, server: _Server, done: OrderReply) -> None:
+    def _done(self, server: ServerPeer, done: OrderReply) -> None:
         order = server.order
         if order is None or done.number != order.number:
-            return  # said again
+            return  # a repetition
         server.order = None
         fault = done.fault
         if done.refused is not None and not isinstance(order.body, AddTable | StartJob):
-            fault = fault or f"it refuses {type(order.body).__name__}: {done.refused.text}"
+            fault = fault or f"it refused {type(order.body).__name__}: {done.refused.text}"
         if fault:
-            self._remove(server, f"it could not do what all servers have to do: {fault}")
+            self._remove(server, f"it failed to execute an order: {fault}")
             return
         self._results[server.rank] = done
         if len(self._results) == len(self._servers) and self._operation is not None:
@@ -709,46 +596,47 @@ class Membership:
 
     # --- workers and jobs -------------------------------------------------------------------------------------
 
-    def _join_worker(self, worker: _Worker, number: int, join: Join) -> None:
+    def _join_worker(self, worker: WorkerPeer, number: int, join: Join) -> None:
         size = join.workers if join.workers is not None else self._num_workers
         fault = ""
         if worker.join:
-            fault = f"{worker} joined already"
+            fault = f"{worker} has joined already"
         elif not 1 <= size <= MAX_WORKERS:
             fault = f"a job has from 1 to {MAX_WORKERS} workers, got workers={size}"
         elif join.rank is not None and not 0 <= join.rank < size:
-            fault = f"there is no rank {join.rank} among {counted(size, 'worker')}: ranks start at 0"
+            fault = f"rank {join.rank} is out of range for {counted(size, 'worker')}: ranks start at 0"
         elif join.rules is None:
-            fault = "a worker that joins has to say which consistency it counts on"
+            fault = "a worker that joins has to pass its consistency"
         if fault:
             self._reply(worker, number, ErrorReply("input", fault))
             return
         worker.join = number
         worker.wants = Join(join.rank, (), size, join.rules)
-        worker.parked[number] = "the other workers"
-        self._in_line[worker.sender] = worker
+        worker.waiting[number] = "the other workers"
+        self._queue[worker.sender] = worker
         self._seat()
-        if number in worker.parked:
+        if number in worker.waiting:
             self._out.append((worker.route, Reply(number, PendingReply(self._why(worker, number)))))
 
     def _seat(self) -> None:
-        """Give those in line their places, in the order in which they came."""
-        line, self._in_line = self._in_line, {}
-        # Perhaps all have died, and those in line begin anew.
+        """Assign places to waiting workers, in the order of their arrival."""
+        line, self._queue = self._queue, {}
+        # Perhaps all members have died, and the waiting workers begin a new job.
         silent = self._job is not None and any(
-            self._now - member.heard > _DOUBT * self._heartbeat for member in self._job.members.values()
+            self._now - member.last_heard > _MAY_BE_DEAD_AFTER * self._heartbeat
+            for member in self._job.members.values()
         )
         for worker in line.values():
-            fault = self._place_in_job(worker, silent) if self._job is not None else self._place_in_gathering(worker)
+            fault = self._place_in_job(worker, silent) if self._job is not None else self._place_in_forming(worker)
             if fault:
                 self._reply(worker, worker.join, ErrorReply("input", fault))
                 worker.join = 0
             elif fault is None:
-                self._in_line[worker.sender] = worker
+                self._queue[worker.sender] = worker
         self._start_if_complete()
 
-    def _place_in_job(self, worker: _Worker, silent: bool) -> str | None:
-        """Let a worker in: empty. Else what is wrong with it, or None, to let it wait."""
+    def _place_in_job(self, worker: WorkerPeer, silent: bool) -> str | None:
+        """Admit a worker: returns an empty string, the reason for a refusal, or None if it has to wait."""
         job = self._job
         assert job is not None
         if self._admitting is not None or not job.dead or not job.members or silent:
@@ -756,62 +644,64 @@ class Membership:
         rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
         if rank not in job.dead:
             return None
-        fault = self._disagrees(worker, job.size, job.rules)
+        fault = self._disagrees(worker, job.size, job.consistency)
         if not fault:
             self._admitting = worker
             job.dead.discard(rank)
             self._begin(self._admit(job, rank, worker))
         return fault
 
-    def _place_in_gathering(self, worker: _Worker) -> str | None:
+    def _place_in_forming(self, worker: WorkerPeer) -> str | None:
         """As `_place_in_job`."""
-        first = self._gathering.first
+        first = self._forming.first
         if first is not None:
             assert first.wants.workers is not None
             assert first.wants.rules is not None
             fault = self._disagrees(worker, first.wants.workers, first.wants.rules)
             if fault:
                 return fault
-        if not self._gathering.takes(worker):
+        if not self._forming.takes(worker):
             return None
-        self._gathering.add(worker)
+        self._forming.add(worker)
         return ""
 
     @staticmethod
-    def _disagrees(worker: _Worker, size: int, rules: JobConsistency) -> str:
+    def _disagrees(worker: WorkerPeer, size: int, rules: JobConsistency) -> str:
         if worker.wants.workers != size:
             has = counted(size, "worker")
-            return f"the job has {has}, and {worker.about} wants {worker.wants.workers}: pass all the same"
+            return f"the job has {has}, and {worker.about} wants {worker.wants.workers}: pass the same everywhere"
         if worker.wants.rules != rules:
-            return f"the job runs under {rules}, and {worker.about} wants {worker.wants.rules}: pass all the same"
+            return (
+                f"the job runs under {rules}, and {worker.about} wants {worker.wants.rules}: pass the same everywhere"
+            )
         return ""
 
-    def _why_in_line(self, worker: _Worker) -> str:
+    def _why_queue(self, worker: WorkerPeer) -> str:
         rank = worker.wants.rank
-        holders = self._job.members if self._job is not None else self._gathering.ranked
+        holders = self._job.members if self._job is not None else self._forming.ranked
         if rank is not None and rank in holders:
             holder = holders[rank]
-            return f"rank {rank} is that of {holder.about}, heard {self._now - holder.heard:.1f} s ago"
+            return f"rank {rank} belongs to {holder.about}, last heartbeat {self._now - holder.last_heard:.1f} s ago"
         if self._job is not None:
             size, left = counted(self._job.size, "worker"), len(self._job.members)
-            return f"the job of {size} goes on with {left}; the next begins after it"
-        return f"the next job has its {counted(len(self._gathering), 'worker')}"
+            return f"the job of {size} continues with {left}; the next one begins after it"
+        return f"the next job has all of its {counted(len(self._forming), 'worker')}"
 
     def _start_if_complete(self) -> None:
-        first = self._gathering.first
+        first = self._forming.first
         if self._map is None or self._job is not None or self._broken or first is None:
             return
         assert first.wants.rules is not None
-        if len(self._gathering) < self._gathering.size:
+        if len(self._forming) < self._forming.size:
             return
-        members = self._gathering.places()
-        self._gathering.clear()
+        members = self._forming.assign_ranks()
+        self._forming.clear()
         for rank, worker in members.items():
             worker.rank = rank
             worker.incarnation = self._raise_incarnation(rank)
-            worker.parked[worker.join] = "the servers to start the job"
+            worker.waiting[worker.join] = "the servers to start the job"
         number = self._rng.getrandbits(32) or 1
-        self._job = _Job(number, first.wants.rules, len(members), members)
+        self._job = Job(number, first.wants.rules, len(members), members)
         self.notes.append(f"a job of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
         self._begin(self._start(self._job, list(members.values())))
 
@@ -819,22 +709,22 @@ class Membership:
         self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
         return self._incarnations[rank]
 
-    def _start(self, job: _Job, workers: list[_Worker]) -> Operation:
+    def _start(self, job: Job, workers: list[WorkerPeer]) -> Operation:
         incarnations = tuple(worker.incarnation for worker in workers)
-        told = yield StartJob(job.number, job.rules, incarnations, self._clocks_before)
-        refused = self._refusal(told, f"does not begin a job of {counted(job.size, 'worker')}")
+        results = yield StartJob(job.number, job.consistency, incarnations, self._clocks_before)
+        refused = self._refusal(results, f"cannot begin a job of {counted(job.size, 'worker')}")
         if refused is not None:
             self._job = None
             for worker in workers:
-                if worker.sender in self._peers and worker.join in worker.parked:
+                if worker.sender in self._peers and worker.join in worker.waiting:
                     self._reply(worker, worker.join, refused)
                     worker.join, worker.rank = 0, -1
             self._seat()
             return
         for worker in workers:
-            self._let_in(job, worker, 0)
+            self._reply_joined(job, worker, 0)
 
-    def _admit(self, job: _Job, rank: int, worker: _Worker) -> Operation:
+    def _admit(self, job: Job, rank: int, worker: WorkerPeer) -> Operation:
         clock = max(done.result for done in (yield Hold()))
         worker.incarnation = self._raise_incarnation(rank)
         yield Admit(rank, worker.incarnation, clock)
@@ -842,15 +732,15 @@ class Membership:
         if worker.sender in self._peers:
             worker.rank = rank
             job.members[rank] = worker
-            self.notes.append(f"{worker} takes the place of the dead one, at clock {clock}")
-            self._let_in(job, worker, clock)
-        else:  # it died meanwhile
+            self.notes.append(f"{worker} replaces a dead worker, at clock {clock}")
+            self._reply_joined(job, worker, clock)
+        else:  # it has died meanwhile
             job.dead.add(rank)
             yield from self._dismiss(worker, rank)
         self._seat()
 
-    def _let_in(self, job: _Job, worker: _Worker, clock: int) -> None:
-        if worker.sender not in self._peers or worker.join not in worker.parked:
+    def _reply_joined(self, job: Job, worker: WorkerPeer, clock: int) -> None:
+        if worker.sender not in self._peers or worker.join not in worker.waiting:
             return
         assert self._map is not None
         worker.inside = True
@@ -860,25 +750,25 @@ class Membership:
 
     def _end_job_if_over(self) -> None:
         if self._job is not None and not self._job.members and self._admitting is None:
-            self.notes.append("the job is over")
+            self.notes.append("the job has ended")
             self._clocks_before = self._job.clock
             self._job = None
             self._seat()
 
-    def _leave(self, peer: _Peer, number: int, status: int) -> None:
-        if isinstance(peer, _Server):
+    def _leave(self, peer: Peer, number: int, status: int) -> None:
+        if isinstance(peer, ServerPeer):
             self._reply(peer, number, LeaveReply())
-            self._remove(peer, "it was told to end", LeaveReply())
-        elif isinstance(peer, _Launcher):
+            self._remove(peer, "it was terminated", LeaveReply())
+        elif isinstance(peer, LauncherPeer):
             self._reply(peer, number, LeaveReply())
             self._forget(peer, LeaveReply())
             self._launchers_done += status == 0
             if status:
                 self._fail(f"{peer.about} ended with status {status}", status)
-        elif isinstance(peer, _Worker) and not self._broken and self._is_member(peer):
-            peer.parked = {number: "the servers to let it go"}
+        elif isinstance(peer, WorkerPeer) and not self._broken and self._is_member(peer):
+            peer.waiting = {number: "the servers to dismiss it"}
             self._take_out(peer)
-            self._begin(self._let_go(peer, number))
+            self._begin(self._dismiss_leaving(peer, number))
         else:
             self._reply(peer, number, LeaveReply())
             self._remove(peer, "it left", LeaveReply())
@@ -887,10 +777,10 @@ class Membership:
         if not self._failed:
             self._failed, self._status = text, status
 
-    def _is_member(self, worker: _Worker) -> bool:
+    def _is_member(self, worker: WorkerPeer) -> bool:
         return self._job is not None and self._job.members.get(worker.rank) is worker
 
-    def _take_out(self, worker: _Worker) -> None:
+    def _take_out(self, worker: WorkerPeer) -> None:
         assert self._job is not None
         del self._job.members[worker.rank]
         for came in self._job.barriers.values():
@@ -901,16 +791,16 @@ class Membership:
         self._job.reached.pop(worker.rank, None)
         self._check_barriers()
 
-    def _let_go(self, worker: _Worker, number: int) -> Operation:
+    def _dismiss_leaving(self, worker: WorkerPeer, number: int) -> Operation:
         yield from self._dismiss(worker, worker.rank)
         if worker.sender in self._peers:
             self._reply(worker, number, LeaveReply())
             self._forget(worker, LeaveReply())
 
-    def _dismiss(self, worker: _Worker, rank: int) -> Operation:
+    def _dismiss(self, worker: WorkerPeer, rank: int) -> Operation:
         # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
-        told = yield Fence(rank, worker.incarnation)
-        last = max(told, key=lambda done: done.result)
+        results = yield Fence(rank, worker.incarnation)
+        last = max(results, key=lambda done: done.result)
         reached = [done.result for done in (yield Dismiss(rank, worker.incarnation, last.result, last.tables))]
         if self._job is not None:
             self._job.clock = max(self._job.clock, *reached)
@@ -918,71 +808,71 @@ class Membership:
 
     # --- the end of a peer ------------------------------------------------------------------------------------
 
-    def _remove(self, peer: _Peer, why: str, last: ReplyBody | None = None) -> None:
-        """Forget a peer that died, left before it was in, or failed."""
-        text = f"{peer} was taken for dead, {why}: it may change nothing any more. Start it again"
+    def _remove(self, peer: Peer, why: str, last: ReplyBody | None = None) -> None:
+        """Remove a peer that died, left before it had joined, or failed."""
+        text = f"{peer} was declared dead, {why}: its requests are refused from now on. Start it again"
         self._forget(peer, last or ErrorReply("fenced", text))
-        if isinstance(peer, _Server):
+        if isinstance(peer, ServerPeer):
             if self._servers.get(peer.rank) is peer:
                 self._lose_server(peer, why)
-        elif isinstance(peer, _Launcher):
+        elif isinstance(peer, LauncherPeer):
             self._fail(f"{peer.about} is lost, {why}", 1)
-        elif isinstance(peer, _Worker):
-            self._in_line.pop(peer.sender, None)
-            if self._gathering.remove(peer):
+        elif isinstance(peer, WorkerPeer):
+            self._queue.pop(peer.sender, None)
+            if self._forming.remove(peer):
                 self._vacant = True
             elif self._is_member(peer):
                 assert self._job is not None
                 self.notes.append(f"{peer} is dead, {why}")
-                self._tell(WorkerGone(peer.rank, peer.incarnation, self.notes[-1]))
+                self._publish(WorkerGone(peer.rank, peer.incarnation, self.notes[-1]))
                 self._job.dead.add(peer.rank)
                 self._take_out(peer)
                 if not self._broken:
                     self._begin(self._dismiss(peer, peer.rank))
                 self._vacant = True
 
-    def _forget(self, peer: _Peer, last: ReplyBody) -> None:
+    def _forget(self, peer: Peer, last: ReplyBody) -> None:
         del self._peers[peer.sender]
         self._former[peer.sender] = last
-        while len(self._former) > _FORMER:
+        while len(self._former) > _MAX_FORMER:
             self._former.popitem(last=False)
 
     # --- tables and barriers ----------------------------------------------------------------------------------
 
-    def _ask_table(self, worker: _Worker, number: int, ask: CreateTable) -> None:
+    def _ask_table(self, worker: WorkerPeer, number: int, ask: CreateTable) -> None:
         name = ask.form.name
         if name in self._tables:
             self._reply(worker, number, self._tables[name])
             return
-        fault = self._wrong_table(ask.form)
+        fault = self._table_error(ask.form)
         if fault:
             self._reply(worker, number, ErrorReply("input", fault))
             return
-        self._park(worker, number, f"the servers to make table {name!r}")
+        self._wait(worker, number, f"the servers to create table {name!r}")
         waiting = self._wanted_tables.setdefault(name, [])
         waiting.append((worker, number))
         if len(waiting) == 1:
             self._begin(self._make_table(ask))
 
-    def _wrong_table(self, form: TableRecord) -> str:
+    def _table_error(self, form: TableRecord) -> str:
         try:
             again = TableRecord.of(form.spec())
         except (ValueError, TypeError, OverflowError) as error:
             return str(error)
-        # What the description says beyond what a table is, no server has looked at.
+        # Servers do not check fields that have no effect on their table.
         for name in form.__struct_fields__:
             if getattr(again, name) != getattr(form, name):
                 wrong, right = getattr(form, name), getattr(again, name)
-                return f"table {form.name[:80]!r} is described with {name} = {wrong!r:.80} where it is {right!r:.80}"
-        if len(form.name) > _LONGEST_NAME:
-            return f"a table's name has {_LONGEST_NAME} characters at most, got {len(form.name)}"
-        if self._tables_bytes + form_bytes(form) > _TABLES_BYTES:
-            return f"there are {len(self._tables)} tables, whose descriptions take {self._tables_bytes} bytes: no more"
+                return f"table {form.name[:80]!r} is described with {name} = {wrong!r:.80} instead of {right!r:.80}"
+        if len(form.name) > _MAX_NAME_LENGTH:
+            return f"a table's name has {_MAX_NAME_LENGTH} characters at most, got {len(form.name)}"
+        if self._tables_bytes + form_bytes(form) > _MAX_TABLES_BYTES:
+            return f"the descriptions of {len(self._tables)} tables take {self._tables_bytes} bytes, the maximum"
         return ""
 
-    def _refusal(self, told: list[OrderReply], what: str) -> ErrorReply | None:
-        """Return what the first server that refused an order said, with its name."""
-        for server, done in zip((self._servers[rank] for rank in sorted(self._servers)), told, strict=True):
+    def _refusal(self, results: list[OrderReply], what: str) -> ErrorReply | None:
+        """Return the refusal of the first server that refused an order, with its name."""
+        for server, done in zip((self._servers[rank] for rank in sorted(self._servers)), results, strict=True):
             if done.refused is not None:
                 where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
                 text = f"{where} {what}: {done.refused.text}"
@@ -992,8 +882,8 @@ class Membership:
 
     def _make_table(self, ask: CreateTable) -> Operation:
         table = TableReply(len(self._tables), ask.form)
-        told = yield AddTable(table.id, table.form)
-        refused = self._refusal(told, f"does not make table {ask.form.name!r}")
+        results = yield AddTable(table.id, table.form)
+        refused = self._refusal(results, f"cannot create table {ask.form.name!r}")
         answer: ReplyBody = table if refused is None else refused
         if refused is not None:
             yield DropTable(table.id)
@@ -1004,15 +894,15 @@ class Membership:
             if worker.sender in self._peers:
                 self._reply(worker, number, answer)
 
-    def _barrier(self, worker: _Worker, number: int, name: str) -> None:
+    def _barrier(self, worker: WorkerPeer, number: int, name: str) -> None:
         if self._job is None or not self._is_member(worker):
-            self._reply(worker, number, ErrorReply("protocol", f"{worker} left the job and comes to a barrier"))
+            self._reply(worker, number, ErrorReply("protocol", f"{worker} has left the job and sent a barrier"))
             return
-        self._park(worker, number, f"the others at barrier {name!r}")
+        self._wait(worker, number, f"the others at barrier {name!r}")
         came = self._job.barriers.setdefault(name, {})
         before = came.get(worker.rank)
         if before is not None:
-            worker.parked.pop(before, None)  # it gave up waiting, and came again
+            worker.waiting.pop(before, None)  # its wait timed out, and it came again
         came[worker.rank] = number
         self._check_barriers()
 
@@ -1023,34 +913,34 @@ class Membership:
                 del self._job.barriers[name]
                 for rank, number in came.items():
                     worker = self._job.members.get(rank)
-                    if worker is not None and number in worker.parked:
+                    if worker is not None and number in worker.waiting:
                         self._reply(worker, number, BarrierReply())
 
-    def _gather_figures(self, worker: _Worker, number: int) -> Operation:
-        told = yield ReportMetrics()
+    def _gather_figures(self, worker: WorkerPeer, number: int) -> Operation:
+        results = yield ReportMetrics()
         assert self._map is not None
         if worker.sender in self._peers:
-            figures = (one for done in told for one in done.figures)
+            figures = (one for done in results for one in done.figures)
             pairs = zip(self._map.endpoints, figures, strict=False)
             endpoints = tuple(EndpointMetrics(where.server, where.address, one) for where, one in pairs)
             self._reply(worker, number, MetricsReply(endpoints, self._counts()))
 
     # --- splits of the data -----------------------------------------------------------------------------------
 
-    def _take_split(self, worker: _Worker, take: TakeSplit) -> ReplyBody:
+    def _take_split(self, worker: WorkerPeer, take: TakeSplit) -> ReplyBody:
         job = self._job
         if job is None or not self._is_member(worker):
-            return ErrorReply("protocol", f"{worker} left the job and asks for data")
+            return ErrorReply("protocol", f"{worker} has left the job and requested data")
         if take.pass_number < job.first_pass:
-            return SplitReply(None, take.clock if job.rules.mode == "asp" else job.passes_end)
+            return SplitReply(None, take.clock if job.consistency.mode == "asp" else job.passes_end)
         if take.pass_number not in job.passes:
             if not 0 <= take.count < _MAX_SPLITS:
                 return ErrorReply("input", f"a pass of {take.count} splits: cut the data into larger ones")
             if len(job.passes) >= _MAX_PASSES:
                 return ErrorReply(
-                    "input", f"{len(job.passes)} passes over the data are under way: end one of them first"
+                    "input", f"{len(job.passes)} passes over the data are unfinished: finish one of them first"
                 )
-            job.passes[take.pass_number] = _Pass(SplitTracker(take.count), take.digest)
+            job.passes[take.pass_number] = DataPass(SplitTracker(take.count), take.digest)
         one = job.passes[take.pass_number]
         if (take.count, take.digest) != (one.splits.count, one.digest):
             text = (
@@ -1070,11 +960,11 @@ class Membership:
         if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
             # Whoever said its clock has ticked once since, at most.
             one.end = max(one.clocks.values()) + (len(job.members) > 1)
-        return SplitReply(None, take.clock if job.rules.mode == "asp" else one.end)
+        return SplitReply(None, take.clock if job.consistency.mode == "asp" else one.end)
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
+    def _publish(self, event: Event) -> None:
         first = self._events_dropped + len(self._events)
         self._events.append(event)
         self._out += [(peer.route, Events(first, (event,))) for peer in self._peers.values()]

@@ -1,0 +1,160 @@
+"""The peers of the scheduler, and the jobs of its workers: what :class:`.Membership` keeps of each.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shoal.cluster.protocol.messages import JobConsistency, Join, Order, ReplyBody
+from shoal.cluster.scheduler.splits import SplitTracker
+
+__all__ = ["AddressProbe", "DataPass", "FormingJob", "Job", "LauncherPeer", "Peer", "ServerPeer", "WorkerPeer"]
+
+
+class AddressProbe(NamedTuple):
+    """Addresses to probe before a server joins; the result goes to :meth:`.Membership.probed`."""
+
+    sender: bytes
+    number: int
+    addresses: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A process that has sent Hello."""
+
+    sender: bytes
+    role: str
+    about: str
+    host: str
+    route: bytes
+    last_heard: float
+    seen: int  # events
+    rank: int = -1
+    inside: bool = False
+    replies: dict[int, ReplyBody] = field(default_factory=dict)  # that it may not have received
+    latest: int = 0  # the greatest number of its requests
+    open: frozenset[int] = frozenset()  # numbers up to that whose replies it waits for
+    waiting: dict[int, str] = field(default_factory=dict)  # requests without a reply, and what they wait for
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank} ({self.about})" if self.rank >= 0 else f"a {self.role} ({self.about})"
+
+
+@dataclass(slots=True, eq=False)
+class ServerPeer(Peer):
+    """A server."""
+
+    addresses: tuple[str, ...] = ()
+    join: int = 0  # the number of the request
+    orders: int = 0  # sent so far
+    order: Order | None = None  # not acknowledged
+    resend_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class WorkerPeer(Peer):
+    """A worker."""
+
+    incarnation: int = 0
+    join: int = 0
+    wants: Join = field(default_factory=Join)
+
+
+@dataclass(slots=True, eq=False)
+class LauncherPeer(Peer):
+    """The launcher of a worker's program."""
+
+
+@dataclass(slots=True, eq=False)
+class DataPass:
+    """A pass over the data."""
+
+    splits: SplitTracker
+    digest: str
+    clocks: dict[int, int] = field(default_factory=dict)  # of the workers that have reached its end, by rank
+    end: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The workers of a job, and what they have agreed on."""
+
+    number: int
+    consistency: JobConsistency
+    size: int
+    members: dict[int, WorkerPeer]
+    dead: set[int] = field(default_factory=set)  # ranks that another worker may take
+    barriers: dict[str, dict[int, int]] = field(default_factory=dict)  # by name: rank -> number of its request
+    passes: dict[int, DataPass] = field(default_factory=dict)
+    first_pass: int = 0  # earlier ones are over for all workers, and removed
+    passes_end: int = 0  # the greatest clock at which one of them ended
+    reached: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: -1))  # the latest pass of each rank
+    clock: int = 0  # the greatest that servers reported
+
+    def forget_passes(self) -> None:
+        """Remove the passes that all workers have finished."""
+        slowest = min(self.reached[rank] for rank in self.members)
+        while self.first_pass < slowest and (one := self.passes.get(self.first_pass)) is not None and one.splits.over:
+            self.passes_end = max(self.passes_end, one.end or 0)
+            del self.passes[self.first_pass]
+            self.first_pass += 1
+
+
+class FormingJob:
+    """Workers that wait for a job to be complete.
+
+    A worker that asked for a rank holds it; the others get the remaining ranks, in the order of their arrival, when the
+    job is complete.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[bytes, WorkerPeer] = {}  # by sender
+        self.ranked: dict[int, WorkerPeer] = {}
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @property
+    def first(self) -> WorkerPeer | None:
+        """The worker that joined first."""
+        return next(iter(self.workers.values()), None)
+
+    @property
+    def size(self) -> int:
+        """Number of workers of the job; 0 while none has joined."""
+        return self.first.wants.workers or 0 if self.first is not None else 0
+
+    def takes(self, worker: WorkerPeer) -> bool:
+        """Whether there is a free place for this worker."""
+        return not self.workers or (len(self) < self.size and worker.wants.rank not in self.ranked)
+
+    def add(self, worker: WorkerPeer) -> None:
+        """Add a worker."""
+        self.workers[worker.sender] = worker
+        if worker.wants.rank is not None:
+            self.ranked[worker.wants.rank] = worker
+
+    def remove(self, worker: WorkerPeer) -> bool:
+        """Remove a worker; returns whether it was there."""
+        if self.workers.pop(worker.sender, None) is None:
+            return False
+        if worker.wants.rank is not None:
+            del self.ranked[worker.wants.rank]
+        return True
+
+    def assign_ranks(self) -> dict[int, WorkerPeer]:
+        """Return the workers by rank."""
+        free = (rank for rank in range(self.size) if rank not in self.ranked)
+        placed = dict(self.ranked)
+        placed.update((next(free), worker) for worker in self.workers.values() if worker.wants.rank is None)
+        return dict(sorted(placed.items()))
+
+    def clear(self) -> None:
+        """Remove all workers."""
+        self.workers.clear()
+        self.ranked.clear()
