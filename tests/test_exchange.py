@@ -104,7 +104,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
             (good.set_column(0, "key", pa.array([1, 2, 3, 1, 5], pa.uint64())), "'t' is there twice"),
             (good.set_column(1, "weights", thirds), "no float16 number"),
             (good.set_column(1, "weights", infinite), "not finite"),
-            (good.replace_schema_metadata(told), "tells of no table"),
+            (good.replace_schema_metadata(told), "does not describe a table"),
             (good.replace_schema_metadata({b"shoal": b"{}"}), "cannot be read"),
             (
                 good.replace_schema_metadata(

@@ -116,7 +116,7 @@ def test_a_place_within_a_linked_directory_is_where_the_system_has_it(tmp_path: 
     assert (tmp_path / "real" / "b").is_dir()
 
 
-def test_what_a_sealed_file_lacks_is_said(place: StorageDir) -> None:
+def test_the_error_of_a_damaged_checksummed_file_names_the_cause(place: StorageDir) -> None:
     place.publish("m", encode_checksummed(b'{"a":1}'), before=None)
     assert place.read_checksummed("m", missing="never mind") == b'{"a":1}'
     with pytest.raises(CorruptionError, match="b/n is missing: it was never written"):

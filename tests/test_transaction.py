@@ -82,7 +82,7 @@ def test_one_that_is_interrupted_behind_its_manifest_stays_whole(tmp_path):
     assert len(list(tmp_path.glob("*.part"))) == 1
 
 
-def test_what_cannot_be_removed_is_told_and_left_to_the_next_one(tmp_path, monkeypatch, caplog):
+def test_what_cannot_be_removed_is_logged_and_left_to_the_next_one(tmp_path, monkeypatch, caplog):
     place = LocalDir(tmp_path)
     (old,), _ = replace(place, [64])
 
@@ -92,7 +92,10 @@ def test_what_cannot_be_removed_is_told_and_left_to_the_next_one(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(LocalDir, "remove", refuse)
         (new,), _ = replace(place, [128])
-    assert f"manifest.json is in place, and what it replaces is not all gone: {old.name} cannot be" in caplog.text
+    assert (
+        f"manifest.json was published, but not all files that it replaces could be removed: {old.name} cannot be"
+        in caplog.text
+    )
     assert place.names() == sorted([old.name, new.name, "manifest.json"])
     (last,), _ = replace(place, [128])
     assert place.names() == sorted([last.name, "manifest.json"])

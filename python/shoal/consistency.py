@@ -1,14 +1,14 @@
-"""What a pull may see of the pushes of others: frozen descriptions, one for a whole job.
+"""Consistency models: what a pull sees of other workers' pushes. Frozen descriptions, one for a whole job.
 
-A worker's clock is the number of ticks that it has completed, and a push belongs to the clock at which it was made.
-``docs/consistency.md`` says exactly what each choice promises.
+A worker's clock is the number of ticks it has completed; a push belongs to the clock at which it was made.
+``docs/consistency.md`` defines what each model guarantees.
 
-    BSP()      a pull at clock c sees all pushes of clocks before c and none of c; those of one clock are one step
-    SSP(s)     a pull at clock c sees all pushes of clocks up to c - s - 1, perhaps newer ones
-    ASP()      pushes are seen as they arrive; nobody waits
+    BSP()      a pull at clock c sees all pushes of clocks before c and none of c; the pushes of a clock are one step
+    SSP(s)     a pull at clock c sees all pushes of clocks up to c - s - 1, and possibly newer ones
+    ASP()      pushes are visible when they arrive; no pull waits
 
-Each says to a server what it has to do by three plain values: ``mode`` ("bsp", "ssp" or "asp"), ``waits`` (clocks
-that the slowest worker may lag behind a pull) and ``mean``.
+A model is described to a server by three plain values: ``mode`` ("bsp", "ssp" or "asp"), ``waits`` (clocks that the
+slowest worker may lag behind a pull) and ``mean``.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _MOST_CLOCKS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """What the three choices have in common."""
+    """The base class of the three models."""
 
     mode: ClassVar[str]
 
@@ -32,7 +32,7 @@ class Consistency:
 
     @property
     def is_bulk(self) -> bool:
-        """Whether pushes are kept until all workers have ended their clock."""
+        """Whether pushes are held back until all workers have ended their clock."""
         return self.mode == "bsp" or (self.mode == "ssp" and self.waits == 0)
 
     @property

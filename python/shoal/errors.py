@@ -1,8 +1,8 @@
-"""What can go wrong in the world, as opposed to in a call.
+"""Exceptions of shoal for failures of the environment.
 
-Bad input is a :class:`ValueError` or :class:`TypeError` that names the thing, the number and the remedy. Everything
-else that shoal raises on purpose is a :class:`ShoalError`. Those of a cluster name the peer's address, the operation,
-and for how many seconds the peer has been silent.
+Bad input raises :class:`ValueError` or :class:`TypeError`, whose message names the argument, its value and the remedy.
+Every other exception that shoal raises on purpose is a :class:`ShoalError`. The messages of a cluster's errors name
+the peer's address, the operation, and the seconds since the peer was last heard from.
 """
 
 from shoal._core import MemoryBudgetExceededError, ShoalError, SnapshotLostError, TransportError, WrongProcessError
@@ -26,27 +26,27 @@ __all__ = [
 
 
 class CorruptionError(ShoalError):
-    """A file is missing, cut short or changed: the message names it. Nothing of it was loaded."""
+    """A file is missing, truncated or changed. The message names it; nothing was loaded."""
 
 
 class StorageError(ShoalError, OSError):
-    """A disk or an object store refuses: it is full, forbidden, or not reached. The message names the file."""
+    """A disk or an object store is full, not permitted or not reachable. The message names the file."""
 
 
 class SaveConflictError(StorageError):
-    """Another process has written the same checkpoint meanwhile: what it wrote stays, nothing of this one's does."""
+    """Another process has written the same checkpoint meanwhile. Its files stay, and those of this save are removed."""
 
 
 class ClosedError(ShoalError):
-    """The store was closed: make a new one."""
+    """The store or export was closed."""
 
 
 class DeadlineExceededError(ShoalError):
-    """What was asked for did not happen in the time that the caller gave it."""
+    """An operation did not complete before its deadline."""
 
 
 class ProtocolError(ShoalError):
-    """A peer sent, or refused, what this version does not understand: another version, another job, or a defect."""
+    """A peer sent or rejected a message: it has another version, belongs to another job, or has a defect."""
 
 
 class NotConnectedError(ShoalError):
@@ -54,8 +54,8 @@ class NotConnectedError(ShoalError):
 
 
 class ServerLostError(NotConnectedError):
-    """A server that holds rows of the store is gone, and its rows with it."""
+    """A server was lost, and the rows that it held."""
 
 
 class FencedError(ShoalError):
-    """The worker was taken for dead and another has its place: it may change nothing any more."""
+    """The worker was declared dead and replaced: it may not change anything any more."""

@@ -3,8 +3,8 @@
     push --> admission --> rows --> sweep --> what the expiry rules leave
 
 Rules are frozen values, as optimizers are: compared, hashed, pickled, written into manifests and sent to servers in a
-plain form. They run in the engine, beside the rows. A *sighting* is one occurrence of a key in a push; an assignment
-counts as one, a pull as none. ``docs/lifecycle.md`` says what each rule costs and keeps.
+plain form. They run in the engine, where the rows are. An *occurrence* is one appearance of a key in a push; an
+assignment counts as one, a pull as none. ``docs/lifecycle.md`` says what each rule costs and keeps.
 """
 
 import math
@@ -99,7 +99,7 @@ class Expiry(_Rule):
 class AfterCount(Admission):
     """A key gets its row at its ``n``-th sighting, counted exactly.
 
-    Waiting keys take 16 to 21 bytes each, beside the rows.
+    Waiting keys take 16 to 21 bytes each, in addition to the rows.
 
     Parameters
     ----------

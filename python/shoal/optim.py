@@ -1,7 +1,7 @@
 """Descriptions of optimizers and initial rows.
 
 Descriptions are frozen values: they can be compared, hashed, pickled and written into a manifest. The rules themselves
-run in the engine, beside the rows. ``docs/optimizers.md`` has the formulas and their sources.
+run in the engine, where the rows are. ``docs/optimizers.md`` has the formulas and their sources.
 """
 
 from dataclasses import dataclass, field, fields
@@ -66,8 +66,8 @@ class Optimizer:
     def __repr__(self) -> str:
         """Show what differs from the defaults, and the learning rate."""
         shown = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]
-        told = sorted(shown, key=lambda f: bool(f.kw_only))
-        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+        sorted_fields = sorted(shown, key=lambda f: bool(f.kw_only))
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in sorted_fields)})"
 
     def params(self) -> dict[str, float]:
         """All hyper-parameters by name; bounds that are not set are left out, and what describes no schedule."""

@@ -1,1 +1,1 @@
-"""What every room may use: the machine, interrupts, read-ahead, plural forms, tables for notebooks."""
+"""Helpers without dependencies: the machine, signals, prefetching, plural forms, tables for notebooks."""

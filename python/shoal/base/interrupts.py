@@ -1,13 +1,13 @@
 """Ctrl-C and SIGTERM: both end work in the same way, and a loop over batches at the end of a batch.
 
     terminable       a command: SIGTERM raises `Terminated`, as Ctrl-C raises KeyboardInterrupt
-    at_boundaries    a loop: the first of either is noted, and asked for at the end of a batch; a second one raises
-    held_back        a few lines that must not be cut in two: what comes meanwhile is raised behind them
+    at_boundaries    a loop: the first signal is recorded and checked at the end of a batch; a second one raises
+    held_back        a critical section: signals that arrive are raised at its end
 
-A SIGTERM that follows another within a second is the same request: ``timeout``, service managers and batch systems send
-it to a process and to its group.
+A SIGTERM within a second of another is the same request: ``timeout``, service managers and batch systems send it to a
+process and to its group.
 
-Threads: signals are Python's main thread's; in any other thread these do nothing.
+Threads: Python delivers signals to the main thread; in any other thread these functions do nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SAME = 1.0  # seconds within which a SIGTERM is the one before
 
 
 class Terminated(KeyboardInterrupt, SystemExit):
-    """SIGTERM. Caught as Ctrl-C is; where nobody catches it the process ends silently, with status 143."""
+    """SIGTERM. Caught like Ctrl-C; if it is not caught, the process ends without a message, with status 143."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)

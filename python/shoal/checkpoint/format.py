@@ -188,7 +188,7 @@ def check_extents(slots: int, table: SavedTable) -> None:
     if table.step < 0:
         raise ValueError(f"table {table.name!r} has a step of {table.step}")
     if table.total < 0 or (table.total and not table.delta):
-        raise ValueError(f"table {table.name!r} has {table.total} rows beside its {table.rows}")
+        raise ValueError(f"table {table.name!r} has {table.total} rows in all and {table.rows} here")
     if table.rows != sum(section.rows for section in table.sections):
         raise ValueError(f"table {table.name!r}: {table.rows} rows are not the sum of its sections")
 

@@ -1,15 +1,15 @@
-"""Exports: the weights of a store in files that are never changed, for processes that only read them.
+"""Exports: read-only files with the weights of a store, for processes that only look up rows.
 
-``store.export(directory)`` writes one, :func:`open_export` maps it. An export has no optimizer state, no rows that read
-as if they were not there, and rounds weights if asked to; it is read without a store, in place, so all processes of a
-machine share one copy of it. A delta holds what has changed since another export. ``docs/export-format.md`` has the
-bytes.
+``store.export(directory)`` writes one, :func:`open_export` maps it into memory. An export has no optimizer state and no
+rows equal to their initial value, and may round weights. It is read without a store, in place, so all processes of a
+machine share one copy. A delta holds the changes since another export. ``docs/export-format.md`` describes the bytes.
 
-    manifest.py   what an export holds, as its manifest tells it
-    write.py      write: exports and deltas, slot by slot
-    read.py       open_export, Export: lookups, and the swap to a newer version
-    cache.py      Cache: copies on this machine of exports that are elsewhere
-    compact.py    compact: a chain of exports as one
+- ``manifest.py``: the contents of an export, as its manifest lists them.
+- ``write.py``: exports and deltas, slot by slot.
+- ``layers.py``: the mapped files of an export and of the exports it is based on.
+- ``read.py``: lookups, and the swap to a newer version.
+- ``cache.py``: local copies of remote exports.
+- ``compact.py``: a chain of exports as one.
 """
 
 from shoal.export.read import Export, ExportTable, ExportVersion, open_export

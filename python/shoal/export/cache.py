@@ -1,18 +1,18 @@
-"""Copies on this machine of exports that are elsewhere: each file is fetched once, checked, and then mapped.
+"""Local copies of remote exports: each file is fetched once, checked, and then mapped.
 
-    CACHE/<the directory's name>-<digest of its address>/       of the exports of one directory
-        <digest of an export's manifest>/                       all its files
-        .fetching                                               locked by the process that fetches one
-        .fetch-XXXXXXXX/                                        what it has so far
+    CACHE/<directory name>-<digest of its address>/       the exports of one directory
+        <digest of a manifest>/                           all files of that export
+        .fetching                                         locked by the process that fetches one
+        .fetch-XXXXXXXX/                                  a copy in progress
 
-An export never changes, and its digest tells its files and their checksums: what is there under it is that export.
+An export never changes, and its digest determines its files and their checksums.
 
 Invariants
-    C1  A directory named by a digest holds all files of that export, each checked when it was fetched: it gets that
-        name by a rename, when all is there.
-    C2  One process fetches at a time, for all of this machine; what one that was killed has left, the next removes.
-    C3  Who maps an export holds a shared lock of its directory. None is removed that somebody holds: only such as
-        nobody has opened for a day, or as the caller has let go of.
+    C1  A directory named by a digest holds all files of that export, each checked when it was fetched: the directory
+        gets that name by a rename at the end.
+    C2  One process of the machine fetches at a time; the next one removes what a killed one has left.
+    C3  A process that maps an export holds a shared lock on its directory. A locked directory is never removed; others
+        are removed a day after they were last opened, or when they are released.
 
 Threads: any number of callers.
 """
@@ -55,7 +55,7 @@ class CacheLease:
         self._finalizer = weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
-        """Let others remove it."""
+        """Release the lock."""
         self._finalizer()
 
 
@@ -101,25 +101,27 @@ class Cache:
             held = _lock(group / digest)
             if held is None:
                 with _alone(group):
-                    held = _lock(group / digest)  # somebody else may have been faster
+                    held = _lock(group / digest)  # another process may have fetched it
                     if held is None:
                         _log.info("fetching %s into %s", storage_dir, group / digest)
                         _remove_left(group, held=digest)
                         _fetch(storage_dir, group, digest, files, check)
                         held = _lock(group / digest)
             if held is None:
-                raise StorageError(f"{group / digest} was removed as soon as it was made: is somebody clearing {self}?")
+                raise StorageError(
+                    f"{group / digest} was removed as soon as it was made: another process may be clearing {self}"
+                )
             os.utime(group / digest)
             return held
 
     def drop(self, storage_dir: StorageDir, digest: str) -> None:
-        """Remove a copy that nobody holds, or that is damaged: who has mapped it goes on with what was mapped."""
+        """Remove a damaged copy. Processes that have mapped it continue with their mapping."""
         group = self._group(storage_dir)
         with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
             _remove(group / digest)
 
     def let_go(self, storage_dir: StorageDir, digest: str) -> None:
-        """Remove a copy unless somebody holds it."""
+        """Remove a copy unless a process holds its lock."""
         group = self._group(storage_dir)
         with self._refused(), contextlib.suppress(FileNotFoundError), _alone(group):
             if not _is_held(group / digest):
@@ -132,7 +134,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _refused(self) -> Iterator[None]:
-        """Say that it is the cache which cannot be written."""
+        """Convert errors of the cache directory to StorageError."""
         try:
             yield
         except (StorageError, CorruptionError, FileNotFoundError):
@@ -160,7 +162,7 @@ def _lock(directory: Path) -> CacheLease | None:
 
 @contextlib.contextmanager
 def _alone(group: Path) -> Iterator[None]:
-    """Let no other process, and no other thread of this one, add to a group or take from it meanwhile."""
+    """Hold the exclusive lock of a group: one thread of one process changes it at a time."""
     descriptor = os.open(group / _FETCHING, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -188,7 +190,7 @@ def _remove(directory: Path) -> None:
 
 
 def _remove_left(group: Path, *, held: str) -> None:
-    """Remove what killed processes have left, and copies that nobody has opened for long."""
+    """Remove what killed processes have left, and copies that were not opened for a day."""
     for path in group.iterdir():
         if path.name == held or not path.is_dir():
             continue

@@ -77,12 +77,12 @@ class MappedExport:
         return files
 
     def release(self) -> None:
-        """Let others remove its copy. What is mapped stays mapped."""
+        """Release its copy in the cache. What is mapped stays mapped."""
         if self._held is not None:
             self._held.release()
 
     def let_go(self, cache: Cache) -> None:
-        """Remove its copy, unless somebody else maps it too: there is a newer export."""
+        """Remove its copy, unless another process maps it."""
         self.release()
         if self.storage_dir.local is None:
             cache.let_go(self.storage_dir, self.digest)
@@ -96,7 +96,7 @@ class MappedExport:
 
 
 def _map_all(manifest: Manifest, directory: Path, address: Callable[[str], str], *, verify: bool) -> _Files:
-    """Map the data files of an export, whose names for people ``address`` tells."""
+    """Map the data files of an export; ``address`` returns their names for messages."""
     files = [[_map(directory / file.name, file.bytes, address(file.name)) for file in t.files] for t in manifest.tables]
     if verify:
         for table, mapped in zip(manifest.tables, files, strict=True):
@@ -119,7 +119,7 @@ def _read_extra(directory: Path, extra: Extra, address: Callable[[str], str]) ->
 
 
 def _map(path: Path, size: int, address: str) -> npt.NDArray[np.uint8]:
-    """Map a data file: its pages are the system's, whoever reads them."""
+    """Map a data file, whose pages all processes share."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -174,13 +174,13 @@ class Layers:
                         raise CorruptionError(f"{one.storage_dir.address(table.files[k].name)}: {error}") from None
 
     def close(self) -> None:
-        """Let others remove copies of its files. What is mapped stays mapped."""
+        """Release the copies of its files. What is mapped stays mapped."""
         for one in self.mapped:
             one.release()
 
     @property
     def model(self) -> dict[str, Any] | None:
-        """What the newest of them says of its model."""
+        """The model's description in the newest layer that has one."""
         return next((one.manifest.model for one in reversed(self.mapped) if one.manifest.model is not None), None)
 
     @property
@@ -204,7 +204,7 @@ class Layers:
         )
 
     def forms_of(self, name: str) -> list[TableEntry]:
-        """Return what each of them tells of a table."""
+        """Return the entries of a table in all layers."""
         return [table for one in self.mapped for table in one.manifest.tables if table.name == name]
 
 

@@ -120,7 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def is_export(where: StoragePath) -> bool:
-    """Tell whether a directory's manifest says that it is an export."""
+    """Return whether a directory has the manifest of an export."""
     try:
         return _TAG in open_dir(where).read(MANIFEST)[:200]
     except (FileNotFoundError, StorageError):
@@ -177,10 +177,13 @@ def _number_of(storage_dir: StorageDir) -> int | ShoalError | None:
 
 
 def next_number(storage_dir: StorageDir, above: int = 0) -> int:
-    """Return a number for a new export: above one, that of the export that is replaced, and of those beside it."""
+    """Return a number for a new export.
+
+    It is larger than ``above``, the number of a replaced export, and those of all exports in the parent directory.
+    """
     known = [above]
-    beside = numbers(storage_dir.real().child(".."))
-    known += [number for _, number in beside.values() if isinstance(number, int)]  # a damaged one counts for nothing
+    siblings = numbers(storage_dir.real().child(".."))
+    known += [number for _, number in siblings.values() if isinstance(number, int)]  # a damaged one counts for nothing
     return max(known) + 1
 
 
@@ -201,7 +204,7 @@ def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest,
     """
     path = storage_dir.address(MANIFEST)
     body = storage_dir.read_checksummed(
-        MANIFEST, missing="this is no export, or it was cut off while it was written", what=what
+        MANIFEST, missing="this is not an export, or it was interrupted while it was written", what=what
     )
     try:
         head = msgspec.json.decode(body)
@@ -217,7 +220,7 @@ def read(storage_dir: StorageDir, *, what: str | None = None) -> tuple[Manifest,
 
 
 def digest_of(body: bytes) -> str:
-    """Return what a delta calls its base by."""
+    """Return the digest by which a delta names its base."""
     return hashlib.sha256(body).hexdigest()
 
 

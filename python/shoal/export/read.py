@@ -102,7 +102,7 @@ class ExportTable:
 
     @property
     def form(self) -> TableEntry:
-        """What the newest layer tells of it."""
+        """Its entry in the manifest of the newest layer."""
         return self._form
 
     @property
@@ -252,7 +252,7 @@ class ExportVersion:
 def newest(storage_dir: StorageDir, known: manifests.Found | None = None) -> StorageDir:
     """Return the export that a directory stands for: itself, or the one with the highest number in it.
 
-    What is damaged beside it is passed over. ``known`` is what was found before, and becomes what is found now: see
+    Damaged exports are skipped. ``known`` has the result of the previous call and is updated: see
     :func:`shoal.export.manifest.numbers`.
 
     Raises
@@ -379,7 +379,7 @@ class Export:
         return self.now.table(name)
 
     def refresh(self) -> bool:
-        """Look for a newer version, and put it in place.
+        """Swap to a newer version if there is one.
 
         Returns
         -------
@@ -424,11 +424,11 @@ class Export:
         Parameters
         ----------
         seconds : float
-            Between looks; a look that finds nothing new reads one manifest.
+            Between checks; a check that finds no newer version reads one manifest.
         on_swap : callable, optional
             Called in that thread with the number of a version that was put in place.
         on_error : callable, optional
-            Called in that thread with what refreshing raised; the version in place stays, and the next look tries
+            Called in that thread with what refreshing raised; the version stays, and the next check tries
             again. Default: a warning is logged.
 
         Raises
@@ -459,7 +459,7 @@ class Export:
         self._watcher.start()
 
     def close(self) -> None:
-        """Let go of the files: they are unmapped once nobody holds a table of them any more."""
+        """Close the export. Its files are unmapped when no table refers to them."""
         self._closed.set()
         now, self._now = self._now, None
         if now is not None:

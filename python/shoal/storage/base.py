@@ -150,12 +150,12 @@ class StorageDir(ABC):
 
     @property
     def location(self) -> Path | str:
-        """What a caller is told: a path of this machine, or a URL."""
+        """The path of a local directory, or a URL: what public functions return."""
         return str(self) if self.local is None else self.local
 
     @abstractmethod
     def to_spec(self) -> tuple[str, Mapping[str, Any]]:
-        """Tell what another process makes the same place of, by `open_dir`."""
+        """Return the path and options with which another process opens the same directory by `open_dir`."""
 
     @abstractmethod
     def path_to(self, other: StorageDir) -> str:
@@ -169,11 +169,11 @@ class StorageDir(ABC):
 
     @abstractmethod
     def is_same(self, other: StorageDir) -> bool:
-        """Tell whether this is the same directory."""
+        """Return whether this is the same directory."""
 
     @abstractmethod
     def address(self, name: str) -> str:
-        """Name a file for people."""
+        """Return the full name of a file, for messages."""
 
     @abstractmethod
     def child(self, path: str) -> StorageDir:
@@ -195,12 +195,12 @@ class StorageDir(ABC):
 
     @abstractmethod
     def kind(self) -> Literal["directory", "file"] | None:
-        """Tell what is there; an object store has a directory where it has a file in it.
+        """Return what is there; an object store has a directory where it has a file in it.
 
         Raises
         ------
         StorageError
-            It cannot be looked at.
+            It cannot be read.
         """
 
     @abstractmethod
@@ -295,16 +295,15 @@ class StorageDir(ABC):
         """
 
     def read_checksummed(self, name: str, *, missing: str, what: str | None = None) -> bytes:
-        """Read the body of a sealed file.
+        """Read the body of a checksummed file.
 
         Parameters
         ----------
         name : str
         missing : str
-            What it means that the file is not there.
+            Meaning of a missing file, for the message.
         what : str, optional
-            What the directory is, where it is one that a caller has named: that there is no such directory is then the
-            caller's mistake, and no damage.
+            What the directory is, if the caller has named it: a missing directory is then the caller's error.
 
         Raises
         ------
@@ -327,7 +326,7 @@ class StorageDir(ABC):
         return decode_checksummed(raw, self.address(name))
 
     def version(self, name: str) -> str | None:
-        """Tell what `publish` is to replace: None if there is no such file."""
+        """Return the version of a file, which `publish` replaces: None if there is no such file."""
         try:
             return content_digest(self.read(name))
         except FileNotFoundError:
@@ -335,7 +334,7 @@ class StorageDir(ABC):
 
     @abstractmethod
     def publish(self, name: str, data: bytes, *, before: str | None, durable: bool = True) -> None:
-        """Put a small file in place, all of it at one moment.
+        """Replace a small file atomically.
 
         Parameters
         ----------
@@ -390,7 +389,7 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def storage_errors(done: str, address: str) -> Iterator[None]:
-    """Say which file it was that the world refused."""
+    """Convert errors of the storage to StorageError, which names the file."""
     try:
         yield
     except StorageError:
@@ -419,7 +418,7 @@ def _storage_error(text: str, cause: Exception) -> StorageError:
 
 
 def missing_directories(storage_dir: StorageDir) -> list[Path]:
-    """List the directories that making a place would make, the innermost first; none of one that is elsewhere."""
+    """List the missing directories of a local path, innermost first; none of a remote one."""
     found: list[Path] = []
     path = storage_dir.local
     while path is not None and not path.exists():

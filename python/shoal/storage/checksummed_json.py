@@ -1,8 +1,10 @@
-"""Sealed files: small JSON files that are written whole or not at all, and say so when they were changed.
+"""Checksummed JSON: small files that are written atomically and whose corruption is detected.
 
     {"crc32c": "<eight hex digits>", "body": <any JSON value>}
 
-The checksum is of the bytes of ``body`` as they stand in the file.
+The checksum covers the bytes of ``body`` as they are in the file.
+
+Threads: no state.
 """
 
 import os
@@ -25,7 +27,7 @@ __all__ = [
 ]
 
 
-class _Sealed(msgspec.Struct, frozen=True):
+class _Checksummed(msgspec.Struct, frozen=True):
     crc32c: str
     body: msgspec.Raw
 
@@ -49,7 +51,7 @@ def make_directory(directory: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Put ``data`` in place of the file at ``path``, or leave that file as it was: nothing in between.
+    """Replace the file at ``path`` by ``data`` atomically.
 
     On disk too if ``durable``; else only as long as the machine runs, without waiting for the disk.
 
@@ -72,12 +74,12 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def encode_checksummed(body: bytes) -> bytes:
-    """Put ``body``, one JSON value, under its checksum: the bytes of a sealed file."""
-    return msgspec.json.encode(_Sealed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
+    """Encode ``body``, one JSON value, with its checksum: the bytes of a file."""
+    return msgspec.json.encode(_Checksummed(f"{_core.crc32c(body):08x}", msgspec.Raw(body)))
 
 
 def decode_checksummed(raw: bytes, address: object) -> bytes:
-    """Take the body out of the bytes of a sealed file, whose name for people is ``address``.
+    """Return the body of a checksummed file; ``address`` names the file in messages.
 
     Raises
     ------
@@ -85,28 +87,28 @@ def decode_checksummed(raw: bytes, address: object) -> bytes:
         It was changed.
     """
     try:
-        sealed = msgspec.json.decode(raw, type=_Sealed)
+        decoded = msgspec.json.decode(raw, type=_Checksummed)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptionError(f"{address} is damaged: {error}") from None
-    body = bytes(sealed.body)
-    if raw != msgspec.json.encode(sealed) or sealed.crc32c != f"{_core.crc32c(body):08x}":
+    body = bytes(decoded.body)
+    if raw != msgspec.json.encode(decoded) or decoded.crc32c != f"{_core.crc32c(body):08x}":
         raise CorruptionError(f"{address} is damaged: its checksum does not match")
     return body
 
 
 def write_checksummed(path: Path, body: bytes, *, durable: bool = True) -> None:
-    """Write ``body``, one JSON value, under its checksum; see `write_atomically`."""
+    """Write ``body``, one JSON value, with its checksum; see `write_atomically`."""
     write_atomically(path, encode_checksummed(body), durable=durable)
 
 
 def read_checksummed(path: Path, *, missing: str) -> bytes:
-    """Read the body of a sealed file.
+    """Read the body of a checksummed file.
 
     Parameters
     ----------
     path : Path
     missing : str
-        What it means that the file is not there.
+        Meaning of a missing file, for the message.
 
     Raises
     ------

@@ -18,9 +18,9 @@ from shoal.storage.direct_io import WRITE_BYTES, DirectFileWriter, open_direct
 
 __all__ = ["LocalDir"]
 
-_LONGEST = 30.0  # seconds that another process may take to publish a file
-_PAUSE = 0.005  # seconds between two tries to lock a directory
-_SENT_BYTES = 16 << 20  # written before the disk is told to begin with them
+_LOCK_SECONDS = 30.0  # seconds that another process may take to publish a file
+_RETRY_SECONDS = 0.005  # seconds between two tries to lock a directory
+_SENT_BYTES = 16 << 20  # written before write-back is started
 
 
 class LocalDir(StorageDir):
@@ -119,8 +119,8 @@ class LocalDir(StorageDir):
                 return {}
         for entry in entries:
             with contextlib.suppress(OSError):  # it is not there, or not for this user
-                told = os.stat(self._directory / entry / check_name(name))
-                found[entry] = f"{told.st_ino} {told.st_size} {told.st_mtime_ns} {told.st_ctime_ns}"
+                status = os.stat(self._directory / entry / check_name(name))
+                found[entry] = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
         return found
 
     def read(self, name: str) -> bytes:
@@ -151,7 +151,7 @@ class LocalDir(StorageDir):
             self._file(name).unlink(missing_ok=True)
 
     def publish(self, name: str, data: bytes, *, before: str | None, durable: bool = True) -> None:
-        """Put a small file in place by a rename."""
+        """Replace a small file by a rename."""
         with storage_errors("written", self.address(name)):
             if durable:
                 sync_directory(self._directory)
@@ -163,7 +163,7 @@ class LocalDir(StorageDir):
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Let nobody else publish there; the system ends the lock of a process that is killed."""
+    """Hold the directory's lock, which the system releases when a process is killed."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(descriptor, directory)
@@ -175,7 +175,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, directory: Path) -> None:
-    deadline = time.monotonic() + _LONGEST
+    deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,9 +183,10 @@ def _lock(descriptor: int, directory: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"{directory} cannot be written: another process has held its lock for {_LONGEST:g} s; end that one"
+                    f"{directory} cannot be written: another process has held its lock for {_LOCK_SECONDS:g} s; "
+                    "end that process"
                 ) from None
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY_SECONDS)
         except OSError:
             return  # a file system without locks: the versions are compared all the same
 
@@ -218,7 +219,7 @@ class _CachedFileWriter(FileWriter):
         self._room = memoryview(bytearray(WRITE_BYTES))
         self._held = 0  # bytes in the room
         self._written = 0
-        self._sent = 0  # of it, what the disk was told to begin with
+        self._sent = 0  # bytes of it whose write-back was started
 
     def tell(self) -> int:
         return self._written + self._held

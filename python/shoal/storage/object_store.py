@@ -16,7 +16,7 @@ __all__ = ["RemoteDir", "parts_of"]
 
 _PART_BYTES = 16 << 20  # that are sent to an object store at a time: 10,000 parts are the most that S3 takes of a file
 _BLOCK_BYTES = 4 << 20  # that are fetched for a range: a request takes a while, however little it asks for
-_BLOCKS = 4  # of a file that are kept, for whoever reads what stands behind or beside
+_BLOCKS = 4  # of a file that are kept for later reads near them
 
 
 class RemoteDir(StorageDir):
@@ -26,7 +26,7 @@ class RemoteDir(StorageDir):
         self,
         url: str,
         options: Mapping[str, Any],
-        beside: RemoteDir | None = None,
+        sibling: RemoteDir | None = None,
         confined: Callable[[str], None] | None = None,
     ) -> None:
         self._url = url.rstrip("/")
@@ -35,8 +35,8 @@ class RemoteDir(StorageDir):
             confined(self._url)
         self._options = dict(options)
         self._system: Any
-        if beside is not None:  # on the same storage: one connection does for both
-            self._system = beside._system
+        if sibling is not None:  # on the same storage: one connection does for both
+            self._system = sibling._system
             root = self._system._strip_protocol(self._url)
         else:
             try:
@@ -132,10 +132,10 @@ class RemoteDir(StorageDir):
                 found = self._system.find(self._root, detail=True)
             except FileNotFoundError:
                 return {}
-        below = {path.strip("/").removeprefix(self._root.strip("/")).strip("/"): told for path, told in found.items()}
+        below = {path.strip("/").removeprefix(self._root.strip("/")).strip("/"): info for path, info in found.items()}
         return {
-            path.removesuffix(f"/{name}"): content_digest(repr(sorted(told.items(), key=str)).encode())
-            for path, told in sorted(below.items())
+            path.removesuffix(f"/{name}"): content_digest(repr(sorted(info.items(), key=str)).encode())
+            for path, info in sorted(below.items())
             if path.endswith(f"/{check_name(name)}") and path.count("/") == 1
         }
 
@@ -163,7 +163,7 @@ class RemoteDir(StorageDir):
             self._system.rm_file(self._path(name))
 
     def publish(self, name: str, data: bytes, *, before: str | None, durable: bool = True) -> None:
-        """Put a small object in place, if the one there is the one that was told."""
+        """Replace a small object if it has the expected version."""
         with storage_errors("written", self.address(name)):
             how: dict[str, Any] = {"mode": "create"} if before is None else {}
             if before is not None:
@@ -192,7 +192,7 @@ class RemoteDir(StorageDir):
 
 
 def _copied(options: Any) -> Any:
-    """Copy what is nested in options: botocore writes into it, and servers compare what they are told."""
+    """Copy nested options: botocore modifies them, and servers compare them."""
     if isinstance(options, Mapping):
         return {name: _copied(value) for name, value in options.items()}
     return [_copied(value) for value in options] if isinstance(options, list) else options
@@ -206,9 +206,9 @@ def parts_of(url: str) -> tuple[str, str, str]:
 
 
 def _is_precondition(error: Exception) -> bool:
-    """Tell whether S3 found another object than was named; s3fs has no class for it where something is replaced."""
-    told: Any = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
-    status = told.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    """Return whether S3 found another version than expected; s3fs has no exception class for that when it replaces."""
+    response: Any = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status in (409, 412) or "PreconditionFailed" in str(error) or "pre-conditions" in str(error)
 
 

@@ -14,12 +14,13 @@ __all__ = ["open_dir"]
 
 
 def open_dir(where: StoragePath, options: Mapping[str, Any] | None = None) -> StorageDir:
-    """Name a directory, which need not be there.
+    """Open a directory, which need not exist.
 
     Parameters
     ----------
     where : path, URL or StorageDir
-        Of this machine, or "s3://bucket/folder" and whatever else fsspec knows. A place stays as it is.
+        A local path, "s3://bucket/folder", or any other URL that fsspec supports. A StorageDir is returned
+        unchanged.
     options : mapping, optional
         Of the file system that a URL is opened by, such as ``{"endpoint_url": ...}``.
 

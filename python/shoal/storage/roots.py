@@ -1,15 +1,15 @@
-"""Storage roots: the directories and URLs below which a process opens what another one names.
+"""Storage roots: the directories and URLs below which a process opens what another process names.
 
     roots = StorageRoots(["/models", "s3://bucket/ctr"])
-    roots.open("/models/step-7", {})        a place, which leads nowhere else: not by "..", nor by a link
+    roots.open("/models/step-7", {})        a directory below a root, also after ".." and links were resolved
 
-What names a place is text from another process: a path or URL, and options of its file system. A path is compared
-with its links followed, each file again when it is opened. A URL is compared with its dots resolved, and must be of a
-root's own protocol and host, without chained protocols. Options that say who asks (`CREDENTIALS`) are taken; any other
-may say where a request goes, and must be one that this process was given itself.
+The name of a directory is text from another process: a path or URL, and options of its file system. A path is compared
+after its links are resolved, and each file again when it is opened. A URL is compared after its dots are resolved, and
+must have a root's own protocol and host, without chained protocols. Options that identify the caller (`CREDENTIALS`)
+are accepted; any other option could redirect a request, and must be one that this process was given itself.
 
-A link that a user of this machine puts in place between the comparison and the opening is followed: whoever may write
-below a root is trusted with what this process may write.
+A link that a local user creates between the comparison and the opening is followed: users who may write below a root
+are trusted with what this process may write.
 
 Threads: immutable.
 """
@@ -32,14 +32,14 @@ CREDENTIALS = frozenset({"anon", "key", "secret", "token", "username", "password
 
 
 class StorageRoots:
-    """Directories and URLs below which another process may name places.
+    """Directories and URLs below which another process may name directories.
 
     Parameters
     ----------
     roots : sequence of path or URL, optional
         Default: the current directory, unless that is the root of the file system.
     options : mapping, optional
-        Of the file system that URLs are opened by; whoever names a place may repeat them, and add credentials.
+        Of the file system that URLs are opened by; a caller may repeat them, and add credentials.
 
     Raises
     ------
@@ -75,7 +75,7 @@ class StorageRoots:
             kind, host, folder = parts_of(root)
             if "::" in root or kind in ("file", "local"):
                 raise ValueError(
-                    f"{root!r} is no storage root: pass a directory by its path, a URL by one protocol alone"
+                    f"{root!r} is not a storage root: pass a directory by its path, a URL by one protocol alone"
                 )
             self._urls.append((kind, host, _below(folder)))
 
@@ -84,7 +84,7 @@ class StorageRoots:
         return ", ".join([*map(str, self._directories), *urls])
 
     def open(self, where: str, options: Mapping[str, Any]) -> StorageDir:
-        """Open a place that another process names.
+        """Open a directory that another process names.
 
         Raises
         ------

@@ -1,19 +1,19 @@
-"""Pieces: what checkpoints and exports are made of, written to new files that a manifest then names.
+"""Transactions: new data files and the manifest that names them, which replaces the previous manifest atomically.
 
-    with ManifestTransaction(place, "manifest.json", is_ours) as new:     a directory gets another content
-        writer = DataFileWriter(place, f"{new.stem}-0", ".slots", header)
-        file, offset = writer.append(piece)                      as many as there are, into files of about 1 GiB
-        writer.finish()                                          writer.files tells their names and sizes
-        new.publish(body)                                        the manifest, at one moment
+    with ManifestTransaction(storage_dir, "manifest.json", is_ours) as new:
+        writer = DataFileWriter(storage_dir, f"{new.stem}-0", ".slots", header)
+        file, offset = writer.append(data)          any number of times, into files of about 1 GiB
+        writer.finish()                             writer.files has their names and sizes
+        new.publish(body)                           replaces the manifest
 
 Invariants
-    P1  No file that is there is touched before the new manifest is in place: the names of new ones have `stem` in them,
-        eight random hexadecimal digits and no others' (by whom else they may be written is the place's business: S2).
-    P2  Once the manifest is in place, all that it names is there and committed; what was there before it is removed,
-        or left to the next one where the place refuses.
-    P3  A replacement that ends otherwise removes its own files, and leaves what was there.
+    P1  No existing file is touched before the new manifest is published: the names of new files contain `stem`, eight
+        random hexadecimal digits.
+    P2  When the manifest is published, all files that it names are committed. Files of the previous manifest are
+        removed afterwards, or by the next transaction if the storage refuses.
+    P3  A transaction that fails removes its own files and leaves the previous ones.
 
-Threads: a writer and a replacement belong to one thread; `map_in_order` works ahead of it in a pool.
+Threads: a writer and a transaction belong to one thread; `map_in_order` works ahead of it in a pool.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _log = logging.getLogger(__name__)
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """A file of pieces."""
+    """A file that a manifest names."""
 
     name: str
     bytes: int
 
 
 class DataFileWriter:
-    """Appends pieces to new files, each of which begins with a header.
+    """Appends data to new files, each of which begins with a header.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class DataFileWriter:
         self.files: list[DataFile] = []
 
     def append(self, data: np.ndarray[Any, Any]) -> tuple[int, int]:
-        """Write a piece: the number of its file, and where it stands there.
+        """Append data; return the index of its file and its offset there.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class DataFileWriter:
         return file, offset
 
     def finish(self) -> None:
-        """Commit the file; a piece that comes later begins another."""
+        """Commit the file; later data begin another."""
         if self._file is not None:
             size = self._file.tell()
             self._file.commit()
@@ -112,7 +112,7 @@ class DataFileWriter:
             self._file = None
 
     def close(self) -> None:
-        """Give up what was not finished."""
+        """Discard a file that was not finished."""
         if self._file is not None:
             self._file.abort()
             self._file = None
@@ -167,7 +167,7 @@ def check_replaceable(
 
 
 class ManifestTransaction:
-    """New files and the manifest that names them, in place of those of a directory. A context manager.
+    """New files and their manifest, which replace those of a directory. A context manager.
 
     Parameters
     ----------
@@ -185,9 +185,9 @@ class ManifestTransaction:
     Raises
     ------
     SaveConflictError
-        On leaving: somebody else has put another manifest there since this began. That one stays.
+        On exit: another process has published a manifest since this began. That one stays.
     StorageError
-        The place refuses something. What was there stays.
+        The storage fails. The previous files stay.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class ManifestTransaction:
         return self
 
     def publish(self, body: bytes) -> None:
-        """Put the manifest in place: ``body``, one JSON value, under its checksum."""
+        """Publish the manifest: ``body``, one JSON value, with its checksum."""
         # What is there now is of what is replaced, of writers that were killed, or of one that will find its manifest
         # replaced. What comes later may be of a writer that begins behind this one: it stays.
         self._old = [one for one in self._listed() if self._is_ours(one.name) and self.stem not in one.name]
@@ -230,7 +230,9 @@ class ManifestTransaction:
             try:
                 self._remove(self._old)
             except StorageError as refused:
-                _log.warning("%s is in place, and what it replaces is not all gone: %s", self._address, refused)
+                _log.warning(
+                    "%s was published, but not all files that it replaces could be removed: %s", self._address, refused
+                )
             return
         with suppress(StorageError):
             if not self._is_in_place():
@@ -242,7 +244,7 @@ class ManifestTransaction:
         return self._storage_dir.address(self._manifest)
 
     def _is_in_place(self) -> bool:
-        """Whether the manifest was put in place behind all: then the new files are what is there."""
+        """Whether the manifest was published in spite of the error."""
         with suppress(FileNotFoundError):
             return self._storage_dir.read(self._manifest) == self._published
         return False

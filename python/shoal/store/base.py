@@ -55,14 +55,14 @@ class Splittable(Protocol[Data_co]):
 
 
 class Store(StoreFiles):
-    """Tables, wherever their rows are: the calls that every kind of store has. A context manager that closes itself.
+    """Tables, and the calls that every kind of store has. A context manager that closes itself.
 
     Safe from any thread. After a fork the child's copy raises :class:`shoal.errors.WrongProcessError`: make a store
     there.
     """
 
-    # Locks, in this order: _lock, which guards _tables and _open; _rwlock, through which changes and saves pass, and
-    # which a load shuts while it swaps. A child touches neither.
+    # Lock order: _lock, which guards _tables and _open; then _rwlock, which updates and saves share and a load takes
+    # exclusively. A forked child touches neither.
 
     def __init__(self, *, threads: int | None, slots: int) -> None:
         count = cores() if threads is None else threads
@@ -79,7 +79,7 @@ class Store(StoreFiles):
         self._tables: dict[str, Table] = {}
         self._open = True
 
-    # ---- what a kind of store says -----------------------------------------------------------------------------------
+    # ---- implemented by each kind of store ---------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -92,7 +92,7 @@ class Store(StoreFiles):
         """How many workers the job has."""
 
     def sends_exactly(self, table: str) -> bool:
-        """Whether a table of this name gets gradients, and gives weights, as they are, unrounded and all."""
+        """Whether gradients and weights of a table are transferred exactly, without rounding or filters."""
         return True
 
     @property
@@ -102,12 +102,12 @@ class Store(StoreFiles):
 
     @property
     def lost_workers(self) -> frozenset[int]:
-        """Ranks of workers that were taken for dead since this one connected."""
+        """Ranks of workers that were declared dead since this one connected."""
         return frozenset()
 
     @property
     def joined_at(self) -> int:
-        """Clock at which this worker joined its job: above 0, it took the place of one that had died."""
+        """Clock at which this worker joined its job: above 0, it replaced a worker that had died."""
         return 0
 
     @property
@@ -124,18 +124,18 @@ class Store(StoreFiles):
     def tick(self) -> None:
         """End this worker's clock: its pushes so far belong to the clock that ends, later ones to the next.
 
-        Under BSP they are applied once every worker has ended that clock. Waits for the servers for a millisecond at
-        most: a pull of the next clock waits as long as it must.
+        Under BSP they are applied once every worker has ended that clock. Waits for the servers for at most a
+        millisecond; a pull of the next clock waits as long as necessary.
 
         Raises
         ------
         ShoalError
-            A push whose handle nobody waited for had failed.
+            A push failed whose future was dropped without waiting.
         """
 
     @abstractmethod
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every worker of the job is here, and all that this one asked for before is done.
+        """Wait until every worker of the job has called `barrier` and all earlier requests of this one are complete.
 
         Parameters
         ----------
@@ -145,12 +145,12 @@ class Store(StoreFiles):
         Raises
         ------
         DeadlineExceededError
-            Some worker did not come in time: the message says how many did.
+            Not all workers arrived in time: the message has the number that did.
         """
 
     @abstractmethod
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every push that this worker has begun is done; raise what went wrong with one.
+        """Wait until every push of this worker is complete; raise the error of one that failed.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class Store(StoreFiles):
         DeadlineExceededError
             They were not done in that time.
         ShoalError
-            The first push that failed and whose handle nobody waited for. It is told once.
+            The first push that failed and whose future was dropped without waiting. It is raised once.
 
         Notes
         -----
@@ -225,11 +225,11 @@ class Store(StoreFiles):
 
     @abstractmethod
     def _make_shard(self, spec: TableSpec) -> Shard:
-        """Make the rows of a new table, or find those that the servers have."""
+        """Make the shard of a new table, or find the servers' one."""
 
     @abstractmethod
     def _end(self, *, failed: bool) -> None:
-        """Give back what the store has beside its tables; if it ``failed``, without waiting for anything."""
+        """Release the store's resources other than its tables; if it ``failed``, without waiting."""
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Store(StoreFiles):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let nobody else make tables or close the store."""
+        """Exclude other calls that make tables or close the store."""
         self._check_usable()
         with self._lock:
             self._check_open()
@@ -441,7 +441,7 @@ class Store(StoreFiles):
     def close(self) -> None:
         """Give all memory back. Tables of the store raise :class:`shoal.errors.ClosedError` from then on.
 
-        Waits for saves that are written in the background, and raises what went wrong with one that nobody waited for.
+        Waits for background saves, and raises the error of one whose future was dropped without waiting.
         """
         self._close(failed=False)
 

@@ -45,7 +45,7 @@ class StoreFiles(ABC):
     def _locked(self) -> AbstractContextManager[None]: ...
 
     def check_storage(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Check that a save into a directory will find it, before the hours of work that it is to keep.
+        """Check that a directory can be saved to, before a long computation.
 
         On a cluster each server checks whether it sees the directory and may write there. The directory is there
         already; nothing is left in it.
@@ -61,7 +61,7 @@ class StoreFiles(ABC):
         ImportError
             A URL, and what opens it is not installed.
         StorageError
-            A server does not see it, may not write there, or was told to keep out (``--storage-root``).
+            A server does not see the directory or may not write there (``--storage-root``).
         """
         open_dir(directory, storage_options)
 
@@ -69,17 +69,17 @@ class StoreFiles(ABC):
     def _snapshots(
         self, tables: list[tuple[Table, str]], base: checkpoint.ChainEntry | None
     ) -> AbstractContextManager[checkpoint.SnapshotSet]:
-        """Hold tables as they are at one moment, whatever a load puts in place of their rows."""
+        """Take a consistent snapshot of tables, which a later load does not affect."""
 
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
-        """Give the rows of tables to an export, slot by slot as they are when they are read."""
+        """Open tables for an export, which reads them slot by slot."""
         sources = [TableSource(table.spec, len(table.shard), table.shard.read_slot) for table in tables]
         yield UnsynchronizedTables(sources, self._slots)
 
     @abstractmethod
     def _load(self, chain: checkpoint.Chain, *, track: bool, progress: bool) -> None:
-        """Put the rows of a checkpoint in place."""
+        """Replace the rows of tables by those of a checkpoint."""
 
     @overload
     def save(
@@ -158,8 +158,8 @@ class StoreFiles(ABC):
         Returns
         -------
         Future
-            Where ``wait`` is False: ``wait()`` returns once it is written, or raises what went wrong. A failure that
-            nobody waited for is raised by `close`.
+            Where ``wait`` is False: ``wait()`` returns once it is written, or raises what went wrong. The error of a
+            future that was dropped without waiting is raised by `close`.
 
         Raises
         ------
@@ -265,8 +265,8 @@ class StoreFiles(ABC):
         tables : iterable of str, optional
             Names of the tables to write; all of them if not given.
         version : int, optional
-            The export's number; default: one more than that of ``since``, of the export that is replaced, and of those
-            beside it, for which the directory above is looked through.
+            The export's number; default: one more than that of ``since``, of the export that is replaced, and of the
+            other exports in the parent directory.
         overwrite : bool
             Whether an export that is there may be replaced.
         progress : bool
@@ -349,7 +349,7 @@ class StoreFiles(ABC):
         ValueError
             A table of the store has another description than the checkpoint's. Nothing was loaded.
         MemoryBudgetExceededError
-            There is no room for the rows, beside those that are there. Nothing was loaded.
+            There is no memory for the rows in addition to the present ones. Nothing was loaded.
         ServerLostError, DeadlineExceededError
             A server was lost, or did not answer.
         ShoalError

@@ -2,10 +2,10 @@
 
     array of some shape --> one line of numbers --> blocks of `block` numbers, the last one padded --> keys 0, 1, 2, ...
 
-    float32[3, 500], block 1024:   key 0 has numbers 0..1023, key 1 has 1024..1499 and 548 that nobody reads
+    float32[3, 500], block 1024:   key 0 has numbers 0..1023, key 1 has 1024..1499 and 548 of padding
 
 A block is a row like any other: hash order spreads blocks over the servers, pushes are summed and stepped by the
-table's optimizer, clocks and checkpoints hold for it. So there is nothing here but the way from shape to blocks.
+table's optimizer, clocks and checkpoints hold for it. This module only maps the shape to blocks.
 
 Threads: immutable but for its table; safe from any thread.
 """

@@ -1,9 +1,9 @@
-"""Functions of a table: questions about all rows and changes to all of them, answered where the rows are.
+"""Reductions and updates over all rows of a table, computed where the rows are.
 
-    ask --> each slot answers, in hash order, in float64 --> the answers are put together here, in slot order
+    request --> each slot computes in hash order, in float64 --> the results are combined here, in slot order
 
-So the bits do not depend on threads, nor on how many servers share the slots, and no row travels. What the engine
-computes for a slot is told in ``csrc/shard/reductions.h``; this is the other half.
+The bits depend on neither threads nor the number of servers, and no row is transferred. What the engine
+computes for a slot is documented in ``csrc/shard/reductions.h``; this is the other half.
 
 Threads: no state.
 """
@@ -86,5 +86,5 @@ def digest(rows: Reducible, slots: int) -> str:
 
 
 def changed(rows: Reducible, function: Function, parameter: float) -> int:
-    """Change all rows; return how many became others."""
+    """Change all rows; return the number of rows that changed."""
     return int(_ask(rows, function, parameter).sum())

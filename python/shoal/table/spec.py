@@ -29,7 +29,7 @@ _WIDEST = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """What a table is: the same on every server, written into every manifest.
+    """The description of a table: the same on every server, and written into every manifest.
 
     Parameters
     ----------
@@ -83,24 +83,24 @@ class TableSpec:
 
     @property
     def has_rules(self) -> bool:
-        """Whether keys wait for their rows, or rows go."""
+        """Whether it has an admission or expiry rule."""
         return self.admit is not None or bool(self.expire)
 
     @property
     def keeps_clock(self) -> bool:
-        """Whether a clock is part of what the table is, and saved: rules and schedules go by it."""
+        """Whether the table's clock is saved: rules and schedules use it."""
         return self.has_rules or self.optimizer.schedule is not None
 
     @property
     def needs_counts(self) -> bool:
-        """Whether it matters to the rules how often a key occurs in a push."""
+        """Whether its rules use the number of occurrences of a key in a push."""
         return self.admit is not None or any(rule.needs_counts for rule in self.expire)
 
 
 class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A table's description in plain values: how it is written into a manifest and sent to servers.
 
-    What a table without rules does not have is left out.
+    Fields that have their default are omitted.
     """
 
     name: str
@@ -117,7 +117,7 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, spec: TableSpec) -> "TableRecord":
-        """Put a description into this form."""
+        """Convert a description."""
         return TableRecord(
             name=spec.name,
             dim=spec.dim,
@@ -138,7 +138,7 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         Raises
         ------
         ValueError, TypeError
-            It describes no table that this version knows.
+            The description is not one of this version.
         """
         return TableSpec(
             name=self.name,

@@ -8,7 +8,7 @@ __all__ = ["TableStats"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStats:
-    """Figures of one table at one moment; counters run since the table was made or loaded.
+    """Statistics of a table at one moment; counters start when the table is made or loaded.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ class TableStats:
     bytes_per_row : float
         NaN for an empty table.
     load : float
-        Rows as a share of the places in the index.
+        Rows divided by the cells of the index.
     pulls, pushes : int
         Requests.
     keys_pulled, keys_pushed : int
@@ -27,9 +27,9 @@ class TableStats:
     nonfinite_rows : int
         Rows that a push left whole because its gradient, or the new row, was not finite.
     refused : int
-        Sightings of keys that waited for their rows, and got none by them.
+        Occurrences of keys that were not admitted.
     waiting : int
-        Keys that wait now, where admission counts them one by one.
+        Keys that wait for admission, if they are counted individually.
     expired : dict of int
         Rows that each of the table's expiry rules dropped, by the name of its class; for `MaxRows`, in pushes too.
     """

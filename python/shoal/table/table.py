@@ -143,11 +143,11 @@ class Table:
         return KeyBatch(keys, self._slots, self._workers if workers is None else workers)
 
     def _check_usable(self) -> None:
-        """Say before any work that there are no rows to change."""
+        """Raise before any work if the store was closed."""
         _ = self.shard
 
     def replace_shard(self, shard: Shard | None) -> None:
-        """Put other rows in place of these: what loading does, behind the shut rwlock, and closing."""
+        """Replace the rows: done by a load, under the exclusive lock, and by `close`."""
         self._shard = shard
 
     def _batch(self, keys: Keys) -> KeyBatch:
@@ -315,13 +315,13 @@ class Table:
         grads : float32[m, dim], at dim 1 also float32[m]
             Summed per unique key, in hash order.
         counts : uint32[m], optional
-            Sightings of each key, at least 1, for tables with rules that count them. Default: how often the batch has
+            Occurrences of each key, at least 1, for tables with rules that count them. Default: how often the batch has
             it.
         copy : bool
             False promises that ``grads`` will not be changed before the push is done, and saves a cluster's worker the
-            copy that it sends, perhaps again. A local store has done with it when this returns.
+            copy that it sends, perhaps again. A local store does not use it after the call.
         locations : optional
-            What a pull of the same batch has noted of where its rows are; a cluster has no use for it.
+            The row locations that a pull of the same batch has found; ignored by a cluster.
 
         Returns
         -------
@@ -350,7 +350,7 @@ class Table:
         grads : float32[n, dim], at dim 1 also float32[n]
             One row for every key as given.
         locations : optional
-            What a pull of the same batch has noted of where its rows are; a cluster has no use for it.
+            The row locations that a pull of the same batch has found; ignored by a cluster.
 
         Returns
         -------
@@ -372,7 +372,7 @@ class Table:
         Parameters
         ----------
         keys : uint64[n] or int64[n]
-            Each once: of two rows for one key neither is right.
+            Each key once.
         rows : float32[n, dim], at dim 1 also float32[n]
             Finite.
         """
@@ -407,7 +407,7 @@ class Table:
         return self._rwlock.shared(lambda: self.shard.erase(batch.native))
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Tell which of ``keys`` have a row.
+        """Return which of ``keys`` have a row.
 
         Parameters
         ----------
@@ -551,12 +551,12 @@ class Table:
         -------
         str
             32 hexadecimal digits. Tables of one description with the same digest have the same rows, bit for bit, but
-            for one chance in 2^128; it tells changes that come about, not those that somebody makes up. It depends on
+            for one chance in 2^128; it detects accidental changes, not deliberate ones. It depends on
             neither slots nor servers, nor on the way to these rows: a table that was saved and loaded keeps it.
 
         Notes
         -----
-        Takes no memory. Of keys that wait for their rows, the table's clock and its number of pushes it says nothing.
+        Takes no memory. It does not cover keys that wait for admission, the table's clock and its number of pushes.
         Rows pushed meanwhile are in it or not, slot by slot.
 
         Examples
@@ -643,7 +643,7 @@ class Table:
         )
 
     def forecast(self, *rules: Expiry) -> TableSweep:
-        """Say what expiry rules would drop now: nothing is dropped.
+        """Report what expiry rules would drop now, without dropping it.
 
         Parameters
         ----------

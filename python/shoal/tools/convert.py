@@ -102,10 +102,10 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     fields += [(name, type_of(empty[name].shape[1])) for name in names]
     fields += marks.items()
     clock = shard.marks_clock(table.clock) if state else 0
-    told = _Told(version=_VERSION, step=table.shard.step, clock=clock, table=TableRecord.of(table.spec))
+    description = _Description(version=_VERSION, step=table.shard.step, clock=clock, table=TableRecord.of(table.spec))
     schema = arrow.schema(
         fields,
-        metadata={"table": table.name, "optimizer": str(table.optimizer), _ABOUT: msgspec.json.encode(told)},
+        metadata={"table": table.name, "optimizer": str(table.optimizer), _ABOUT: msgspec.json.encode(description)},
     )
     count = 0
     try:
@@ -150,9 +150,9 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
     Raises
     ------
     ValueError
-        The file tells of no table, or was written without state; a column is missing, of another type or width, holds
-        nulls or what the table's dtype cannot; a key is there twice; or the store's table has another description. The
-        store is as it was.
+        The file does not describe a table, or was written without state; a column is missing, has another type or
+        width, or has nulls or values that the table's dtype cannot represent; a key occurs twice; or the store's
+        table has another description. The store is unchanged.
     ImportError
         pyarrow is not installed (extra ``arrow``).
 
@@ -168,8 +168,8 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
     arrow = pyarrow()
     where = os.fspath(path)
     with _parquet_of(path) as file:
-        told = _told_by(where, (file.schema_arrow.metadata or {}).get(_ABOUT))
-        spec = told.table.spec()
+        description = _read_description(where, (file.schema_arrow.metadata or {}).get(_ABOUT))
+        spec = description.table.spec()
         known = store.tables.get(spec.name)
         if known is not None:
             check_same(known.spec, spec, where)
@@ -196,7 +196,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             order = np.argsort(hashes)
             hashes = hashes[order]
             sighted = {
-                name: np.full(len(keys), _SIGHTED.get(name, told.clock), _MARKS[name])
+                name: np.full(len(keys), _SIGHTED.get(name, description.clock), _MARKS[name])
                 for name in marks
                 if name not in cells
             }
@@ -216,14 +216,14 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             except ValueError as error:
                 raise ValueError(f"{where}, table {spec.name!r}: {error}") from None
             shard.restore(len(hashes), section)
-    shard.step = told.step
-    shard.set_clock(told.clock, store.clock)
+    shard.step = description.step
+    shard.set_clock(description.clock, store.clock)
     store.adopt([(spec, shard)])
     return store.tables[spec.name]
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What a file tells of its table."""
+class _Description(msgspec.Struct, frozen=True):
+    """The description of a table in a file."""
 
     version: int
     step: int
@@ -231,16 +231,16 @@ class _Told(msgspec.Struct, frozen=True):
     clock: int = 0  # of the table, which rows tell their sightings by
 
 
-def _told_by(where: str, told: bytes | None) -> _Told:
-    if told is None:
-        raise ValueError(f"{where} tells of no table: it was not written by shoal.tools.convert.write_parquet")
+def _read_description(where: str, description: bytes | None) -> _Description:
+    if description is None:
+        raise ValueError(f"{where} does not describe a table: it was not written by shoal.tools.convert.write_parquet")
     try:
-        found = msgspec.json.decode(told, type=_Told)
+        found = msgspec.json.decode(description, type=_Description)
         found.table.spec()
         if not 0 <= found.clock < 2**32:
             raise ValueError(f"a clock of {found.clock}")
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise ValueError(f"{where} tells of its table what cannot be read: {error}") from None
+        raise ValueError(f"{where} has a description of its table that cannot be read: {error}") from None
     if found.version != _VERSION:
         raise ValueError(f"{where} is of version {found.version}: read it with a newer shoal")
     return found
