@@ -31,7 +31,7 @@ from oracle.text import (
     vw_row,
 )
 from shoal import _reader
-from shoal.data.columns import CATEGORICAL, LABEL, NUMERIC, PASSED_OVER, WEIGHT, Bound
+from shoal.data.columns import CATEGORICAL, LABEL, NUMERIC, PASSED_OVER, WEIGHT, BoundColumns
 from shoal.data.rows import CRITEO, Parse, RowBuffer
 
 # What the slow parsers say is wrong, and how the messages about it begin.
@@ -90,11 +90,11 @@ KINDS = {"-": PASSED_OVER, "l": LABEL, "w": WEIGHT, "n": NUMERIC, "c": CATEGORIC
 
 def csv_columns(
     kinds: str, separator: bytes = b",", missing: Sequence[bytes] = (b"", b"NA"), positive: bytes | None = None
-) -> Bound:
+) -> BoundColumns:
     """Make columns of these kinds, by their first letters, in fields of any numbers."""
     numbers = np.array([KINDS[kind] for kind in kinds], np.uint8)
     fields = np.arange(len(kinds), dtype=np.uint64) * np.uint64(7)
-    return Bound((), numbers, fields, fields, separator[0], ord("|"), tuple(missing), positive)
+    return BoundColumns((), numbers, fields, fields, separator[0], ord("|"), tuple(missing), positive)
 
 
 def csv_twin(kinds: str, *columns) -> Twin:
