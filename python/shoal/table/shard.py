@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Future, Waitable
-from shoal.table.spec import TableSpec
+from shoal.table.spec import TableRecord, TableSpec
 
 __all__ = ["LocalShard", "PendingPush", "Shard", "Snapshot", "pull_and_expand"]
 
@@ -166,21 +166,7 @@ class LocalShard(_core.Shard):
     @classmethod
     def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
         """Make an empty shard of a table, with a memory budget or without one."""
-        return cls(
-            dim=spec.dim,
-            dtype=spec.dtype,
-            optimizer=type(spec.optimizer).__name__,
-            params=spec.optimizer.params(),
-            init=type(spec.init).__name__,
-            init_parameter=spec.init.parameter,
-            init_seed=spec.init.init_seed,
-            seed=spec.seed,
-            slots=slots,
-            pool=pool,
-            admit=None if spec.admit is None else spec.admit.record().native(),
-            expire=[rule.record().native() for rule in spec.expire],
-            budget=budget,
-        )
+        return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
 
     @property
     def retains_arrays(self) -> bool:

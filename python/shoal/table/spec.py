@@ -3,12 +3,14 @@
     TableSpec      optimizer, initializer and rules as objects; what the rest of the package works with
     TableRecord    the same in plain values: its fields are those of checkpoint manifests and of messages to servers
 
-Both have the same fields in the same order. The engine's ``_core.Shard`` is constructed from a TableSpec.
+Both have the same fields in the same order. `TableRecord.native` has
+the arguments of the engine.
 
 Threads: immutable.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -131,6 +133,21 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             admit=None if spec.admit is None else spec.admit.record(),
             expire=tuple(rule.record() for rule in spec.expire),
         )
+
+    def native(self) -> dict[str, Any]:
+        """Return the arguments that the engine's ``Shard`` and ``Service.add_table`` take for such a table."""
+        return {
+            "dim": self.dim,
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "params": self.params,
+            "init": self.init,
+            "init_parameter": self.init_parameter,
+            "init_seed": self.init_seed,
+            "seed": self.seed,
+            "admit": None if self.admit is None else self.admit.native(),
+            "expire": [rule.native() for rule in self.expire],
+        }
 
     def spec(self) -> TableSpec:
         """Rebuild the description.

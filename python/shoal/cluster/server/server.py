@@ -102,23 +102,10 @@ def _obey(service: _core.Service, order: OrderBody) -> int:
 def _add_table(services: Sequence[_core.Service], order: AddTable) -> ErrorReply | None:
     if any(order.id in service.tables() for service in services):
         raise RuntimeError(f"there is a table {order.id} already")
-    form = order.form
     made = []
     try:
         for service in services:
-            service.add_table(
-                order.id,
-                dim=form.dim,
-                dtype=form.dtype,
-                optimizer=form.optimizer,
-                params=form.params,
-                init=form.init,
-                init_parameter=form.init_parameter,
-                init_seed=form.init_seed,
-                seed=form.seed,
-                admit=None if form.admit is None else form.admit.native(),
-                expire=[rule.native() for rule in form.expire],
-            )
+            service.add_table(order.id, **order.form.native())
             made.append(service)
     except (MemoryBudgetExceededError, MemoryError, *_WRONG) as error:
         for service in made:
