@@ -547,7 +547,7 @@ def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_p
         batches = list(reader(clicks).with_fields())  # of which a checkpoint knows nothing, unlike of a reader
         with pytest.raises(RuntimeError):
             fit(click, batches, None, plan, writers=[Fails(8)], **how)
-        with pytest.raises(ValueError, match="not those of the fit that is gone on with"):
+        with pytest.raises(ValueError, match="not those of the resumed fit"):
             fit(click, [replace(batch, keys=batch.keys % 2) for batch in batches], None, plan, resume=True, **how)
         with pytest.raises(ValueError, match=r"learned from 900 examples of this pass in 9 batches, .* have 630 now"):
             fit(click, [rows_of_batch(batch, 0, 70) for batch in batches], None, plan, resume=True, **how)
@@ -740,7 +740,7 @@ def test_ctrl_c_and_sigterm_keep_a_checkpoint_and_end_with_130_and_143(clicks, t
     assert process.returncode == status, complained
     facts = json.loads(said)
     assert facts["interrupted"] is True
-    assert b"--resume goes on" in complained
+    assert b"--resume continues" in complained
     described = files.read(out)
     assert described.fit_state is not None
     assert described.examples == facts["examples"]
