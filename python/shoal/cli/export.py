@@ -80,7 +80,7 @@ def export(arguments: argparse.Namespace) -> Answer:
             _keep_exact(scales_name(described.table), names, chosen, dtypes)
         tables = [store.tables[name] for name in names]
         given = [TableSource(table.spec, len(table), table.shard.read_slot) for table in tables]
-        told = write_export(
+        written = write_export(
             target,
             UnsynchronizedTables(given, store.slots),
             dtype=dtypes,
@@ -93,8 +93,8 @@ def export(arguments: argparse.Namespace) -> Answer:
             progress=progress,
             cache=Cache(arguments.cache),
         )
-    lines = [f"{arguments.output}: version {told.version}"]
-    for name, table in told.tables.items():
+    lines = [f"{arguments.output}: version {written.version}"]
+    for name, table in written.tables.items():
         per_row = f" ({table.bytes / table.rows:.1f} a row)" if table.rows else ""
         lines.append(
             f"    table {name!r}: {table.rows:,} rows, {table.dropped:,} omitted, {table.bytes:,} bytes{per_row}"
@@ -103,8 +103,8 @@ def export(arguments: argparse.Namespace) -> Answer:
             lines.append(f"        largest weight error {table.largest_error:.3g}, rms {table.rms_error:.3g}")
     facts = {
         "directory": arguments.output,
-        "version": told.version,
-        "tables": {name: dataclasses.asdict(table) for name, table in told.tables.items()},
+        "version": written.version,
+        "tables": {name: dataclasses.asdict(table) for name, table in written.tables.items()},
     }
     return Answer("\n".join(lines), facts)
 

@@ -292,13 +292,15 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
     except FitFinishedError:
         over = True
     _check_learned(model.examples, train, interrupted)
-    (told, facts), (more, filters) = solver_summary(model), filter_summary(model.store)
-    told, facts = told + more, facts | filters
+    (extra, facts), (more, filters) = solver_summary(model), filter_summary(model.store)
+    extra, facts = extra + more, facts | filters
     if rank != 0:
         if interrupted is not None:
             warn(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
         return Answer(
-            "\n".join([*pass_lines(model), *told, *name_lines(train), f"{'model':<12} saved by worker 0 of {workers}"]),
+            "\n".join(
+                [*pass_lines(model), *extra, *name_lines(train), f"{'model':<12} saved by worker 0 of {workers}"]
+            ),
             {
                 "model": None,
                 "worker": rank,
@@ -329,7 +331,7 @@ def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict
             f"--resume continues from the checkpoint in {target}"
         )
     return Answer(
-        "\n".join([*pass_lines(model), *told, *table_lines(model), *name_lines(train), f"{'model':<12} {target}"]),
+        "\n".join([*pass_lines(model), *extra, *table_lines(model), *name_lines(train), f"{'model':<12} {target}"]),
         {
             "model": str(target),
             "worker": rank,
