@@ -203,7 +203,7 @@ py::tuple narrow_rows(const Array<float>& rows, const Array<std::uint64_t>& hash
   const auto names = in(hashes);
   Array<std::uint16_t> result = fresh<std::uint16_t>(static_cast<std::size_t>(rows.shape(0)), dim);
   const auto halves = out(result);
-  Loss loss;
+  NarrowingErrors loss;
   unlocked(from.size_bytes(), [&] {
     narrow(from, names, dim, to == wire::Dtype::kFloat16 ? Dtype::kFloat16 : Dtype::kBfloat16, seed, message,
            halves, loss);

@@ -113,7 +113,7 @@ struct ServiceMetrics {
   std::uint64_t key_list_hits = 0;  // requests whose digest stood for a list
   std::uint64_t key_list_misses = 0;
   std::uint64_t weight_bytes_saved = 0;  // of replies to pulls, in 16 bits or without zeros
-  Loss narrowed;                         // weights that pulls asked for in 16 bits
+  NarrowingErrors narrowed;              // weights that pulls asked for in 16 bits
   std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;  // (rank, clock) of those admitted
   Histogram pull_staleness;  // clocks between a pull and the slowest worker when it was answered
   Histogram push_staleness;  // others' pushes to the table since the pusher's last pull of it

@@ -10,7 +10,7 @@ namespace shoal {
 
 namespace {
 
-constexpr std::uint32_t kLarge = 256;  // the least count that does not fit a byte
+constexpr std::uint32_t kLarge = 256;  // the least count that does not fit into a byte
 
 }  // namespace
 

@@ -1,12 +1,13 @@
-// How often each row of a push occurred in its batch, as that travels.
+// Encoding of how often each row of a push occurred in its batch.
 //
-// Idea. Nearly all rows of a batch occurred once, some a few times, hardly any very often: a bit for most, a byte for
-// some, four for the rest. A list of ones alone is not sent at all. Exact, and there is one form for each list.
+// Algorithm. A variable-length code in three arrays. Nearly all rows of a batch occur once, some a few times, very few often:
+// a bit for most, a byte for some, four bytes for the rest. A list of ones is not sent at all. Lossless and canonical: each
+// list has one encoding.
 //
 //   counts   1 1 3 1 700 1 1 1 | 2
-//   map      00010100            00000001   one bit a row, the first in the lowest bit: whether it is more than 1
+//   map      00010100            00000001   one bit per row, the first in the lowest bit: whether the count exceeds 1
 //   small    3 0 2                          a byte for each such row: 2 to 255, or 0 for more
-//   large    700                            u32 for each of those
+//   large    700                            u32 for each of those zeros
 //
 // Threads: pure functions.
 
@@ -18,16 +19,15 @@
 
 namespace shoal {
 
-// 0 where all are 1: then there is nothing to send. Counts are at least 1.
+// 0 if all are 1: then nothing is sent. Counts must be at least 1.
 std::size_t packed_counts_bytes(std::span<const std::uint32_t> counts) noexcept;
 // `out` has packed_counts_bytes(counts) bytes.
 void pack_counts(std::span<const std::uint32_t> counts, std::span<std::byte> out) noexcept;
 
-// How many bytes the packed counts of so many rows have that begin as these do: bytes of anybody's. A packed list that is
-// one has as many.
+// The number of bytes that the packed counts of `rows` rows must have, given their beginning, which is untrusted.
 std::uint64_t packed_counts_bytes(std::span<const std::byte> packed, std::uint64_t rows) noexcept;
-// The inverse of pack_counts, for bytes of which packed_counts_bytes(packed, out.size()) == packed.size(). False where
-// they are not in the one form: bits behind the last row, a byte for 1, or four for less than 256.
+// The inverse of pack_counts(); requires packed_counts_bytes(packed, out.size()) == packed.size(). False if the encoding is
+// not canonical: bits after the last row, a byte for 1, or four bytes for less than 256.
 bool unpack_counts(std::span<const std::byte> packed, std::span<std::uint32_t> out) noexcept;
 
 }  // namespace shoal

@@ -11,7 +11,7 @@ namespace shoal {
 
 namespace {
 
-// Keeps these chances apart from the noise that narrows the same message.
+// Makes these random numbers independent of the noise that narrows the same message.
 constexpr std::uint32_t kColumn = 1;
 
 }  // namespace

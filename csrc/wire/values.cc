@@ -16,17 +16,17 @@ namespace shoal {
 
 namespace {
 
-// Rows are narrowed a chunk at a time: noise, halves, widened again and errors are plain loops over arrays, which become
-// vector code.
+// Rows are narrowed a chunk at a time: noise, narrowing, widening and errors are plain loops over arrays, which are
+// vectorized.
 constexpr std::size_t kChunk = 512;
 
-// Eight sums hide the latency of one; which of them a value joins depends on its place alone.
+// Eight partial sums hide the latency of the additions; a value's position determines its partial sum.
 struct LossSum {
   static constexpr std::size_t kLanes = 8;
   std::array<double, kLanes> squared{};
   std::array<double, kLanes> largest{};
 
-  void join(Loss& loss) const noexcept {
+  void join(NarrowingErrors& loss) const noexcept {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       loss.squared += squared[lane];
       loss.largest = std::max(loss.largest, largest[lane]);
@@ -36,7 +36,8 @@ struct LossSum {
 
 SHOAL_INLINE void add_error(float sent, float given, double& squared, double& largest) noexcept {
   const double error = std::abs(static_cast<double>(sent) - static_cast<double>(given));
-  const double counted = error <= std::numeric_limits<double>::max() ? error : 0.0;  // not infinite, no NaN
+  const double counted =
+      error <= std::numeric_limits<double>::max() ? error : 0.0;  // neither infinite nor NaN
   squared += counted * counted;
   largest = counted > largest ? counted : largest;
 }
@@ -130,7 +131,7 @@ SHOAL_CLONES void widen_float16(const std::uint16_t* from, float* to, std::size_
 
 void narrow(std::span<const float> values, std::span<const std::uint64_t> hashes, std::size_t dim,
             Dtype dtype, std::uint64_t seed, std::uint64_t message, std::span<std::uint16_t> out,
-            Loss& loss) {
+            NarrowingErrors& loss) {
   SHOAL_CHECK(dtype != Dtype::kFloat32, "float32 values are sent as they are");
   SHOAL_CHECK(values.size() == hashes.size() * dim && out.size() == values.size(),
               std::to_string(values.size()) + " values, room for " + std::to_string(out.size()) + ", " +

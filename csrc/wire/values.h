@@ -1,15 +1,15 @@
-// How values travel: as float32, or narrowed to 16 bits without bias, and with or without their zeros.
+// Encoding of values: as float32, or narrowed to 16 bits without bias, and with or without their zeros.
 //
-// Idea. Gradients and weights are float32 on both sides. Between them a number may lose the bits that its noise hides
-// anyway (stochastic rounding: the mean is the number), and the zeros, of which sparse models are full, may become one
-// bit each. Packing is exact to the bit: only +0.0, all bits clear, counts as a zero; -0.0 travels.
+// Algorithm. Gradients and weights are float32 at both ends. On the wire they may be narrowed by stochastic rounding, whose
+// expectation is the number itself, and the zeros, which dominate in sparse models, may be replaced by a bitmap. Packing is
+// lossless: only +0.0, all bits clear, counts as a zero; -0.0 is sent.
 //
 //   values       1.5  0  0  -2  0  7  0  0 | 3
-//   map          00101001            00000001      one bit a value, the first in the lowest bit; the rest of the last byte 0
+//   map          00101001            00000001      one bit per value, the first in the lowest bit; unused bits are 0
 //   kept         1.5  -2  7  3
 //
-// The noise is a function of (seed, number of the message, hash, element), as in base/noise.h: a message that is sent
-// again is the same message, and no generator is shared.
+// The noise is a function of (seed, number of the message, hash, element), as in base/noise.h: a message that is sent again is
+// identical, and no generator is shared.
 //
 // Threads: pure functions.
 
@@ -23,16 +23,17 @@
 
 namespace shoal {
 
-// What narrowing has changed, added up.
-struct Loss {
-  std::uint64_t values = 0;  // how many were narrowed
-  double squared = 0;        // sum of (sent - given)^2; values that are not finite leave it alone
-  double largest = 0;        // greatest |sent - given|
+// The accumulated errors of narrowing.
+struct NarrowingErrors {
+  std::uint64_t values = 0;  // the number of narrowed values
+  double squared = 0;        // sum of (sent - original)^2 over finite values
+  double largest = 0;        // the largest |sent - original|
 };
 
-// One row of `dim` values for each hash. Throws std::invalid_argument where the sizes do not fit, or for kFloat32.
+// Narrows one row of `dim` values for each hash. Throws std::invalid_argument if sizes do not match, or for kFloat32.
 void narrow(std::span<const float> values, std::span<const std::uint64_t> hashes, std::size_t dim,
-            Dtype dtype, std::uint64_t seed, std::uint64_t message, std::span<std::uint16_t> out, Loss& loss);
+            Dtype dtype, std::uint64_t seed, std::uint64_t message, std::span<std::uint16_t> out,
+            NarrowingErrors& loss);
 void widen(std::span<const std::uint16_t> values, Dtype dtype, std::span<float> out) noexcept;
 
 constexpr std::size_t map_bytes(std::uint64_t values) noexcept {
@@ -41,16 +42,16 @@ constexpr std::size_t map_bytes(std::uint64_t values) noexcept {
 
 std::size_t count_nonzero(std::span<const float> values) noexcept;
 std::size_t count_nonzero(std::span<const std::uint16_t> values) noexcept;
-// `map` has map_bytes(values) bytes, `kept` the room of count_nonzero(values).
+// `map` has map_bytes(values.size()) bytes, `kept` has count_nonzero(values) elements.
 void pack(std::span<const float> values, std::span<std::byte> map, std::span<float> kept) noexcept;
 void pack(std::span<const std::uint16_t> values, std::span<std::byte> map,
           std::span<std::uint16_t> kept) noexcept;
 
-// How many values a map keeps.
+// The number of bits that are set in a map.
 std::size_t count_kept(std::span<const std::byte> map) noexcept;
-// Clear bits behind the last value: a map that anybody may have sent.
+// Whether the bits after the last value are 0, in an untrusted map.
 bool is_map(std::span<const std::byte> map, std::uint64_t values) noexcept;
-// The inverse of pack, for a map of which is_map() holds and kept.size() == count_kept(map).
+// The inverse of pack(); requires is_map() and kept.size() == count_kept(map).
 void unpack(std::span<const std::byte> map, std::span<const float> kept, std::span<float> out) noexcept;
 void unpack(std::span<const std::byte> map, std::span<const std::uint16_t> kept, Dtype dtype,
             std::span<float> out) noexcept;

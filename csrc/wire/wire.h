@@ -1,28 +1,27 @@
-// The data plane's messages: one header of 64 bytes, then the frames that its op calls for. docs/wire-format.md is the
-// contract, byte by byte; this is its one implementation.
+// The messages of the data plane: one header of 64 bytes, then the frames that its op calls for. docs/wire-format.md is the
+// contract, byte by byte; this is its only implementation.
 //
-// Idea. A message is checked once, front to back, and then only looked at: decode() returns views of what arrived, and
-// whoever holds a Decoded may index by its counts without a further check.
+// Algorithm. Zero-copy decoding: a message is checked once, front to back; decode() returns views of the received bytes, and
+// the owner of a Decoded may index by its counts without further checks.
 //
 //   request  header | frames of the op          reply  header (kReply) | frames of the op, or of the status
 //
-// Weights and gradients are float32 once decoded, also where they travelled in 16 bits or without their zeros
-// (wire/values.h). A digest may stand for a key list (server/key_list_cache.h): then hashes is empty, and digest is not. Counts come
-// packed (wire/counts.h), and only where they are not all 1.
+// Weights and gradients are float32 once decoded, even if they were sent in 16 bits or without their zeros (wire/values.h). A
+// digest may replace a key list (server/key_list_cache.h): then hashes is empty, and digest is not. Counts are sent packed
+// (wire/counts.h), and only if they are not all 1.
 //
 // Invariants of a Decoded after decode() returned no fault
-//   I1  the header is ours: magic, version, its own crc; op, status and dtype are known, and op and status go together.
-//   I2  the frames are those of the op, in number and in size; their bytes have the header's crc.
-//   I3  hashes ascend strictly, tables too. Every view is aligned for its type.
+//   I1  The header is valid: magic, version, its crc; op, status and dtype are known, and op and status go together.
+//   I2  The frames are those of the op, in number and size; their bytes have the header's crc.
+//   I3  Hashes ascend strictly, and so do tables. Every view is aligned for its type.
+//   I4  The frames together, and the values as float32, have at most Limits::payload_bytes.
+//   I5  Counts are at least 1; there are as many as the header says, or none.
 //
-//   I4  the frames together, and the values as float32, have at most Limits::payload_bytes.
-//   I5  counts are at least 1; there are as many as the header says, or none.
-//
-// Bytes from a socket may be anything. No length is used before it is compared with what is there and with the limit.
-// Memory is taken only for aligned copies of frames, for unpacked values and for counts. Views live as long as the frames and the
+// Received bytes are untrusted. No length is used before it is compared with the received sizes and with the limit. Memory is
+// allocated only for aligned copies of frames, for unpacked values and for counts. Views live as long as the frames and the
 // Decoded.
 //
-// Threads: none of its own; a Decoded has one owner, who uses it again and again.
+// Threads: none of its own; a Decoded has one owner and is reused from message to message.
 
 #pragma once
 
@@ -42,24 +41,24 @@ using Frame = std::span<const std::byte>;
 
 inline constexpr std::uint32_t kMagic = 0x4c4f4853U;  // "SHOL" as it lies in memory
 inline constexpr std::uint8_t kVersion = 1;
-// flags: bit 0 to 4 are these; bits 8 to 15 are the client's number of a part of a call; the others are 0.
+// flags: bits 0 to 4 are these; bits 8 to 15 are the client's number for a part of a call; the others are 0.
 inline constexpr std::uint16_t kReply = 1U << 0U;
 inline constexpr std::uint16_t kPacked = 1U
                                          << 1U;  // values without their zeros; in a PULL: the reply may be so
-inline constexpr std::uint16_t kKeep = 1U << 2U;     // this key list will come again: keep it
-inline constexpr std::uint16_t kDigest = 1U << 3U;   // 16 bytes stand for the key list
+inline constexpr std::uint16_t kKeep = 1U << 2U;     // this key list will be used again: keep it
+inline constexpr std::uint16_t kDigest = 1U << 3U;   // 16 bytes replace the key list
 inline constexpr std::uint16_t kCounted = 1U << 4U;  // one more frame: how often each row occurred
 inline constexpr std::uint16_t kFlags = kReply | kPacked | kKeep | kDigest | kCounted;
 inline constexpr unsigned kPartShift = 8;
-inline constexpr std::size_t kMaxFrames = 4;  // beside the header
+inline constexpr std::size_t kMaxFrames = 4;  // besides the header
 inline constexpr std::size_t kMaxDim = 4096;
-// The name of a checkpoint that deltas are of, a SHA-256, in four numbers: its bytes as they stand, the first one lowest.
+// The digest that names a delta's base checkpoint, a SHA-256, as four numbers: its bytes in order, the first one lowest.
 inline constexpr std::size_t kBaseWords = 4;
-// Who is no worker: a tool, a server that reads another's rows.
+// The sender is not a worker: a tool, or a server that reads another's rows.
 inline constexpr std::uint32_t kAnonymous = 0xffffffffU;
 
 enum class Op : std::uint8_t {
-  kNone,  // only in replies to what could not be read
+  kNone,  // only in replies to unreadable messages
   kPull,
   kPush,
   kTick,
@@ -84,7 +83,7 @@ inline constexpr Op kLastOp = Op::kSaveEnd;
 
 enum class Status : std::uint8_t {
   kOk = 0,
-  kDeferred = 1,  // it arrived; the answer follows
+  kDeferred = 1,  // received; the answer follows
   kBadRequest = 16,
   kWrongEpoch = 17,
   kFenced = 18,
@@ -95,8 +94,8 @@ enum class Status : std::uint8_t {
   kInternal = 23,
   kWrongVersion = 24,
   kWrongJob = 25,
-  kUnknownKeyList = 26,     // nothing is kept under that digest: send the list itself
-  kResourceExhausted = 27,  // beyond the budget of memory
+  kUnknownKeyList = 26,     // no list with that digest is kept: send the list itself
+  kResourceExhausted = 27,  // the memory budget is exceeded
 };
 
 enum class Dtype : std::uint8_t { kNone, kFloat32, kFloat16, kBfloat16, kUint8, kUint64, kFloat64 };
@@ -106,12 +105,12 @@ constexpr std::size_t bytes_of(Dtype dtype) noexcept {
   return kBytes[static_cast<std::size_t>(dtype)];
 }
 
-// "pull", "wrong epoch"; "?" for a number that is none.
+// "pull", "wrong epoch"; "?" for an unknown number.
 std::string_view name(Op op) noexcept;
 std::string_view name(Status status) noexcept;
 std::string_view name(Dtype dtype) noexcept;
 
-// 64 hexadecimal digits, as a manifest names it; "" where all numbers are 0.
+// 64 hexadecimal digits, as in a manifest; "" if all numbers are 0.
 std::string base_name(std::span<const std::uint64_t> words);
 
 struct Header {
@@ -119,7 +118,7 @@ struct Header {
   std::uint8_t version = kVersion;
   Op op = Op::kNone;
   Status status = Status::kOk;
-  Dtype dtype = Dtype::kNone;  // of the values; in a PULL, of those that the reply shall hold
+  Dtype dtype = Dtype::kNone;  // of the values; in a PULL, of the reply's values
   std::uint16_t flags = 0;
   std::uint16_t dim = 0;
   std::uint32_t table = 0;
@@ -148,7 +147,7 @@ static_assert(offsetof(Header, version) == 4 && offsetof(Header, op) == 5 && off
               offsetof(Header, payload_bytes) == 52 && offsetof(Header, payload_crc) == 56 &&
               offsetof(Header, header_crc) == 60);
 
-// What is wrong with a message: false for nothing.
+// Why a message is invalid; false if it is valid.
 struct Fault {
   Status status = Status::kOk;  // kBadRequest, kWrongVersion; kInternal: no memory for an aligned copy
   std::array<char, 192> text{};
@@ -162,18 +161,18 @@ struct Limits {
   bool replies = false;  // a server takes requests, a client replies
 };
 
-// A message, checked. What its op has no use for is empty.
+// A checked message. Fields that its op does not use are empty.
 struct Decoded {
   Header
-      header;  // after a fault: zeros, unless its own crc holds, so that an error can be sent to its sequence
+      header;  // after a fault: zeros, unless its own crc is right, so that the error reply can name its sequence
   std::span<const std::uint64_t> hashes;
-  Frame digest;                           // 16 bytes in the place of the hashes
+  Frame digest;                           // 16 bytes in place of the hashes
   std::span<const std::byte> values;      // of floats(), or count of header.dtype, or a section
-  std::span<const std::uint32_t> counts;  // PUSH: how often each row occurred; empty where all did once
+  std::span<const std::uint32_t> counts;  // PUSH: how often each row occurred; empty if all occurred once
   std::span<const std::uint64_t>
       numbers;                            // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP; SAVE_*
   std::span<const std::uint32_t> tables;  // TICK
-  std::span<const std::uint16_t> slots;   // WRONG_EPOCH: those that are not here
+  std::span<const std::uint16_t> slots;   // WRONG_EPOCH: slots that are not here
   std::string_view text;  // BAD_REQUEST, INTERNAL, RESOURCE_EXHAUSTED: UTF-8, as the peer sent it
 
   // Weights or gradients, count x dim.
@@ -186,7 +185,7 @@ struct Decoded {
     return header.dtype == Dtype::kFloat64 ? as<double>() : std::span<const double>();
   }
 
-  // What is kept from message to message.
+  // Buffers that are reused from message to message.
   std::array<Buffer<std::uint64_t>, kMaxFrames> copies;  // of frames that arrived misaligned
   Buffer<float> unpacked;
   Buffer<std::uint32_t> unpacked_counts;
@@ -198,17 +197,17 @@ struct Decoded {
   }
 };
 
-// frames[0] is the header's. The order of the checks is that of docs/wire-format.md: the first that fails is told.
-// `into`, where a reply's plain values have just as many bytes and its type: they are copied there in the pass that checks
-// them, and `values` views it. After a fault its bytes may be anything.
+// Checks a message; frames[0] is its header. The checks are in the order of docs/wire-format.md: the first that fails is
+// returned. `into`: if a reply's plain values have exactly as many bytes, they are copied there in the same pass that checks
+// them, and `values` views it. After a fault its contents are unspecified.
 Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,
              std::span<std::byte> into = {}) noexcept;
 
-// Whom a message is for: nothing where its header cannot be believed. decode() says why.
+// The header alone; nullopt if it is invalid (decode() says why).
 std::optional<Header> peek(std::span<const Frame> frames) noexcept;
 
-// Fills in the sizes and checksums of the header, and writes it. The payload is taken as it is. Throws
-// std::invalid_argument if it is 4 GiB or more.
+// Fills in the header's sizes and checksums, and writes it. The payload is not checked. Throws std::invalid_argument if it has
+// 4 GiB or more.
 void encode(Header& header, std::span<const Frame> payload, std::span<std::byte, sizeof(Header)> out);
 
 }  // namespace shoal::wire

@@ -69,7 +69,7 @@ TEST(packed_halves_come_back_as_float32) {
   for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
     const std::vector<float> values = some_values(385, 0.7, 3);
     std::vector<std::uint16_t> halves(values.size());
-    Loss loss;
+    NarrowingErrors loss;
     narrow(values, some_hashes(values.size()), 1, dtype, 1, 2, halves, loss);
     std::vector<float> wide(values.size());
     widen(halves, dtype, wide);
@@ -99,7 +99,7 @@ TEST(narrowed_values_are_right_on_average_and_the_error_is_told) {
     std::vector<double> sum(kDim);
     double squared = 0;
     double largest = 0;
-    Loss loss;
+    NarrowingErrors loss;
     for (int message = 0; message < kDraws; ++message) {
       std::vector<std::uint16_t> out(kDim);
       narrow(row, hash, kDim, dtype, 4, static_cast<std::uint64_t>(message), out, loss);
@@ -132,7 +132,7 @@ TEST(noise_depends_on_seed_message_hash_and_element_and_on_nothing_else) {
       hashes[i] = mix(first + i);
     }
     std::vector<std::uint16_t> out(values.size());
-    Loss loss;
+    NarrowingErrors loss;
     narrow(values, hashes, dim, Dtype::kBfloat16, seed, message, out, loss);
     return out;
   };
@@ -154,7 +154,7 @@ TEST(what_is_not_finite_passes_and_does_not_spoil_the_error) {
   for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
     std::vector<std::uint16_t> out(4);
     std::vector<float> wide(4);
-    Loss loss;
+    NarrowingErrors loss;
     narrow(values, some_hashes(4), 1, dtype, 1, 1, out, loss);
     widen(out, dtype, wide);
     CHECK(wide[0] == kInfinity && wide[1] == -kInfinity && std::isnan(wide[2]));
@@ -166,7 +166,7 @@ TEST(what_is_not_finite_passes_and_does_not_spoil_the_error) {
 TEST(sizes_that_do_not_fit_are_the_callers_mistake) {
   const std::vector<float> values(6);
   std::vector<std::uint16_t> out(6);
-  Loss loss;
+  NarrowingErrors loss;
   CHECK_THROWS(narrow(values, some_hashes(2), 2, Dtype::kBfloat16, 1, 1, out, loss),
                "6 values, room for 6, 2 rows of 2");
   CHECK_THROWS(narrow(values, some_hashes(3), 2, Dtype::kFloat32, 1, 1, out, loss), "float32");

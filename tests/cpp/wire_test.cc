@@ -411,7 +411,7 @@ TEST(a_header_that_tells_of_another_length_or_checksum_is_refused_though_its_own
     CHECK(fault.status == Status::kBadRequest);
     CHECK(fault.message().find(part) != std::string_view::npos);
   };
-  told(offsetof(Header, payload_bytes), "the header tells of 13 bytes, 12 came");
+  told(offsetof(Header, payload_bytes), "the header states 13 payload bytes, got 12");
   told(offsetof(Header, payload_crc), "the payload's crc32c is");
   // A row too many, though all else is consistent.
   push.header.count = 2;
@@ -430,7 +430,7 @@ TEST(a_map_cannot_make_values_out_of_nothing) {
   sent.payload[1][0] = std::byte{0b111};
   check_refused(sent, "the values of a push of 1 need 12 bytes, got 8");
   sent.payload[1][0] = std::byte{0b1001};
-  check_refused(sent, "the map of 3 values has bits behind the last");
+  check_refused(sent, "the map of 3 values has bits after the last one");
   // 4096 x 16 zeros in 8 KiB: as float32 they have 256 KiB.
   std::vector<std::uint64_t> hashes(16);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
