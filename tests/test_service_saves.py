@@ -177,7 +177,7 @@ def test_a_delta_is_of_the_save_before_and_of_no_other() -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (begin(sequence=1), "a save is of one table at least"),
+        (begin(sequence=1), "a save names at least one table"),
         (begin(4 << 32, sequence=1), "there is no kind of save 4"),
         (begin(PLAIN, PLAIN | 1, PLAIN, sequence=1), "this table is being saved already"),
         (
@@ -218,7 +218,7 @@ def test_it_ends_with_its_worker(how: str) -> None:
     else:
         service.close_sessions()
         assert service.next_session() is None
-        assert "nobody writes saves here" in one(deliver(service, begin(PLAIN, sequence=2))).text
+        assert "this server writes no checkpoints" in one(deliver(service, begin(PLAIN, sequence=2))).text
     assert save.ended
     if how == "dismissed":
         assert len(asked(service, begin(PLAIN, sequence=1, rank=1))[1]) == 4  # the table is free
@@ -432,8 +432,8 @@ def test_a_load_waits_for_no_clock() -> None:
     ("tables", "text"),
     [
         ([LOAD | 1], "no load of this worker is under way: begin one first"),
-        ([LOAD, PLAIN | 1], "what is saved and what is loaded begins apart"),
-        ([PLAIN | 1, LOAD], "what is saved and what is loaded begins apart"),
+        ([LOAD, PLAIN | 1], "a session either saves or loads: begin two sessions"),
+        ([PLAIN | 1, LOAD], "a session either saves or loads: begin two sessions"),
     ],
 )
 def test_a_load_that_has_not_begun_is_not_read(tables: list[int], text: str) -> None:

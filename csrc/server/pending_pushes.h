@@ -1,17 +1,17 @@
-// PendingPushes: the pushes that wait for the end of their clock.
+// PendingPushes: under BSP, the pushes that wait for the end of their clock.
 //
-// Idea. Where all pushes of a clock become one step, each is copied and kept until everybody has ticked the clock. Then its
-// step comes: table by table, all that was kept is merged in one order that does not depend on who was first.
+// Algorithm. Deterministic aggregation at a barrier: all pushes of a clock become one step. Each push is kept until all workers
+// have ticked the clock; then, table by table, the pushes are merged in the order of (rank, sequence), which does not depend
+// on the order of arrival.
 //
-//   step of clock 7   ticked 2 | tables {0, 3}           what the workers that ticked say they pushed to, anywhere
-//                     kept   table 0: (rank 1, call 9) (rank 0, call 4) (rank 0, call 5)    as they came
-//   pushes(0)          (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)                    as they are merged
+//   step of clock 7   ticked 2 | tables {0, 3}           the tables that the workers' ticks named, on any server
+//                     kept   table 0: (rank 1, call 9) (rank 0, call 4) (rank 0, call 5)    in order of arrival
+//   pushes(0)         (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)                    in order of merging
 //
-// Parts of one call that came in several messages hold different slots, so their order among themselves changes nothing.
+// Messages of one call have different slots, so their order among themselves changes nothing.
 //
 // Invariants
-//   I1  bytes() is the sum of the turns' bytes: what they keep, with kOverhead for each of them, each push
-//       and each table named.
+//   I1  bytes() is the sum of the steps' bytes: the kept pushes, with kOverhead for each step, each push and each named table.
 //
 // Threads: none of its own; one owner.
 
@@ -32,9 +32,9 @@ namespace shoal {
 
 class PendingPushes {
  public:
-  static constexpr std::size_t kOverhead = 256;  // of a step; of one push, beside its numbers
+  static constexpr std::size_t kOverhead = 256;  // of a step; of a push, besides its arrays
 
-  // One push: the hashes, then the gradients, then how often each row occurred, where not all did once, in one block.
+  // One push: the hashes, the gradients, and the rows' counts unless all are 1, in one block.
   struct Push {
     std::uint32_t rank = 0;
     std::uint64_t sequence = 0;
@@ -55,7 +55,7 @@ class PendingPushes {
     }
   };
 
-  // Rows that go before the step.
+  // A sweep that precedes the step.
   struct Sweep {
     std::uint32_t rank = 0;
     std::uint64_t sequence = 0;
@@ -66,32 +66,30 @@ class PendingPushes {
 
   struct ClockStep {
     std::size_t ticked = 0;          // workers
-    std::set<std::uint32_t> tables;  // those that get a step
+    std::set<std::uint32_t> tables;  // that get a step
     std::map<std::uint32_t, std::vector<Push>> kept;
     std::vector<Sweep> sweeps;  // in (rank, sequence) order
     std::size_t bytes = kOverhead;
-    // Of the table that comes first, where memory ran out halfway: its rows that are stepped.
+    // The number of stepped rows of the first table, if its step ran out of memory.
     std::size_t stepped = 0;
   };
 
   void add(std::uint32_t clock, std::uint32_t table, Push&& push);
   void sweep(std::uint32_t clock, Sweep&& sweep);
   void tick(std::uint32_t clock, std::span<const std::uint32_t> tables);
-  // Forgets what a worker pushed, and asked to be swept, in clocks that it has not ticked, from `clock` on: how many pushes.
+  // Drops a worker's pushes and sweeps of the clocks from `clock` on, which it has not ticked. Returns the number of pushes.
   std::size_t drop(std::uint32_t rank, std::uint32_t clock);
   void drop_table(std::uint32_t table);
   void clear();
 
   bool empty() const noexcept { return steps_.empty(); }
-  std::uint32_t next() const noexcept {
-    return steps_.begin()->first;
-  }  // the least clock; not of an empty one
+  std::uint32_t next() const noexcept { return steps_.begin()->first; }  // the least clock; requires !empty()
   ClockStep& first() noexcept { return steps_.begin()->second; }
-  // The least table that the first step has something for.
+  // The first table, in order of numbers, that the first step still has to process.
   std::optional<std::uint32_t> next_table() const noexcept;
-  // What the first step has for a table, in (rank, sequence) order.
+  // The pushes of the first step for a table, in (rank, sequence) order.
   std::span<const Push> pushes(std::uint32_t table);
-  // The table has its step.
+  // Marks the table as processed.
   void finish_table(std::uint32_t table) noexcept;
   void pop() noexcept;
 

@@ -33,7 +33,7 @@ Service::Service(Slots slots, std::size_t first, std::size_t end, const ServiceL
   SHOAL_CHECK(first <= end && end <= slots.count(), "there are no slots [" + std::to_string(first) + ", " +
                                                         std::to_string(end) + ") of " +
                                                         std::to_string(slots.count()));
-  // A turn is merged at once, and a merge takes 2^32 - 1 hashes.
+  // A clock is merged in one call, and a merge takes at most 2^32 - 1 hashes.
   SHOAL_CHECK(limits.pending_bytes <= std::size_t{32} << 30U,
               "at most 32 GiB of pushes can wait for their clock, got a limit of " +
                   std::to_string(limits.pending_bytes) + " bytes");
@@ -60,7 +60,7 @@ void Service::handle(std::string_view peer, std::span<const wire::Frame> frames,
     metrics_.bytes_in += frame.size();
   }
   try {
-    // Place for the reply first: what is done must not end in an error because it cannot be said.
+    // Reserve room for the reply first: an executed request must not fail because its reply cannot be queued.
     auto& replies = out.replies();
     if (replies.size() == replies.capacity()) {
       replies.reserve(std::max<std::size_t>(16, 2 * replies.size()));
@@ -86,7 +86,7 @@ void Service::released(ReplyQueue& out) noexcept {
       out.add(std::move(waiting[taken]));
     }
   } catch (const std::bad_alloc&) {
-    // The others go next time.
+    // The others are moved next time.
   }
   waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(taken));
 }
@@ -142,7 +142,7 @@ void Service::serve(const Call& call) {
     return send(call, Status::kNoTable);
   }
   const bool of_the_map = header.op == Op::kReduce || header.op == Op::kSweep;
-  if (of_the_map && header.epoch < epoch_) {  // whose slots are answered for is the map's to say
+  if (of_the_map && header.epoch < epoch_) {  // the map defines which slots the answer covers
     refused_.clear();
     return send(call, {.status = Status::kWrongEpoch}, 1);
   }
@@ -170,7 +170,7 @@ bool Service::recall(Call& call) {
     send(call, Status::kUnknownKeyList);
     return false;
   }
-  call.hashes = *list;  // stays where it is: one message is served at a time
+  call.hashes = *list;  // stays valid: messages are served one at a time
   return true;
 }
 
@@ -214,7 +214,7 @@ std::span<const std::uint64_t> Service::own(std::span<const std::uint64_t> hashe
   const auto refuse = [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end;) {
       const std::size_t slot = index_of(slots_.of(hashes[i]));
-      refused_.push_back(static_cast<std::uint16_t>(slot));  // there is place for all
+      refused_.push_back(static_cast<std::uint16_t>(slot));  // capacity for all slots is reserved
       i = place_of(slot + 1, i);
     }
   };
@@ -230,7 +230,7 @@ SlotSlices Service::cut(std::span<const std::uint64_t> hashes) {
   const std::size_t first = n == 0 ? slots_.count() : index_of(slots_.of(hashes.front()));
   const std::size_t last = n == 0 ? 0 : index_of(slots_.of(hashes.back()));
   std::fill_n(offsets_.begin(), first + 1, 0);
-  // Hashes are spread evenly: the end of a slot is looked for about where it should be.
+  // Interpolation search: hashes are uniform, so the end of a slot is near its expected position.
   const std::size_t stride = n == 0 ? 1 : std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
   std::size_t at = 0;
   for (std::size_t s = first; s < last; ++s) {
@@ -257,7 +257,7 @@ void Service::send(const Call& call, Header header, std::size_t frames, PooledBu
   reply.peer = call.peer;
   header.magic = wire::kMagic;
   header.version = wire::kVersion;
-  // The caller's own bits go back to it.
+  // The caller's own bits are returned to it.
   header.flags = static_cast<std::uint16_t>((call.header.flags & 0xff00U) | header.flags | wire::kReply);
   header.op = call.header.op <= wire::kLastOp ? call.header.op : wire::Op::kNone;
   header.table = call.header.table;
@@ -316,10 +316,10 @@ void Service::fail(const Call& call, const std::exception& error) noexcept {
     try {
       send_text(call, status, memory ? "the server has no memory left for this request" : error.what());
     } catch (const std::bad_alloc&) {
-      send(call, {.status = status}, 1);  // without words
+      send(call, {.status = status}, 1);  // without text
     }
   } catch (const std::exception&) {
-    // Not even that: the peer hears nothing, and asks again.
+    // Not even that: the peer gets no reply, and asks again.
   }
 }
 

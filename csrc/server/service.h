@@ -1,41 +1,44 @@
-// Service: what one data loop knows and does. Requests in, replies out; no socket, no time, no thread.
+// Service: the state machine of one data loop. Requests in, replies out; no socket, no clock time, no thread.
 //
-// Idea. A data loop owns a contiguous range of slots, of every table. A message is checked (wire/wire.h), cut to the slots
-// that are here, and done at once, or kept: a push until its clock is complete, a read until its clock may be read. What a
-// request sets free for others leaves with its own reply.
+// Algorithm. A deterministic state machine with exactly-once writes (sequence numbers per worker and slot) and a bounded-
+// staleness scheduler (BSP, SSP, ASP). A data loop owns a contiguous range of slots of every table. A message is decoded
+// (wire/wire.h), restricted to the slots that are here, and executed at once or kept: a push until its clock is complete, a
+// read until its clock may be read. Replies that a request releases for other peers leave together with its own.
 //
-//   BSP      pushes are kept (server/pending_pushes.h). Once all workers have ticked clock c, each table that any of them pushed to
-//            gets one step with the merge of all pushes of c; `applied` becomes c + 1. A read at c waits for applied >= c,
-//            and a pull that comes too late to see nothing of c is refused. A sweep at c waits likewise; its rows go
-//            before the step of c.
-//   SSP(s)   pushes act at once. A read at c waits until c - floor <= s, where all have ticked below `floor`.
-//   ASP      pushes act at once, nothing waits.
+//   BSP      Pushes are kept (server/pending_pushes.h). Once all workers have ticked clock c, each table that any of them
+//            pushed to gets one step with the merge of all pushes of c, and `applied` becomes c + 1. A read at c waits for
+//            applied >= c; a pull that comes after its clock was applied is refused. A sweep at c waits likewise and
+//            precedes the step of c.
+//   SSP(s)   Pushes are applied at once. A read at c waits until c - floor <= s; all workers have ticked the clocks below
+//            `floor`.
+//   ASP      Pushes are applied at once, and reads never wait.
 //
-//   a message  -> decode -> job, worker -> table -> slots that are here | slots that are not: told, the rest is done
-//              -> slots that have seen this call (server/dedup_window.h): skipped, so sending again changes nothing
-//              -> Shard, or PendingPushes, or DeferredReads -> reply, and whatever else may go now
+//   message -> decode -> job, worker -> table -> slots that are here (the others are reported; the rest is done)
+//           -> slots that have not seen this call (server/dedup_window.h); so repeating a call changes nothing
+//           -> Shard, PendingPushes or DeferredReads -> its reply, and the replies that it releases
 //
-// A save (server/checkpoint_session.h) is begun at a clock as a read is: what it holds is what a pull of that clock would see, in all of its
-// tables. Others write it down, in threads of their own; it ends with the worker that began it at the latest. The rows of a
-// load are sent, or the same threads read them.
+// A save (server/checkpoint_session.h) begins at a clock as a read does: it contains what a pull at that clock would read, in
+// all its tables. Other threads write it to files; it ends at the latest with the worker that began it. The rows of a load are
+// sent by the worker, or read from files by the same threads.
 //
-// Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change) are done once per slot and sequence. A TICK is taken when
-// it is the worker's next one and all pushes that it names have been here; taken already: told so again; else RETRY. It
-// names them by epoch's map: WRONG_EPOCH if there is a newer one here.
-// A change that a save beside it has no room for is told to come again, a few times: nothing here waits for a disk.
-// Only workers that are admitted are served; wire::kAnonymous may read at any time, whatever the job.
+// Writes (PUSH, ASSIGN, ERASE, LOAD_*, SWEEP, and functions that change rows) are executed once per slot and sequence number.
+// A TICK is accepted when it is the worker's next one and all pushes that it names have been received; a repeated one is
+// acknowledged again; otherwise the reply is RETRY. It names pushes by its epoch's map: WRONG_EPOCH if there is a newer map.
+// A change for which a concurrent save has no memory is postponed a few times: the service never waits for a disk. Only
+// admitted workers are served; wire::kAnonymous may read at any time, in any job.
 //
 // Invariants
-//   I1  in BSP, applied() <= floor; nothing is kept for a clock below applied().
-//   I2  no read is deferred that may go.
-//   I3  an exception in a request leaves windows and clocks as they were: sent again, it is done. A push that memory
-//       stopped halfway goes on where it was stopped, and so does a step of many workers.
+//   I1  In BSP applied() <= floor, and nothing is kept for a clock below applied().
+//   I2  No read is deferred that may be answered.
+//   I3  A request that throws leaves windows and clocks unchanged: when it is sent again, it is executed. A push, or the step
+//       of a clock, that ran out of memory continues where it stopped.
 //
-// Bounds: reads that wait (number, bytes with their replies), pushes that are kept (bytes; those ahead of the next clock may
-// take partial), bytes of a reply. Who meets one is told OVERLOADED, to come again. The rows' memory has a budget
-// (policy/budget.h): who meets that is told RESOURCE_EXHAUSTED. A step of BSP that does is not made, and who pulls or pushes next is told.
+// Bounds: deferred reads (number; bytes with their replies), pending pushes (bytes; those of later clocks may take half), and
+// the bytes of a reply. A request that would exceed one gets OVERLOADED and may be repeated. The rows have a memory budget
+// (policy/budget.h): a request that would exceed it gets RESOURCE_EXHAUSTED. A BSP step that would exceed it is not made, and
+// the next pulls and pushes of the table report it.
 //
-// Threads: any; one mutex, which no call holds while it waits for anything. BufferPool of replies come from the reply_queue.
+// Threads: any; one mutex, which no call holds while it waits. Memory for replies comes from the reply queue's pool.
 
 #pragma once
 
@@ -76,7 +79,7 @@ namespace shoal {
 
 enum class Mode : std::uint8_t { kBsp, kSsp, kAsp };
 
-// How far a worker came: its ticks, and the tables that the last of them named (under BSP).
+// The last tick of a worker: its clock, and the tables that it named (under BSP).
 struct LastTick {
   std::uint32_t clock = 0;
   std::vector<std::uint32_t> tables{};
@@ -87,8 +90,8 @@ struct ServiceLimits {
   std::size_t deferred_bytes = std::size_t{1} << 30U;
   std::size_t pending_bytes = std::size_t{1} << 30U;
   std::size_t reply_bytes = std::size_t{1} << 30U;
-  std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has a bound of its own
-  std::size_t key_list_bytes = std::size_t{64} << 20U;    // key lists that may come again
+  std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has its own limit
+  std::size_t key_list_bytes = std::size_t{64} << 20U;    // cached key lists
 };
 
 struct ServiceMetrics {
@@ -98,9 +101,9 @@ struct ServiceMetrics {
   std::uint64_t bytes_out = 0;
   std::array<std::uint64_t, static_cast<std::size_t>(wire::kLastOp) + 1> requests{};  // by op
   std::array<std::uint64_t, 32> statuses{};                                           // of replies
-  std::uint64_t duplicates = 0;      // writes, or slots of them, that had been done before
-  std::uint64_t dropped_pushes = 0;  // of workers that were dismissed before they ticked
-  std::uint64_t failed_steps = 0;    // merges that memory, or something else, stopped; they are tried again
+  std::uint64_t duplicates = 0;      // writes, or slots of writes, that had been executed before
+  std::uint64_t dropped_pushes = 0;  // of workers that were dismissed before their tick
+  std::uint64_t failed_steps = 0;    // steps that failed, mostly for lack of memory; they are retried
   std::size_t deferred_reads = 0;
   std::size_t deferred_peak = 0;
   std::size_t deferred_bytes = 0;
@@ -108,15 +111,15 @@ struct ServiceMetrics {
   std::size_t pending_peak = 0;
   std::uint32_t applied = 0;
   std::uint32_t floor = 0;
-  std::size_t key_lists = 0;  // kept by their digests
+  std::size_t key_lists = 0;  // cached
   std::size_t key_list_bytes = 0;
-  std::uint64_t key_list_hits = 0;  // requests whose digest stood for a list
+  std::uint64_t key_list_hits = 0;  // requests whose digest was found
   std::uint64_t key_list_misses = 0;
-  std::uint64_t weight_bytes_saved = 0;  // of replies to pulls, in 16 bits or without zeros
-  NarrowingErrors narrowed;              // weights that pulls asked for in 16 bits
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;  // (rank, clock) of those admitted
-  Histogram pull_staleness;  // clocks between a pull and the slowest worker when it was answered
-  Histogram push_staleness;  // others' pushes to the table since the pusher's last pull of it
+  std::uint64_t weight_bytes_saved = 0;  // in replies to pulls, by 16 bits or omitted zeros
+  NarrowingErrors narrowed;              // weights that were sent in 16 bits
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;  // (rank, clock) of the admitted workers
+  Histogram pull_staleness;  // clocks between a pull and the slowest worker
+  Histogram push_staleness;  // pushes of others to the table since the worker's last pull of it
 };
 
 class Service {
@@ -129,46 +132,46 @@ class Service {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  // --- control: from the scheduler ------------------------------------------------------------------------------
+  // --- control: orders of the scheduler ------------------------------------------------------------------------------
 
   void set_map(std::uint32_t epoch, std::size_t first, std::size_t end);
-  // A new job begins with nobody admitted; what the last one left undone is forgotten, tables stay. Its clock starts at 0,
-  // and the tables' clocks go on behind those that the job `before` reached. The job that is under way: nothing happens.
+  // Starts a job without admitted workers; pending work of the last job is dropped, tables stay. Its clock starts at 0; the
+  // tables' clocks continue from the clock `before` that the last job reached. No effect if the job has already started.
   void start_job(std::uint32_t job, Mode mode, std::uint32_t staleness, bool mean, std::uint32_t before = 0);
   void admit(std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock);
-  // Takes nothing more from a worker, and says how far it came here; the others go on waiting for it. Its last clock may have
-  // ended at one endpoint and not at another: who orders this compares the answers of all.
+  // Refuses the worker from now on and returns its last tick here; the others still wait for it. Its last clock may have
+  // ended at one endpoint and not at another: the scheduler compares the answers of all.
   LastTick fence(std::uint32_t rank, std::uint32_t incarnation);
-  // Waits no longer for a worker. Its clocks count up to the greatest that any endpoint has told, as if its ticks had come
-  // here, too: when a tick has been taken anywhere, the pushes of its clock are everywhere. Returns the greatest clock that
-  // any worker has reached here.
+  // Stops waiting for a worker. Its clocks count up to `last`, the greatest that any endpoint reported, as if its ticks had
+  // arrived here too: once a tick is accepted anywhere, the pushes of its clock are everywhere. Returns the greatest clock
+  // that any worker has reached here.
   std::uint32_t dismiss(std::uint32_t rank, std::uint32_t incarnation, const LastTick& last = {});
   std::uint32_t hold();
   void resume();
 
-  // What the tables may keep of a slot, in bytes; before the first table is there. What waits then takes a quarter of all
-  // slots' here at most, pushes and reads each, but for kMinWaitingBytes; limits that are lower stay.
+  // Sets the tables' memory budget, in bytes per slot; before the first table is added. Pending pushes and deferred reads are
+  // then limited to a quarter of the budget of the slots here each, but not below kMinWaitingBytes; lower limits stay.
   void set_memory(std::uint64_t slot_bytes);
   void add_table(std::uint32_t id, const TableSpec& spec);
   void drop_table(std::uint32_t id);
   std::vector<std::uint32_t> tables() const;
-  // A copy of a table as it stands, for checks.
+  // A copy of a table's current state, for tests.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const;
 
-  // The next save that was begun: waits for it; null once close_sessions() was called. Of the shards' memory, which ends with
-  // this, a save may not outlive it.
+  // Waits for the next session that begins; null once close_sessions() was called. A session must not outlive the service,
+  // which owns the shards' memory.
   std::shared_ptr<CheckpointSession> next_session();
-  // Gives up all saves that are under way, and those that come.
+  // Cancels all sessions, and refuses new ones.
   void close_sessions();
 
-  // Called, with the mutex held, by a control call that left replies for released(): it must not wait, nor call back.
+  // Called, with the mutex held, by a control call that has queued replies for released(); must not wait or call the service.
   void set_waker(std::function<void()> waker);
 
   // --- data -----------------------------------------------------------------------------------------------------
 
-  // One message of a peer. Adds replies, to it and to others.
+  // Executes one message of a peer. Queues replies to it and to others.
   void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
-  // Replies that control calls have set free.
+  // Moves the replies that control calls have queued.
   void released(ReplyQueue& out) noexcept;
 
   ServiceMetrics metrics() const;
@@ -176,39 +179,39 @@ class Service {
 
  private:
   struct Table;
-  // A request, its message or what was deferred of it.
+  // A request: a received message, or a deferred one.
   struct Call {
     std::string_view peer;
     const wire::Header& header;
     std::span<const std::uint64_t> hashes;
     std::span<const float> floats;          // gradients, weights
-    std::span<const std::uint32_t> counts;  // of a push's rows; empty: one each
-    std::span<const std::byte> bytes;       // of a section, of a function's parameters
+    std::span<const std::uint32_t> counts;  // of a push's rows; empty: all are 1
+    std::span<const std::byte> bytes;       // a section, or a function's parameters
     ReplyQueue& out;
   };
-  // Hashes and their gradients or weights, and how often they occurred, cut for a Shard.
+  // Hashes with their gradients or weights and counts, by slot.
   struct Part {
     SlotSlices slices;
     std::span<const float> values;
     std::span<const std::uint32_t> counts;
   };
-  // What a worker has been seen to do with a table, where pushes act at once.
+  // A worker's use of a table, for the metrics of staleness under SSP and ASP.
   struct View {
-    std::uint64_t pushes = 0;  // of the table, at the worker's last pull
-    std::uint64_t own = 0;     // the worker's since
+    std::uint64_t pushes = 0;  // pushes of the table at the worker's last pull
+    std::uint64_t own = 0;     // the worker's own pushes since then
   };
 
-  // service.cc: a message's way in, and its reply
+  // service.cc: receiving a message, and replying
   static bool is_read(const wire::Header& header) noexcept;
   void serve(const Call& call);
   void serve_write(const Call& call, Table& table);
   bool check_worker(const Call& call);
-  // Of what names no slots and means those of its map: false for an old map, which was told.
+  // For requests that mean all slots of their map: false, after a reply, if the map is old.
   bool check_epoch(const Call& call);
-  // Keeps the list that a message brought, or finds the one that it names: false where there is none, which was told.
+  // Caches the key list of a message, or finds the one that its digest names: false, after a reply, if there is none.
   bool recall(Call& call);
   Table* find(std::uint32_t id) noexcept;
-  // Notes the slots of hashes that are not here; the part that is.
+  // The hashes whose slots are here; the slots of the others are collected in refused_.
   std::span<const std::uint64_t> own(std::span<const std::uint64_t> hashes, std::size_t& first);
   bool owns(std::size_t slot) const noexcept { return slot >= first_slot_ && slot < end_slot_; }
   SlotSlices cut(std::span<const std::uint64_t> hashes);
@@ -216,12 +219,12 @@ class Service {
             PooledBuffer second = {});
   void send(const Call& call, wire::Status status);
   void send_text(const Call& call, wire::Status status, std::string_view text);
-  // OK, or WRONG_EPOCH with the slots that are not here, in a block that was taken before anything was changed.
+  // Replies OK, or WRONG_EPOCH with the slots in `refusal`, which was allocated before anything was changed.
   void send_done(const Call& call, PooledBuffer refusal, std::uint32_t aux = 0);
   PooledBuffer refusal(ReplyQueue& out) const;
   void fail(const Call& call, const std::exception& error) noexcept;
 
-  // service_control.cc: what the scheduler says
+  // service_control.cc: orders of the scheduler
   template <class Change>
   void control(const Change& change);
   void forget_worker(std::uint32_t rank);
@@ -236,9 +239,9 @@ class Service {
   void erase(const Call& call, Table& table);
   void change(const Call& call, Table& table);
   void sweep(const Call& call, Table& table);
-  // Whether a call that is of no slot has been done; then it is told so.
+  // Whether a call that names no slot was executed before; then replies OK.
   bool done_before(const Call& call, DedupWindow& dedup);
-  // Whether the worker's load of the table is under way; else it is told so.
+  // Whether the worker is loading the table; otherwise replies with an error.
   bool check_loading(const Call& call, const Table& table);
   void load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows);
   void load_rows(const Call& call, Table& table);
@@ -246,11 +249,11 @@ class Service {
   void load_end(const Call& call, Table& table, std::span<const std::uint64_t> step);
   DedupWindow& history(std::uint32_t rank);
   bool check_dim(const Call& call, const Table& table);
-  // The part of a write that is here and was not done yet; none where there is nothing left to do.
+  // The part of a write that is here and was not executed yet; nullopt if nothing is left to do.
   std::optional<Part> fresh_part(const Call& call, std::size_t dim, DedupWindow& dedup);
   static void mark(const Call& call, const SlotSlices& slices, DedupWindow& dedup) noexcept;
   bool keep(const Call& call, const Part& part);
-  // Whether the rows that a save has to keep for this change leave no room for it: then it was told to come again.
+  // Whether a concurrent save has no memory for the rows that it would have to preserve: then replies OVERLOADED.
   bool postpone(const Call& call, const Table& table, DedupWindow& dedup, std::size_t rows);
   void step(const Call& call, Table& table, const Part& part, DedupWindow& dedup);
   static View& view(Table& table, std::uint32_t rank);
@@ -261,11 +264,11 @@ class Service {
   void save_poll(const Call& call, std::span<const std::uint64_t> numbers);
   void save_end(const Call& call, std::span<const std::uint64_t> numbers);
   CheckpointSession* find_session(const CheckpointSession::Name& name) const noexcept;
-  // Those of a worker, or of all; only loads, or what is none, or both.
+  // Of one worker or of all; loads, saves, or both.
   void cancel_sessions(std::optional<std::uint32_t> rank, std::optional<bool> loads = {});
 
   // service_read.cc: PULL, CONTAINS, STATE, SLOT, SECTION, STATS, REDUCE, SWEEP's dry run
-  // Notes the slots of a read that are not here.
+  // Collects the slots of a read that are not here in refused_.
   void find_refused(const wire::Header& header, std::span<const std::uint64_t> hashes);
   void read(const Call& call, Table& table);
   void defer(const Call& call, std::size_t reply_bytes);
@@ -280,13 +283,13 @@ class Service {
   void answer_stats(const Call& call, Table& table);
   void send_numbers(const Call& call, std::span<const double> numbers);
   void send_words(const Call& call, std::span<const std::uint64_t> words);
-  // What a table answers to a SWEEP now.
+  // The table's answer to a SWEEP.
   std::vector<std::uint64_t> swept(const Call& call, Table& table, bool dry_run);
   static std::span<const double> doubles_of(const Call& call) noexcept {
     return {reinterpret_cast<const double*>(call.bytes.data()), call.bytes.size() / sizeof(double)};
   }
 
-  // service_advance.cc: clocks that are complete, and the reads that may go
+  // service_advance.cc: completed clocks, and the reads that they release
   bool is_complete(std::uint32_t clock) const noexcept;
   void advance(ReplyQueue& out) noexcept;
   void apply_clock();
@@ -297,7 +300,7 @@ class Service {
   std::function<void()> waker_;
   const Slots slots_;
   ServiceLimits limits_;
-  mutable ThreadPool pool_{1};  // of the shards: a data loop is one thread
+  mutable ThreadPool pool_{1};  // for the shards: a data loop has one thread
   std::unique_ptr<Budget> budget_;
   std::uint32_t epoch_ = 0;
   std::size_t first_slot_;
@@ -309,30 +312,31 @@ class Service {
   bool mean_ = false;
   Clocks clocks_;
   std::uint32_t applied_ = 0;
-  std::vector<std::unique_ptr<DedupWindow>> dedup_;      // by rank, once it writes
-  std::vector<std::vector<std::uint32_t>> tick_tables_;  // by rank: what its last tick named, under BSP
+  std::vector<std::unique_ptr<DedupWindow>> dedup_;  // by rank, from its first write on
+  std::vector<std::vector<std::uint32_t>>
+      tick_tables_;  // by rank: the tables that its last tick named, under BSP
   std::map<std::uint32_t, std::unique_ptr<Table>> tables_;
-  Disposal disposal_;  // of tables that others have replaced: after what they use
+  Disposal disposal_;  // of replaced tables; declared after what they use
 
-  BufferPool buffers_;  // of what is kept and deferred, and of replies that control calls set free
+  BufferPool buffers_;  // for pending pushes, deferred reads, and the replies of control calls
   PendingPushes pending_;
   DeferredReads deferred_;
   KeyListCache key_lists_;
   std::vector<std::shared_ptr<CheckpointSession>>
-      sessions_;  // under way, or ended while somebody still takes from them
-  std::vector<std::shared_ptr<CheckpointSession>> unclaimed_sessions_;  // that nobody writes yet
+      sessions_;  // in progress, or ended but still in use by a thread
+  std::vector<std::shared_ptr<CheckpointSession>> unclaimed_sessions_;  // not yet taken by next_session()
   std::condition_variable session_begun_;
   bool sessions_closed_ = false;
   ReplyQueue released_{buffers_};
 
-  // Worked in, one request at a time.
+  // Scratch memory of the current request.
   wire::Decoded decoded_;
   std::vector<std::uint64_t> offsets_;  // slots + 1
   std::vector<std::uint16_t> refused_;
-  Buffer<std::uint64_t> some_hashes_;  // of the slots that have not seen a call
+  Buffer<std::uint64_t> some_hashes_;  // the rest of a call that was executed in part
   Buffer<float> some_values_;
   Buffer<std::uint32_t> some_counts_;
-  Buffer<std::uint32_t> ones_;  // of pushes that came without counts, to be merged with others
+  Buffer<std::uint32_t> ones_;  // the counts of pushes without counts, to merge them with others
   MergeScratch merge_scratch_;
 
   mutable ServiceMetrics metrics_;

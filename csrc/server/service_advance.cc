@@ -1,4 +1,4 @@
-// Clocks that are complete, and the reads that may go.
+// Service: completed clocks, and the reads that they release.
 
 #include <algorithm>
 #include <new>
@@ -26,7 +26,7 @@ bool Service::is_complete(std::uint32_t clock) const noexcept {
 
 void Service::advance(ReplyQueue& out) noexcept {
   for (;;) {
-    // Before the next turn: a read at this clock sees nothing of it.
+    // Before the next step: a read at this clock must not see it.
     while (!deferred_.empty() && is_complete(deferred_.next_clock())) {
       release(deferred_.pop(), out);
     }
@@ -36,7 +36,7 @@ void Service::advance(ReplyQueue& out) noexcept {
     try {
       apply_clock();
     } catch (const std::exception&) {
-      ++metrics_.failed_steps;  // whoever waits goes on waiting, and the next message tries again
+      ++metrics_.failed_steps;  // what waits keeps waiting, and the next message tries again
       return;
     }
   }
@@ -79,7 +79,7 @@ void Service::apply_clock() {
     applied_ = pending_.next();
     return;
   }
-  // Before the step: what a sweep finds is what its answer told.
+  // Sweeps come before the step: their answers described the rows as they are now.
   for (PendingPushes::Sweep& sweep : pending_.first().sweeps) {
     Table* const table = sweep.done ? nullptr : find(sweep.table);
     if (table != nullptr) {
@@ -121,7 +121,7 @@ void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& tu
   } else if (!lists.empty()) {
     const bool counted = shard.spec().lifecycle.needs_counts();
     if (counted) {
-      // What came without counts occurred once: where others occurred more often, that must be said.
+      // Rows of a push without counts occurred once; merging needs explicit counts for all lists.
       const auto ones = ones_.claim(longest);
       std::ranges::fill(ones, 1U);
       for (SortedList& list : lists) {
@@ -143,10 +143,10 @@ void Service::apply(std::uint32_t id, Table& table, PendingPushes::ClockStep& tu
     shard.push(cut(all.hashes.subspan(turn.stepped)), all.grads.subspan(turn.stepped * dim), sightings,
                &stepped);
   } catch (const MemoryBudgetExceededError& error) {
-    // Nobody waits for this step whom it could be told: whoever comes to the table next is.
+    // No request waits for this step: the next ones to the table report the error.
     table.full = error.what();
   } catch (const std::bad_alloc&) {
-    turn.stepped += stepped;  // the rest follows, as the same step
+    turn.stepped += stepped;  // the rest follows later, as the same step
     shard.set_step(step);
     throw;
   }

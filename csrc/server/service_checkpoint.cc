@@ -1,4 +1,4 @@
-// Saves: the moment, words between who asked and who writes, the end. Loads that are read here have the same words and end.
+// Service: saves and loads of checkpoints by the server's own threads: SAVE_BEGIN, SAVE_POLL, SAVE_END.
 
 #include <algorithm>
 #include <memory>
@@ -20,8 +20,8 @@ namespace {
 // What a SAVE_BEGIN names: the base of its deltas, and behind it each table with its kind in the upper partial.
 constexpr unsigned kKindShift = 32;
 constexpr std::uint64_t kLoad = static_cast<std::uint64_t>(Snapshot::Kind::kDelta) + 1;  // the last kind
-// Answers that begin nothing: fewer numbers than any table has.
-constexpr std::uint64_t kBusy = 1;    // and the rank of the worker whose save it is
+// Answers when no session begins: fewer numbers than a summary has.
+constexpr std::uint64_t kBusy = 1;    // and the rank of the worker that is saving
 constexpr std::uint64_t kNoBase = 2;  // and the table
 static_assert(CheckpointSession::kSummaryWords > 2);
 
@@ -70,7 +70,7 @@ void Service::close_sessions() {
 void Service::serve_save(const Call& call) {
   switch (call.header.op) {
     case Op::kSaveBegin: {
-      // As bytes: it may have to wait for its clock.
+      // As bytes, which a deferred request keeps.
       Call whole = call;
       whole.bytes = std::as_bytes(decoded_.numbers);
       return save_begin(whole);
@@ -94,8 +94,9 @@ void Service::save_begin(const Call& call) {
     return send_words(call, save == nullptr ? std::span<const std::uint64_t>() : save->summaries());
   }
   if (sessions_closed_ || numbers.size() <= wire::kBaseWords) {
-    return send_text(call, Status::kBadRequest,
-                     sessions_closed_ ? "nobody writes saves here" : "a save is of one table at least");
+    return send_text(
+        call, Status::kBadRequest,
+        sessions_closed_ ? "this server writes no checkpoints" : "a save names at least one table");
   }
   if (!check_epoch(call)) {
     return;
@@ -106,11 +107,11 @@ void Service::save_begin(const Call& call) {
     return send_text(call, Status::kBadRequest,
                      "a save of clock " + std::to_string(header.clock) + " came after its end");
   }
-  if (!loads && !is_complete(header.clock)) {  // what a load brings is of no clock here
+  if (!loads && !is_complete(header.clock)) {  // a load waits for no clock
     return defer(call, 0);
   }
   const std::string base = wire::base_name(numbers.first(wire::kBaseWords));
-  // It has one of each at a time: what it began before it has given up, and could not say so.
+  // A worker has one save and one load at a time: it has abandoned the previous one without a message.
   cancel_sessions(header.worker, loads);
   std::erase_if(sessions_, [](const auto& save) { return save->closed(); });
   std::vector<CheckpointSession::TableRequest> wanted;
@@ -123,7 +124,7 @@ void Service::save_begin(const Call& call) {
     if (kind > kLoad || (kind == kLoad) != loads) {
       return send_text(call, Status::kBadRequest,
                        kind > kLoad ? "there is no kind of save " + std::to_string(kind)
-                                    : "what is saved and what is loaded begins apart");
+                                    : "a session either saves or loads: begin two sessions");
     }
     if (loads && !check_loading(call, *table)) {
       return;
@@ -134,7 +135,7 @@ void Service::save_begin(const Call& call) {
     const auto& shard = loads ? table->loading : table->shard;
     for (const auto& other : sessions_) {
       if (other->holds(*shard)) {
-        // Given up, but somebody still takes from it: in a moment it is gone.
+        // It has ended, but a thread still uses it: it will close soon.
         return other->ended() ? send(call, Status::kOverloaded)
                               : send_words(call, std::array{kBusy, std::uint64_t{other->name().rank}});
       }
@@ -157,7 +158,7 @@ void Service::save_begin(const Call& call) {
 
 void Service::save_poll(const Call& call, std::span<const std::uint64_t> numbers) {
   if (numbers.size() != 1) {
-    return send_text(call, Status::kBadRequest, "words are for one save, which its number names");
+    return send_text(call, Status::kBadRequest, "a poll names one save by its number");
   }
   CheckpointSession* const save = find_session(name_of(call.header, numbers[0]));
   std::string said;
@@ -183,7 +184,7 @@ void Service::save_end(const Call& call, std::span<const std::uint64_t> numbers)
   const bool written = numbers.size() > 1;
   for (auto& [id, table] : tables_) {
     if (save != nullptr && !written && table->loading != nullptr && save->holds(*table->loading)) {
-      disposal_.add(std::move(table->loading));  // half of it is of no use
+      disposal_.add(std::move(table->loading));  // an incomplete load is discarded
     }
   }
   const bool ended = save != nullptr &&

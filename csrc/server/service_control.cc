@@ -1,4 +1,4 @@
-// What the scheduler says.
+// Service: orders of the scheduler.
 
 #include <algorithm>
 #include <iterator>
@@ -37,7 +37,7 @@ void Service::set_map(std::uint32_t epoch, std::size_t first, std::size_t end) {
     epoch_ = epoch;
     first_slot_ = first;
     end_slot_ = end;
-    // Reads of slots that have gone are told so now, not when their clock comes.
+    // Reads of slots that have moved away are refused now, not when their clock comes.
     auto& reads = deferred_.reads();
     for (auto where = reads.begin(); where != reads.end();) {
       const auto next = std::next(where);
@@ -88,7 +88,7 @@ void Service::forget_worker(std::uint32_t rank) {
       try {
         send({read.peer, read.header, {}, {}, {}, {}, released_}, Status::kFenced);
       } catch (const std::bad_alloc&) {
-        // It is told when it asks again.
+        // It is refused when it asks again.
       }
     }
     where = next;
@@ -134,8 +134,8 @@ std::uint32_t Service::dismiss(std::uint32_t rank, std::uint32_t incarnation, co
   control([&] {
     const auto& workers = clocks_.workers();
     if (rank < workers.size() && workers[rank].admitted && workers[rank].incarnation <= incarnation) {
-      // A client ends a clock when every endpoint has ended the one before, so this is one tick at most; of what another
-      // one has done, the last.
+      // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A client that
+      // behaves otherwise has only its last tick's tables.
       while (workers[rank].incarnation == incarnation && clocks_.clock(rank) < last.clock) {
         end_clock(rank, clocks_.clock(rank) + 1 == last.clock ? std::span<const std::uint32_t>(last.tables)
                                                               : std::span<const std::uint32_t>());
@@ -160,7 +160,7 @@ void Service::resume() {
 void Service::set_memory(std::uint64_t slot_bytes) {
   auto budget = std::make_unique<Budget>(slots_, slot_bytes * slots_.count());
   const std::lock_guard lock(mutex_);
-  SHOAL_CHECK(tables_.empty(), "tables are there already: say how much memory they may take before");
+  SHOAL_CHECK(tables_.empty(), "there are tables already: set the memory budget before adding tables");
   budget_ = std::move(budget);
   const std::uint64_t quarter = slot_bytes / 4 * (end_slot_ - first_slot_);
   const std::size_t most = std::max<std::uint64_t>(quarter, kMinWaitingBytes);

@@ -1,4 +1,4 @@
-// What reads rows, and waits for its clock.
+// Service: reads, which may wait for their clock.
 
 #include <algorithm>
 #include <array>
@@ -32,7 +32,7 @@ std::size_t Service::reply_bytes(const Call& call, const Table& table) const noe
     case Op::kState:
       return call.hashes.size() * (call.header.aux == rows.columns() ? 1 : rows.dim()) * sizeof(float);
     default:
-      return 0;  // not known before it is made
+      return 0;  // known only once it is made
   }
 }
 
@@ -134,7 +134,7 @@ void Service::answer_pull(const Call& call, Table& table) {
   send_weights(call, std::move(values), dim);
 }
 
-// As the request wants them: in 16 bits, without their zeros.
+// Sends weights as requested: in 16 bits, without their zeros.
 void Service::send_weights(const Call& call, PooledBuffer values, std::size_t dim) {
   Header header{.dtype = wire::Dtype::kFloat32,
                 .dim = static_cast<std::uint16_t>(dim),

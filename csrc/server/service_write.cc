@@ -1,4 +1,4 @@
-// What changes rows, and ticks.
+// Service: writes and ticks.
 
 #include <algorithm>
 #include <iterator>
@@ -17,10 +17,10 @@ using wire::Status;
 
 namespace {
 
-// A tick names a message of a push by its sequence and the slot of its last row, which is the last to be done.
+// A tick names a message of a push by its sequence and the slot of its last row, which is executed last.
 constexpr unsigned kSequenceBits = 48;
-// How often a change is told to come again while a save has no room for it, after pauses that grow from 20 ms to 1 s; and
-// one of all rows, for each of which a save would have to keep something, while there is a save.
+// How often a change is postponed while a save has no memory for it, after pauses that grow from 20 ms to 1 s; and how often
+// a change of all rows is postponed during a save, which would have to preserve every row.
 constexpr std::uint32_t kMaxPostponed = 3;
 constexpr std::uint32_t kMaxPostponedAll = 16;
 constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
@@ -74,7 +74,7 @@ void Service::tick(const Call& call, std::span<const std::uint64_t> sequences,
   DedupWindow& dedup = history(header.worker);
   const bool all_here = std::ranges::all_of(sequences, [&](std::uint64_t number) {
     const std::uint64_t sequence = number & kSequences;
-    const std::size_t slot = number >> kSequenceBits;  // and one more; 0 for any
+    const std::size_t slot = number >> kSequenceBits;  // plus one; 0 for any
     return slot <= slots_.count() &&
            (slot == 0 ? dedup.calls().contains(sequence) : dedup.slot(slot - 1).contains(sequence));
   });
@@ -95,7 +95,7 @@ void Service::end_clock(std::uint32_t rank, std::span<const std::uint32_t> table
     if (rank >= tick_tables_.size()) {
       tick_tables_.resize(rank + std::size_t{1});
     }
-    std::vector<std::uint32_t> named;  // without tables that are not here: nothing bounds those
+    std::vector<std::uint32_t> named;  // without unknown tables, whose number is unbounded
     std::ranges::copy_if(tables, std::back_inserter(named),
                          [&](std::uint32_t id) { return tables_.contains(id); });
     pending_.tick(clocks_.clock(rank), named);
@@ -111,7 +111,7 @@ std::optional<Service::Part> Service::fresh_part(const Call& call, std::size_t d
   std::size_t place = 0;
   const auto hashes = own(call.hashes, place);
   if (hashes.empty()) {
-    // Nothing for any slot: a call of no keys, or all of it belongs elsewhere.
+    // A call without keys, or all its slots are elsewhere.
     if (refused_.empty() && !dedup.calls().contains(sequence)) {
       return Part{cut(hashes), {}, {}};
     }
@@ -220,7 +220,7 @@ bool Service::keep(const Call& call, const Part& part) {
   const Header& header = call.header;
   const auto hashes = part.slices.hashes;
   const std::size_t bytes = PendingPushes::Push::bytes(hashes.size(), part.values.size(), part.counts.size());
-  const std::size_t next = pending_.bytes(applied_);  // of the clock that is merged next
+  const std::size_t next = pending_.bytes(applied_);  // bytes of the clock that is merged next
   if (header.clock > applied_ && pending_.bytes() - next + bytes > limits_.pending_bytes / 2) {
     send(call, Status::kOverloaded);
     return false;
@@ -254,7 +254,7 @@ void Service::step(const Call& call, Table& table, const Part& part, DedupWindow
     table.shard->push(part.slices, part.values, {.counts = part.counts, .clock = call.header.clock},
                       &stepped);
   } catch (const std::bad_alloc&) {
-    // So that it goes on there when it is sent again.
+    // Record where it stopped: when it is sent again, it continues there.
     const auto& [hashes, offsets] = part.slices;
     for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
       if (offsets[s] < offsets[s + 1] && offsets[s + 1] <= stepped) {
@@ -314,7 +314,7 @@ void Service::change(const Call& call, Table& table) {
   } else if (table.shard->is_saving() && dedup.postpone(call.header.sequence, kMaxPostponedAll)) {
     return send(call, Status::kOverloaded);
   } else {
-    // Place for the answer first: rows that have changed cannot be changed back.
+    // Reserve room for the answer first: changed rows cannot be restored.
     auto& answer = dedup.answer(call.header.sequence);
     answer = reduce(*table.shard, Function{call.header.aux}, doubles_of(call), first_slot_, end_slot_);
     dedup.calls().mark(call.header.sequence);
@@ -344,13 +344,13 @@ void Service::sweep(const Call& call, Table& table) {
   if (turns && !is_complete(header.clock)) {
     return defer(call, 0);
   }
-  // Place for the answer first: rows that are gone do not come back.
+  // Reserve room for the answer first: removed rows cannot be restored.
   auto& answer = dedup.swept(header.sequence);
   answer = swept(call, table, turns);
   if (turns) {
     const std::size_t asked = Lifecycle::expiries(doubles_of(call)).size();
     const std::size_t rules = asked == 0 ? table.shard->spec().lifecycle.expire().size() : asked;
-    answer.resize(Shard::kSweepHead + 2 * rules);  // without what only a dry run tells
+    answer.resize(Shard::kSweepHead + 2 * rules);  // without the words that only a dry run returns
     pending_.sweep(header.clock, {.rank = header.worker,
                                   .sequence = header.sequence,
                                   .table = header.table,
@@ -382,7 +382,7 @@ bool Service::check_loading(const Call& call, const Table& table) {
 }
 
 void Service::load_begin(const Call& call, Table& table, std::span<const std::uint64_t> rows) {
-  constexpr std::size_t kMaxBytes = std::size_t{1} << 46U;  // of rows, more than any machine has
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 46U;  // of rows; more than any machine has
   DedupWindow& dedup = history(call.header.worker);
   if (done_before(call, dedup)) {
     return;
@@ -398,7 +398,7 @@ void Service::load_begin(const Call& call, Table& table, std::span<const std::ui
     if (rows[s] > most) {
       return send_text(
           call, Status::kBadRequest,
-          "no machine has place for " + std::to_string(rows[s]) + " rows in slot " + std::to_string(s));
+          "no machine has memory for " + std::to_string(rows[s]) + " rows in slot " + std::to_string(s));
     }
     most -= rows[s];
     here[s] = rows[s];
@@ -419,7 +419,7 @@ void Service::load_rows(const Call& call, Table& table) {
   if (!check_loading(call, table)) {
     return;
   }
-  // The hashes come first in a section; restore() finds out whether they ascend.
+  // The hashes come first in a section; restore() checks that they ascend.
   const std::size_t rows =
       std::min<std::size_t>(call.header.count, call.bytes.size() / sizeof(std::uint64_t));
   const std::span hashes(reinterpret_cast<const std::uint64_t*>(call.bytes.data()), rows);
