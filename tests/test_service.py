@@ -588,7 +588,7 @@ def test_a_reply_that_would_be_too_large_is_refused_before_it_is_made() -> None:
         (Worker().bare(Op.SLOT, aux=16, sequence=1), "there is no slot 16 of 16"),
         (Worker().bare(Op.SECTION, aux=1 << 31, sequence=1), "there is no slot 2147483648 of 16"),
         (Worker().numbers(Op.LOAD_BEGIN, [1, 2], sequence=1), "names the rows of 16 slots, got 2"),
-        (Worker().numbers(Op.LOAD_BEGIN, [1 << 62] * 16, sequence=1), "no machine has place for"),
+        (Worker().numbers(Op.LOAD_BEGIN, [1 << 62] * 16, sequence=1), "no machine has memory for"),
         (Worker().numbers(Op.LOAD_END, [1], sequence=1), "no load of this worker is under way"),
         (
             Worker().numbers(Op.LOAD_END, [1, 2, 3], sequence=1),
