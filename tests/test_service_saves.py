@@ -416,7 +416,7 @@ def test_a_worker_saves_and_loads_at_once() -> None:
     assert not load.ended
     assert load.restore(0, 2, section_of([3.0, 4.0])) == 2
     for what, saved in ((load, False), (service.next_session(), True)):
-        with pytest.raises(ValueError, match=f"a {'save' if saved else 'load'} is under way, of which nothing is"):
+        with pytest.raises(ValueError, match=f"this session is a {'save' if saved else 'load'}: nothing is"):
             _ = what.restore(0, 2, section_of([3.0, 4.0])) if saved else what.section(0, 0)
 
 
