@@ -104,7 +104,7 @@ def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recove
                 for _ in range(100):
                     held.enter_context(socket.create_connection(split(port), SETTLED))
             for child in (cluster.scheduler, *cluster.servers):
-                until(lambda child=child: child.find("(has opened as many files and connections as it may)"))
+                until(lambda child=child: child.find("(has reached its limit of open files)"))
             for k in range(3):
                 table.push(KEYS, ONES).wait()
                 assert (table.pull(KEYS) == -k - 2).all()

@@ -38,7 +38,7 @@ def catching(monkeypatch, name):
             "'0' is not a number of seconds above 0",
         ),
         (["server"], "pass --connect tcp://HOST:PORT"),
-        (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "a thread at least"),
+        (["server", "--connect", "tcp://127.0.0.1:1", "--threads", "0"], "at least one thread"),
         (["server", "--connect", "tcp://127.0.0.1"], "write tcp://HOST:PORT"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "much"], "'much' is not a size: write it as 8GiB"),
         (["server", "--connect", "tcp://127.0.0.1:1", "--memory", "-1G"], "--memory"),

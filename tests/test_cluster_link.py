@@ -121,8 +121,8 @@ def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_h
                 late.join(timeout=TIMEOUT, consistency=shoal.BSP())
             anew._membership.stop = lambda now: []
     lines = [record.getMessage() for record in caplog.records]
-    assert sum("was started anew and does not know this server any more" in line for line in lines) == 1
-    assert sum("was started anew and does not know this worker any more" in line for line in lines) == 1
+    assert sum("was restarted and does not know this server any more" in line for line in lines) == 1
+    assert sum("was restarted and does not know this worker any more" in line for line in lines) == 1
     assert sum("a process that this scheduler does not know" in line for line in lines) == 1
 
 
@@ -138,7 +138,7 @@ def test_a_stopped_scheduler_tells_everybody():
         assert link.stopped
         assert [type(event).__name__ for event in events] == ["SchedulerStopped"]
         assert faults == [link.fault]
-        with pytest.raises(NotConnectedError, match="was told to end"):
+        with pytest.raises(NotConnectedError, match="was stopped"):
             link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
 
 

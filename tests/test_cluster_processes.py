@@ -136,7 +136,9 @@ def alive(pid):
 
 
 def test_a_server_that_cannot_start_is_named_with_its_last_words():
-    with pytest.raises(ShoalError, match=r"server 0 ended with status 2; its last output: \n.*needs a thread at least"):
+    with pytest.raises(
+        ShoalError, match=r"server 0 ended with status 2; its last output: \n.*needs at least one thread"
+    ):
         shoal.launch(servers=1, server_threads=0, timeout=LONG)
 
 
@@ -148,7 +150,9 @@ def test_the_first_role_that_dies_at_start_up_is_named_at_once_and_none_is_left(
 
     monkeypatch.setattr(local_cluster.LocalCluster, "_role", role)
     before = set(psutil.Process().children())
-    with pytest.raises(ShoalError, match=r"server 1 ended with status 2; its last output: \n.*needs a thread at least"):
+    with pytest.raises(
+        ShoalError, match=r"server 1 ended with status 2; its last output: \n.*needs at least one thread"
+    ):
         shoal.launch(servers=3, timeout=10 * LONG)  # server 0 would wait for server 1 as long as that
     assert set(psutil.Process().children()) == before
 
@@ -301,7 +305,7 @@ def test_a_role_that_fails_at_start_up_gives_launch_its_status_and_last_words(pr
         shoal_launch("--servers", "2", "--threads", "0", program, "end"), capture_output=True, text=True, timeout=LONG
     )
     assert done.returncode == 2
-    assert re.search(r"server \d ended with status 2; its last output: \n.*needs a thread at least", done.stderr)
+    assert re.search(r"server \d ended with status 2; its last output: \n.*needs at least one thread", done.stderr)
 
 
 LEARNING = """
@@ -409,7 +413,7 @@ def test_a_group_of_processes_as_srun_starts_them_ends_as_a_whole_when_one_progr
         3,
     ]  # scheduler, server, the program that waits, the one that fails
     assert "ended with status 3" in ended[0][1]
-    assert "was told to end" in ended[2][1]
+    assert "was stopped" in ended[2][1]
     pids = [int(word) for out, *_ in ended for line in out.splitlines() if "pid" in line for word in line.split()[2:]]
     assert len(pids) == 2
     assert not any(alive(pid) for pid in pids)

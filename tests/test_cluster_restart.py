@@ -40,7 +40,7 @@ def test_servers_serve_and_a_worker_trains_and_saves_on_after_a_scheduler_was_st
             until(lambda: anew.find(r"scheduler at (tcp://\S+),"))
             until(lambda: anew.find("(a process that this scheduler does not know)"))
             for child in cluster.servers:
-                until(lambda child=child: child.find("(was started anew and does not know this server any more)"))
+                until(lambda child=child: child.find("(was restarted and does not know this server any more)"))
             until(lambda: "does not know this worker any more" in caplog.text)
             for clock in range(2, 5):
                 table.push(KEYS, ONES).wait()

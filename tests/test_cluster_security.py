@@ -43,7 +43,7 @@ def test_an_address_of_this_machine_alone_needs_no_keys(host):
 )
 def test_any_other_needs_keys_or_a_word(host):
     bind = f"tcp://{host}:5570"
-    with pytest.raises(ValueError, match=r"shoal keygen DIR and pass --curve DIR .* or pass --insecure"):
+    with pytest.raises(ValueError, match=r"shoal keygen --output DIR and pass --curve DIR .* or pass --insecure"):
         check_bind(bind, secured=False, insecure=False)
     check_bind(bind, secured=True, insecure=False)
     check_bind(bind, secured=False, insecure=True)
@@ -79,9 +79,9 @@ def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, 
     for role in ("scheduler", "server"):  # strangers who know whom they speak to
         (tmp_path / "others" / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
     with local_cluster.running(1, threads=2, curve=str(folder)) as cluster:
-        with pytest.raises(NotConnectedError, match=r"does it want keys \(curve=\)\?"):
+        with pytest.raises(NotConnectedError, match=r"does it require keys \(curve=\)\?"):
             shoal.connect(cluster.address, timeout=1.0)
-        with pytest.raises(NotConnectedError, match=r"is it of the same keys\?"):
+        with pytest.raises(NotConnectedError, match=r"does it have the same keys\?"):
             shoal.connect(cluster.address, timeout=1.0, curve=tmp_path / "others")
         with shoal.connect(cluster.address, curve=folder) as store:
             table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
@@ -117,7 +117,7 @@ def test_a_launched_store_uses_the_keys_of_the_environment(folder, monkeypatch):
     with shoal.launch() as store:
         monkeypatch.delenv("SHOAL_CURVE")
         address = re.search(r"tcp://[^']+", repr(store))[0]
-        with pytest.raises(NotConnectedError, match="want keys"):
+        with pytest.raises(NotConnectedError, match="require keys"):
             shoal.connect(address, timeout=0.5)
         table = store.table("t", dim=1, optimizer=shoal.SGD(lr=1.0))
         assert (table.pull(KEYS) == 0).all()

@@ -109,7 +109,7 @@ def test_a_secret_that_others_can_read_is_refused(folder):
 def test_keys_that_are_there_are_not_replaced(folder):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     (folder / "scheduler.key").unlink()
-    with pytest.raises(ValueError, match=r"scheduler.key_secret is there already"):
+    with pytest.raises(ValueError, match=r"scheduler.key_secret exists already"):
         make_keys(folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
         name: text for name, text in before.items() if name != "scheduler.key"
@@ -135,7 +135,7 @@ def test_a_missing_or_damaged_file_is_named_with_the_remedy(tmp_path, folder):
         with pytest.raises(ValueError, match=r"server.key"):
             keys.public_of("server")
     (folder / "worker.key_secret").write_text((folder / "worker.key").read_text())
-    with pytest.raises(ValueError, match="holds no secret key"):
+    with pytest.raises(ValueError, match="does not hold a secret key"):
         Keys.load(folder, "worker")
 
 
@@ -197,7 +197,7 @@ def test_keygen_makes_them_and_says_so(tmp_path, capsys, monkeypatch):
     assert cli.main(["keygen", "--output", "keys", "--role", "alice", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == ["keys/alice.key", "keys/alice.key_secret"]
     assert cli.main(["keygen", "--output", "keys"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert Keys.load("keys", "alice").role == "alice"
 
 
@@ -212,6 +212,6 @@ def test_a_directory_that_cannot_be_read_lets_nobody_in_and_the_guard_goes_on(tm
         assert (guard.admitted, guard.refused) == (1, 50)
         assert not any(guard.callback("shoal", b"x" * 40) for _ in range(50))
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        f"the keys in {tmp_path} cannot be read, and nobody is let in",
+        f"the keys in {tmp_path} cannot be read, so all peers are rejected",
         f"refused a peer whose key is not in {tmp_path}",
     ]

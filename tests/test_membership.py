@@ -793,7 +793,7 @@ def test_a_worker_that_wants_another_job_than_the_others_is_refused_at_once_and_
         (Join(None, ()), "at least one address"),
         (Join(4, ("tcp://:7",)), "rank 4 is out of range for 2 servers"),
         (Join(0, ("tcp://:7",)), r"server 0 \(server .*\) has that rank"),
-        (Join(None, ("ipc://x",)), "'ipc://x' is no address"),
+        (Join(None, ("ipc://x",)), "'ipc://x' is not an address"),
         (Join(None, ("tcp://:0",)), "cannot be connected to"),
         (Join(None, ("tcp://:5000",)), "two endpoints have the same address"),
         (Join(None, tuple(f"tcp://:{port}" for port in range(6000, 6017))), "16 slots are too few"),

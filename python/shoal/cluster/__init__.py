@@ -1,15 +1,10 @@
-"""The processes of a cluster, and what they know of each other.
+"""The processes of a cluster.
 
-    address.py      addresses: checked, completed, tried out
-    membership.py   the scheduler's truth, without sockets or clocks
-    scheduler.py    its process
-    link.py         every other process's connection to it
-    client.py       a worker's store
-    server.py       a server's process
-    parts.py        which parts of the data are whose
-    environment.py  a process's place among those that a launcher has started
-    processes.py    starting all of them on one machine
-    keeper.py       what ends a worker's program when its starter is gone
+    protocol/     messages, addresses, keys and the connection to the scheduler, used by all processes
+    scheduler/    membership of the cluster, jobs, and the assignment of splits
+    server/       endpoints that serve rows, and the tasks of saves and loads
+    worker/       the store of a worker: remote shards, requests and their connections
+    launch/       starting and supervising the processes
 
 The modules are imported when they are used: ``import shoal`` needs neither them nor ZeroMQ.
 """
@@ -45,29 +40,29 @@ def connect(
 ) -> ClusterStore:
     """Join a cluster as a worker: a store whose rows are on servers.
 
-    Returns when all servers and all workers of the job are there. The job ends when its last worker has closed its
-    store; tables live on.
+    Returns when all servers and all workers of the job have joined. The job ends when its last worker has closed its
+    store; the tables are kept.
 
     Parameters
     ----------
     address : str, optional
-        The scheduler's, ``tcp://host:port``; default: what ``shoal launch`` or the environment says.
+        The scheduler's, ``tcp://host:port``; default: that of ``shoal launch`` or of the environment.
     consistency : Consistency
         What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``; the
         same for all workers.
     workers : int, optional
-        How many workers the job has, the same for all; default: what the environment says (``docs/cluster.md``), or
-        what the scheduler was told.
+        Number of workers of the job, the same for all; default: from the environment (``docs/cluster.md``), or from the
+        scheduler.
     rank : int, optional
-        The place of this one, from 0; default: what the environment says, or any that is free.
+        Rank of this worker, from 0; default: from the environment, or any free one.
     timeout : float
-        Seconds in which every call of the store is done, or raises :class:`shoal.DeadlineExceededError`; this one too.
+        Seconds after which a call of the store raises :class:`shoal.DeadlineExceededError`; also for this call.
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     curve : path, optional
-        Directory of the cluster's keys, made by ``shoal keygen``; default: what the environment says, or none.
+        Directory of the cluster's keys, made by ``shoal keygen``; default: from the environment, or none.
     filters : Filters, or one for each table's name, optional
-        What may be done to send fewer bytes; default: nothing. Each worker chooses for itself.
+        Compression of messages; default: none. Each worker may have its own.
     shared_storage : bool
         Whether the servers see the directories that this worker saves to and loads from, by the same paths: then each
         writes its own rows, while pushes go on, and reads them in a load. Object stores are seen by all. False: all
@@ -82,26 +77,28 @@ def connect(
     Raises
     ------
     NotConnectedError
-        Nobody answers there, or a server cannot be reached from here.
+        There is no answer at the address, or a server cannot be reached from here.
     DeadlineExceededError
-        Servers or workers are missing: the message says how many.
+        Servers or workers are missing: the message has their number.
     ValueError
-        The other workers want another job.
+        The other workers have another job.
 
     Notes
     -----
-    Blocks. The store is safe from any thread; a forked child connects anew.
+    Blocks. The store is safe from any thread; a forked child makes its own connection.
     """
     from shoal.cluster.launch.environment import find_keys, find_scheduler, find_worker
     from shoal.cluster.worker import cluster_store
 
     address = address or find_scheduler(os.environ)
     if address is None:
-        raise ValueError("where is the scheduler? Pass its address, tcp://HOST:PORT, or start this with shoal launch")
-    place = find_worker(os.environ)
-    if place is not None and workers in (None, place.size):
-        workers = place.size
-        rank = place.rank if rank is None else rank
+        raise ValueError(
+            "the scheduler's address is unknown: pass it, tcp://HOST:PORT, or start this program with shoal launch"
+        )
+    process = find_worker(os.environ)
+    if process is not None and workers in (None, process.size):
+        workers = process.size
+        rank = process.rank if rank is None else rank
     return cluster_store.connect(
         address,
         consistency=consistency,
@@ -133,7 +130,7 @@ def launch(
     Parameters
     ----------
     servers : int
-        How many server processes.
+        Number of server processes.
     consistency : Consistency
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
@@ -143,11 +140,11 @@ def launch(
         Bytes that the rows of all servers together may take, an equal share for each slot; default: any number. Where
         they would take more, the rules in force drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
     slots : int
-        Into how many parts the hash space is cut: a power of two from 2 to 16384.
+        Number of slots of the hash space: a power of two from 2 to 16384.
     timeout : float
         Seconds for all processes to be there, and the deadline of the store's calls.
     filters : Filters, or one for each table's name, optional
-        As in :func:`connect`: to try out what they cost.
+        As in :func:`connect`, to measure their cost.
     storage_roots : sequence of path or URL, optional
         Where the servers may read and write the files of ``save`` and ``load``; default: below the current directory,
         since whoever reaches a port of this machine may ask them to (``docs/security.md``), or anywhere if the

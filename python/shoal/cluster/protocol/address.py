@@ -1,9 +1,9 @@
-"""Addresses: ``tcp://host:port``, checked, completed, and tried out before anybody relies on them.
+"""Addresses, ``tcp://host:port``: parsed, completed, and probed before they are used.
 
-What a process binds is not always what others reach: behind 0.0.0.0 there is no machine, behind 127.0.0.1 only its
-own. So a server's endpoints are completed with the host that its connection to the scheduler comes from, or with the
-one that its user gave, and then tried: the scheduler connects to each before the server is in, a worker before it
-starts. An endpoint answers a connection with the first bytes of ZeroMQ's greeting.
+The address that a process binds is not always one that others reach: 0.0.0.0 is no machine's address, 127.0.0.1 only
+reaches the own machine. So a server's endpoints are completed with the host of its connection to the scheduler, or with
+the one that its user passed, and then probed: by the scheduler before the server joins, by a worker before it starts.
+An endpoint answers a connection with the first bytes of ZeroMQ's greeting.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
     Raises
     ------
     ValueError
-        It is no such address.
+        The address is malformed.
     """
     if not isinstance(address, str):
         raise TypeError(f"an address is a str, tcp://HOST:PORT, got {address!r}")
     found = _TCP.fullmatch(address)
     if found is None:
-        raise ValueError(f"{address!r} is no address: write tcp://HOST:PORT")
+        raise ValueError(f"{address!r} is not an address: write tcp://HOST:PORT")
     host = found["host"].strip("[]")
     port = 0 if found["port"] == "*" else int(found["port"])
     if port > 65535:
-        raise ValueError(f"{address!r}: there is no port {port}")
+        raise ValueError(f"{address!r}: port {port} is out of range")
     if not wildcard and (host in _ANYWHERE or port == 0):
         raise ValueError(f"{address!r} cannot be connected to: write tcp://HOST:PORT of the machine to reach")
     return host, port
@@ -61,7 +61,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def complete(address: str, host: str) -> str:
-    """Put ``host`` in where an address does not say which machine it is of.
+    """Insert ``host`` into an address that has none.
 
     Examples
     --------
@@ -78,14 +78,16 @@ def bindable(host: str) -> str:
     Raises
     ------
     ValueError
-        It is a name that is not known here.
+        The name cannot be resolved here.
     """
     if host in _ANYWHERE:
         return host if host == "::" else "*"
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror:
-        raise ValueError(f"the name {host!r} is not known here: bind a number of this machine, or *") from None
+        raise ValueError(
+            f"the name {host!r} cannot be resolved here: bind an IP address of this machine, or *"
+        ) from None
 
 
 def is_loopback(host: str) -> bool:
@@ -113,13 +115,13 @@ def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
     Raises
     ------
     ValueError
-        Anybody could come.
+        Any machine could connect.
     """
     if not (secured or insecure or is_loopback(split(bind, wildcard=True)[0])):
         raise ValueError(
-            f"{bind} is reached from other machines, and without keys whoever comes may read and change every row: "
-            "make keys with shoal keygen DIR and pass --curve DIR (keys=), or listen at 127.0.0.1, or pass --insecure "
-            "(insecure=True) in a network where you trust everybody"
+            f"{bind} is reached from other machines, and without keys every peer may read and change every row: "
+            "make keys with shoal keygen --output DIR and pass --curve DIR (keys=), or listen at 127.0.0.1, or pass "
+            "--insecure (insecure=True) in a network that you trust"
         )
 
 
@@ -135,7 +137,7 @@ def try_out(address: str, timeout: float) -> str | None:
     Returns
     -------
     str or None
-        What is wrong, None if it answers.
+        The reason of a failure, None if it answers.
 
     Notes
     -----
@@ -150,14 +152,14 @@ def try_out(address: str, timeout: float) -> str | None:
     except TimeoutError:
         return f"no answer in {timeout:g} s"
     except (socket.gaierror, UnicodeError):
-        return f"the name {host!r} is not known here"
+        return f"the name {host!r} cannot be resolved here"
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    return None if first == b"\xff" else "something else than a server of shoal listens there"
+    return None if first == b"\xff" else "the program that listens there is not a server of shoal"
 
 
 def try_all(addresses: Sequence[str], timeout: float) -> tuple[str, str] | None:
-    """Try out addresses; returns the first that does not answer, and what is wrong, or None."""
+    """Probe addresses; returns the first that does not answer and the reason, or None."""
     for address in addresses:
         fault = try_out(address, timeout)
         if fault is not None:

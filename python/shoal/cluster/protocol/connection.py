@@ -1,14 +1,14 @@
-"""A DEALER socket that is opened anew whenever its connection ends.
+"""A DEALER socket that is replaced whenever its connection ends.
 
-Idea. libzmq connects anew by itself after a connection was cut, but not after it has refused what arrived: its session
-ends for good then, and a socket without one takes no message. In neither case does it say that answers may be lost. So
-every end is observed (socket monitor), the socket is closed, and its owner opens another one and sends again at once
-what has not been answered. Whatever waited in the old socket is dropped, so nothing is sent twice over one connection.
+libzmq reconnects by itself after a connection was cut, but not after it has refused what arrived: its session then ends
+for good, and a socket without one takes no message. In neither case does it report that answers may be lost. So every
+end is observed (socket monitor), the socket is closed, and its owner opens another one and sends again at once what has
+not been answered. Messages that waited in the old socket are dropped, so nothing is sent twice over one connection.
 
     open --event: disconnected--> ended --owner: drop--> closed until `open_at` --owner: open--> open
 
 Connections are opened as fast as they end, but not in a busy loop: each lives for `_SHORTEST` seconds at least, and for
-twice as long as the one before where nothing was received. Refused connection attempts are libzmq's to repeat.
+twice as long as the one before where nothing was received. libzmq repeats refused connection attempts.
 
 Threads: one at a time; the owner locks.
 """
@@ -36,7 +36,7 @@ _HANDSHAKE_MS = 5000
 _HEARTBEAT_MS = 2000
 _SILENCE_MS = 10000
 
-# Events of failed handshakes are not asked for: where libzmq 4.3.5 reports one, it loses the error that it handles,
+# Events of failed handshakes are not requested: where libzmq 4.3.5 reports one, it loses the error that it handles,
 # takes the connection for one that is full, and ends the process at its next heartbeat.
 _ENDED = int(zmq.EVENT_DISCONNECTED)
 _GREETED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -87,7 +87,7 @@ class Connection:
         Raises
         ------
         zmq.ZMQError
-            There is no room for another socket, or the context was ended; it is closed as it was.
+            No further socket is available, or the context was terminated; the connection stays closed.
         """
         self._opened, self.open_at, self._is_greeted = now, math.inf, False
         self._fruitless += 1
@@ -106,7 +106,7 @@ class Connection:
             opened.monitor(name, _ENDED | _GREETED)
             self.monitor = self._context.socket(zmq.PAIR)
             self.monitor.setsockopt(zmq.LINGER, 0)
-            self.monitor.setsockopt(zmq.RCVHWM, 0)  # whoever is idle reads no events, and libzmq's thread would wait
+            self.monitor.setsockopt(zmq.RCVHWM, 0)  # an idle owner reads no events, and libzmq's thread would block
             self.monitor.connect(name)
             opened.connect(self.address)
         except BaseException as error:
@@ -117,12 +117,12 @@ class Connection:
         return opened
 
     def received(self) -> None:
-        """Note that something has come over this connection."""
+        """Record that a message has arrived over this connection."""
         self._fruitless = 0
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection has ended since it was opened. What came before is still to be received."""
+        """Whether the connection has ended since it was opened. Messages from before the end can still be received."""
         ended = False
         while self.monitor is not None:
             try:
@@ -139,7 +139,7 @@ class Connection:
         Parameters
         ----------
         reason : str
-            What happened; empty: it has ended.
+            The reason; empty: the connection has ended.
         now : float
         """
         self.close()
@@ -152,7 +152,7 @@ class Connection:
     def close(self) -> None:
         """Close the socket for good."""
         if self.socket is not None:
-            self.socket.disable_monitor()  # first: an event that nobody takes would block libzmq's thread
+            self.socket.disable_monitor()  # first: an unread event would block libzmq's thread
         for socket in (self.socket, self.monitor):
             if socket is not None:
                 if socket in self._poller:

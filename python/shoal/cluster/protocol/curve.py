@@ -1,13 +1,13 @@
-"""Keys: who may speak to a cluster, and how a process proves who it is.
+"""The keys of a cluster: authentication of its processes by CURVE.
 
 One directory holds the keys of a cluster, made by ``shoal keygen``. Each role has a pair; its file names are::
 
-    scheduler.key  server.key  worker.key                        public: who is let in
-    scheduler.key_secret  server.key_secret  worker.key_secret   secret, mode 0600: who one is
+    scheduler.key  server.key  worker.key                        public: accepted peers
+    scheduler.key_secret  server.key_secret  worker.key_secret   secret, mode 0600: own identity
 
-A process needs the secret of its own role and the public keys of those it connects to; one that listens lets in every
-key that has a ``.key`` file in its directory, and nobody else. The list is read anew for each connection, so that
-adding a file admits a peer, and removing it shuts it out from its next connection on. docs/security.md tells what this
+A process needs the secret of its own role and the public keys of those it connects to; one that listens accepts
+exactly the keys that have a ``.key`` file in its directory. The directory is read for each connection, so adding a file
+accepts a peer, and removing it rejects the peer from its next connection on. docs/security.md describes what this
 protects.
 
 The files are those of ZeroMQ's certificates; the messages are encrypted and authenticated by its CURVE mechanism.
@@ -35,7 +35,7 @@ from shoal.cluster.protocol.refusals import Refusals
 
 __all__ = ["DOMAIN", "ROLES", "Guard", "Keys", "allowed", "make_keys"]
 
-DOMAIN = "shoal"  # what a guard knows our sockets by
+DOMAIN = "shoal"  # ZAP domain of the sockets of shoal
 ROLES = ("scheduler", "server", "worker")
 
 _log = logging.getLogger("shoal.curve")
@@ -50,7 +50,7 @@ def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -
     Parameters
     ----------
     directory : path
-        Is made, with mode 0700, if it is not there.
+        Created with mode 0700 if it does not exist.
     roles : sequence of str
         Names of the files, of letters, digits, ``-`` and ``_``.
 
@@ -76,7 +76,9 @@ def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -
             raise ValueError(f"{role!r} cannot name keys: use letters, digits, - and _")
         for there in (_public_file(folder, role), _secret_file(folder, role)):
             if there.exists():
-                raise ValueError(f"{there} is there already, and whoever uses it would be shut out: remove it first")
+                raise ValueError(
+                    f"{there} exists already, and processes that use it would be rejected: remove it first"
+                )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = []
     for role in roles:
@@ -96,29 +98,29 @@ def make_keys(directory: str | os.PathLike[str], roles: Sequence[str] = ROLES) -
 
 
 def allowed(directory: str | os.PathLike[str]) -> dict[bytes, str]:
-    """Read who is let in: the names of the public keys in a directory, by key (Z85).
+    """Read the accepted keys: the names of the public keys in a directory, by key (Z85).
 
-    Files that are no keys are left out, and noted in the log.
+    Files that are not keys are skipped, with a warning in the log.
     """
     found = {}
     for file in sorted(local_path(directory).glob("*.key")):
         try:
             found[_checked(load_certificate(file)[0], file)] = file.stem
         except (OSError, ValueError) as error:
-            _log.warning("not a key, and nobody is let in by it: %s", error)
+            _log.warning("not a key, ignored: %s", error)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What one process knows of a cluster's keys.
+    """The keys that one process has.
 
     Parameters
     ----------
     directory : Path
-        Where the keys lie.
+        Directory of the keys.
     role : str
-        Whom this process is.
+        Role of this process.
     public, secret : bytes
         Its own pair, 40 characters of Z85 each.
     """
@@ -142,12 +144,12 @@ class Keys:
         try:
             mode = stat.S_IMODE(file.stat().st_mode)
         except OSError as error:
-            raise ValueError(f"{file}: {error.strerror}; make keys with: shoal keygen {folder}") from None
+            raise ValueError(f"{file}: {error.strerror}; make keys with: shoal keygen --output {folder}") from None
         if mode & 0o077:
             raise ValueError(f"{file} can be read by others than its owner (mode {mode:04o}): chmod 600 {file}")
         public, secret = load_certificate(file)
         if secret is None:
-            raise ValueError(f"{file} holds no secret key: make keys with shoal keygen")
+            raise ValueError(f"{file} does not hold a secret key: make keys with shoal keygen")
         return cls(folder, role, _checked(public, file), _checked(secret, file))
 
     def public_of(self, role: str) -> bytes:
@@ -163,14 +165,14 @@ class Keys:
             return _checked(load_certificate(file)[0], file)
         except OSError:
             raise ValueError(
-                f"{file} is missing, and without it a {role} cannot be told from somebody else: copy it here from "
+                f"{file} is missing, and without it the {role} cannot be authenticated: copy it here from "
                 f"where the keys were made"
             ) from None
 
     def secure_server(self, socket: zmq.Socket[Any]) -> None:
-        """Make a socket, not bound yet, ask its peers for their keys.
+        """Make an unbound socket require keys of its peers.
 
-        Needs a :class:`Guard` on the socket's context: without one nobody is let in.
+        Needs a :class:`Guard` on the socket's context: without one all peers are rejected.
         """
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
@@ -178,7 +180,7 @@ class Keys:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def client_of(self, role: str) -> Callable[[zmq.Socket[Any]], None]:
-        """Return what makes a socket, not connected yet, show its key, and speak to nobody but a ``role``.
+        """Return a function that makes an unconnected socket authenticate itself, and accept only a ``role``.
 
         Raises
         ------
@@ -196,7 +198,7 @@ class Keys:
 
 
 class Guard:
-    """Lets in those whose keys are in a directory. A context manager.
+    """Accepts the peers whose keys are in a directory. A context manager.
 
     Parameters
     ----------
@@ -228,12 +230,14 @@ class Guard:
         self.stop()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tell whether a peer is let in; what :mod:`zmq.auth` asks for each connection."""
+        """Return whether a peer is accepted; called by :mod:`zmq.auth` for each connection."""
         try:
             name = allowed(self._directory).get(key)
-        except Exception as error:  # the thread that asks would end with it, and nobody be let in any more
+        except Exception as error:  # an exception would end the calling thread, which serves all connections
             self.refused += 1
-            self._refusals.add("unread", f"the keys in {self._directory} cannot be read, and nobody is let in: {error}")
+            self._refusals.add(
+                "unread", f"the keys in {self._directory} cannot be read, so all peers are rejected: {error}"
+            )
             return False
         if name is None:
             self.refused += 1
@@ -244,7 +248,7 @@ class Guard:
         return True
 
     def stop(self) -> None:
-        """End the thread. From then on nobody new is let in; existing connections stay."""
+        """End the thread. Further peers are rejected; existing connections stay."""
         self._checks.stop()
 
 
@@ -262,5 +266,5 @@ def _checked(key: bytes, file: Path) -> bytes:
     except (KeyError, ValueError, struct.error):
         fits = False
     if not fits:
-        raise ValueError(f"{file} holds no key of 40 characters: make keys with shoal keygen")
+        raise ValueError(f"{file} does not hold a key of 40 characters: make keys with shoal keygen")
     return key

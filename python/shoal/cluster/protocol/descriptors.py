@@ -1,7 +1,7 @@
 """File descriptors: each connection takes one, and a process without any can accept none.
 
-libzmq then tries again and again, which takes a core until connections end; those that there are go on. So the roles of
-a cluster allow themselves as many as the system lets them, and say when that is not enough.
+libzmq then retries in a loop, which takes a core until connections end; existing ones keep working. So the processes of
+a cluster raise their limit as far as the system permits, and log when it is reached.
 
 Threads: any number.
 """
@@ -16,8 +16,8 @@ import resource
 __all__ = ["SPENT", "are_spent", "raise_limit"]
 
 SPENT = (
-    "this process has opened as many files and connections as it may, and accepts no more until some are closed: raise "
-    "its limit (ulimit -n, LimitNOFILE=), or find out who holds so many connections"
+    "this process has reached its limit of open files, and accepts no connection until some are closed: raise the "
+    "limit (ulimit -n, LimitNOFILE=), or find the peer that holds so many connections"
 )
 _ENOUGH = 1 << 20
 
@@ -27,12 +27,12 @@ def raise_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # some systems allow fewer than they say
+        with contextlib.suppress(OSError, ValueError):  # some systems permit fewer than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def are_spent() -> bool:
-    """Whether this process can open nothing more."""
+    """Whether this process has reached its limit."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:

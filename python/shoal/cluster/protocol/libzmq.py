@@ -1,4 +1,4 @@
-"""Where the libzmq is that pyzmq has loaded: the engine finds it through the module of pyzmq that calls it."""
+"""The path of the libzmq that pyzmq has loaded, which the engine uses too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Refusals: what a process did not take, counted by reason, and a log that does not grow with an attack.
+"""Counts of refused messages and connections by reason, with rate-limited log lines.
 
 The first refusal of a reason is logged at once. Those that follow within `INTERVAL` seconds are only counted, and the
-next line of that reason says how many they were.
+next line of that reason has their number.
 
 Threads: any number.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 __all__ = ["INTERVAL", "Refusals"]
 
 INTERVAL = 10.0  # seconds between two lines of one reason
-_LONGEST = 500  # characters of a line
+_MAX_LINE_LENGTH = 500
 
 
 class Refusals:
@@ -27,7 +27,7 @@ class Refusals:
     ----------
     log : logging.Logger
     clock : callable
-        The time in seconds, which never goes back.
+        The time in seconds; it never decreases.
 
     Examples
     --------
@@ -45,14 +45,14 @@ class Refusals:
         self._logged: dict[str, tuple[float, int]] = {}  # by reason: when, and how many there were then
 
     def add(self, reason: str, text: str, *, level: int = logging.WARNING, trace: bool = False) -> None:
-        """Count a refusal, and log ``text`` unless the reason was logged a moment ago.
+        """Count a refusal, and log ``text`` unless the reason was logged within `INTERVAL`.
 
         Parameters
         ----------
         reason : str
             One of a few words; not text that a peer chooses.
         text : str
-            Who was refused, and why.
+            The refused peer, and the reason.
         level : int
             Of the line.
         trace : bool
@@ -66,10 +66,10 @@ class Refusals:
                 return
             self._logged[reason] = (now, count)
         more = f" (and {count - before - 1} more of this kind since the last such line)" if count - before > 1 else ""
-        line = "".join(letter if letter.isprintable() else "?" for letter in text[:_LONGEST])
+        line = "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_LINE_LENGTH])
         self._log.log(level, "%s%s", line, more, exc_info=trace)
 
     def counts(self) -> dict[str, int]:
-        """How often each reason occurred."""
+        """Return how often each reason occurred."""
         with self._lock:
             return dict(self._counts)

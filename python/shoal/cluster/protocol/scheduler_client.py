@@ -1,23 +1,24 @@
-"""SchedulerClient: a process's connection to the scheduler.
+"""The connection of a process to the scheduler.
 
-One thread owns the socket. It sends signs of life, sends again what was not answered, and hears what happened; calls
-come from any thread and wait for it.
+One thread owns the socket. It sends heartbeats, sends unanswered requests again, and receives events; requests come
+from any thread, which waits for the reply.
 
-    hello     versions agree; what the cluster is like
-    join      this process is in: its rank, the map
-    call      a request and its reply
-    leave     it goes on purpose; without, the scheduler waits for its silence to be long enough
+Over 600 lines: one thread and its callers share the state of one connection.
+
+    hello     checks versions, returns the settings of the cluster
+    join      makes this process a member; returns its rank and the map
+    call      sends a request and returns its reply
+    leave     leaves the cluster; without it, the scheduler waits until the process counts as dead
 
 Invariants
-  L1  A call ends: with its reply, with a refusal, or at its deadline.
+  L1  A call ends with its reply, with an error, or at its deadline.
   L2  After the first fatal error (fenced, a server lost, a scheduler that is gone) every call raises it.
-  L3  Events are handed over in their order, each once.
-  L4  A scheduler that was started anew, and does not know this process, ends nothing here: calls raise
-  NotConnectedError,
-      and whatever needs no scheduler goes on.
+  L3  Events are delivered in order, each once.
+  L4  A restarted scheduler, which does not know this process, does not stop it: calls raise NotConnectedError, and
+      what needs no scheduler continues.
 
-Threads: every method may be called from any thread; `on_event` and `on_fault` run in the link's own thread and must not
-call back. Fork: a child's copy raises WrongProcessError.
+Threads: every method may be called from any thread; `on_event` and `on_fault` run in the connection's own thread and
+must not call it. Fork: a child's copy raises WrongProcessError.
 """
 
 from __future__ import annotations
@@ -82,23 +83,23 @@ from shoal.errors import (
     WrongProcessError,
 )
 
-__all__ = ["GRACE", "SchedulerClient"]
+__all__ = ["GRACE_SECONDS", "SchedulerClient"]
 
-_log = logging.getLogger("shoal.link")
+_log = logging.getLogger("shoal.scheduler_client")
 
-GRACE = 60.0  # seconds that a process goes on while the scheduler is silent
-_LEAVING = 2.0  # seconds to say goodbye in, where nobody waits
-_RESEND = 1.0  # seconds until a request is sent again
-_WAITING = 64  # messages that wait for a connection
+GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent
+_LEAVE_SECONDS = 2.0  # for an abandoned connection to leave
+_RESEND_SECONDS = 1.0  # until a request is sent again
+_MAX_UNSENT = 64  # messages that wait for a connection
 _SILENCE_MS = 3000
-_PROBE = 5.0  # seconds for an endpoint to answer a connection
+_PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
 
 Body = TypeVar("Body", bound=ReplyBody)
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request and, in time, its reply."""
+    """A request and its reply, once it has arrived."""
 
     body: RequestBody
     number: int = 0
@@ -117,17 +118,17 @@ class SchedulerClient:
         The scheduler's: ``tcp://host:port``.
     role : {"server", "worker", "launcher"}
     about : str, optional
-        Names this process in messages; default: its host and number.
+        Names this process in messages; default: its host and process id.
     on_event : callable, optional
-        Is told each event.
+        Called with each event.
     on_fault : callable, optional
-        Is told the fatal error, once.
+        Called once, with the fatal error.
     grace : float
-        Seconds that a silent scheduler is waited for before that is fatal.
+        Seconds of silence of the scheduler after which the connection fails.
     context : zmq.Context, optional
-        Default: one of its own.
+        Default: a new one.
     keys : Keys, optional
-        To prove who this is, and to speak to nobody but the scheduler of this cluster.
+        Authenticate this process and the scheduler.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class SchedulerClient:
         about: str | None = None,
         on_event: Callable[[Event], None] | None = None,
         on_fault: Callable[[ShoalError], None] | None = None,
-        grace: float = GRACE,
+        grace: float = GRACE_SECONDS,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         keys: Keys | None = None,
     ) -> None:
@@ -164,14 +165,14 @@ class SchedulerClient:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         # The thread's own.
         self._welcome: HelloReply | None = None
-        self._heard = 0.0  # when the scheduler was heard last; 0: never
-        self._looked = time.monotonic()
-        self._beat_at = 0.0
+        self._last_message = 0.0  # time of the last message; 0: none
+        self._checked_at = time.monotonic()
+        self._heartbeat_at = 0.0
         self._seen = 0
         self._refusals = Refusals(_log)
-        self._refusal = ""  # the last words of a scheduler that does not read what this process sends
+        self._refusal = ""  # text of the last refusal by a scheduler of another version
         self._is_known = True  # to the scheduler
-        self._taken = 0  # number of the order that was handed over last
+        self._taken = 0  # number of the last order that was delivered
         self._done: OrderReply | None = None
         self._at_end: Callable[[], None] | None = None  # of an abandoned connection
         self._leaving: PendingRequest | None = None
@@ -179,7 +180,7 @@ class SchedulerClient:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="shoal-link", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="shoal-scheduler-client", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -197,22 +198,22 @@ class SchedulerClient:
 
     @property
     def fault(self) -> ShoalError | None:
-        """The fatal error, None while all is well."""
+        """The fatal error; None if there was none."""
         return self._fault
 
     @property
     def stopped(self) -> bool:
-        """Whether the scheduler was told to end, and the cluster with it."""
+        """Whether the scheduler was stopped, and the cluster with it."""
         return self._stopped
 
     @property
     def silent(self) -> float:
-        """Seconds since the scheduler was heard."""
-        return time.monotonic() - self._heard if self._heard else float("inf")
+        """Seconds since the last message of the scheduler."""
+        return time.monotonic() - self._last_message if self._last_message else float("inf")
 
     @property
     def welcome(self) -> HelloReply:
-        """What the cluster is like.
+        """The settings of the cluster.
 
         Raises
         ------
@@ -220,7 +221,7 @@ class SchedulerClient:
             Before :meth:`hello`.
         """
         if self._welcome is None:
-            raise NotConnectedError(f"no word of the scheduler at {self._address} yet")
+            raise NotConnectedError(f"the scheduler at {self._address} has not answered yet")
         return self._welcome
 
     def check(self) -> None:
@@ -231,12 +232,12 @@ class SchedulerClient:
                 "start children with the 'spawn' method"
             )
         if self._fault is not None:
-            raise copy_error(self._fault)  # a traceback of its own: this one would hold whoever asked, for ever
+            raise copy_error(self._fault)  # with its own traceback: the original would keep every caller's frames alive
         if not self._open:
             raise ClosedError("this connection to the cluster was closed: connect again")
 
     def hello(self, *, timeout: float) -> HelloReply:
-        """Say the first words and learn what the cluster is like.
+        """Send Hello; returns the settings of the cluster.
 
         Parameters
         ----------
@@ -246,11 +247,13 @@ class SchedulerClient:
         Raises
         ------
         NotConnectedError
-            Nobody answers at the address.
+            There is no answer at the address.
         ProtocolError
             Another version of shoal answers.
         """
-        return self.call(Hello(self._role, self._about), HelloReply, timeout=timeout, doing="greeting the scheduler")
+        return self.call(
+            Hello(self._role, self._about), HelloReply, timeout=timeout, doing="connecting to the scheduler"
+        )
 
     def join(
         self,
@@ -268,11 +271,11 @@ class SchedulerClient:
         timeout : float
             Seconds.
         rank : int, optional
-            The place to take; default: the first that is free.
+            The rank to take; default: the first free one.
         addresses : tuple of str
             Of a server: its endpoints; a host that is left out or ``0.0.0.0`` is filled in by the scheduler.
         workers : int, optional
-            Of a worker: how many the job has; default: what the scheduler was told.
+            Of a worker: number of workers of the job; default: that of the scheduler.
         consistency : Consistency, optional
             Of a worker.
 
@@ -283,11 +286,11 @@ class SchedulerClient:
         Raises
         ------
         ValueError
-            The cluster has no such place, or the others want another job.
+            The rank is not available, or the other workers have another job.
         NotConnectedError
-            Nobody answers, or a server cannot be reached from here.
+            There is no answer, or a server cannot be reached from here.
         DeadlineExceededError
-            Others are missing: the message says who.
+            Others are missing: the message says which.
         """
         deadline = time.monotonic() + timeout
         if self._welcome is None:
@@ -298,10 +301,10 @@ class SchedulerClient:
             joined = self.call(body, JoinReply, timeout=deadline - time.monotonic(), doing="joining the cluster")
         except DeadlineExceededError:
             with contextlib.suppress(ShoalError):
-                self.leave(timeout=_RESEND)
+                self.leave(timeout=_RESEND_SECONDS)
             raise
         if self._role == "worker":
-            self._try_servers(joined, min(_PROBE, max(1.0, deadline - time.monotonic())))
+            self._try_servers(joined, min(_PROBE_SECONDS, max(1.0, deadline - time.monotonic())))
         return joined
 
     def _try_servers(self, joined: JoinReply, timeout: float) -> None:
@@ -311,7 +314,7 @@ class SchedulerClient:
         address, what = found
         server = next(endpoint.server for endpoint in joined.map.endpoints if endpoint.address == address)
         with contextlib.suppress(ShoalError):
-            self.leave(timeout=_RESEND)
+            self.leave(timeout=_RESEND_SECONDS)
         why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""
         raise NotConnectedError(
             f"server {server} cannot be reached from here at {address} ({what}){why}: start it with "
@@ -354,7 +357,7 @@ class SchedulerClient:
         Raises
         ------
         ValueError
-            No scheduler would take it: nothing is sent.
+            The request is invalid: nothing is sent.
         """
         self.check()
         asked = PendingRequest(checked(body))
@@ -363,7 +366,7 @@ class SchedulerClient:
                 raise copy_error(self._fault)
             if len(self._calls) >= MAX_OPEN_REQUESTS:
                 raise ShoalError(
-                    f"{MAX_OPEN_REQUESTS} requests to the scheduler are under way: wait for some of them first"
+                    f"{MAX_OPEN_REQUESTS} requests to the scheduler are pending: wait for some of them first"
                 )
             self._number += 1
             asked.number = self._number
@@ -372,7 +375,7 @@ class SchedulerClient:
         return asked
 
     def forget(self, asked: PendingRequest) -> None:
-        """Wait for a reply no more."""
+        """Stop waiting for a reply."""
         with self._lock:
             self._calls.pop(asked.number, None)
 
@@ -391,11 +394,11 @@ class SchedulerClient:
         return reply
 
     def _too_late(self, call: PendingRequest, timeout: float, doing: str) -> ShoalError:
-        if not self._heard:
-            keys = "does it want keys (curve=)?" if self._secure is None else "is it of the same keys?"
+        if not self._last_message:
+            keys = "does it require keys (curve=)?" if self._secure is None else "does it have the same keys?"
             return NotConnectedError(
-                f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running, with --bind there, "
-                f"does a firewall let this machine in, and {keys}"
+                f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running with --bind on this "
+                f"address, does a firewall block this machine, and {keys}"
             )
         if self._welcome is not None and self.silent > self._welcome.dead_after:
             return NotConnectedError(
@@ -404,28 +407,28 @@ class SchedulerClient:
         return DeadlineExceededError(
             f"{doing} was not done in {timeout:g} s: "
             f"{call.waits_for or self._refusal or 'the scheduler has not answered'} "
-            f"(scheduler {self._address}, heard {self.silent:.1f} s ago)"
+            f"(scheduler {self._address}, last message {self.silent:.1f} s ago)"
         )
 
     def leave(self, *, timeout: float, status: int = 0) -> None:
-        """Go, on purpose: nobody will wait for this process.
+        """Leave the cluster: the others do not wait for this process.
 
         Parameters
         ----------
         timeout : float
             Seconds.
         status : int
-            Of a launcher: what its program ended with.
+            Of a launcher: exit status of its program.
         """
         self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
 
     def next_order(self, timeout: float) -> Order | None:
-        """Take the next order, of a server's scheduler.
+        """Return the next order for a server.
 
         Parameters
         ----------
         timeout : float
-            Seconds to wait for one.
+            Seconds to wait.
 
         Returns
         -------
@@ -446,19 +449,19 @@ class SchedulerClient:
         refused: ErrorReply | None = None,
         tables: tuple[int, ...] = (),
     ) -> None:
-        """Say what came of an order."""
+        """Send the result of an order."""
         done = OrderReply(self._sender, order.number, result, fault, figures, refused, tables)
         try:
             encode(done)
         except (OverflowError, TypeError, UnicodeEncodeError) as error:
-            done = OrderReply(self._sender, order.number, fault=f"what came of it cannot be sent: {error!a}")
+            done = OrderReply(self._sender, order.number, fault=f"the result cannot be sent: {error!a}")
         with self._lock:
             self._done = done
             self._outgoing.append(done)
         self._wake()
 
     def close(self) -> None:
-        """End the connection. Calls under way fail."""
+        """Close the connection. Pending calls fail."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -473,23 +476,23 @@ class SchedulerClient:
                 self._context.term()
 
     def abandon(self, at_end: Callable[[], None]) -> None:
-        """Leave, without waiting for it: for finalizers, which may run anywhere and take no lock.
+        """Leave without waiting: for finalizers, which may run anywhere and must not lock.
 
         Parameters
         ----------
         at_end : callable
-            Called in the connection's thread when it has left, or has tried to for two seconds; closes it.
+            Called in the connection's thread when it has left, or after two seconds; closes it.
         """
         if os.getpid() == self._pid:
             self._at_end = at_end
             self._wake()
 
     def wait_for_end(self, timeout: float) -> None:
-        """Return when the connection's thread has ended, at the latest after so many seconds."""
+        """Wait until the connection's thread has ended, at most ``timeout`` seconds."""
         self._thread.join(timeout)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
+        with contextlib.suppress(OSError):  # full: the thread is awake; closed: it has ended
             self._wake_write.send(b"\0")
 
     # --- the thread -------------------------------------------------------------------------------------------
@@ -507,14 +510,14 @@ class SchedulerClient:
                 if self._wake_read.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_read.recv(4096)
-                has_ended = connection.has_ended  # first: what came before the end is received still
+                has_ended = connection.has_ended  # read first: messages from before the end are still received
                 self._receive_all(connection)
                 if has_ended:
                     connection.drop("", time.monotonic())
                 self._on_time(connection, time.monotonic())
         except zmq.ContextTerminated:
-            self._fail(NotConnectedError("the context of this connection was ended"))
-        except BaseException as error:  # a defect: let nobody wait for a thread that is gone
+            self._fail(NotConnectedError("the context of this connection was terminated"))
+        except BaseException as error:  # a defect: fail the calls, since this thread ends
             self._fail(NotConnectedError(f"the connection to the scheduler at {self._address} failed: {error!r}"))
             raise
         finally:
@@ -528,23 +531,23 @@ class SchedulerClient:
                 self._at_end()
 
     def _has_left(self) -> bool:
-        """Whether an abandoned connection has taken its leave, or has tried to for long enough."""
+        """Whether an abandoned connection has left, or its time for that is over."""
         if self._at_end is None:
             return False
         if self._leaving is None:
-            self._leave_by = time.monotonic() + _LEAVING
+            self._leave_by = time.monotonic() + _LEAVE_SECONDS
             try:
                 self._leaving = self.ask(Leave())
-            except ShoalError:  # there is nobody to say it to
+            except ShoalError:  # the connection has failed
                 return True
         return self._leaving.answered.is_set() or time.monotonic() > self._leave_by
 
     def _prepare(self, opened: Socket) -> None:
-        # Few messages wait for a connection: all are sent again anyway. With ZMQ_IMMEDIATE none would, but then what
-        # has come just before a connection ends, such as the scheduler's last words, would be lost.
-        opened.setsockopt(zmq.SNDHWM, _WAITING)
-        # One whose framing was damaged is silent until this is over; then it is opened anew, before this process counts
-        # as dead.
+        # Few messages wait for a connection, since all are sent again. With ZMQ_IMMEDIATE none would, but messages that
+        # arrive just before a connection ends, such as SchedulerStopped, would be lost.
+        opened.setsockopt(zmq.SNDHWM, _MAX_UNSENT)
+        # A connection with damaged framing is silent for this time; it is then replaced, before this process counts as
+        # dead.
         opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
         if self._secure is not None:
             self._secure(opened)
@@ -559,14 +562,14 @@ class SchedulerClient:
             self._receive(frames)
 
     def _reopen(self, connection: Connection, now: float) -> None:
-        """Connect anew, and send at once what waits for a reply."""
+        """Connect again, and send all unanswered requests at once."""
         try:
             connection.open(now)
         except zmq.ZMQError as error:
             if error.errno == zmq.ETERM:
                 raise
-            return  # no room for a socket now: another time
-        self._beat_at = now
+            return  # no socket is available now: try again later
+        self._heartbeat_at = now
         with self._lock:
             for call in self._calls.values():
                 call.resend_at = now
@@ -579,38 +582,38 @@ class SchedulerClient:
             times = [call.resend_at for call in self._calls.values() if not call.answered.is_set()]
             if self._outgoing:
                 times.append(now)
-        return min([now + interval, self._beat_at or now + interval, *times])
+        return min([now + interval, self._heartbeat_at or now + interval, *times])
 
     def _on_time(self, connection: Connection, now: float) -> None:
         if connection.open_at <= now:
             self._reopen(connection, now)
         interval = 1.0 if self._welcome is None else self._welcome.heartbeat
-        missed = now - self._looked - interval
-        if missed > 0 and self._heard:  # this process was stopped: the scheduler was not silent, nobody listened
-            self._heard += missed
-        self._looked = now
+        missed = now - self._checked_at - interval
+        if missed > 0 and self._last_message:  # this process was stopped: that time is not silence of the scheduler
+            self._last_message += missed
+        self._checked_at = now
         with self._lock:
             outgoing = list(self._outgoing)
             self._outgoing.clear()
             open = tuple(number for number, call in self._calls.items() if not call.answered.is_set())
             for number, call in self._calls.items():
                 if call.resend_at <= now and not call.answered.is_set():
-                    call.resend_at = now + _RESEND
+                    call.resend_at = now + _RESEND_SECONDS
                     outgoing.append(Request(self._sender, number, call.body, self._number, open))
-        if self._welcome is not None and self._beat_at <= now:
-            self._beat_at = now + interval
+        if self._welcome is not None and self._heartbeat_at <= now:
+            self._heartbeat_at = now + interval
             outgoing.append(Heartbeat(self._sender, self._seen))
         for message in outgoing:
             if connection.socket is not None:
                 try:
                     connection.socket.send_multipart(encode(message), zmq.DONTWAIT)
                 except zmq.Again:  # full, or libzmq has ended the session
-                    connection.drop("it took no message", now)
-        if self._heard and now - self._heard > self._grace:
+                    connection.drop("no message could be sent", now)
+        if self._last_message and now - self._last_message > self._grace:
             self._fail(
                 NotConnectedError(
-                    f"the scheduler at {self._address} has been silent for {now - self._heard:.1f} s: "
-                    "its process, its machine or the network is gone. Start the cluster again"
+                    f"the scheduler at {self._address} has been silent for {now - self._last_message:.1f} s: "
+                    "its process, its machine or the network has failed. Start the cluster again"
                 )
             )
 
@@ -621,19 +624,19 @@ class SchedulerClient:
             if self._welcome is None:
                 self._fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
                 return
-            # It was a scheduler of this version before: something on the way was damaged, or another one is there now.
+            # The scheduler had this version before: a message was damaged, or another scheduler has replaced it.
             self._refusals.add("unread", f"the scheduler at {self._address}: {fault}")
             if isinstance(fault, PeerRefusedError):
-                self._heard = time.monotonic()
+                self._last_message = time.monotonic()
                 self._refusal = str(fault)
             return
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         if isinstance(message, Reply):
             self._replied(message)
         elif isinstance(message, Events):
             for event in message.events[self._seen - message.first :] if message.first <= self._seen else ():
                 self._seen += 1
-                self._happened(event)
+                self._deliver(event)
         elif isinstance(message, Order):
             if message.number == self._taken + 1:
                 self._taken = message.number
@@ -649,9 +652,9 @@ class SchedulerClient:
         elif isinstance(body, ErrorReply) and body.kind == "not-connected" and self._is_known:
             self._is_known = False
             _log.warning(
-                "the scheduler at %s was started anew and does not know this %s any more. What needs no scheduler goes "
-                "on: servers serve, workers pull, push and save. No worker, table or barrier is added: save a "
-                "checkpoint, then start the whole cluster again",
+                "the scheduler at %s was restarted and does not know this %s any more. Servers still serve, and "
+                "workers pull, push and save, but no worker, table or barrier can be added: save a checkpoint, then "
+                "start the whole cluster again",
                 self._address,
                 self._role,
             )
@@ -668,14 +671,14 @@ class SchedulerClient:
         call.reply = body
         call.answered.set()
 
-    def _happened(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
         if self._on_event is not None:
             self._on_event(event)
         if isinstance(event, ServerGone):
             self._fail(ServerLostError(event.text))
         elif isinstance(event, SchedulerStopped):
             self._stopped = True
-            self._fail(NotConnectedError(f"the scheduler at {self._address} was told to end, and the cluster with it"))
+            self._fail(NotConnectedError(f"the scheduler at {self._address} was stopped, and the cluster with it"))
 
     def _fail(self, error: ShoalError) -> None:
         with self._lock:

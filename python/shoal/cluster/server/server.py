@@ -1,11 +1,11 @@
-"""A server's process: endpoints that serve rows, and a link that says what they are to know.
+"""The process of a server: endpoints that serve rows, and the connection to the scheduler.
 
-Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing; this module makes them, tells
-the scheduler where they are, and hands the scheduler's orders to all of them. Python is in no request's way. What
-workers save and load, threads of Python write and read (cluster/tasks.py).
+Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing. This module creates them,
+registers their addresses with the scheduler, and executes the scheduler's orders on all of them. No request passes
+through Python. Threads of Python write and read the files of saves and loads (server/tasks.py).
 
-It ends when it is told to, when the scheduler is, when the scheduler was silent for too long, or when the process that
-started it is gone: rows that nobody can reach any more hold no memory.
+A server ends when it is stopped, when the scheduler is stopped or silent for too long, or when the process that started
+it has ended.
 
 Threads: `run` in one; `stop` from any, or from a signal handler.
 """
@@ -39,7 +39,7 @@ from shoal.cluster.protocol.messages import (
     StartJob,
 )
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.protocol.scheduler_client import GRACE, SchedulerClient
+from shoal.cluster.protocol.scheduler_client import GRACE_SECONDS, SchedulerClient
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import MemoryBudgetExceededError, ShoalError
@@ -50,17 +50,17 @@ __all__ = ["Outcome", "Server", "obey"]
 
 _log = logging.getLogger("shoal.server")
 
-_WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for an order whose input is wrong
-_PAUSE = 0.2  # seconds between two looks at whether it is to go on
-_LOOK = 1.0  # seconds between two looks at whether it can still open files
-_LEAVING = 2.0  # seconds to say goodbye in
+_WRONG = (ValueError, TypeError, OverflowError)  # what the engine raises for invalid input of an order
+_POLL_SECONDS = 0.2  # between two checks whether to continue
+_DESCRIPTOR_CHECK_SECONDS = 1.0  # between two checks whether it can still open files
+_LEAVE_SECONDS = 2.0
 
 
 class Outcome(NamedTuple):
-    """What came of an order: the greatest number of all endpoints, and what it stands for.
+    """The result of an order: the maximum over all endpoints.
 
-    ``refused`` is what was refused, with nothing changed at any endpoint; ``tables`` are those that the last tick of a
-    fenced worker named.
+    ``refused`` is the refusal, if no endpoint has changed anything; ``tables`` are those that the last tick of a fenced
+    worker named.
     """
 
     result: int = 0
@@ -69,7 +69,7 @@ class Outcome(NamedTuple):
 
 
 def obey(services: Sequence[_core.Service], order: OrderBody) -> Outcome:
-    """Have all endpoints of a server do what the scheduler orders."""
+    """Execute an order on all endpoints of a server."""
     if isinstance(order, AddTable):
         return Outcome(refused=_add_table(services, order))
     if isinstance(order, Fence):
@@ -78,7 +78,7 @@ def obey(services: Sequence[_core.Service], order: OrderBody) -> Outcome:
     if isinstance(order, StartJob):
         try:
             return Outcome(max(_obey(service, order) for service in services))
-        except _WRONG as error:  # the next job begins anew, whatever has come of this one
+        except _WRONG as error:  # harmless: the next job starts from its own settings
             return Outcome(refused=ErrorReply("input", str(error)))
     return Outcome(max(_obey(service, order) for service in services))
 
@@ -101,7 +101,7 @@ def _obey(service: _core.Service, order: OrderBody) -> int:
 
 def _add_table(services: Sequence[_core.Service], order: AddTable) -> ErrorReply | None:
     if any(order.id in service.tables() for service in services):
-        raise RuntimeError(f"there is a table {order.id} already")
+        raise RuntimeError(f"table {order.id} exists already")
     made = []
     try:
         for service in services:
@@ -137,15 +137,15 @@ class Server:
     slot_memory : int, optional
         The share of a slot, in place of `memory`.
     rank : int, optional
-        The place to take among the servers; default: the first that is free.
+        The rank to take; default: the first free one.
     timeout : float
         Seconds to wait for the scheduler and for the other servers.
     grace : float
-        Seconds that a silent scheduler is waited for.
+        Seconds of silence of the scheduler after which the server ends.
     keys : Keys, optional
-        Speak only to those who have keys of this cluster.
+        Accept only peers that have keys of this cluster.
     insecure : bool
-        Listen without keys also where other machines reach it: `ValueError` otherwise.
+        Allow listening without keys on an address that other machines can reach: `ValueError` otherwise.
     storage_roots : sequence of path or URL, optional
         Where the files of saves and loads may be, which workers name; default: with keys anywhere, without keys in the
         current directory. See :class:`shoal.storage.roots.StorageRoots`.
@@ -165,14 +165,14 @@ class Server:
         slot_memory: int | None = None,
         rank: int | None = None,
         timeout: float = 60.0,
-        grace: float = GRACE,
+        grace: float = GRACE_SECONDS,
         keys: Keys | None = None,
         insecure: bool = False,
         storage_roots: Sequence[str | os.PathLike[str]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if threads < 1:
-            raise ValueError(f"a server needs a thread at least, got threads={threads}")
+            raise ValueError(f"a server needs at least one thread, got threads={threads}")
         default = "127.0.0.1" if is_loopback(split(scheduler)[0]) else "0.0.0.0"
         host, port = split(bind, wildcard=True) if bind is not None else (default, 0)
         check_bind(join_address(host, port), secured=keys is not None, insecure=insecure)
@@ -182,7 +182,7 @@ class Server:
                 "storage_options go with storage_roots: with keys and without roots workers pass their own"
             )
         roots = None if anywhere else StorageRoots(storage_roots, storage_options)
-        _core.keep_freed_memory()  # else each request of megabytes is received into fresh pages
+        _core.keep_freed_memory()  # else each large request is received into new pages
         self._stopping = False
         self._services: list[_core.Service] = []
         with contextlib.ExitStack() as undo:
@@ -190,10 +190,10 @@ class Server:
             undo.callback(context.term)
             if keys is not None:
                 undo.callback(Guard(context, keys).stop)
-            self._link = undo.enter_context(
+            self._scheduler = undo.enter_context(
                 SchedulerClient(scheduler, "server", grace=grace, context=context, keys=keys)
             )
-            welcome = self._link.hello(timeout=timeout)
+            welcome = self._scheduler.hello(timeout=timeout)
             if slot_memory is not None:
                 make_budget(slot_memory * welcome.slots, welcome.slots)
             elif memory is not None:
@@ -213,7 +213,7 @@ class Server:
                 self._services.append(service)
                 reached = advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
-            joined = self._link.join(timeout=timeout, rank=rank, addresses=tuple(addresses))
+            joined = self._scheduler.join(timeout=timeout, rank=rank, addresses=tuple(addresses))
             self.rank = joined.rank
             self.endpoints = joined.map.of_server(joined.rank)
             for service, endpoint in zip(self._services, self.endpoints, strict=True):
@@ -236,53 +236,53 @@ class Server:
         self._stopping = True
 
     def run(self, going: Callable[[], bool] = lambda: True) -> None:
-        """Execute orders until :meth:`stop` is called, ``going`` says no, or the scheduler ends.
+        """Execute orders until :meth:`stop` is called, ``going`` returns False, or the scheduler ends.
 
         Parameters
         ----------
         going : callable
-            Called every now and then.
+            Called repeatedly.
 
         Raises
         ------
         NotConnectedError
             The scheduler was silent for too long.
         FencedError
-            The scheduler took this server for dead.
+            The scheduler has declared this server dead.
         """
         raise_limit()
         refusals = Refusals(_log)
-        looked = time.monotonic()
+        checked_at = time.monotonic()
         while not self._stopping and going():
-            if time.monotonic() - looked > _LOOK:
-                looked = time.monotonic()
+            if time.monotonic() - checked_at > _DESCRIPTOR_CHECK_SECONDS:
+                checked_at = time.monotonic()
                 if are_spent():
                     refusals.add("descriptors", SPENT, level=logging.ERROR)
-            order = self._link.next_order(_PAUSE)
+            order = self._scheduler.next_order(_POLL_SECONDS)
             if order is not None:
                 self._execute(order)
-            elif self._link.fault is not None:
-                if self._link.stopped:
+            elif self._scheduler.fault is not None:
+                if self._scheduler.stopped:
                     return
-                raise self._link.fault
+                raise self._scheduler.fault
         with contextlib.suppress(ShoalError):
-            self._link.leave(timeout=_LEAVING)
+            self._scheduler.leave(timeout=_LEAVE_SECONDS)
 
     def _execute(self, order: Order) -> None:
         try:
             outcome = obey(self._services, order.body)
             figures = tuple(self.metrics()) if isinstance(order.body, ReportMetrics) else ()
-        except Exception as error:  # whatever it was: the cluster cannot go on with a server that does not do its part
+        except Exception as error:  # any error: the cluster cannot continue with a server that misses an order
             _log.exception("order %d failed: %s", order.number, order.body)
-            self._link.done(order, fault=f"{type(error).__name__}: {error}")
+            self._scheduler.done(order, fault=f"{type(error).__name__}: {error}")
         else:
-            self._link.done(order, **outcome._asdict(), figures=figures)
+            self._scheduler.done(order, **outcome._asdict(), figures=figures)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield the figures of each endpoint."""
+        """Yield the metrics of each endpoint."""
         for service in self._services:
             yield service.metrics()
 
     def close(self) -> None:
-        """End without a word; :meth:`run` says goodbye."""
+        """End without leaving the cluster, which :meth:`run` does."""
         self._closing.close()
