@@ -316,7 +316,7 @@ def test_calls_are_checked(tmp_path):
 
 def test_the_engine_refuses_shapes_that_do_not_fit():
     reader = _core.ExportReader("float32", 1, "Zeros", 0.0, 0, 4)
-    with pytest.raises(ValueError, match="there is none such"):
+    with pytest.raises(ValueError, match="there is no such slot"):
         reader.add(np.zeros(64, np.uint8), np.array([[0, 0, 64, 1, 1, 1, 0, 8]], np.uint64))
     reader.add_layer()
     data = np.zeros(256 + 64, np.uint8)
@@ -331,7 +331,7 @@ def test_the_engine_refuses_shapes_that_do_not_fit():
         ([0, 0, 64, 1, 1, 1, 1, 8], "are not"),
         ([0, 0, 64, 1, 2**60, 2**60, 0, 8], "are not"),
         ([0, 32, 64, 1, 1, 1, 0, 8], "cache line"),
-        ([0, 0, 64, 1, 1, 1, 0, 5], "apart"),
+        ([0, 0, 64, 1, 1, 1, 0, 5], "do not distinguish"),
     ]:
         with pytest.raises(ValueError, match=message):
             reader.add(data, np.array([words], np.uint64))

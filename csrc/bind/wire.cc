@@ -120,7 +120,7 @@ py::object peek(const py::object& given) {
   return header ? py::make_tuple(header->sequence, header->part()) : py::object(py::none());
 }
 
-// Whether the values lie where decode() was told to put them.
+// Whether decode() has put the values into the given buffer.
 bool is_in_place(const Message& message) {
   const auto values = message.decoded.values;
   return message.into && !values.empty() && values.data() == message.into->writable_bytes().data();

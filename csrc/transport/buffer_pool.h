@@ -47,7 +47,7 @@ class PooledBuffer {
     return {reinterpret_cast<T*>(data()), size_ / sizeof(T)};
   }
 
-  // Hands the memory to whoever calls release with the result, once; null where there is none.
+  // Gives up ownership: the result must be passed to release() once; null if there is no memory.
   void* detach() noexcept {
     size_ = 0;
     return std::exchange(chunk_, nullptr);
