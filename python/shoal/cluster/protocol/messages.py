@@ -1,4 +1,4 @@
-"""Control messages: what the scheduler and the other processes of a cluster tell each other.
+"""Control messages between the scheduler and the other processes of a cluster.
 
 Two frames: a preamble and one message in MessagePack, with its checksum.
 
@@ -6,17 +6,17 @@ Two frames: a preamble and one message in MessagePack, with its checksum.
     message    CRC-32 of the rest, u32 little-endian; then an array: a tag and the fields of a class of `Message`
 
     peer -> scheduler    Request(sender, number, body, ..)  answered by Reply(number, body) of the same number
-                         Heartbeat(sender, seen)        answered by Events: what the peer has not seen
-                         OrderReply(sender, number, ...)      what came of an order
+                         Heartbeat(sender, seen)        answered by Events that the peer has not seen
+                         OrderReply(sender, number, ...)      the result of an order
     scheduler -> peer    Order(number, body)            to servers: execute in the order of the numbers, once
                          Events(first, events)            also unasked, when something happens
 
 A sender is 16 random bytes that a process chooses for its life, so a connection that was cut and made again is the same
-peer. Anything may be sent again: numbers tell what was seen. Nobody answers what is no message of this version, except
-by a refusal in the form that all versions read: preamble, an empty frame, a text in UTF-8. A message that was damaged
-on its way is dropped, as one that was lost.
+peer. Anything may be sent again: the numbers identify what was received. A message of another version is answered by a
+refusal in the form that all versions read: preamble, an empty frame, a text in UTF-8. A damaged message is dropped, as
+if it were lost.
 
-Every field has its bounds here, and a message that breaks one is refused on arrival, before anybody acts on it: a
+Every field has its bounds here, and a message that violates one is refused on arrival, before it has any effect: a
 request by ErrorReply("input"), with the name of the field. What depends on the state of the cluster, such as whether a
 rank is free, membership checks.
 
@@ -100,8 +100,8 @@ __all__ = [
 ]
 
 VERSION = 5
-MAX_WORKERS = 1 << 14  # of a job; each is heard every heartbeat, by one thread
-MAX_OPEN_REQUESTS = 1024  # requests of a process whose replies it waits for
+MAX_WORKERS = 1 << 14  # of a job; one thread receives the heartbeats of all
+MAX_OPEN_REQUESTS = 1024  # unanswered requests of a process
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
 _LONGEST = 1 << 24  # bytes of a message; the longest ones carry a map or the tables of a store
@@ -139,13 +139,13 @@ class JobConsistency(_Message, frozen=True):
         return f"SSP(staleness={self.waits})" if self.mode == "ssp" else "ASP()"
 
 
-# --- what a peer asks, and the replies ----------------------------------------------------------------------------
+# --- requests and replies ----------------------------------------------------------------------------------------
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The first words of every peer. ``about`` names the process in messages.
+    """The first request of every peer. ``about`` names the process in messages.
 
-    ``role`` is "server", "worker", or "launcher": who starts a worker's program, and waits for its end.
+    ``role`` is "server", "worker", or "launcher": the process that starts a worker's program and waits for its end.
     """
 
     role: Annotated[str, Meta(max_length=16)]
@@ -153,7 +153,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class HelloReply(_Message, frozen=True, tag="welcome"):
-    """What a peer needs before it can join. ``host`` is where its connection comes from."""
+    """What a peer needs before it can join. ``host`` is the address that its connection comes from."""
 
     cluster: str
     host: str
@@ -164,10 +164,10 @@ class HelloReply(_Message, frozen=True, tag="welcome"):
 
 
 class Join(_Message, frozen=True, tag="join"):
-    """A peer is ready. The reply may take as long as others need to join; until then it is PendingReply.
+    """A peer is ready. The reply follows when the others have joined; until then it is PendingReply.
 
-    A server says where its endpoints are (tcp://host:port; an empty host or 0.0.0.0 stands for where the connection
-    comes from), a worker what it takes for granted of the job.
+    A server passes the addresses of its endpoints (tcp://host:port; an empty host or 0.0.0.0 stands for the host of its
+    connection), a worker its settings of the job.
     """
 
     rank: _Small | None = None
@@ -177,7 +177,7 @@ class Join(_Message, frozen=True, tag="join"):
 
 
 class JoinReply(_Message, frozen=True, tag="joined"):
-    """A peer is in. ``incarnation``, ``job`` and ``clock`` are for workers: where they begin."""
+    """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: where they begin."""
 
     rank: _Small
     map: ClusterMap
@@ -189,7 +189,7 @@ class JoinReply(_Message, frozen=True, tag="joined"):
 
 
 class GetMap(_Message, frozen=True, tag="ask-map"):
-    """Which endpoint owns which slots?"""  # noqa: D400
+    """Request for the slot map."""
 
 
 class GetMapReply(_Message, frozen=True, tag="map"):
@@ -199,20 +199,20 @@ class GetMapReply(_Message, frozen=True, tag="map"):
 
 
 class CreateTable(_Message, frozen=True, tag="ask-table"):
-    """A table of this description is to be there."""
+    """Create a table of this description, unless one of its name exists."""
 
     form: TableRecord
 
 
 class TableReply(_Message, frozen=True, tag="table"):
-    """A table that all servers have. Its description may not be the one that was asked for: the first one counts."""
+    """A table that all servers have. Its description may differ from the requested one: the first one counts."""
 
     id: _Word
     form: TableRecord
 
 
 class ListTables(_Message, frozen=True, tag="ask-tables"):
-    """Which tables are there?"""  # noqa: D400
+    """Request for all tables."""
 
 
 class ListTablesReply(_Message, frozen=True, tag="tables"):
@@ -222,13 +222,13 @@ class ListTablesReply(_Message, frozen=True, tag="tables"):
 
 
 class Barrier(_Message, frozen=True, tag="barrier"):
-    """A worker has come to a barrier."""
+    """A worker has reached a barrier."""
 
     name: _Name
 
 
 class BarrierReply(_Message, frozen=True, tag="passed"):
-    """All workers of the job that are alive have come to the barrier."""
+    """All living workers of the job have reached the barrier."""
 
 
 class TakeSplit(_Message, frozen=True, tag="take-part"):
@@ -253,11 +253,11 @@ class SplitReply(_Message, frozen=True, tag="part"):
 
 
 class GetMetrics(_Message, frozen=True, tag="ask-figures"):
-    """What have the servers counted?"""  # noqa: D400
+    """Request for the metrics of servers and scheduler."""
 
 
 class EndpointMetrics(_Message, frozen=True):
-    """What an endpoint has counted."""
+    """The metrics of an endpoint."""
 
     server: _Small
     address: str
@@ -265,36 +265,36 @@ class EndpointMetrics(_Message, frozen=True):
 
 
 class MetricsReply(_Message, frozen=True, tag="figures"):
-    """What all endpoints have counted, in the order of their slots, and what the scheduler has."""
+    """The metrics of all endpoints, in the order of their slots, and of the scheduler."""
 
     endpoints: tuple[EndpointMetrics, ...]
     scheduler: dict[str, _Count] = {}
 
 
 class Leave(_Message, frozen=True, tag="leave"):
-    """A peer goes, on purpose. ``status`` is what a launcher's program ended with."""
+    """A peer leaves. ``status`` is the exit status of a launcher's program."""
 
     status: _Status = 0
 
 
 class LeaveReply(_Message, frozen=True, tag="left"):
-    """It is forgotten: nobody waits for it."""
+    """The peer is removed: no other waits for it."""
 
 
 class PendingReply(_Message, frozen=True, tag="waiting"):
-    """The reply will come later; ``text`` says what it waits for."""
+    """The reply follows later; ``text`` describes what it waits for."""
 
     text: str
 
 
 class ErrorReply(_Message, frozen=True, tag="refused"):
-    """It will not be done. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
+    """The request is refused. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
 
     kind: Annotated[str, Meta(max_length=16)]
     text: _Text
 
 
-# --- what the scheduler orders servers to do ----------------------------------------------------------------------
+# --- orders of the scheduler to servers ---------------------------------------------------------------------------
 
 
 class StartJob(_Message, frozen=True, tag="start-job"):
@@ -310,11 +310,11 @@ class StartJob(_Message, frozen=True, tag="start-job"):
 
 
 class Hold(_Message, frozen=True, tag="hold"):
-    """Advance no clock past the greatest that any worker has reached here, and say which that is."""
+    """Advance no clock past the greatest that any worker has reached here, and report that clock."""
 
 
 class Admit(_Message, frozen=True, tag="admit"):
-    """Let a worker in, at a clock; this ends a hold."""
+    """Admit a worker at a clock; this ends a hold."""
 
     rank: _Small
     incarnation: _Word
@@ -322,14 +322,14 @@ class Admit(_Message, frozen=True, tag="admit"):
 
 
 class Fence(_Message, frozen=True, tag="fence"):
-    """A worker is gone: take nothing from it. Say which clock it has reached, and the tables of its last tick."""
+    """Accept nothing more from a worker. Report the clock that it has reached, and the tables of its last tick."""
 
     rank: _Small
     incarnation: _Word
 
 
 class Dismiss(_Message, frozen=True, tag="dismiss"):
-    """Wait no longer for a worker that is fenced. Say which clock any worker has reached.
+    """Wait no longer for a fenced worker. Report the greatest clock that any worker has reached.
 
     ``clock`` is the greatest that it reached at any endpoint, ``tables`` are those of the tick that took it there: an
     endpoint that has not seen this tick does as if it had.
@@ -349,20 +349,20 @@ class AddTable(_Message, frozen=True, tag="add-table"):
 
 
 class DropTable(_Message, frozen=True, tag="drop-table"):
-    """Have no such table: another server refused it."""
+    """Remove a table that another server has refused."""
 
     id: _Word
 
 
 class ReportMetrics(_Message, frozen=True, tag="tell-figures"):
-    """Say what your endpoints have counted."""
+    """Report the metrics of the endpoints."""
 
 
-# --- what happened ------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------
 
 
 class ServerGone(_Message, frozen=True, tag="server-gone"):
-    """A server is lost, and its rows with it. ``text`` says which one, and ``why``; each stands alone."""
+    """A server is lost, and its rows with it. ``text`` names it and the reason, ``why`` has the reason alone."""
 
     rank: _Small
     text: _Text
@@ -370,7 +370,7 @@ class ServerGone(_Message, frozen=True, tag="server-gone"):
 
 
 class WorkerGone(_Message, frozen=True, tag="worker-gone"):
-    """A worker was taken for dead. ``text`` says which one, and why."""
+    """A worker was declared dead. ``text`` names it and the reason."""
 
     rank: _Small
     incarnation: _Word
@@ -378,7 +378,7 @@ class WorkerGone(_Message, frozen=True, tag="worker-gone"):
 
 
 class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
-    """The scheduler was told to end, and the cluster ends with it."""
+    """The scheduler was stopped, and the cluster with it."""
 
 
 RequestBody: TypeAlias = Hello | Join | GetMap | CreateTable | ListTables | Barrier | TakeSplit | GetMetrics | Leave
@@ -424,14 +424,14 @@ class Reply(_Message, frozen=True, tag="reply"):
 
 
 class Order(_Message, frozen=True, tag="order"):
-    """Something to do. Numbers start at 1 and rise by 1."""
+    """An order. Numbers start at 1 and rise by 1."""
 
     number: _Number
     body: OrderBody
 
 
 class OrderReply(_Message, frozen=True, tag="done"):
-    """An order is executed: what came of it, or a fault, a text, after which the server is of no use.
+    """The result of an order, or a fault, a text, after which the server cannot be used.
 
     ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named. A server that
     has ``refused`` an order is as it was before it.
@@ -447,7 +447,7 @@ class OrderReply(_Message, frozen=True, tag="done"):
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """The sender is alive, and has seen that many events."""
+    """The sender is alive and has received this many events."""
 
     sender: _Sender
     seen: _Count
@@ -468,7 +468,7 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class MalformedMessageError(ProtocolError):
-    """What came is no message. ``reply`` is what to tell the other side, None if it is not to be answered."""
+    """The received frames are not a message. ``reply`` has the frames of the answer, None for no answer."""
 
     def __init__(self, text: str, reply: list[bytes] | None = None) -> None:
         super().__init__(text)
@@ -476,16 +476,16 @@ class MalformedMessageError(ProtocolError):
 
 
 class PeerRefusedError(MalformedMessageError):
-    """What came is a refusal: the other side does not read what this one sends."""
+    """The peer refuses the messages of this process, whose version it does not read."""
 
 
 def encode(message: Message) -> list[bytes]:
-    """Make the frames of a message."""
+    """Return the frames of a message."""
     return framed(_encoder.encode(message))
 
 
 def framed(message: bytes) -> list[bytes]:
-    """Make the frames around an encoded message."""
+    """Return the frames around an encoded message."""
     return [_PREAMBLE, _CHECKSUM.pack(zlib.crc32(message)) + message]
 
 
@@ -495,7 +495,7 @@ def form_bytes(form: TableRecord) -> int:
 
 
 def refusal(text: str) -> list[bytes]:
-    """Make the frames of a refusal, which all versions read."""
+    """Return the frames of a refusal, which all versions read."""
     return [_PREAMBLE, b"", text.encode()]
 
 
@@ -505,7 +505,7 @@ def checked(body: RequestBody) -> RequestBody:
     Raises
     ------
     ValueError
-        A field of it breaks its bounds, or cannot be sent at all.
+        A field violates its bounds, or cannot be encoded.
     """
     try:
         sent = _encoder.encode(body)
@@ -526,7 +526,7 @@ def decode(frames: list[bytes]) -> Message:
     Raises
     ------
     MalformedMessageError
-        They are none; or they are a refusal, whose text the error has.
+        They are not a message, or they are a refusal, whose text the error has.
     """
     if not frames or len(frames[0]) != len(_PREAMBLE) or not frames[0].startswith(_MAGIC):
         raise MalformedMessageError("what came is no control message of shoal: is the address that of a scheduler?")
@@ -576,7 +576,7 @@ _STEP = re.compile(r"\[(\d+)\]")
 
 
 def _named(raw: Any, error: msgspec.ValidationError) -> str:
-    """Say which field of a message is wrong, by its name instead of by its place."""
+    """Describe which field of a message is wrong, by its name instead of its position."""
     what, _, path = str(error).partition(" - at ")
     names: list[str] = []
     at: Any = raw

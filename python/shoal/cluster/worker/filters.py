@@ -1,4 +1,4 @@
-"""What may be done to send fewer bytes, and what it costs.
+"""Filters that reduce the bytes of pulls and pushes, after Li et al. (OSDI 2014).
 
 Idea. A filter stands between a call and its frames. Some are exact: the servers see the same bits. The others are
 unbiased: what arrives is right on average, each error is added up, and none depends on how a call was cut or how often
@@ -37,7 +37,7 @@ _FEWEST = 16  # keys that are worth a digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What may be done to the traffic of a table; by default nothing.
+    """Compression of the messages of a table; none by default.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Filters:
     Raises
     ------
     ValueError
-        A dtype, a threshold or a seed that is none.
+        An invalid dtype, threshold or seed.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def choose(filters: Filters | Mapping[str, Filters] | None, table: str) -> Filte
 
 @dataclass(slots=True)
 class EncodedPayload:
-    """The frames of a part, and what its header says of them."""
+    """The frames of a part, and the fields of its header that depend on them."""
 
     frames: list[Any]
     dtype: int
@@ -112,7 +112,7 @@ class EncodedPayload:
 
 
 class Filter:
-    """The filters of one table at work, for one worker.
+    """The state of one table's filters, for one worker.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class Filter:
         return {**self.counts, "gradient_error": self.gradient_error, "largest_error": self.largest_error}
 
     def pull(self, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> EncodedPayload:
-        """Make the frames of a pull; ``known`` are the digests that its server has lists for."""
+        """Return the frames of a pull; ``known`` has the digests of the key lists that its server has."""
         sent = EncodedPayload([hashes], _DTYPES[self.filters.weights], packed=self.filters.zeros)
         self._name(sent, hashes, known)
         self.counts["pulls"] += 1
@@ -157,7 +157,7 @@ class Filter:
         sequence: int,
         known: Mapping[bytes, None],
     ) -> EncodedPayload:
-        """Make the frames of a push: ``grads`` is float32[n, dim]."""
+        """Return the frames of a push; ``grads`` is float32[n, dim]."""
         filters, counts = self.filters, self.counts
         sent = EncodedPayload([], Dtype.FLOAT32)
         values: npt.NDArray[Any] = grads
@@ -195,7 +195,7 @@ class Filter:
             sent.frames[0] = sent.digest
 
     def lost(self, hashes: npt.NDArray[np.uint64]) -> None:
-        """Count a list that was named and had to be sent after all."""
+        """Count a list that was sent as a digest first, and then completely."""
         self.counts["lists_lost"] += 1
         self.counts["key_bytes_saved"] -= hashes.nbytes
 
