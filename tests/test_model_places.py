@@ -400,7 +400,7 @@ def test_every_command_takes_a_model_on_s3(log: Path, bucket: str, capsys: Any) 
     run(capsys, "convert", "rows", "--output", f"{bucket}/again", "--from", "rows")
     assert run(capsys, "inspect", f"{bucket}/again")["tables"][0]["rows"] == 301  # 300 features and the bias
     assert main(["convert", url, "--output", f"{bucket}/rows"]) == 2
-    assert "files of Parquet" in capsys.readouterr().err
+    assert "Parquet files" in capsys.readouterr().err
     grid = run(capsys, *train, "--grid", "l1=0,1", "--save-all", "--output", f"{bucket}/grid")
     assert {one["model"] for one in grid["grid"]} == {f"{bucket}/grid/l1=0", f"{bucket}/grid/l1=1"}
     for one in grid["grid"]:
