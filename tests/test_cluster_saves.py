@@ -102,7 +102,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
         begun.set()
         deadline = time.monotonic() + TIMEOUT
         while not may.wait(0.01):
-            how["told"](0)
+            how["on_progress"](0)
             assert time.monotonic() < deadline
         return write_slots(*given, **how)
 
