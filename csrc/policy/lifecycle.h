@@ -5,7 +5,7 @@
 //     kCount         at its n-th, by an exact count (policy/occurrence_counter.h)
 //     kBloom         at its n-th, by a counting Bloom filter, which errs early only (policy/bloom.h)
 //     kProbability   at each sighting with probability p
-//   expiry      a sweep drops a row (store/sweep.h)
+//   expiry      a sweep drops a row (shard/expiry.cc)
 //     kTimeToLive    not sighted for more than `clocks` clocks
 //     kDecayedScore  whose score, one for each sighting and times `decay` each clock, is below `floor`
 //     kMinNorm       whose weights have a Euclidean norm below `floor`

@@ -335,7 +335,7 @@ class Shard {
   void read_entries(std::span<const SlotTable::Entry> entries, std::vector<std::uint64_t>& hashes,
                     std::vector<float>& weights) const;
 
-  // --- under a budget: store/fit.cc
+  // --- under a budget: shard/expiry.cc
   std::unique_lock<std::mutex> lock_budget() const;  // empty where there is no budget
   std::size_t bytes_of(const SlotState& slot) const noexcept;
   // What this table may take in a slot.

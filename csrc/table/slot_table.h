@@ -257,3 +257,5 @@ class SlotTable {
 };
 
 }  // namespace shoal
+
+#include "table/slot_table_cells.h"

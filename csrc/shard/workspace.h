@@ -1,0 +1,130 @@
+// Workspace: the buffers that one thread needs to step a run of rows, and the plain loops over them. Internal to shard/.
+//
+//   block()           gradients, columns and row state of a run, and the noise of its rounding
+//   mark_moving       which rows have a gradient element that is not zero
+//   mark_finite       which rows have finite elements only
+//   fill_noise        the noise of each element, from the step and the row's hash (base/noise.h)
+//
+// Threads: one owner.
+
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/noise.h"
+#include "base/simd.h"
+#include "shard/shard.h"
+
+namespace shoal {
+
+inline constexpr std::size_t kBlockElements = 1024;
+
+inline constexpr std::uint32_t kMagnitude = 0x7fffffffU;
+inline constexpr std::uint32_t kExponent = 0x7f800000U;  // all ones: infinity or NaN
+
+SHOAL_INLINE std::uint32_t is_finite(float x) noexcept {
+  return static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & kExponent) != kExponent);
+}
+
+SHOAL_INLINE std::uint32_t is_nonzero(float x) noexcept {
+  return static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & kMagnitude) != 0);
+}
+
+// moves[r]: some element of row r is not zero.
+SHOAL_CLONES inline void mark_moving(const float* x, std::size_t rows, std::size_t dim,
+                                     std::uint32_t* moves) noexcept {
+  if (dim == 1) {
+    for (std::size_t r = 0; r < rows; ++r) {
+      moves[r] = is_nonzero(x[r]);
+    }
+    return;
+  }
+  for (std::size_t r = 0; r < rows; ++r) {
+    std::uint32_t any = 0;
+    for (std::size_t e = 0; e < dim; ++e) {
+      any |= is_nonzero(x[r * dim + e]);
+    }
+    moves[r] = any;
+  }
+}
+
+// finite[r] stays 1 where all elements of row r are finite.
+SHOAL_CLONES inline void mark_finite(const float* x, std::size_t rows, std::size_t dim,
+                                     std::uint32_t* finite) noexcept {
+  if (dim == 1) {
+    for (std::size_t r = 0; r < rows; ++r) {
+      finite[r] &= is_finite(x[r]);
+    }
+    return;
+  }
+  // Nearly always all are, and one flat loop sees that in a fraction of the time that row by row takes.
+  std::uint32_t all = 1;
+  for (std::size_t i = 0; i < rows * dim; ++i) {
+    all &= is_finite(x[i]);
+  }
+  if (all != 0) {
+    return;
+  }
+  for (std::size_t r = 0; r < rows; ++r) {
+    all = 1;
+    for (std::size_t e = 0; e < dim; ++e) {
+      all &= is_finite(x[r * dim + e]);
+    }
+    finite[r] &= all;
+  }
+}
+
+SHOAL_CLONES inline void fill_noise(std::span<const std::uint64_t> hashes, std::size_t dim,
+                                    std::uint64_t shared, std::uint32_t* noise) noexcept {
+  if (dim == 1) {
+    for (std::size_t r = 0; r < hashes.size(); ++r) {
+      noise[r] = row_noise(shared, hashes[r]);
+    }
+    return;
+  }
+  for (std::size_t r = 0; r < hashes.size(); ++r) {
+    const std::uint32_t row = row_noise(shared, hashes[r]);
+    for (std::size_t e = 0; e < dim; ++e) {
+      noise[r * dim + e] = element_noise(row, static_cast<std::uint32_t>(e));
+    }
+  }
+}
+
+// The buffers of one part of a batch: gradients, columns, row state, noise, flags and initial rows.
+struct Shard::Workspace {
+  explicit Workspace(const Rows& rows)
+      : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Probe::kMax)),
+        elements(most * rows.dim()),
+        floats(new float[elements * (kMaxColumns + 1) + most]),
+        noise(new std::uint32_t[elements]),
+        flags(new std::uint32_t[2 * most]),
+        fresh(new std::byte[most * rows.bytes()]) {}
+
+  // A block of `count` rows; all its arrays are free to be written.
+  Block block(std::size_t count, std::size_t dim) noexcept {
+    float* const at = floats.get();
+    return {.rows = count,
+            .dim = dim,
+            .grads = at,
+            .columns = {at + elements, at + 2 * elements, at + 3 * elements},
+            .row_state = at + (kMaxColumns + 1) * elements,
+            .noise = noise.get(),
+            .step = 0};
+  }
+  std::uint32_t* moves() noexcept { return flags.get(); }
+  std::uint32_t* finite() noexcept { return flags.get() + most; }
+
+  std::size_t most;
+  std::size_t elements;
+  std::unique_ptr<float[]> floats;
+  std::unique_ptr<std::uint32_t[]> noise;
+  std::unique_ptr<std::uint32_t[]> flags;
+  std::unique_ptr<std::byte[]> fresh;
+};
+
+}  // namespace shoal

@@ -1,0 +1,233 @@
+// All rows of a SlotTable in hash order, by a windowed counting sort; copies of a table; and its invariants.
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "table/slot_table.h"
+#include "table/slot_table_cells.h"
+
+namespace shoal {
+
+using cells::keep;
+using cells::load;
+
+std::size_t SlotTable::bytes() const noexcept { return index_.bytes() + slab_.bytes(); }
+
+namespace {
+
+// Where many share a place, chosen by an adversary, an insertion sort would take for ever: `moves` are left to it.
+void sort_nearly_sorted(std::span<SlotTable::Entry> rows, std::size_t& moves) {
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    if (rows[i - 1].hash < rows[i].hash) [[likely]] {
+      continue;
+    }
+    const SlotTable::Entry row = rows[i];
+    std::size_t j = i;
+    for (; j > 0 && rows[j - 1].hash > row.hash && moves != 0; --j, --moves) {
+      rows[j] = rows[j - 1];
+    }
+    rows[j] = row;
+    if (moves == 0) {
+      std::ranges::sort(rows, {}, &SlotTable::Entry::hash);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+// Places rise with the hash. Counted and poured by places finer than homes, which few hashes share, rows are in order but
+// for those few. That is done window by window, so that counters, buckets and rows stay in the nearest cache: a row stands
+// in its home's window or in the next. Those that stand elsewhere, round the end or behind many kin, are merged in last.
+// Which cells are empty cannot be guessed, so there is no branch on it: they have a counter and a row of their own.
+std::vector<SlotTable::Entry> SlotTable::entries() const {
+  if (is_scrambled()) {
+    std::vector<Entry> all;
+    all.reserve(size_);
+    each_row([&](std::uint64_t hash, const std::byte* row) { all.push_back({hash, row}); });
+    std::ranges::sort(all, {}, &Entry::hash);
+    return all;
+  }
+  constexpr std::size_t kFine = 8;              // places of a bucket
+  constexpr std::size_t kBuckets = 2 * kReach;  // of a window
+  constexpr std::size_t kWindow = kBuckets * kFine;
+  constexpr std::size_t kRing = 4 * kWindow;  // of which three windows are in use at a time
+  constexpr std::size_t kMaxCells = kCacheLine / sizeof(std::uint64_t);
+  const std::size_t places = buckets_ * kFine;
+  const std::size_t cells = layout_->cells;
+  const unsigned slot_bits = layout_->slots.bits();
+  const auto entry = [this, cells, lines = index_.data(), wide = !layout_->narrow, hash_bits = ~in_use_,
+                      slot = first_hash_, payload_bytes = layout_->payload_bytes](
+                         std::size_t b, std::size_t c, bool there) -> Entry {
+    const std::byte* const line = lines + b * kCacheLine;
+    const std::byte* row = line + cells * sizeof(std::uint64_t) + c * payload_bytes;
+    if (wide) {  // what stands beside an empty cell names no row
+      row = there ? slab_.row(load<std::uint32_t>(row)) : nullptr;
+    }
+    return {(load<std::uint64_t>(line + c * sizeof(std::uint64_t)) & hash_bits) | slot, row};
+  };
+  std::vector<Entry> all(size_ + 1);  // the last for empty cells
+  std::vector<Entry> strays;
+  std::array<std::uint32_t, kRing + 1> next;  // how many rows a place has; then where its next one goes
+  std::array<std::array<std::uint16_t, kBuckets * kMaxCells>, 2> at_cells;  // of each cell of two windows
+  next[kRing] = 0;
+
+  const auto ring_of = [&](std::size_t window) {
+    return std::span(next).subspan(window * kWindow % kRing, kWindow);
+  };
+  const auto buckets_of = [&](std::size_t window) {
+    return std::pair(window * kBuckets, std::min(buckets_, (window + 1) * kBuckets));
+  };
+  const auto count = [&](std::size_t window) {
+    std::ranges::fill(ring_of(window), 0U);
+    std::uint16_t* its = at_cells[window % 2].data();
+    const auto [first, last] = buckets_of(window);
+    std::uint64_t any = 0;
+    for (std::size_t b = first; b < last; ++b) {
+      for (std::size_t c = 0; c < cells; ++c) {
+        const std::uint64_t here = cell(b, c);
+        const std::size_t place = scale(here << slot_bits, places);
+        const std::uint64_t strayed = window - place / kWindow > 1;  // below 0, too
+        const std::uint64_t there = here >> 63U;                     // a slot bit
+        any |= strayed & there;
+        const std::uint64_t mask = ~strayed & there;  // no branch
+        const std::size_t at = kRing + mask * (place % kRing - kRing);
+        *its++ = static_cast<std::uint16_t>(at);
+        ++next[at];
+      }
+    }
+    its = at_cells[window % 2].data();
+    for (std::size_t b = first; b < last && any != 0; ++b) {
+      for (std::size_t c = 0; c < cells; ++c, ++its) {
+        if (*its == kRing && cell(b, c) != 0) {
+          strays.push_back(entry(b, c, true));
+        }
+      }
+    }
+  };
+  const auto pour = [&](std::size_t window) {
+    const std::uint16_t* its = at_cells[window % 2].data();
+    const auto [first, last] = buckets_of(window);
+    next[kRing] = static_cast<std::uint32_t>(size_);
+    for (std::size_t b = first; b < last; ++b) {
+      for (std::size_t c = 0; c < cells; ++c) {
+        const std::size_t at = *its++;
+        const std::uint32_t row = next[at];
+        all[row] = entry(b, c, at != kRing);
+        next[at] = row + static_cast<std::uint32_t>(at != kRing);
+      }
+    }
+  };
+
+  const std::size_t windows = (buckets_ + kBuckets - 1) / kBuckets;
+  std::size_t moves = 4 * size_;
+  std::size_t done = 0;   // rows in order
+  std::size_t begin = 0;  // where the rows of a window's places go
+  if (windows != 0) {
+    count(0);
+  }
+  for (std::size_t window = 0; window < windows; ++window) {
+    if (window + 1 < windows) {
+      count(window + 1);
+    }
+    std::size_t end = begin;
+    for (std::uint32_t& place : ring_of(window)) {
+      end += std::exchange(place, static_cast<std::uint32_t>(end));
+    }
+    pour(window);
+    sort_nearly_sorted(std::span(all).subspan(done, begin - done),
+                       moves);  // of the window before, complete now
+    done = begin;
+    begin = end;
+  }
+  sort_nearly_sorted(std::span(all).subspan(done, begin - done), moves);
+  all.pop_back();
+  std::ranges::sort(strays, {}, &Entry::hash);
+  std::ranges::copy(strays, all.begin() + static_cast<std::ptrdiff_t>(begin));
+  std::ranges::inplace_merge(all, all.begin() + static_cast<std::ptrdiff_t>(begin), {}, &Entry::hash);
+  return all;
+}
+
+bool SlotTable::has_image_room(const ImageBytes& bytes) const noexcept {
+  return bytes.index <= index_.bytes() && slab_.has_image_room(bytes.slab);
+}
+
+void SlotTable::make_image_room(const ImageBytes& bytes) {
+  if (bytes.index > index_.bytes()) {
+    index_ = Region();  // what an image held is of no use
+    index_.resize(Region::rounded(bytes.index + bytes.index / 4));
+    index_.populate(0);
+  }
+  slab_.make_image_room(bytes.slab);
+}
+
+void SlotTable::become_image_of(const SlotTable& of) {
+  make_image_room(of.image_bytes());
+  if (of.buckets_ != 0) {
+    std::memcpy(index_.data(), of.index_.data(), of.buckets_ * kCacheLine);
+  }
+  slab_.become_image_of(of.slab_);
+  layout_ = of.layout_;
+  buckets_ = of.buckets_;
+  size_ = of.size_;
+  limit_ = of.limit_;
+  in_use_ = of.in_use_;
+  first_hash_ = of.first_hash_;
+  scramble_ = of.scramble_;
+}
+
+int SlotTable::verify() const {
+  std::size_t count = 0;
+  std::vector<std::uint64_t> cells_seen;
+  std::vector<std::uint8_t> numbers(slab_end_, 0);
+  for (std::size_t b = 0; b < buckets_; ++b) {
+    const std::size_t n = filled(b);
+    for (std::size_t c = n; c < layout_->cells; ++c) {
+      if (cell(b, c) != 0) {
+        return 1;
+      }
+    }
+    for (std::size_t c = 0; c < n; ++c, ++count) {
+      const std::uint64_t here = cell(b, c);
+      cells_seen.push_back(here);
+      if ((here & in_use_) != in_use_) {
+        return 2;
+      }
+      std::size_t way = home(here);
+      for (bool at_home = true; way != b; at_home = false) {
+        if (!full(way)) {
+          return 3;
+        }
+        way = at_home ? second_of(here, way) : after(way);
+      }
+      if (!layout_->narrow) {
+        const auto number = load<std::uint32_t>(payload(b, c));
+        if (number >= slab_end_ || numbers[number]++ != 0) {
+          return 5;
+        }
+      }
+    }
+  }
+  std::sort(cells_seen.begin(), cells_seen.end());
+  if (std::adjacent_find(cells_seen.begin(), cells_seen.end()) != cells_seen.end()) {
+    return 2;
+  }
+  if (count != size_ || size_ > limit_ || (buckets_ > 0 && limit_ >= cells())) {
+    return 4;
+  }
+  std::size_t holes = 0;
+  for (std::uint32_t hole = slab_free_; hole != kNoRow;
+       hole = load<std::uint32_t>(slab_.row(hole)), ++holes) {
+    if (hole >= slab_end_ || numbers[hole]++ != 0) {
+      return 5;
+    }
+  }
+  return layout_->narrow || (holes == slab_holes_ && holes + size_ == slab_end_ && slab_end_ <= slab_.rows())
+             ? 0
+             : 5;
+}
+
+}  // namespace shoal
